@@ -1,0 +1,52 @@
+# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+#
+#   make demo         convert the embedded checkpoint and show stock beside scaled
+#   make test         lint, types and tests on the newest transformers
+#   make test-4.57    the tests on the oldest supported transformers
+#   make test-slow    the tests that take minutes
+#   make benchmark    speed and memory, side by side
+#   make wheel        build the wheel
+
+PYTHON ?= python3
+# One process a core; threads of their own would only wait for each other.
+PYTEST := -m pytest -n auto --dist worksteal -q
+
+.PHONY: demo test lint test-4.57 test-slow benchmark wheel clean
+
+demo: .venv/ready
+	.venv/bin/python examples/demo.py
+
+test: lint
+	.venv/bin/python $(PYTEST) -m "not slow"
+
+lint: .venv/ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+test-4.57: .venv-4.57/ready
+	.venv-4.57/bin/python $(PYTEST) -m "not slow"
+
+test-slow: .venv/ready
+	.venv/bin/python $(PYTEST) -m slow
+
+benchmark: .venv/ready
+	.venv/bin/python benchmarks/torch_speed.py
+	.venv/bin/python benchmarks/conversion.py
+
+wheel: .venv/ready
+	.venv/bin/python -m build --wheel
+
+# Versions are pinned in the constraints; pyproject.toml keeps its ranges open.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+.venv-4.57/ready: pyproject.toml constraints-4.57.txt
+	$(PYTHON) -m venv .venv-4.57
+	.venv-4.57/bin/python -m pip install --quiet --constraint constraints-4.57.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv .venv-4.57 build dist demo-out

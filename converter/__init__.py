@@ -1,0 +1,60 @@
+"""Bakes linear and NTK-aware ALiBi scaling into Hugging Face checkpoints.
+
+    >>> from converter import convert, inspect
+    >>> result = convert("bigscience/bloom-1b7", "bloom-ntk", scale=2)
+
+Nothing is imported before it is used: ``inspect`` and ``--help`` answer without torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from converter.errors import (
+        AlreadyConverted,
+        ConverterError,
+        OutputError,
+        SourceError,
+        UnsupportedModel,
+        UsageError,
+        VerificationError,
+    )
+    from converter.inspection import Inspection, inspect
+    from converter.pipeline import ConversionResult, convert
+
+__all__ = [
+    "AlreadyConverted",
+    "ConversionResult",
+    "ConverterError",
+    "Inspection",
+    "OutputError",
+    "SourceError",
+    "UnsupportedModel",
+    "UsageError",
+    "VerificationError",
+    "__version__",
+    "convert",
+    "inspect",
+]
+
+_MODULES = {
+    "convert": "converter.pipeline",
+    "ConversionResult": "converter.pipeline",
+    "inspect": "converter.inspection",
+    "Inspection": "converter.inspection",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_MODULES.get(name, "converter.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

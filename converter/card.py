@@ -1,0 +1,153 @@
+"""The model card (README.md) of a converted repository."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from converter import __version__
+from converter.families import Family
+from converter.scaling import Scaling
+from converter.source import CARD, Source
+
+if TYPE_CHECKING:
+    from converter.verification import Check
+
+CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag")
+"""Keys of the source's front matter that hold for the converted model too; its results do not."""
+TAGS = ["alibi", "ntk-alibi", "custom_code"]
+LARGEST_CARD, LARGEST_VALUE = 4 << 20, 500
+"""Bytes of a card that is read at all; characters of a value, or entries of a list, that is kept."""
+FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+
+BODY = """\
+# {name}, {title}
+
+This is [{source}]({link}) with its ALiBi slopes scaled for longer contexts: {scaling}.
+Weights, tokenizer and tensor names are those of the source{commit}; only the attention's
+code and `config.json` differ.
+
+| | |
+|---|---|
+| method | `{method}` |
+| scale | {strength} |
+| trained length | {train_length} |
+| source | {source} |
+| commit | {commit_cell} |
+
+## Load
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained({path!r}, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained({path!r}, trust_remote_code=True)
+```
+
+`trust_remote_code=True` is needed, and without it loading is an error. **Do not load this repository
+with the stock class** (`{stock_class}.from_pretrained(...)`): transformers then only warns about the
+model type and gives an **unscaled** model.
+
+## How it was made
+
+```
+{command}
+```
+
+with ntk-convert {version}. Checked before it was written:
+
+{checks}
+"""
+
+
+def write_card(
+    folder: Path,
+    *,
+    source: Source,
+    family: Family,
+    scaling: Scaling,
+    train_length: int | None,
+    command: str,
+    checks: Sequence[Check],
+) -> None:
+    """Writes ``README.md`` into ``folder``.
+
+    Args:
+        folder: the converted repository.
+        source: whose front matter is carried over as far as it still holds.
+        family: its family.
+        scaling: what was baked in.
+        train_length: trained length in tokens, None if not known.
+        command: the command line that gives the same result, without secrets.
+        checks: what verification found; empty if it was not run.
+    """
+    import yaml
+
+    matter = yaml.safe_dump(_metadata(source), sort_keys=False, allow_unicode=True)
+    body = BODY.format(
+        name=_plain(source.name),
+        title=f"{scaling.method} ALiBi scaling" if scaling.method != "none" else "unscaled ALiBi",
+        source=_plain(source.name),
+        link=f"https://huggingface.co/{source.repo_id}" if source.repo_id else "#how-it-was-made",
+        scaling=scaling if scaling.method != "none" else "not at all, only the code is new",
+        commit=f" at commit `{source.commit}`" if source.commit else "",
+        method=scaling.method,
+        strength=_strength(scaling),
+        train_length=f"{train_length} tokens" if train_length else "not known",
+        commit_cell=f"`{source.commit}`" if source.commit else "(local folder)",
+        path="PATH/TO/THIS/REPOSITORY",
+        stock_class=f"{family.camel}ForCausalLM",
+        command=command,
+        version=__version__,
+        checks="\n".join(f"- {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in checks)
+        or "- nothing: `--no-verify` was given",
+    )
+    (folder / CARD).write_text(f"---\n{matter}---\n\n{body}", encoding="utf-8")
+
+
+def front_matter(text: str) -> dict[str, Any]:
+    """The YAML mapping at the start of a card; empty if it has none, or none that is valid."""
+    import yaml
+
+    found = FRONT_MATTER.match(text)
+    if found is None:
+        return {}
+    try:
+        data = yaml.safe_load(found.group(1))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _metadata(source: Source) -> dict[str, Any]:
+    path = source.folder / CARD
+    known: dict[str, Any] = {}
+    if path.is_file() and path.stat().st_size <= LARGEST_CARD:
+        known = front_matter(path.read_text(encoding="utf-8", errors="replace"))
+    result = {key: known[key] for key in CARRIED if _simple(known.get(key))}
+    base = source.repo_id or known.get("base_model")
+    if _simple(base):
+        result["base_model"] = base
+    return result | {"library_name": "transformers", "tags": TAGS}
+
+
+def _simple(value: object) -> bool:
+    if isinstance(value, list):
+        texts = all(isinstance(entry, str) and _simple(entry) for entry in value)
+        return texts and 0 < len(value) <= LARGEST_VALUE
+    return isinstance(value, str) and 0 < len(value) <= LARGEST_VALUE
+
+
+def _strength(scaling: Scaling) -> str:
+    if scaling.method == "none":
+        return "1"
+    if scaling.factor is not None:
+        return f"{scaling.factor:g} (static)"
+    what = "the row's length" if scaling.dynamic == "length" else "the query's position + 1"
+    return f"max(1, {scaling.rate:g} x {what} / {scaling.train_length}) ({scaling.dynamic}-dynamic)"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^\w./ -]", "_", text)

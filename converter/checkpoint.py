@@ -1,0 +1,227 @@
+"""What weights a checkpoint holds, from its index and headers alone: no torch, no tensor read.
+
+The safetensors format: 8 bytes, the header's length n (little-endian); n bytes of JSON, name ->
+{dtype, shape, data_offsets}; then the tensors' bytes, without holes
+(github.com/huggingface/safetensors, README, "Format").
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeGuard
+
+from converter.errors import SourceError
+from converter.jsonfile import parse_object, read_object
+
+SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
+BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+INDEXES = (SAFETENSORS_INDEX, BIN_INDEX)
+
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+"""Bytes of one element of each safetensors dtype that a model's weights can have."""
+
+LARGEST_HEADER = 100_000_000
+"""Bytes; the limit of the safetensors library itself."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a safetensors file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    start: int
+    """Offset of the first byte from the start of the file's data, in bytes."""
+    end: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights of a folder: which files, and for safetensors which tensors."""
+
+    format: Literal["safetensors", "bin"]
+    files: Mapping[str, int]
+    """Name -> size in bytes, in the order of the shards."""
+    index: str | None
+    """Name of the index file, if the checkpoint has one."""
+    weight_map: Mapping[str, str] = field(default_factory=dict)
+    """Tensor -> file, as the index has it; empty without an index."""
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    """By name; empty for ``.bin`` files, which do not tell before they are loaded."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all weight files."""
+        return sum(self.files.values())
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of stored elements (a tied head counts once); None for ``.bin`` files."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values()) if self.tensors else None
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The safetensors dtypes in use, the one with most bytes first."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.end - tensor.start
+        return tuple(sorted(sizes, key=lambda dtype: -sizes[dtype]))
+
+
+def weight_index(names: Container[str]) -> str | None:
+    """Of the files of a folder, the index or the single weight file that counts.
+
+    Safetensors before ``.bin``, as transformers chooses; never both.
+    """
+    return next((name for name in (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX) if name in names), None)
+
+
+def weight_files(index: str, read: Callable[[str], dict[str, Any]]) -> dict[str, str]:
+    """The index's ``weight_map``, tensor -> file.
+
+    Raises:
+        SourceError: no map of plain file names.
+    """
+    weight_map = read(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise SourceError(f"{index} has no weight_map; download it again")
+    suffix = ".bin" if index == BIN_INDEX else ".safetensors"
+    for tensor, file in weight_map.items():
+        # A name with a folder in it could lead anywhere; no known checkpoint has one.
+        if not isinstance(file, str) or file != Path(file).name or not file.endswith(suffix):
+            raise SourceError(f"{index} places {tensor!r} in {file!r}, which is no weight file beside it")
+    return weight_map
+
+
+def target_names(files: Iterable[str], index: str | None) -> dict[str, str]:
+    """What each weight file, and the index if there is one, is called once it is safetensors."""
+    files = list(files)
+    if any(name.endswith(".bin") for name in files):
+        if len(files) == 1:
+            return {files[0]: SAFETENSORS}
+        shards = {
+            name: f"model-{number:05}-of-{len(files):05}.safetensors"
+            for number, name in enumerate(files, start=1)
+        }
+        return shards | {BIN_INDEX: SAFETENSORS_INDEX}
+    return {name: name for name in (*files, index) if name is not None}
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Lists and checks the weights of ``folder``.
+
+    Raises:
+        SourceError: no weights, a missing, truncated or damaged file, or an index and files that
+            contradict each other; the message names the file or the tensor.
+    """
+    names = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    first = weight_index(names)
+    if first is None:
+        raise SourceError(f"{folder} has no weights: neither {SAFETENSORS} nor {BIN}, nor an index of shards")
+    if first not in INDEXES:
+        tensors = read_header(folder / first) if first == SAFETENSORS else {}
+        return Checkpoint(
+            "safetensors" if first == SAFETENSORS else "bin", {first: names[first]}, None, {}, tensors
+        )
+
+    weight_map = weight_files(first, lambda name: read_object(folder / name))
+    files = sorted(set(weight_map.values()))
+    missing = [file for file in files if file not in names]
+    if missing:
+        raise SourceError(
+            f"{len(missing)} of {len(files)} shards are missing, {missing[0]!r} first; download them again"
+        )
+    sizes = {file: names[file] for file in files}
+    if first == BIN_INDEX:
+        return Checkpoint("bin", sizes, first, weight_map)
+    return Checkpoint("safetensors", sizes, first, weight_map, _sharded(folder, files, weight_map, first))
+
+
+def _sharded(folder: Path, files: list[str], weight_map: Mapping[str, str], index: str) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        for name, tensor in read_header(folder / file).items():
+            if name in tensors:
+                raise SourceError(f"the tensor {name!r} is in both {tensors[name].file} and {file}")
+            tensors[name] = tensor
+    for name, file in weight_map.items():
+        if name not in tensors:
+            raise SourceError(f"{index} lists the tensor {name!r}, but {file} does not have it")
+        if tensors[name].file != file:
+            raise SourceError(f"{index} places {name!r} in {file}, but it is in {tensors[name].file}")
+    return tensors
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of one safetensors file, checked against the file's size.
+
+    Raises:
+        SourceError: truncated, overlong, or a header that does not describe the file.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+            if length > min(size - 8, LARGEST_HEADER):
+                raise SourceError(
+                    f"{path.name} is truncated or no safetensors file ({size} bytes); download it again"
+                )
+            header = file.read(length)
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+    return parse_header(header, path.name, size - 8 - length)
+
+
+def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]:
+    """The tensors that a safetensors header declares, checked against ``data_bytes`` of data.
+
+    Raises:
+        SourceError: see ``read_header``.
+    """
+    entries = parse_object(header, f"the header of {file}")
+    entries.pop("__metadata__", None)
+    tensors = {name: _tensor(name, entry, file) for name, entry in entries.items()}
+    reached = 0
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
+        if tensor.start != reached:
+            overlap = "overlaps the one before it" if tensor.start < reached else "leaves a hole before it"
+            raise SourceError(f"{file} is damaged: the tensor {tensor.name!r} {overlap}; download it again")
+        reached = tensor.end
+    if reached != data_bytes:
+        what = "is truncated" if reached > data_bytes else "has bytes beyond its last tensor"
+        raise SourceError(
+            f"{file} {what}: {reached} bytes of tensors, {data_bytes} in the file; download it again"
+        )
+    return tensors
+
+
+def _tensor(name: str, entry: object, file: str) -> Tensor:
+    damaged = SourceError(f"{file} is damaged: the entry of tensor {name!r} is not valid; download it again")
+    if not isinstance(entry, dict):
+        raise damaged
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
+        raise damaged
+    if dtype not in ITEM_BYTES:
+        raise SourceError(f"{file}: the tensor {name!r} has dtype {dtype!r}, which no supported model uses")
+    if math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
+        raise damaged
+    return Tensor(name, dtype, tuple(shape), file, offsets[0], offsets[1])
+
+
+def _counts(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 for value in values
+    )

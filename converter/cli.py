@@ -1,0 +1,183 @@
+"""``ntk-convert``: a shell over ``converter.convert`` and ``converter.inspect``.
+
+The result goes to stdout, everything said about it to stderr. Exit codes: 0, 1 (failed), 2 (usage).
+Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from converter import __version__
+from converter.errors import ConverterError
+from converter.scaling import DYNAMICS, METHODS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DISK_REMEDIES = {
+    errno.ENOSPC: "free some space or change --out",
+    errno.EDQUOT: "free some of your quota or change --out",
+    errno.EACCES: "change its permissions or choose another folder",
+    errno.EPERM: "change its permissions or choose another folder",
+    errno.EROFS: "choose a folder that can be written",
+    errno.EBUSY: "a mount point cannot be replaced; name a folder inside it",
+}
+
+
+class DefaultGroup(click.Group):
+    """A group whose first argument may be left out: ``ntk-convert MODEL`` means ``convert MODEL``."""
+
+    default = "convert"
+    own_options = ("--help", "-h", "--version")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in self.own_options:
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        command = self.commands[self.default]
+        records = [record for option in command.get_params(ctx) if (record := option.get_help_record(ctx))]
+        with formatter.section("Options of convert"):
+            formatter.write_dl(records[:-1])  # the last is --help again
+
+
+def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Several click options as one decorator, in the order given."""
+
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+scaling_options = options(
+    click.option("--scale", type=float, metavar="A", help="Scale factor, at least 1."),
+    click.option("--target-length", type=int, metavar="N", help="Tokens to reach: A = N / trained length."),
+    click.option(
+        "--method", type=click.Choice(METHODS), default="ntk", show_default=True, help="How to scale."
+    ),
+    click.option("--dynamic", type=click.Choice(DYNAMICS), help="A grows with the row or the position."),
+    click.option("--rate", type=float, metavar="A0", help="Of --dynamic: A = max(1, A0 * tokens / trained)."),
+    click.option("--train-length", type=int, metavar="N", help="Trained length, if it is not a known model."),
+)
+hub_options = options(
+    click.option("--revision", metavar="REV", help="Branch, tag or commit of a Hub id."),
+    click.option("--token", metavar="TOKEN", help="Hub token; HF_TOKEN or the saved login by default."),
+    click.option(
+        "--cache-dir", type=click.Path(path_type=Path), metavar="DIR", help="The Hub cache's folder."
+    ),
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="The result as one JSON object on stdout.")
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Say more, with tracebacks of failures.")
+
+
+@click.group(
+    cls=DefaultGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, prog_name="ntk-convert")
+def cli() -> None:
+    r"""Bake linear or NTK-aware ALiBi scaling into a BLOOM, MPT or Falcon-RW checkpoint.
+
+    \b
+    ntk-convert bigscience/bloom-1b7 --scale 2 --out ./bloom-ntk
+    ntk-convert inspect bigscience/bloom-1b7 --scale 2
+
+    MODEL is a local folder or a Hub id. Without a command, convert is meant.
+    """
+
+
+@cli.command()
+@click.argument("model")
+@scaling_options
+@hub_options
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Folder to write.")
+@click.option("--overwrite", is_flag=True, help="Replace the folder when the new one is complete.")
+@click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
+@click.option("--no-verify", is_flag=True, help="Do not run the result before it is put in place.")
+@json_option
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@verbose_option
+def convert(as_json: bool, quiet: bool, verbose: bool, no_verify: bool, **arguments: Any) -> None:
+    """Write a scaled copy of MODEL that plain transformers loads."""
+    from converter import report
+    from converter.pipeline import convert as run
+
+    result = run(verify=not no_verify, progress=not quiet and sys.stderr.isatty(), **arguments)
+    if as_json:
+        click.echo(json.dumps(result.to_json()))
+    elif result.dry_run:
+        click.echo(report.plan(result))
+    else:
+        click.echo(str(result.path))
+    if not quiet and not result.dry_run:
+        click.echo(report.summary(result, verbose=verbose), err=True)
+
+
+@cli.command()
+@click.argument("model")
+@scaling_options
+@hub_options
+@json_option
+@verbose_option
+def inspect(as_json: bool, verbose: bool, **arguments: Any) -> None:  # noqa: ARG001 -- see main
+    """Show what MODEL is: sizes, trained length, slopes and, with scaling options, scaled slopes."""
+    from converter import report
+    from converter.inspection import inspect as run
+
+    inspection = run(**arguments)
+    click.echo(json.dumps(inspection.to_json()) if as_json else report.inspection(inspection))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits; every failure is one line on stderr."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verbose = bool({"-v", "--verbose"} & set(words))
+    signal.signal(signal.SIGTERM, _interrupt)
+    if not verbose:
+        # The client announces every retry; its final failure has a line of ours.
+        os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    try:
+        sys.exit(cli.main(words, prog_name="ntk-convert", standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        line, code = _explain(error)
+        # One line, whatever a file name or a server's answer holds.
+        printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+        click.echo(f"error: {printable}", err=True)
+        sys.exit(code)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    if isinstance(error, ConverterError):
+        return str(error), error.exit_code
+    if isinstance(error, click.ClickException):
+        return f"{error.format_message()} See ntk-convert --help.", error.exit_code
+    if isinstance(error, click.Abort):
+        return "interrupted; nothing was written", 1
+    if isinstance(error, OSError):
+        remedy = DISK_REMEDIES.get(error.errno or 0)
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror or error}{where}{f'; {remedy}' if remedy else ''}", 1
+    return f"unexpected {type(error).__name__}: {error}; this is a bug, please report it with -v", 1
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

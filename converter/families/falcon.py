@@ -1,0 +1,80 @@
+"""Falcon-RW: the Falcon checkpoints that were trained with ALiBi (``alibi: true``).
+
+Facts from transformers' ``models/falcon`` and the first revisions' ``configuration_RW``: those call
+themselves ``RefinedWebModel`` or ``RefinedWeb``, spell the sizes ``n_head``, ``n_layer`` and
+``n_head_kv`` and default ``multi_query`` and ``parallel_attn`` to false where transformers defaults
+them to true. The bias is divided by sqrt(head_dim) together with the scores. Trained at 2048
+tokens (Penedo et al. 2023, arXiv 2306.01116); no config stores that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from converter.errors import UnsupportedModel
+from converter.families.base import Config, Family, Geometry, count, head_dim, respelled
+
+if TYPE_CHECKING:
+    from converter.slopes import Slopes
+
+OLD_TYPES = ("RefinedWebModel", "RefinedWeb")
+SPELLINGS = {
+    "n_embed": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_head_kv": "num_kv_heads",
+}
+
+
+def check(config: Config) -> None:
+    if config.get("alibi") is not True:
+        raise UnsupportedModel(
+            f"alibi is {config.get('alibi', False)!r}: this Falcon (falcon-7b and falcon-40b are such) has "
+            "rotary positions, so it has no slopes to scale; set rope scaling in its config.json instead"
+        )
+
+
+def geometry(config: Config) -> Geometry:
+    heads = count(config, "num_attention_heads", "n_head")
+    flags = normalise(config)
+    if flags.get("new_decoder_architecture"):
+        kv_heads = count(config, "num_kv_heads", "n_head_kv", default=heads)
+    else:
+        kv_heads = 1 if flags.get("multi_query", True) else heads
+    return Geometry(
+        num_heads=heads,
+        head_dim=head_dim(count(config, "hidden_size", "n_embed"), heads),
+        num_layers=count(config, "num_hidden_layers", "n_layer"),
+        num_kv_heads=kv_heads,
+    )
+
+
+def stock_slopes(config: Config) -> Slopes:
+    from converter.slopes import stock_slopes as standard
+
+    return standard(geometry(config).num_heads)
+
+
+def normalise(config: Config) -> dict[str, Any]:
+    result = respelled(config, SPELLINGS)
+    if config.get("model_type") in OLD_TYPES:
+        for key in ("multi_query", "parallel_attn"):
+            result.setdefault(key, False)
+        result.setdefault("new_decoder_architecture", config.get("n_head_kv") is not None)
+    return result
+
+
+FAMILY = Family(
+    name="falcon",
+    title="Falcon-RW",
+    camel="Falcon",
+    model_types=("falcon", *OLD_TYPES),
+    class_prefixes=("Falcon", "RW"),
+    check=check,
+    geometry=geometry,
+    stock_slopes=stock_slopes,
+    train_lengths={"tiiuae/falcon-rw-1b": 2048, "tiiuae/falcon-rw-7b": 2048},
+    normalise=normalise,
+    bias_scale=lambda head_dim: head_dim**-0.5,
+    examples=("tiiuae/falcon-rw-1b", "tiiuae/falcon-rw-7b"),
+)

@@ -1,0 +1,141 @@
+"""The Hub: one repository at one commit, through huggingface_hub and its cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from converter.errors import SourceError, UsageError
+from converter.source import CONFIG, Source
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+UNREACHABLE = (
+    "{id} is no local folder, and the Hub cannot be reached for what the cache lacks of it; check the "
+    "connection (and HF_HUB_OFFLINE, HF_ENDPOINT), or give a local folder"
+)
+NO_FILE = "{id} has no file {file} (revision {revision}); it is no checkpoint that can be converted"
+BROKEN_OFF = (
+    "the download of {file} from {id} broke off; run the same command again, files that are complete are in "
+    "the cache"
+)
+CACHE = "{file} cannot be written to the Hub's cache: {reason}; give another --cache-dir, or see to this one"
+MESSAGES = {
+    "GatedRepoError": "{id} is gated: accept its terms on its Hub page, then `hf auth login` or give --token",
+    "RepositoryNotFoundError": (
+        "{id} is neither a local folder nor a repository that the Hub shows you; check the spelling, and if "
+        "it is private, `hf auth login` or give --token"
+    ),
+    "RevisionNotFoundError": "{id} has no revision {revision}; give --revision one that it has",
+    "DisabledRepoError": "{id} was disabled by the Hub and cannot be downloaded; use another source",
+    "LocalEntryNotFoundError": UNREACHABLE,
+    "EntryNotFoundError": NO_FILE,
+    "RemoteEntryNotFoundError": NO_FILE,
+    "HFValidationError": "{id} is neither a local folder nor a valid Hub id such as bigscience/bloom-1b7",
+    "HfHubHTTPError": "the Hub refused to serve {id} (HTTP {status}); check --token, or try again later",
+    "FileMetadataError": UNREACHABLE,
+    "JSONDecodeError": "what answers for {id} is no Hub; check HF_ENDPOINT, and whether a proxy wants a log-in",
+    "ChunkedEncodingError": BROKEN_OFF,
+    "ReadError": BROKEN_OFF,
+    "RemoteProtocolError": BROKEN_OFF,
+    "OfflineModeIsEnabled": UNREACHABLE,
+    "TransportError": UNREACHABLE,
+    "ConnectionError": UNREACHABLE,
+    "TimeoutError": UNREACHABLE,
+    "Timeout": UNREACHABLE,
+}
+"""Exception of huggingface_hub or its HTTP client, by class name -> the line that the user gets.
+
+By name, because the client (requests, httpx) changed between releases of huggingface_hub, and in
+the order of an exception's own classes, so that the most specific line wins.
+"""
+
+
+def open_repository(
+    repo_id: str, *, revision: str | None, token: str | None, cache_dir: Path | None, progress: bool
+) -> Source:
+    """A repository of the Hub, its revision resolved once to the commit that all files come from.
+
+    Args:
+        repo_id: ``user/name``.
+        revision: branch, tag or commit; the default branch if None.
+        token: access token; None for HF_TOKEN or the saved login. It is sent to the Hub only.
+        cache_dir: the cache's folder; None for huggingface_hub's own.
+        progress: show the client's own progress bars.
+
+    Raises:
+        SourceError: not found, gated, no such revision, offline and not cached, ...
+        UsageError: a token that cannot be one, or an empty revision.
+    """
+    from huggingface_hub import HfApi, get_token, hf_hub_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    # An HTTP client refuses what is no header with an error that quotes it, the token included.
+    secret = get_token() if token is None else token
+    if secret is not None and not (
+        secret.isascii() and secret.isprintable() and " " not in secret and secret
+    ):
+        where = "the saved token (HF_TOKEN or hf auth login)" if token is None else "--token"
+        raise UsageError(f"{where} is not an access token; create one in the Hub's settings")
+    if revision == "":
+        raise UsageError("--revision is empty; give a branch, tag or commit, or leave it out")
+    if not progress:
+        disable_progress_bars()
+
+    def list_files(at: str | None) -> ModelInfo | None:
+        try:
+            return HfApi(token=token).model_info(repo_id, revision=at, files_metadata=True)
+        except Exception as error:
+            if _template(error) is UNREACHABLE:
+                return None
+            raise _explained(error, repo_id, revision, CONFIG) from error
+
+    def download(name: str, at: str | None, *, offline: bool = False) -> Path:
+        try:
+            path = hf_hub_download(
+                repo_id, name, revision=at, token=token, cache_dir=cache_dir, local_files_only=offline
+            )
+        except Exception as error:
+            raise _explained(error, repo_id, revision, name) from error
+        return Path(path)
+
+    # Asked first, because it fails at once where a download would retry for half a minute.
+    info = list_files(revision)
+    # Asked for a branch, the client notes its commit in the cache for offline use, and names the
+    # snapshot's folder by it.
+    folder = download(CONFIG, revision, offline=info is None).parent
+    commit = folder.name
+    if info is not None and info.sha != commit:  # the branch moved in between
+        info = list_files(commit)
+    parameters = None
+    if info is None:
+        # Offline with a cached snapshot: what the cache holds is all there is.
+        files: dict[str, int | None] = {
+            path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()
+        }
+    else:
+        files = {file.rfilename: file.size for file in info.siblings or () if "/" not in file.rfilename}
+        parameters = info.safetensors.parameters if info.safetensors else None
+
+    def fetch(name: str) -> None:
+        download(name, commit, offline=info is None)
+
+    return Source(repo_id, folder, files, repo_id, commit, parameters, fetch)
+
+
+def _template(error: Exception) -> str | None:
+    return next((MESSAGES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in MESSAGES), None)
+
+
+def _explained(error: Exception, repo_id: str, revision: str | None, file: str) -> Exception:
+    template = _template(error)
+    if template is None and isinstance(error, OSError):
+        # The client's own finding that a file is too short has no number; the cache's disk has one.
+        template = CACHE if error.errno else BROKEN_OFF
+    if template is None:
+        return error
+    status = getattr(getattr(error, "response", None), "status_code", "unknown")
+    at = repr(revision or "main")
+    reason = getattr(error, "strerror", None)
+    return SourceError(template.format(id=repo_id, revision=at, file=file, status=status, reason=reason))

@@ -1,0 +1,166 @@
+"""``pytorch_model.bin`` to safetensors, one shard in memory at a time, running none of its code."""
+
+from __future__ import annotations
+
+import json
+import struct
+import warnings
+from collections.abc import Mapping
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from converter.checkpoint import SAFETENSORS_INDEX, Checkpoint, target_names
+from converter.errors import SourceError
+from converter.progress import Advance
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNK = 64 << 20
+"""Bytes written between two looks at signals and the progress bar."""
+
+DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""torch dtype -> safetensors dtype."""
+
+
+def convert_shards(checkpoint: Checkpoint, source: Path, folder: Path, advance: Advance) -> None:
+    """Writes ``model.safetensors``, or as many shards as the checkpoint has and their index.
+
+    Raises:
+        SourceError: a shard that is unreadable, holds more than tensors, or lacks one of the index.
+    """
+    targets = target_names(checkpoint.files, checkpoint.index)
+    weight_map: dict[str, str] = {}
+    total = 0
+    for name in checkpoint.files:
+        stored, size = _convert_shard(checkpoint, source / name, folder / targets[name], advance)
+        for tensor in stored & weight_map.keys():
+            raise SourceError(f"the tensor {tensor!r} is in {name} and in an earlier shard")
+        weight_map.update(dict.fromkeys(stored, targets[name]))
+        total += size
+    if len(checkpoint.files) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        (folder / SAFETENSORS_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _convert_shard(
+    checkpoint: Checkpoint, source: Path, target: Path, advance: Advance
+) -> tuple[set[str], int]:
+    """Converts one file, and lets go of its tensors; their names, and bytes written."""
+    state = load(source)
+    for tensor, file in checkpoint.weight_map.items():
+        if file == source.name and tensor not in state:
+            raise SourceError(f"{checkpoint.index} lists the tensor {tensor!r}, but {file} does not have it")
+    tensors = distinct(state)
+    return set(tensors), write(tensors, target, advance)
+
+
+def load(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of one ``.bin`` file, in its order; mapped from the disk where its format allows.
+
+    Raises:
+        SourceError: unreadable, or something other than a dict of plain tensors.
+    """
+    import torch
+
+    with path.open("rb") as file:
+        zipped = file.read(4) == b"PK\x03\x04"  # the format since torch 1.6; older ones cannot be mapped
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of unusual pickles; they load or they do not
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except MemoryError:
+        raise
+    except Exception as error:  # a hostile pickle can raise anything
+        reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0][:160]
+        raise SourceError(
+            f"{path.name} is damaged or holds more than tensors, which only its own code could load "
+            f"({reason}); convert a safetensors version of the checkpoint"
+        ) from error
+    if not isinstance(state, dict):
+        raise SourceError(f"{path.name} holds a {type(state).__name__}, not the tensors of a model by name")
+    for name, tensor in state.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise SourceError(f"{path.name}: {name!r} is a {type(tensor).__name__}, not a tensor by its name")
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or _dtype(tensor) not in DTYPES:
+            raise SourceError(
+                f"{path.name}: {name!r} is a {tensor.layout} {tensor.dtype} tensor, which no model uses"
+            )
+    return state
+
+
+def distinct(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``state`` without the second and later names of one and the same tensor.
+
+    Modules list their head last, so what stays of a tied pair is the embedding; the loading class
+    ties the head to it again.
+    """
+    result: dict[str, torch.Tensor] = {}
+    seen = set()
+    for name, tensor in state.items():
+        storage = tensor.untyped_storage().data_ptr()
+        view = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() == 0 or view not in seen:
+            result[name] = tensor
+        seen.add(view)
+    return result
+
+
+def write(tensors: Mapping[str, torch.Tensor], path: Path, advance: Advance) -> int:
+    """Writes a safetensors file, straight from the tensors' memory.
+
+    Args:
+        tensors: dense CPU tensors of the types in ``DTYPES``, in any memory order.
+        path: file to create.
+        advance: told the bytes done.
+
+    Returns:
+        The bytes of all tensors.
+    """
+    import torch
+
+    # Wide types first, so that every tensor starts at a multiple of its own item size.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPES[_dtype(tensor)],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    with path.open("xb", buffering=0) as file:
+        _write(file, struct.pack("<Q", len(raw)) + raw, int)
+        for name in names:
+            # A tensor that is not contiguous becomes so here, one at a time.
+            flat = tensors[name].detach().contiguous().reshape(-1).view(torch.uint8)
+            _write(file, flat.numpy().data, advance)
+    return end
+
+
+def _write(file: FileIO, data: bytes | memoryview, advance: Advance) -> None:
+    view = memoryview(data)
+    while view:
+        count = file.write(view[:CHUNK])
+        advance(count)
+        view = view[count:]
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

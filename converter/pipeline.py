@@ -1,0 +1,223 @@
+"""The conversion, from top to bottom."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from converter import families
+from converter.card import write_card
+from converter.checkpoint import read_checkpoint, target_names
+from converter.errors import SourceError
+from converter.families import Config, Family
+from converter.repository import converted_config, small_files, write_repository
+from converter.scaling import Dynamic, Method, Request, Scaling
+from converter.source import CARD, CONFIG, Source, open_source
+from converter.staging import check_output, check_space, staged
+from converter.trained import resolve, trained_length
+from converter.weights import transfer
+
+if TYPE_CHECKING:
+    from converter.verification import Check
+
+SMALL = 16 << 20
+"""Bytes allowed for everything but the weights when the disk's free space is checked."""
+
+
+@dataclass(frozen=True)
+class ConversionResult:
+    """What was converted, or with ``dry_run`` would be."""
+
+    path: Path
+    """The converted repository, absolute."""
+    source: str
+    commit: str | None
+    family: str
+    model_type: str
+    scaling: Scaling
+    train_length: int | None
+    """In tokens; None if it is not known (and was not needed)."""
+    files: Mapping[str, int | None]
+    """File -> bytes. A dry run has None where it cannot tell, and a ``.bin`` file's bytes as they are."""
+    config_changes: Mapping[str, tuple[Any, Any]]
+    """Key of config.json -> (value in the source or None, value in the result or None)."""
+    checks: Sequence[Check]
+    """What verification found right; empty without verification."""
+    seconds: float
+    dry_run: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as JSON."""
+        return {
+            "path": str(self.path),
+            "source": self.source,
+            "commit": self.commit,
+            "family": self.family,
+            "model_type": self.model_type,
+            "method": self.scaling.method,
+            "alibi_scaling": self.scaling.to_json(),
+            "train_length": self.train_length,
+            "files": dict(self.files),
+            "config_changes": {
+                key: {"before": before, "after": after}
+                for key, (before, after) in self.config_changes.items()
+            },
+            "checks": [check.to_json() for check in self.checks],
+            "seconds": round(self.seconds, 3),
+            "dry_run": self.dry_run,
+        }
+
+
+def convert(
+    model: str | Path,
+    out: str | Path,
+    *,
+    scale: float | None = None,
+    target_length: int | None = None,
+    method: Method = "ntk",
+    dynamic: Dynamic | None = None,
+    rate: float | None = None,
+    train_length: int | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    verify: bool = True,
+    progress: bool = False,
+) -> ConversionResult:
+    """Writes a copy of an ALiBi checkpoint whose slopes are scaled, for plain transformers to load.
+
+    The result is built in a folder beside ``out``, verified and then renamed: whatever happens,
+    ``out`` is complete or not there, and the source is only read.
+
+    Args:
+        model: a local folder if there is one of that name, else a Hub id.
+        out: folder to write; it must not exist, or be empty.
+        scale: scale factor a >= 1 of a static scaling. One of scale, target_length and dynamic is
+            needed unless the method is none.
+        target_length: tokens to reach; a = target_length / trained length.
+        method: ``ntk``; ``linear``; ``ntk-published``, the original code's form; or ``none``, the
+            model unscaled on the new attention code.
+        dynamic: a = max(1, rate * tokens / trained length), with the tokens of the row (``length``)
+            or up to the query (``position``).
+        rate: of a dynamic scaling, above 0 and usually 1 to 2; 1 by default.
+        train_length: trained length in tokens, where the checkpoint is not a known one.
+        revision: branch, tag or commit of a Hub id.
+        token: Hub access token; HF_TOKEN or the saved login by default.
+        cache_dir: the Hub cache's folder, instead of its usual one.
+        overwrite: replace ``out`` if it is not empty, once the new folder is complete.
+        dry_run: write nothing and only say what would be written.
+        verify: check the result by running it, before it is renamed.
+        progress: draw progress bars on stderr.
+
+    Raises:
+        UsageError: options that contradict each other.
+        SourceError: the checkpoint is missing, unreadable or damaged.
+        UnsupportedModel: its attention cannot be scaled this way; says why.
+        AlreadyConverted: it is a converted repository.
+        OutputError: ``out`` is occupied or cannot be written.
+        VerificationError: the result is not right, and was removed.
+    """
+    started = time.monotonic()
+    request = Request(method, scale, target_length, dynamic, rate, train_length)
+    source = open_source(
+        str(model),
+        revision=revision,
+        token=token,
+        cache_dir=Path(cache_dir) if cache_dir else None,
+        progress=progress,
+    )
+    config = source.config()
+    family = families.check(config)
+    trained = trained_length(family, config, source, train_length)
+    scaling = resolve(request, trained, source)
+    place = check_output(Path(out), source.folder, overwrite=overwrite)
+    new_config = converted_config(config, family, scaling, trained.tokens, source)
+
+    weights = source.weights()
+    if not weights:
+        raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
+
+    checks: Sequence[Check] = ()
+    if dry_run:
+        files = _planned_files(source, family, weights)
+    else:
+        source.fetch([*({CARD} & source.files.keys()), *small_files(source.files), *weights])
+        checkpoint = read_checkpoint(source.folder)
+        check_space(place, checkpoint.total_bytes + SMALL)
+        with staged(place, overwrite=overwrite) as folder:
+            write_repository(folder, new_config, family, source)
+            transfer(checkpoint, source.folder, folder, progress=progress)
+            if verify:
+                from converter.verification import verify as run_checks
+
+                checks = run_checks(folder, family, config)
+            write_card(
+                folder,
+                source=source,
+                family=family,
+                scaling=scaling,
+                train_length=trained.tokens,
+                command=_command(source, request, revision, place, verify=verify),
+                checks=checks,
+            )
+            files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+
+    return ConversionResult(
+        path=place,
+        source=source.name,
+        commit=source.commit,
+        family=family.name,
+        model_type=family.model_type,
+        scaling=scaling,
+        train_length=trained.tokens,
+        files=files,
+        config_changes=_changes(config, new_config),
+        checks=checks,
+        seconds=time.monotonic() - started,
+        dry_run=dry_run,
+    )
+
+
+def _planned_files(
+    source: Source, family: Family, weights: Mapping[str, int | None]
+) -> dict[str, int | None]:
+    """What a conversion would write, of a local source after looking at its weights' headers."""
+    if source.local:
+        read_checkpoint(source.folder)
+    files: dict[str, int | None] = dict.fromkeys((CONFIG, CARD, *family.templates))
+    files |= {name: source.files[name] for name in small_files(source.files)}
+    targets = target_names(weights, source.index)
+    return files | {target: weights.get(name) for name, target in targets.items()}
+
+
+def _changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    keys = [
+        key
+        for key in {**before, **after}
+        if (key in before, before.get(key)) != (key in after, after.get(key))
+    ]
+    return {key: (before.get(key), after.get(key)) for key in keys}
+
+
+def _command(source: Source, request: Request, revision: str | None, place: Path, *, verify: bool) -> str:
+    """The command line for the card; of local paths, which are nobody's business, only the last part."""
+    options = {
+        "--revision": revision,
+        "--method": request.method if request.method != "ntk" else None,
+        "--scale": None if request.scale is None else f"{request.scale:g}",
+        "--target-length": request.target_length,
+        "--dynamic": request.dynamic,
+        "--rate": None if request.rate is None else f"{request.rate:g}",
+        "--train-length": request.train_length,
+        "--out": place.name,
+    }
+    words = ["ntk-convert", source.repo_id or f"./{source.name}"]
+    for option, value in options.items():
+        words += [option, str(value)] if value is not None else []
+    return shlex.join([*words, *(["--no-verify"] if not verify else [])])

@@ -1,0 +1,22 @@
+"""Progress bars on stderr, in bytes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Advance = Callable[[int], object]
+"""Called with the number of bytes just done."""
+
+
+@contextmanager
+def byte_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
+    """A bar of ``total`` bytes; yields what moves it. Without ``show``, nothing is drawn."""
+    if not show:
+        yield int
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr) as bar:
+        yield bar.update

@@ -1,0 +1,82 @@
+"""What the command line says about results, for people."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from converter.scaling import Scaling
+
+if TYPE_CHECKING:
+    from converter.inspection import Inspection
+    from converter.pipeline import ConversionResult
+
+
+def plan(result: ConversionResult) -> str:
+    """A dry run: the table of files and the changes to config.json."""
+    lines = [f"{result.path} would hold", ""]
+    width = max(map(len, result.files))
+    for name, size in result.files.items():
+        lines.append(f"  {name:{width}}  {'' if size is None else bytes_text(size):>10}".rstrip())
+    lines += ["", "config.json", ""]
+    for key, (before, after) in result.config_changes.items():
+        lines += [f"- {key}: {json.dumps(before)}"] if before is not None else []
+        lines += [f"+ {key}: {json.dumps(after)}"] if after is not None else []
+    return "\n".join(lines)
+
+
+def summary(result: ConversionResult, *, verbose: bool) -> str:
+    """A finished conversion."""
+    total = sum(size or 0 for size in result.files.values())
+    lines = [
+        f"{result.source} converted to {result.model_type}: {result.scaling}",
+        f"{_files(len(result.files))}, {bytes_text(total)}, in {result.seconds:.1f} s",
+    ]
+    if verbose:
+        lines += [f"  {name}  {bytes_text(size or 0)}" for name, size in result.files.items()]
+    lines += [f"checked {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in result.checks]
+    lines += ["not verified (--no-verify)"] * (not result.checks)
+    return "\n".join([*lines, "load it with trust_remote_code=True; the stock class would run unscaled"])
+
+
+def inspection(found: Inspection) -> str:
+    """What ``inspect`` found."""
+    groups = "" if found.num_kv_heads == found.num_heads else f" ({found.num_kv_heads} for keys and values)"
+    sizes = [size for size in found.files.values() if size is not None]
+    weights = f"{_files(len(found.files))}, {bytes_text(sum(sizes))}" if found.files else "none found"
+    count = "not known without loading" if found.parameters is None else f"{found.parameters:,}"
+    length = "" if found.train_length is None else f"{found.train_length} tokens, "
+    rows = {
+        "source": found.source + (f" at {found.commit}" if found.commit else ""),
+        "family": f"{found.family} (model_type {found.model_type})",
+        "heads": f"{found.num_heads} of size {found.head_dim}{groups}",
+        "layers": str(found.num_layers),
+        "parameters": count + (f" ({found.dtype})" if found.dtype else ""),
+        "weights": weights,
+        "trained length": length + found.train_length_origin,
+        "converted": "yes" if found.converted else "no",
+        "scaling": str(Scaling.from_json(found.alibi_scaling)),
+    }
+    lines = [f"{name:16}{value}" for name, value in rows.items()]
+    slopes = found.slopes
+    if slopes.scaled is None:
+        lines += ["", "head       stock"]
+        lines += [f"{head:4}  {stock:10.8f}" for head, stock in enumerate(slopes.stock)]
+    else:
+        at = f" at {slopes.at_length} tokens" if slopes.at_length else ""
+        lines += ["", f"head       stock      scaled  divided by (factor {slopes.factor:g}{at})"]
+        for head, (stock, scaled) in enumerate(zip(slopes.stock, slopes.scaled, strict=True)):
+            lines.append(f"{head:4}  {stock:10.8f}  {scaled:10.8f}  {stock / scaled:.4f}")
+    return "\n".join(lines)
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
+
+
+def bytes_text(size: int) -> str:
+    """A size as people read it: 3.4 GB."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} B"

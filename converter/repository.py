@@ -1,0 +1,100 @@
+"""What a converted repository holds beside its weights and card: config, templates, small files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from converter import __version__
+from converter.errors import OutputError
+from converter.families import Config, Family
+from converter.scaling import Scaling
+from converter.source import CARD, CONFIG, Source
+from converter.weights import copy_file
+
+PROVENANCE = "ntk_convert"
+"""Key of a converted config that says where it comes from."""
+KEPT_ENDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+KEPT_NAMES = ("license", "licence", "copying", "notice", "use_policy", "acceptable_use")
+LEFT_ENDS = (".index.json", ".safetensors", ".bin", ".py")
+# An adapter's config would make transformers look for the adapter; the others describe a training.
+LEFT_NAMES = (
+    CONFIG,
+    CARD,
+    "adapter_config.json",
+    "trainer_state.json",
+    "all_results.json",
+    "train_results.json",
+)
+
+
+def small_files(names: Iterable[str]) -> list[str]:
+    """Of a source's files, those that are copied as they are: tokenizer, generation config, licence."""
+    return sorted(
+        name
+        for name in names
+        if not name.startswith(".")
+        and name not in LEFT_NAMES
+        and not name.endswith(LEFT_ENDS)
+        and (name.endswith(KEPT_ENDS) or name.lower().startswith(KEPT_NAMES))
+    )
+
+
+def converted_config(
+    config: Config, family: Family, scaling: Scaling, train_length: int | None, source: Source
+) -> dict[str, Any]:
+    """The source's config as a converted repository has it, unknown keys kept.
+
+    Args:
+        config: the source's parsed ``config.json``; not changed.
+        family: its family.
+        scaling: what to bake in.
+        train_length: trained length in tokens, None if it is not known.
+        source: recorded with its commit.
+    """
+    result = family.normalise(config)
+    result.setdefault("tokenizer_class", family.tokenizer_class)
+    result |= {
+        "architectures": family.architectures(config),
+        "model_type": family.model_type,
+        "auto_map": family.auto_map,
+        "alibi_scaling": scaling.to_json(),
+        PROVENANCE: {
+            "source": source.name,
+            "commit": source.commit,
+            "version": __version__,
+            "train_length": train_length,
+        },
+    }
+    trained = train_length or config.get(family.length_hint or "")
+    if family.raise_length is not None and scaling.factor is not None and isinstance(trained, int):
+        result = json.loads(json.dumps(result))
+        family.raise_length(result, round(min(trained * scaling.factor, 1 << 31)))
+    return result
+
+
+def write_repository(folder: Path, config: Config, family: Family, source: Source) -> None:
+    """Writes config, templates and small files into ``folder``."""
+    text = json.dumps(config, indent=2)
+    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+    for name in family.templates:
+        copy_file(templates_folder() / name, folder / name)
+    for name in small_files(source.files):
+        copy_file(source.folder / name, folder / name)
+
+
+def templates_folder() -> Path:
+    """Where the modeling templates are: inside an installed package, beside it in a checkout.
+
+    Raises:
+        OutputError: neither; the installation is incomplete.
+    """
+    package = Path(__file__).parent
+    for folder in (package / "templates", package.parent / "templates"):
+        if (folder / "ntk_alibi.py").is_file():
+            return folder
+    raise OutputError(
+        f"the templates are missing from the installation in {package}; install ntk-convert again"
+    )

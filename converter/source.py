@@ -1,0 +1,112 @@
+"""Where a checkpoint comes from: a local folder, or a repository on the Hub at one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from converter.checkpoint import INDEXES, weight_files, weight_index
+from converter.errors import SourceError, UsageError
+from converter.jsonfile import read_object
+
+CONFIG, CARD = "config.json", "README.md"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint's files. Those of a Hub repository are in ``folder`` once they were fetched."""
+
+    name: str
+    """The Hub id, or the local folder's own name: what config and card record."""
+    folder: Path
+    files: Mapping[str, int | None]
+    """Files in the root and their sizes in bytes (None where the Hub does not tell)."""
+    repo_id: str | None = None
+    commit: str | None = None
+    parameters: Mapping[str, int] | None = None
+    """dtype -> number of elements, where the Hub knows it from the safetensors headers."""
+    download: Callable[[str], None] | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether every file is already in ``folder``."""
+        return self.download is None
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Brings files of a Hub repository into ``folder``; nothing to do for a local one."""
+        for name in names:
+            if self.download is not None:
+                self.download(name)
+
+    def config(self) -> dict[str, Any]:
+        """The parsed ``config.json``.
+
+        Raises:
+            SourceError: missing or unreadable.
+        """
+        if CONFIG not in self.files:
+            adapter = "; it is a LoRA adapter: merge it into its model first" * (
+                "adapter_config.json" in self.files
+            )
+            raise SourceError(f"{self.name} has no {CONFIG}, so it is no checkpoint{adapter}")
+        self.fetch([CONFIG])
+        return read_object(self.folder / CONFIG)
+
+    @property
+    def index(self) -> str | None:
+        """Name of the index of the weights that count, if they have one."""
+        first = weight_index(self.files)
+        return first if first in INDEXES else None
+
+    def weights(self) -> dict[str, int | None]:
+        """The weight files that count and their sizes in bytes, the index left out; empty if none."""
+        first = weight_index(self.files)
+        if first is None:
+            return {}
+        names = [first]
+        if first in INDEXES:
+            self.fetch([first])
+            names = sorted(set(weight_files(first, lambda name: read_object(self.folder / name)).values()))
+        return {name: self.files.get(name) for name in names}
+
+
+def open_source(
+    model: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: Path | None = None,
+    progress: bool = False,
+) -> Source:
+    """Finds MODEL: a local folder if there is one of that name, else a repository on the Hub.
+
+    Raises:
+        SourceError: there is no such folder or repository, or it cannot be reached.
+        UsageError: a revision of a local folder.
+    """
+    path = Path(model).expanduser()
+    if not model.isprintable() or not model or len(model) > 4096:
+        raise SourceError(f"MODEL {model[:80]!r} is neither a folder nor a Hub id")
+    if path.is_dir():
+        if revision is not None:
+            raise UsageError(f"--revision {revision!r} is for Hub ids, but {model} is a local folder")
+        return _local(path)
+    if path.exists():
+        raise SourceError(f"{model} is a file; give the folder that holds config.json and the weights")
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        raise SourceError(f"there is no folder {model}; check the path")
+    from converter.hub import open_repository
+
+    return open_repository(model, revision=revision, token=token, cache_dir=cache_dir, progress=progress)
+
+
+def _local(path: Path) -> Source:
+    try:
+        files: dict[str, int | None] = {
+            entry.name: entry.stat().st_size for entry in sorted(path.iterdir()) if entry.is_file()
+        }
+    except OSError as error:
+        raise SourceError(f"cannot read the folder {path}: {error.strerror}") from error
+    return Source(path.resolve().name, path, files)

@@ -1,0 +1,168 @@
+"""All or nothing: a repository is built in a folder beside its place and renamed when it is done.
+
+The folder is called ``.<name>.ntk-convert-<pid>-<random>`` and stays locked (flock) as long as its
+process lives, however that ends. A later run removes those whose lock is free, and only those; so
+runs side by side, in other containers too, leave each other alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from converter.errors import OutputError
+
+OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+ASIDE = ".old"
+"""End of the name under which ``--overwrite`` moves the old folder aside for an instant."""
+
+
+def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
+    """The absolute path to write to, links resolved, if it may be written.
+
+    Raises:
+        OutputError: occupied without ``overwrite``, in or around the source, or in no folder.
+    """
+    place = out.expanduser().resolve()
+    origin = source.resolve()
+    if not place.parent.is_dir():
+        raise OutputError(f"the folder {place.parent} does not exist; create it or change --out {out}")
+    if place.exists() and not place.is_dir():
+        raise OutputError(f"--out {out} is a file; name a folder that does not exist yet")
+    weights = {entry.resolve() for entry in source.iterdir()} if source.is_dir() else set()
+    if place.is_relative_to(origin) or any(path.is_relative_to(place) for path in {origin, *weights}):
+        raise OutputError(f"--out {out} and the source {source} overlap; the source is never written to")
+    if Path.cwd().is_relative_to(place) and place.is_dir():
+        raise OutputError(f"--out {out} is or holds the current folder; name a new folder")
+    if place.is_dir() and any(place.iterdir()) and not overwrite:
+        raise OutputError(f"--out {out} exists and is not empty; name another folder or give --overwrite")
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise OutputError(f"no permission to write in {place.parent}; change --out {out}")
+    return place
+
+
+def check_space(place: Path, needed: int) -> None:
+    """Raises ``OutputError`` if the file system of ``place`` has less than ``needed`` bytes free."""
+    free = shutil.disk_usage(place.parent).free
+    if free < needed:
+        raise OutputError(
+            f"{place.parent} has {free / 1e9:.1f} GB free, and the result needs {needed / 1e9:.1f} GB; "
+            "free some space or change --out"
+        )
+
+
+@contextmanager
+def staged(place: Path, *, overwrite: bool) -> Iterator[Path]:
+    """An empty folder that becomes ``place`` when the block ends, and vanishes when it raises.
+
+    Args:
+        place: absolute path, from ``check_output``.
+        overwrite: replace what is at ``place``; the old folder stays until the new one is complete.
+
+    Raises:
+        OutputError: ``place`` was filled by somebody else meanwhile.
+    """
+    remove_leftovers(place)
+    staging, lock = _create(place)
+    try:
+        yield staging
+        _publish(staging, place, overwrite=overwrite)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_leftovers(place: Path) -> None:
+    """Removes what runs to the same place left beside it when they were killed.
+
+    A folder that ``--overwrite`` had just moved aside goes back, if nothing took its place.
+    """
+    for folder in place.parent.glob(f".{_escaped(place.name)}.ntk-convert-*"):
+        lock = _lock(folder)
+        if lock is None:
+            continue
+        try:
+            if folder.name.endswith(ASIDE) and not place.exists():
+                folder.rename(place)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
+    aside = staging.with_name(staging.name + ASIDE)
+    try:
+        while True:
+            try:
+                # Replaces nothing or an empty folder, atomically.
+                staging.rename(place)
+                return
+            except OSError as error:
+                if error.errno not in OCCUPIED:
+                    raise
+                if not overwrite:
+                    raise OutputError(
+                        f"{place} was filled while this run worked; give --overwrite"
+                    ) from error
+            shutil.rmtree(aside, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another run moved it first
+                place.rename(aside)
+    finally:
+        if aside.exists() and not place.exists():
+            aside.rename(place)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _create(place: Path) -> tuple[Path, int]:
+    while True:
+        name = f".{place.name}.ntk-convert-{os.getpid()}-{secrets.token_hex(4)}"
+        folder = place.with_name(name)
+        folder.mkdir()
+        lock = _lock(folder)
+        if lock is not None:
+            return folder, lock
+        # Another run took the new folder for a leftover before it was locked.
+
+
+def _lock(folder: Path) -> int | None:
+    """Locks a folder; None if a living process holds it, or it is gone."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = True
+    except BlockingIOError:
+        held = False
+    except OSError:
+        # A file system without locks: the process id in the name has to do.
+        held = not _alive(folder)
+    if held and folder.exists():
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _alive(folder: Path) -> bool:
+    pid = folder.name.partition(".ntk-convert-")[2].partition("-")[0]
+    if not pid.isdigit() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -1,0 +1,45 @@
+"""Checks of a converted repository, by running its own code.
+
+    patched.py   imports the repository's modeling files and reads its tensors
+    tensors.py   every tensor the model expects is stored, and nothing else
+    slopes.py    the slopes, measured from attention weights, are the ones asked for
+    paths.py     the fused, chunked and decoding paths agree with plain attention
+    stock.py     the first layers with real weights agree with the stock model
+
+The cost does not grow with the model: no check holds more than a few layers' weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from converter.families.base import Config, Family
+from converter.verification.check import Check
+
+__all__ = ["Check", "verify"]
+
+
+def verify(repository: Path, family: Family, source_config: Config) -> list[Check]:
+    """Checks a converted repository.
+
+    Args:
+        repository: the folder, complete but for its card.
+        family: the family it belongs to.
+        source_config: the source's config as read, for the stock model.
+
+    Returns:
+        What was checked, in order; a check that could not apply is marked as skipped and says why.
+
+    Raises:
+        VerificationError: the first check that failed.
+    """
+    from converter.verification import paths, slopes, stock, tensors
+    from converter.verification.patched import Patched
+
+    with Patched.load(repository, family) as patched:
+        return [
+            tensors.check(patched),
+            slopes.check(patched, family),
+            paths.check(patched),
+            stock.check(patched, family, source_config),
+        ]

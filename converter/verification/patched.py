@@ -1,0 +1,108 @@
+"""A converted repository's own classes, and its tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+import types
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from converter.checkpoint import Checkpoint, read_checkpoint
+from converter.families.base import Family
+
+# Sizes of the small models that checks build: enough for every layout, cheap for any head count.
+PROBE_HEAD_DIM, PROBE_VOCABULARY, PROBE_LAYERS = 8, 32, 2
+
+
+@dataclass(frozen=True)
+class Patched:
+    """What a converted repository holds: config, code and weights."""
+
+    folder: Path
+    config: dict[str, Any]
+    checkpoint: Checkpoint
+    modeling: types.ModuleType
+    configuration: types.ModuleType
+    camel: str
+
+    @classmethod
+    @contextlib.contextmanager
+    def load(cls, folder: Path, family: Family) -> Iterator[Patched]:
+        """Imports the repository's code from where it lies, and forgets it at the end.
+
+        transformers' own loader would copy the files into the user's module cache, under the name
+        of a folder that is about to be renamed.
+        """
+        package = f"ntk_convert_verification_{uuid.uuid4().hex}"
+        module = types.ModuleType(package)
+        module.__path__ = [str(folder)]
+        sys.modules[package] = module
+        writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # keep the folder as it is
+        try:
+            yield cls(
+                folder,
+                json.loads((folder / "config.json").read_text(encoding="utf-8")),
+                read_checkpoint(folder),
+                importlib.import_module(f"{package}.modeling_ntk_{family.name}"),
+                importlib.import_module(f"{package}.configuration_ntk_{family.name}"),
+                family.camel,
+            )
+        finally:
+            sys.dont_write_bytecode = writes_bytecode
+            for name in [name for name in sys.modules if name.split(".")[0] == package]:
+                del sys.modules[name]
+
+    def build_config(self, **changes: Any) -> Any:
+        """The repository's config object, with some keys changed."""
+        config_class = getattr(self.configuration, f"Ntk{self.camel}Config")
+        return config_class(**{**self.config, **changes})
+
+    @property
+    def architecture(self) -> type:
+        """The class that the repository's config names."""
+        return getattr(self.modeling, self.config["architectures"][0])
+
+    @property
+    def trunk(self) -> type:
+        """The class of the model without a head."""
+        return getattr(self.modeling, f"Ntk{self.camel}Model")
+
+    def probe_config(self, **changes: Any) -> Any:
+        """The repository's config shrunk to a small model with the same heads and options."""
+        config = self.build_config(**changes)
+        config.hidden_size = config.num_attention_heads * PROBE_HEAD_DIM
+        config.vocab_size = PROBE_VOCABULARY
+        config.num_hidden_layers = PROBE_LAYERS
+        config.pad_token_id = None  # may lie outside the small vocabulary
+        if hasattr(config, "ffn_hidden_size"):
+            config.ffn_hidden_size = 4 * config.hidden_size
+        return config
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One stored tensor."""
+        with self.open(name) as file:
+            return file.get_tensor(name)
+
+    def rows(self, name: str, indices: list[int]) -> torch.Tensor:
+        """Some rows of a stored matrix, without reading the others."""
+        with self.open(name) as file:
+            matrix = file.get_slice(name)
+            return torch.cat([matrix[index : index + 1] for index in indices])
+
+    def open(self, name: str) -> Any:
+        return safe_open(self.folder / self.checkpoint.tensors[name].file, framework="pt")
+
+
+def build(model_class: type, config: Any, device: str = "cpu") -> Any:
+    """A model of the given class in float32 and evaluation mode; on "meta", without memory."""
+    with torch.device(device):
+        return model_class(config).float().eval()

@@ -1,0 +1,80 @@
+"""The slopes that the running code applies, measured from its attention weights.
+
+In a model whose parameters are all zero, queries and keys are zero and attention weights depend on
+the bias alone: the logarithm of the ratio of two neighbouring weights is the slope. Nothing of the
+code that computes slopes is read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.cache_utils import DynamicCache
+
+from converter.errors import VerificationError
+from converter.families.base import Family
+from converter.scaling import Scaling
+from converter.verification.check import Check
+from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
+
+# Keys apart, to measure a slope over: a bias of at most 40 nats, well inside float32's exponents.
+SPAN = 40
+TOLERANCE = 1e-3
+
+
+def check(patched: Patched, family: Family) -> Check:
+    """Compares measured slopes with ``converter.slopes``, at one context length or, dynamic, two.
+
+    Raises:
+        VerificationError: names the head, the measured and the expected slope.
+    """
+    scaling = Scaling.from_json(patched.config["alibi_scaling"])
+    stock = family.stock_slopes(patched.config)
+    model = build(patched.trunk, patched.probe_config())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    lengths = [2 * SPAN]
+    if scaling.dynamic is not None:
+        assert scaling.rate is not None
+        assert scaling.train_length is not None
+        # Where the factor is 2 (or the whole rate, if that is more).
+        lengths.append(max(2 * SPAN, math.ceil(scaling.train_length * max(1.0, 2 / scaling.rate))))
+    worst = 0.0
+    for tokens in lengths:
+        measured = measure(model, tokens) / family.bias_scale(PROBE_HEAD_DIM)
+        expected = scaling.slopes(stock, tokens)
+        errors = np.abs(measured / expected - 1)
+        head = int(errors.argmax())
+        if not errors[head] < TOLERANCE:
+            raise VerificationError(
+                f"head {head} runs with slope {measured[head]:.6g} at {tokens} tokens, not {expected[head]:.6g}"
+            )
+        worst = max(worst, float(errors[head]))
+    where = " and ".join(str(tokens) for tokens in lengths)
+    return Check(
+        "slopes",
+        f"{len(stock)} slopes measured from attention weights at {where} tokens; "
+        f"largest relative deviation {worst:.1e}",
+    )
+
+
+@torch.no_grad()
+def measure(model: Any, tokens: int) -> np.ndarray:
+    """The slopes, float64 [num_heads], that the last of ``tokens`` tokens sees in an all-zero model.
+
+    The earlier tokens' keys and values are zero, so the cache is filled without computing them.
+    """
+    token = torch.zeros(1, 1, dtype=torch.long)
+    first = model(token, use_cache=True).past_key_values
+    states = first.layers[0].keys
+    zeros = torch.zeros(1, 1, 1, 1).expand(1, states.shape[1], tokens - 1, states.shape[3])
+    cache = DynamicCache()
+    for layer in range(model.config.num_hidden_layers):
+        cache.update(zeros, zeros, layer)
+    output = model(token, past_key_values=cache, output_attentions=True)
+    logs = output.attentions[0][0, :, 0].double().log().numpy()  # [num_heads, tokens]
+    return (logs[:, -1] - logs[:, -1 - SPAN]) / SPAN

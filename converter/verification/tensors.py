@@ -1,0 +1,52 @@
+"""Every tensor that the model expects is stored with its shape, and no other."""
+
+from __future__ import annotations
+
+import re
+
+from converter.errors import VerificationError
+from converter.verification.check import Check
+from converter.verification.patched import Patched, build
+
+# Buffers that old checkpoints carry and no version of the model reads.
+DEAD = re.compile(
+    r"(^|\.)(masked_bias|scale_mask_softmax\.causal_mask|rotary_emb\.inv_freq|maybe_rotary\.inv_freq)$"
+)
+PREFIX = "transformer."
+
+
+def check(patched: Patched) -> Check:
+    """Compares names and shapes with the model's, built without memory.
+
+    Stored names may lack the trunk's prefix or have it in excess, as transformers allows when it
+    loads a trunk into a model with a head and the other way round.
+
+    Raises:
+        VerificationError: names the first missing, left over or misshapen tensor.
+    """
+    model = build(patched.architecture, patched.build_config(), device="meta")
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    stored = {}
+    for name, tensor in patched.checkpoint.tensors.items():
+        if DEAD.search(name):
+            continue
+        spellings = (name, PREFIX + name, name.removeprefix(PREFIX))
+        stored[next((spelling for spelling in spellings if spelling in expected), name)] = tensor.shape
+
+    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+    missing = sorted(expected.keys() - stored.keys() - tied)
+    left_over = sorted(stored.keys() - expected.keys())
+    problems = [f"{name!r} is missing" for name in missing] + [f"{name!r} is left over" for name in left_over]
+    problems += [
+        f"{name!r} has shape {list(stored[name])}, not {list(expected[name])}"
+        for name in sorted(expected.keys() & stored.keys())
+        if stored[name] != expected[name]
+    ]
+    if problems:
+        raise VerificationError(
+            f"the checkpoint does not fit {type(model).__name__}: {problems[0]}"
+            + (f", and {len(problems) - 1} more" if len(problems) > 1 else "")
+        )
+    return Check(
+        "tensors", f"all {len(stored)} tensors fit {type(model).__name__}; none missing, none left over"
+    )

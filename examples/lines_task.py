@@ -1,0 +1,149 @@
+"""The `lines` retrieval task of LongEval, in words of one token each.
+
+A prompt is a list of records `LINE key value`, followed by one question `ASK key`; the answer is
+the value that the key's line carries::
+
+    LINE amber-otter 17
+    LINE quiet-heron 32
+    ASK amber-otter            -> 17
+
+Every word is one token, so a prompt's length in tokens is three for each line and two for the
+question, and an answer is right or wrong without any parsing. Keys never repeat within a prompt.
+
+This module knows the words, draws training sequences and evaluation prompts, and needs nothing but
+NumPy: the training script, the demo and the evaluation import it. All randomness comes from the
+`numpy.random.Generator` that the caller passes in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# The ids of the special tokens are those of the BLOOM tokenizer.
+UNK, BOS, EOS, PAD = SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>")
+LINE, ASK = "LINE", "ASK"
+VALUES = tuple(str(number) for number in range(10, 42))
+_ADJECTIVES = """
+amber brave bright calm clever drowsy dusty eager faint frosty gentle golden hollow humble icy jolly
+keen lucky mellow misty noble orange proud quiet rusty silver tidy upbeat velvet windy young zesty
+"""
+_ANIMALS = """
+badger beetle bison cricket donkey falcon ferret gecko heron lynx magpie
+marten moose otter puffin salmon squid stork toad viper walrus weasel
+"""
+KEYS = tuple(f"{adjective}-{animal}" for adjective in _ADJECTIVES.split() for animal in _ANIMALS.split())
+
+VOCABULARY = (*SPECIAL_TOKENS, LINE, ASK, *VALUES, *KEYS)
+TOKEN_IDS = {token: index for index, token in enumerate(VOCABULARY)}
+
+TOKENS_PER_LINE = 3
+TOKENS_PER_QUESTION = 2
+IGNORE = -100  # the target of a position that carries no loss, as in torch.nn.functional.cross_entropy
+
+_FIRST_VALUE = TOKEN_IDS[VALUES[0]]
+_FIRST_KEY = TOKEN_IDS[KEYS[0]]
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One evaluation item.
+
+    Attributes:
+        text: the prompt, one record a line; it ends with the question's key.
+        answer: the value asked for, as a word.
+        input_ids: int64 array of shape [tokens]; what the tokenizer makes of `text`.
+        answer_id: the answer's token id.
+        asked_line: which line holds the answer, counted from 0.
+    """
+
+    text: str
+    answer: str
+    input_ids: Ids
+    answer_id: int
+    asked_line: int
+
+
+def lines_that_fit(tokens: int) -> int:
+    """How many lines fit into `tokens` tokens beside the question and its one-token answer."""
+    return (tokens - TOKENS_PER_QUESTION - 1) // TOKENS_PER_LINE
+
+
+def evaluation_prompt(
+    rng: np.random.Generator, *, lines: int | None = None, tokens: int | None = None
+) -> Prompt:
+    """Draw a prompt with distinct keys and one question, about a line drawn uniformly.
+
+    Args:
+        rng: the source of randomness; the same state gives the same prompt.
+        lines: the number of lines, or
+        tokens: the length in tokens, answer included, to fill with as many lines as fit.
+
+    Raises:
+        ValueError: neither or both of `lines` and `tokens`, no line, or more lines than keys.
+    """
+    if (lines is None) == (tokens is None):
+        raise ValueError("give either the number of lines or the number of tokens")
+    if lines is None:
+        assert tokens is not None
+        lines = lines_that_fit(tokens)
+    if not 1 <= lines <= len(KEYS):
+        raise ValueError(f"a prompt takes 1 to {len(KEYS)} lines (one for each key), got {lines}")
+
+    keys = rng.permutation(len(KEYS))[:lines]
+    values = rng.integers(len(VALUES), size=lines)
+    asked_line = int(rng.integers(lines))
+    answer = VALUES[values[asked_line]]
+    records = [f"{LINE} {KEYS[key]} {VALUES[value]}" for key, value in zip(keys, values, strict=True)]
+    text = "\n".join([*records, f"{ASK} {KEYS[keys[asked_line]]}"])
+    input_ids = np.array([TOKEN_IDS[word] for word in text.split()], dtype=np.int64)
+    return Prompt(text, answer, input_ids, TOKEN_IDS[answer], asked_line)
+
+
+def training_batch(
+    rng: np.random.Generator, *, sequences: int, records: int, active_keys: int
+) -> tuple[Ids, Ids]:
+    """Draw training sequences in which about half of the records are questions.
+
+    One question at the end of a sequence teaches far too little for a training of minutes; here
+    every record but the first is, with probability one half, `ASK key value` about one of the lines
+    before it, drawn uniformly.
+
+    Args:
+        rng: the source of randomness.
+        sequences: the number of rows.
+        records: lines and questions in each row; a row is three times as many tokens.
+        active_keys: keys are drawn from the first so many of `KEYS`; at least `records`.
+
+    Returns:
+        `input_ids` and `targets`, int64 arrays of shape [sequences, 3 * records]. A target is what
+        should follow the token at its place: the value after a question's key, `</s>` after the
+        value that answers it (so that `generate` stops there), and `IGNORE` everywhere else, since
+        nobody can predict the next line.
+    """
+    if not 1 <= records <= active_keys <= len(KEYS):
+        raise ValueError(f"need 1 <= records <= active_keys <= {len(KEYS)}, got {records} and {active_keys}")
+
+    is_question = rng.random((sequences, records)) < 0.5
+    is_question[:, 0] = False
+    lines_before = np.cumsum(~is_question, axis=1) - ~is_question
+    # The line that a record is about: a new one for a line, an earlier one for a question.
+    about = np.where(
+        is_question, (rng.random((sequences, records)) * lines_before).astype(np.int64), lines_before
+    )
+    everything = np.broadcast_to(np.arange(active_keys), (sequences, active_keys))
+    keys = np.take_along_axis(rng.permuted(everything, axis=1), about, axis=1)
+    values = np.take_along_axis(rng.integers(len(VALUES), size=(sequences, records)), about, axis=1)
+
+    input_ids = np.empty((sequences, records, TOKENS_PER_LINE), dtype=np.int64)
+    input_ids[..., 0] = np.where(is_question, TOKEN_IDS[ASK], TOKEN_IDS[LINE])
+    input_ids[..., 1] = _FIRST_KEY + keys
+    input_ids[..., 2] = _FIRST_VALUE + values
+    targets = np.full_like(input_ids, IGNORE)
+    targets[is_question, 1] = input_ids[is_question, 2]
+    targets[is_question, 2] = TOKEN_IDS[EOS]
+    return input_ids.reshape(sequences, -1), targets.reshape(sequences, -1)

@@ -1,0 +1,69 @@
+"""Configuration of a Falcon checkpoint (the ALiBi kind, Falcon-RW) with scaled slopes."""
+
+from typing import Any, Optional
+
+from transformers import PretrainedConfig
+
+
+class NtkFalconConfig(PretrainedConfig):
+    """Falcon's own keys, and:
+
+    Args:
+        alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
+            ntk_alibi.py for the keys.
+    """
+
+    model_type = "ntk_falcon"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    def __init__(
+        self,
+        vocab_size: int = 65024,
+        hidden_size: int = 4544,
+        num_hidden_layers: int = 32,
+        num_attention_heads: int = 71,
+        num_ln_in_parallel_attn: Optional[int] = None,
+        layer_norm_epsilon: float = 1e-5,
+        initializer_range: float = 0.02,
+        use_cache: bool = True,
+        hidden_dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        num_kv_heads: Optional[int] = None,
+        new_decoder_architecture: bool = False,
+        multi_query: bool = True,
+        parallel_attn: bool = True,
+        bias: bool = False,
+        ffn_hidden_size: Optional[int] = None,
+        activation: str = "gelu",
+        bos_token_id: Optional[int] = 11,
+        eos_token_id: Any = 11,
+        pad_token_id: Optional[int] = None,
+        tie_word_embeddings: bool = True,
+        alibi_scaling: Optional[dict[str, Any]] = None,
+        **kwargs: Any,
+    ):
+        self.vocab_size = vocab_size
+        self.hidden_size = kwargs.pop("n_embed", None) or hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.num_ln_in_parallel_attn = num_ln_in_parallel_attn
+        self.layer_norm_epsilon = layer_norm_epsilon
+        self.initializer_range = initializer_range
+        self.use_cache = use_cache
+        self.hidden_dropout = hidden_dropout
+        self.attention_dropout = attention_dropout
+        self.num_kv_heads = num_kv_heads or num_attention_heads
+        self.new_decoder_architecture = new_decoder_architecture
+        self.multi_query = multi_query
+        self.parallel_attn = parallel_attn
+        self.bias = bias
+        self.ffn_hidden_size = ffn_hidden_size or 4 * self.hidden_size
+        self.activation = activation
+        self.alibi_scaling = alibi_scaling
+        super().__init__(
+            bos_token_id=bos_token_id,
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
+            tie_word_embeddings=tie_word_embeddings,
+            **kwargs,
+        )

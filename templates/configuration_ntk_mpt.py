@@ -1,0 +1,61 @@
+"""Configuration of an MPT checkpoint with scaled ALiBi slopes."""
+
+from typing import Any, Optional, Union
+
+from transformers import PretrainedConfig
+
+
+class NtkMptConfig(PretrainedConfig):
+    """MPT's own keys, and:
+
+    Args:
+        attn_config: MPT's attention options; ``alibi_bias_max``, ``softmax_scale``, ``clip_qkv``,
+            ``qk_ln`` and ``attn_pdrop`` are honoured.
+        alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
+            ntk_alibi.py for the keys.
+    """
+
+    model_type = "ntk_mpt"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    }
+
+    def __init__(
+        self,
+        d_model: int = 2048,
+        n_heads: int = 16,
+        n_layers: int = 24,
+        expansion_ratio: float = 4,
+        max_seq_len: int = 2048,
+        vocab_size: int = 50368,
+        resid_pdrop: float = 0.0,
+        layer_norm_epsilon: float = 1e-5,
+        emb_pdrop: float = 0.0,
+        attn_config: Optional[dict[str, Any]] = None,
+        logit_scale: Optional[Union[float, str]] = None,
+        no_bias: bool = True,
+        use_cache: bool = True,
+        initializer_range: float = 0.02,
+        tie_word_embeddings: bool = True,
+        alibi_scaling: Optional[dict[str, Any]] = None,
+        **kwargs: Any,
+    ):
+        self.d_model = d_model
+        self.n_heads = n_heads
+        self.n_layers = n_layers
+        self.expansion_ratio = expansion_ratio
+        self.max_seq_len = max_seq_len
+        self.vocab_size = vocab_size
+        self.resid_pdrop = resid_pdrop
+        self.layer_norm_epsilon = layer_norm_epsilon
+        self.emb_pdrop = emb_pdrop
+        self.attn_config = {"alibi": True} if attn_config is None else attn_config
+        self.logit_scale = logit_scale
+        self.no_bias = no_bias
+        self.use_cache = use_cache
+        self.initializer_range = initializer_range
+        self.alibi_scaling = alibi_scaling
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)

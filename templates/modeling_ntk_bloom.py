@@ -1,0 +1,116 @@
+"""BLOOM with scaled ALiBi slopes."""
+
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .configuration_ntk_bloom import NtkBloomConfig
+from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
+from .ntk_decoder import (
+    AlibiDecoder,
+    CausalLMHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+
+
+class NtkBloomAttention(AlibiAttention):
+    def __init__(self, config: NtkBloomConfig, layer_idx: int):
+        head_dim = config.hidden_size // config.n_head
+        super().__init__(config.n_head, head_dim**-0.5, config.attention_dropout, layer_idx)
+        self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Optional[Any]
+    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        # The fused weight holds query, key and value of one head, then of the next.
+        fused = self.query_key_value(hidden_states).unflatten(-1, (self.num_heads, 3, -1))
+        query, key, value = (part.transpose(1, 2) for part in fused.unbind(-2))
+        output, weights = self.attend(query, key, value, plan, past_key_values)
+        return self.dense(output), weights
+
+
+class NtkBloomMLP(nn.Module):
+    def __init__(self, config: NtkBloomConfig):
+        super().__init__()
+        self.dense_h_to_4h = nn.Linear(config.hidden_size, 4 * config.hidden_size)
+        self.dense_4h_to_h = nn.Linear(4 * config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(hidden_states), approximate="tanh"))
+
+
+class NtkBloomBlock(GradientCheckpointingLayer):
+    def __init__(self, config: NtkBloomConfig, layer_idx: int):
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.self_attention = NtkBloomAttention(config, layer_idx)
+        self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.mlp = NtkBloomMLP(config)
+        self.residual_after_norm = config.apply_residual_connection_post_layernorm
+        self.hidden_dropout = config.hidden_dropout
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Optional[Any] = None
+    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        normed = self.input_layernorm(hidden_states)
+        residual = normed if self.residual_after_norm else hidden_states
+        output, weights = self.self_attention(normed, plan, past_key_values)
+        hidden_states = residual + F.dropout(output, self.hidden_dropout, self.training)
+
+        normed = self.post_attention_layernorm(hidden_states)
+        residual = normed if self.residual_after_norm else hidden_states
+        return residual + F.dropout(self.mlp(normed), self.hidden_dropout, self.training), weights
+
+
+class NtkBloomPreTrainedModel(PreTrainedModel):
+    config_class = NtkBloomConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["NtkBloomBlock"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+
+
+class NtkBloomModel(AlibiDecoder, NtkBloomPreTrainedModel):
+    _input_embed_layer = "word_embeddings"
+    _layers_name = "h"
+    _final_norm_name = "ln_f"
+
+    def __init__(self, config: NtkBloomConfig):
+        super().__init__(config)
+        self.alibi = Alibi(stock_slopes(config.n_head), config.alibi_scaling)
+        self.softmax_scale = (config.hidden_size // config.n_head) ** -0.5
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.word_embeddings_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.h = nn.ModuleList([NtkBloomBlock(config, index) for index in range(config.n_layer)])
+        self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def enter(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
+        return self.word_embeddings_layernorm(inputs_embeds)
+
+
+class NtkBloomForCausalLM(CausalLMHead, NtkBloomPreTrainedModel, GenerationMixin):
+    trunk_class = NtkBloomModel
+    _tied_weights_keys = {"lm_head.weight": "transformer.word_embeddings.weight"}
+
+
+class NtkBloomForSequenceClassification(SequenceClassificationHead, NtkBloomPreTrainedModel):
+    trunk_class = NtkBloomModel
+
+
+class NtkBloomForTokenClassification(TokenClassificationHead, NtkBloomPreTrainedModel):
+    trunk_class = NtkBloomModel
+
+
+class NtkBloomForQuestionAnswering(QuestionAnsweringHead, NtkBloomPreTrainedModel):
+    trunk_class = NtkBloomModel

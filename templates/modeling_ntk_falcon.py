@@ -1,0 +1,143 @@
+"""Falcon (the ALiBi kind, Falcon-RW) with scaled slopes."""
+
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.activations import get_activation
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .configuration_ntk_falcon import NtkFalconConfig
+from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
+from .ntk_decoder import (
+    AlibiDecoder,
+    CausalLMHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+
+
+class NtkFalconAttention(AlibiAttention):
+    def __init__(self, config: NtkFalconConfig, layer_idx: int):
+        self_heads = config.num_attention_heads
+        head_dim = config.hidden_size // self_heads
+        super().__init__(self_heads, head_dim**-0.5, config.attention_dropout, layer_idx)
+        # The fused weight holds, for each group of query heads, its queries, then one key and one value.
+        if config.new_decoder_architecture:
+            self.groups = config.num_kv_heads
+        else:
+            self.groups = 1 if config.multi_query else self_heads
+        fused = (self_heads + 2 * self.groups) * head_dim
+        self.query_key_value = nn.Linear(config.hidden_size, fused, bias=config.bias)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Optional[Any]
+    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        per_group = self.num_heads // self.groups
+        fused = self.query_key_value(hidden_states).unflatten(-1, (self.groups, per_group + 2, -1))
+        query = fused[..., :-2, :].flatten(2, 3).transpose(1, 2)
+        key, value = fused[..., -2, :].transpose(1, 2), fused[..., -1, :].transpose(1, 2)
+        output, weights = self.attend(query, key, value, plan, past_key_values)
+        return self.dense(output), weights
+
+
+class NtkFalconMLP(nn.Module):
+    def __init__(self, config: NtkFalconConfig):
+        super().__init__()
+        self.dense_h_to_4h = nn.Linear(config.hidden_size, config.ffn_hidden_size, bias=config.bias)
+        self.act = get_activation(config.activation)
+        self.dense_4h_to_h = nn.Linear(config.ffn_hidden_size, config.hidden_size, bias=config.bias)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.dense_4h_to_h(self.act(self.dense_h_to_4h(hidden_states)))
+
+
+class NtkFalconDecoderLayer(GradientCheckpointingLayer):
+    """One layer, in one of Falcon's three layouts.
+
+    Sequential (Falcon-RW): attention, then MLP, each with a norm and a residual. Parallel: both read
+    the same norm's output and share one residual. New decoder: parallel, with a norm for each unless
+    ``num_ln_in_parallel_attn`` is 1.
+    """
+
+    def __init__(self, config: NtkFalconConfig, layer_idx: int):
+        super().__init__()
+
+        def norm() -> nn.LayerNorm:
+            return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+
+        self.parallel = config.parallel_attn or config.new_decoder_architecture
+        self.two_norms = config.new_decoder_architecture and config.num_ln_in_parallel_attn in (None, 2)
+        if self.two_norms:
+            self.ln_attn, self.ln_mlp = norm(), norm()
+        else:
+            self.input_layernorm = norm()
+        if not self.parallel:
+            self.post_attention_layernorm = norm()
+        self.self_attention = NtkFalconAttention(config, layer_idx)
+        self.mlp = NtkFalconMLP(config)
+        self.hidden_dropout = config.hidden_dropout
+        self.attention_dropout = config.attention_dropout
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Optional[Any] = None
+    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        residual = hidden_states
+        normed = self.ln_attn(hidden_states) if self.two_norms else self.input_layernorm(hidden_states)
+        output, weights = self.self_attention(normed, plan, past_key_values)
+        if self.parallel:
+            output = output + self.mlp(self.ln_mlp(hidden_states) if self.two_norms else normed)
+        else:
+            residual = residual + F.dropout(output, self.attention_dropout, self.training)
+            output = self.mlp(self.post_attention_layernorm(residual))
+        return residual + F.dropout(output, self.hidden_dropout, self.training), weights
+
+
+class NtkFalconPreTrainedModel(PreTrainedModel):
+    config_class = NtkFalconConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["NtkFalconDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+
+
+class NtkFalconModel(AlibiDecoder, NtkFalconPreTrainedModel):
+    _input_embed_layer = "word_embeddings"
+    _layers_name = "h"
+    _final_norm_name = "ln_f"
+
+    def __init__(self, config: NtkFalconConfig):
+        super().__init__(config)
+        self.softmax_scale = (config.hidden_size // config.num_attention_heads) ** -0.5
+        # Falcon divides the bias by sqrt(head size) together with the scores.
+        slopes = [slope * self.softmax_scale for slope in stock_slopes(config.num_attention_heads)]
+        self.alibi = Alibi(slopes, config.alibi_scaling)
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        layers = [NtkFalconDecoderLayer(config, index) for index in range(config.num_hidden_layers)]
+        self.h = nn.ModuleList(layers)
+        self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+
+class NtkFalconForCausalLM(CausalLMHead, NtkFalconPreTrainedModel, GenerationMixin):
+    trunk_class = NtkFalconModel
+    _tied_weights_keys = {"lm_head.weight": "transformer.word_embeddings.weight"}
+
+
+class NtkFalconForSequenceClassification(SequenceClassificationHead, NtkFalconPreTrainedModel):
+    trunk_class = NtkFalconModel
+
+
+class NtkFalconForTokenClassification(TokenClassificationHead, NtkFalconPreTrainedModel):
+    trunk_class = NtkFalconModel
+
+
+class NtkFalconForQuestionAnswering(QuestionAnsweringHead, NtkFalconPreTrainedModel):
+    trunk_class = NtkFalconModel

@@ -1,0 +1,140 @@
+"""MPT with scaled ALiBi slopes."""
+
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .configuration_ntk_mpt import NtkMptConfig
+from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
+from .ntk_decoder import (
+    AlibiDecoder,
+    CausalLMHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+
+
+def softmax_scale(config: NtkMptConfig) -> float:
+    """The factor on q.k: ``attn_config.softmax_scale``, or 1 / sqrt(head size)."""
+    given = config.attn_config.get("softmax_scale")
+    return (config.d_model // config.n_heads) ** -0.5 if given is None else float(given)
+
+
+def layer_norm(config: NtkMptConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon, bias=not config.no_bias)
+
+
+class NtkMptAttention(AlibiAttention):
+    def __init__(self, config: NtkMptConfig, layer_idx: int):
+        options = config.attn_config
+        super().__init__(config.n_heads, softmax_scale(config), options.get("attn_pdrop") or 0.0, layer_idx)
+        self.clip_qkv = options.get("clip_qkv")
+        self.Wqkv = nn.Linear(config.d_model, 3 * config.d_model, bias=not config.no_bias)
+        self.out_proj = nn.Linear(config.d_model, config.d_model, bias=not config.no_bias)
+        if options.get("qk_ln"):
+            # Over the whole width, before the split into heads, as llm-foundry has it.
+            self.q_ln = layer_norm(config)
+            self.k_ln = layer_norm(config)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Optional[Any]
+    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        fused = self.Wqkv(hidden_states)
+        if self.clip_qkv:
+            fused = fused.clamp(min=-self.clip_qkv, max=self.clip_qkv)
+        query, key, value = fused.chunk(3, dim=-1)
+        if hasattr(self, "q_ln"):
+            query, key = self.q_ln(query).to(value.dtype), self.k_ln(key).to(value.dtype)
+        query, key, value = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (query, key, value)
+        )
+        output, weights = self.attend(query, key, value, plan, past_key_values)
+        return self.out_proj(output), weights
+
+
+class NtkMptMLP(nn.Module):
+    def __init__(self, config: NtkMptConfig):
+        super().__init__()
+        width = int(config.expansion_ratio * config.d_model)
+        self.up_proj = nn.Linear(config.d_model, width, bias=not config.no_bias)
+        self.down_proj = nn.Linear(width, config.d_model, bias=not config.no_bias)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(F.gelu(self.up_proj(hidden_states)))
+
+
+class NtkMptBlock(GradientCheckpointingLayer):
+    def __init__(self, config: NtkMptConfig, layer_idx: int):
+        super().__init__()
+        self.norm_1 = layer_norm(config)
+        self.attn = NtkMptAttention(config, layer_idx)
+        self.norm_2 = layer_norm(config)
+        self.ffn = NtkMptMLP(config)
+        self.resid_pdrop = config.resid_pdrop
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Optional[Any] = None
+    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        output, weights = self.attn(self.norm_1(hidden_states), plan, past_key_values)
+        hidden_states = hidden_states + F.dropout(output, self.resid_pdrop, self.training)
+        output = self.ffn(self.norm_2(hidden_states))
+        return hidden_states + F.dropout(output, self.resid_pdrop, self.training), weights
+
+
+class NtkMptPreTrainedModel(PreTrainedModel):
+    config_class = NtkMptConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["NtkMptBlock"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+
+
+class NtkMptModel(AlibiDecoder, NtkMptPreTrainedModel):
+    _input_embed_layer = "wte"
+    _layers_name = "blocks"
+    _final_norm_name = "norm_f"
+
+    def __init__(self, config: NtkMptConfig):
+        super().__init__(config)
+        bias_max = config.attn_config.get("alibi_bias_max", 8)
+        self.alibi = Alibi(stock_slopes(config.n_heads, bias_max), config.alibi_scaling)
+        self.softmax_scale = softmax_scale(config)
+        self.wte = nn.Embedding(config.vocab_size, config.d_model)
+        self.blocks = nn.ModuleList([NtkMptBlock(config, index) for index in range(config.n_layers)])
+        self.norm_f = layer_norm(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def enter(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
+        return F.dropout(inputs_embeds, self.config.emb_pdrop, self.training)
+
+
+class NtkMptForCausalLM(CausalLMHead, NtkMptPreTrainedModel, GenerationMixin):
+    trunk_class = NtkMptModel
+    _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
+
+    def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        logits = self.lm_head(hidden_states)
+        scale = self.config.logit_scale
+        if scale is None:
+            return logits
+        return logits * (self.config.d_model**-0.5 if scale == "inv_sqrt_d_model" else scale)
+
+
+class NtkMptForSequenceClassification(SequenceClassificationHead, NtkMptPreTrainedModel):
+    trunk_class = NtkMptModel
+
+
+class NtkMptForTokenClassification(TokenClassificationHead, NtkMptPreTrainedModel):
+    trunk_class = NtkMptModel
+
+
+class NtkMptForQuestionAnswering(QuestionAnsweringHead, NtkMptPreTrainedModel):
+    trunk_class = NtkMptModel

@@ -1,0 +1,349 @@
+"""The forward pass of a decoder-only ALiBi trunk, and the heads on top of it.
+
+Families differ in their embeddings and layers; the loop over the layers and the heads are the same.
+A family's trunk and heads are classes of their own that name these mixins first, so that the classes
+transformers looks for (``PreTrainedModel``, ``GenerationMixin``) stay among their direct bases.
+"""
+
+from typing import Any, Optional, Union
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutputWithPast,
+    TokenClassifierOutput,
+)
+from transformers.utils import logging
+
+from .ntk_alibi import Alibi, plan_attention
+
+
+logger = logging.get_logger(__name__)
+
+
+class AlibiDecoder:
+    """Mixin for a family's trunk.
+
+    The family sets ``alibi`` and ``softmax_scale`` and names its modules in the four attributes;
+    a layer is called as ``layer(hidden_states, plan=..., past_key_values=...)`` and returns the hidden
+    states and its attention weights or None.
+    """
+
+    alibi: Alibi
+    softmax_scale: float
+    _input_embed_layer: str
+    _layers_name: str
+    _final_norm_name: str
+
+    def get_input_embeddings(self) -> nn.Module:
+        return getattr(self, self._input_embed_layer)
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        setattr(self, self._input_embed_layer, value)
+
+    def enter(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
+        """From token embeddings to the first layer's input, both [B, Q, hidden]."""
+        return inputs_embeds
+
+    def forward(
+        self,
+        input_ids: Optional[torch.LongTensor] = None,
+        past_key_values: Optional[Cache] = None,
+        attention_mask: Optional[torch.Tensor] = None,
+        inputs_embeds: Optional[torch.Tensor] = None,
+        use_cache: Optional[bool] = None,
+        output_attentions: Optional[bool] = None,
+        output_hidden_states: Optional[bool] = None,
+        return_dict: Optional[bool] = None,
+        **kwargs: Any,
+    ) -> Union[tuple, BaseModelOutputWithPast]:
+        """Runs the trunk.
+
+        Args:
+            input_ids: [B, Q] token ids, or None with ``inputs_embeds``.
+            past_key_values: a transformers ``Cache``; a new one is made if ``use_cache``.
+            attention_mask: [B, cached + Q], 1 for real and 0 for padded tokens; None for no padding.
+            inputs_embeds: [B, Q, hidden] instead of ``input_ids``.
+
+        Other keywords that transformers passes to every model (``position_ids``, ``cache_position``)
+        carry nothing that ALiBi needs and are ignored.
+
+        Raises:
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a legacy tuple as
+                cache; a ``head_mask``; an attention mask that is not [B, cached + Q].
+        """
+        config = self.config
+        output_attentions = config.output_attentions if output_attentions is None else output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
+        use_cache = config.use_cache if use_cache is None else use_cache
+        return_dict = config.return_dict if return_dict is None else return_dict
+
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass exactly one of input_ids and inputs_embeds")
+        if kwargs.get("head_mask") is not None:
+            raise ValueError("head_mask is not supported")
+        if past_key_values is not None and not isinstance(past_key_values, Cache):
+            kind = type(past_key_values).__name__
+            raise ValueError(f"past_key_values must be a transformers Cache, got {kind}")
+        if self.gradient_checkpointing and self.training and use_cache:
+            logger.warning_once("use_cache=True does not go with gradient checkpointing; caching is off")
+            use_cache = False
+        if inputs_embeds is None:
+            inputs_embeds = self.get_input_embeddings()(input_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache()
+
+        hidden_states = self.enter(inputs_embeds)
+        eager = output_attentions or config._attn_implementation == "eager"
+        plan = plan_attention(
+            self.alibi, hidden_states, attention_mask, past_key_values, self.softmax_scale, eager
+        )
+        all_hidden_states, all_attentions = [], []
+        for layer in getattr(self, self._layers_name):
+            all_hidden_states.append(hidden_states)
+            hidden_states, weights = layer(hidden_states, plan=plan, past_key_values=past_key_values)
+            all_attentions.append(weights)
+        hidden_states = getattr(self, self._final_norm_name)(hidden_states)
+        all_hidden_states.append(hidden_states)
+
+        output = BaseModelOutputWithPast(
+            last_hidden_state=hidden_states,
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
+            attentions=tuple(all_attentions) if output_attentions else None,
+        )
+        return output if return_dict else output.to_tuple()
+
+
+class Head:
+    """Mixin for a trunk with a head; ``trunk_class`` is the family's trunk."""
+
+    trunk_class: type
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.transformer = self.trunk_class(config)
+        self.add_head(config)
+        self.post_init()
+
+    def run_trunk(self, input_ids: Any, kwargs: dict) -> BaseModelOutputWithPast:
+        kwargs = {**kwargs, "return_dict": True}
+        return self.transformer(input_ids, **kwargs)
+
+    def wants_dict(self, return_dict: Optional[bool]) -> bool:
+        return self.config.return_dict if return_dict is None else return_dict
+
+
+class CausalLMHead(Head):
+    """Next-token logits [B, Q, vocabulary] from a linear layer, tied to the embeddings if configured."""
+
+    def add_head(self, config: Any) -> None:
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head = new_embeddings
+
+    @staticmethod
+    def create_masks_for_generate(
+        attention_mask: Optional[torch.Tensor] = None, past_key_values: Optional[Cache] = None, **kwargs: Any
+    ) -> Optional[torch.Tensor]:
+        """Keeps the mask two-dimensional, since positions are read from it.
+
+        ``generate`` calls this for caches of fixed size; the mask gets that size, so that compiled
+        decoding sees the same shapes at every step.
+        """
+        if attention_mask is None or past_key_values is None:
+            return attention_mask
+        return F.pad(attention_mask, (0, past_key_values.layers[0].max_cache_len - attention_mask.shape[1]))
+
+    def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Logits [B, any, vocabulary] of hidden states [B, any, hidden]."""
+        return self.lm_head(hidden_states)
+
+    def forward(
+        self,
+        input_ids: Optional[torch.LongTensor] = None,
+        past_key_values: Optional[Cache] = None,
+        attention_mask: Optional[torch.Tensor] = None,
+        inputs_embeds: Optional[torch.Tensor] = None,
+        labels: Optional[torch.LongTensor] = None,
+        use_cache: Optional[bool] = None,
+        output_attentions: Optional[bool] = None,
+        output_hidden_states: Optional[bool] = None,
+        return_dict: Optional[bool] = None,
+        logits_to_keep: Union[int, torch.Tensor] = 0,
+        **kwargs: Any,
+    ) -> Union[tuple, CausalLMOutputWithPast]:
+        """Runs trunk and head; arguments as the trunk's, and:
+
+        Args:
+            labels: [B, Q] token ids for the shifted next-token loss; -100 is ignored.
+            logits_to_keep: compute logits of the last so many tokens only (0: of all), or of the
+                tokens at the given indices.
+        """
+        trunk = self.transformer(
+            input_ids,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+            head_mask=kwargs.pop("head_mask", None),
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.project(trunk.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=trunk.past_key_values,
+            hidden_states=trunk.hidden_states,
+            attentions=trunk.attentions,
+        )
+        return output if self.wants_dict(return_dict) else output.to_tuple()
+
+
+class SequenceClassificationHead(Head):
+    """Scores [B, labels] of each row's last token that is not padding."""
+
+    def add_head(self, config: Any) -> None:
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+
+    def forward(
+        self,
+        input_ids: Optional[torch.LongTensor] = None,
+        attention_mask: Optional[torch.Tensor] = None,
+        inputs_embeds: Optional[torch.Tensor] = None,
+        labels: Optional[torch.Tensor] = None,
+        return_dict: Optional[bool] = None,
+        **kwargs: Any,
+    ) -> Union[tuple, SequenceClassifierOutputWithPast]:
+        """Runs trunk and head; arguments as the trunk's, and:
+
+        Args:
+            labels: [B] class indices or, for regression or several labels, float targets; the loss
+                follows ``config.problem_type`` or is chosen by the labels.
+
+        Raises:
+            ValueError: several rows, but no ``pad_token_id`` in the config to find their ends.
+        """
+        trunk = self.run_trunk(
+            input_ids, {**kwargs, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        )
+        scores = self.score(trunk.last_hidden_state)
+        rows, length = scores.shape[:2]
+        pad = self.config.pad_token_id
+        if pad is None and rows > 1:
+            raise ValueError("set config.pad_token_id to classify more than one row at a time")
+        if pad is None or input_ids is None:
+            last = torch.full((rows,), length - 1, device=scores.device)
+        else:
+            real = (input_ids != pad).to(device=scores.device, dtype=torch.long)
+            last = (real * torch.arange(length, device=scores.device)).argmax(-1)
+        pooled = scores[torch.arange(rows, device=scores.device), last]
+        output = SequenceClassifierOutputWithPast(
+            loss=None if labels is None else self.classification_loss(pooled, labels.to(pooled.device)),
+            logits=pooled,
+            past_key_values=trunk.past_key_values,
+            hidden_states=trunk.hidden_states,
+            attentions=trunk.attentions,
+        )
+        return output if self.wants_dict(return_dict) else output.to_tuple()
+
+    def classification_loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        problem = self.config.problem_type
+        if problem is None:
+            if self.num_labels == 1:
+                problem = "regression"
+            else:
+                whole = labels.dtype in (torch.long, torch.int)
+                problem = "single_label_classification" if whole else "multi_label_classification"
+            self.config.problem_type = problem
+        if problem == "regression":
+            return F.mse_loss(scores.flatten(), labels.flatten())
+        if problem == "single_label_classification":
+            return F.cross_entropy(scores, labels)
+        return F.binary_cross_entropy_with_logits(scores, labels)
+
+
+class TokenClassificationHead(Head):
+    """Scores [B, Q, labels] of every token."""
+
+    def add_head(self, config: Any) -> None:
+        rate = getattr(config, "classifier_dropout", None)
+        rate = getattr(config, "hidden_dropout", None) if rate is None else rate
+        self.dropout = nn.Dropout(0.1 if rate is None else rate)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(
+        self,
+        input_ids: Optional[torch.LongTensor] = None,
+        labels: Optional[torch.Tensor] = None,
+        return_dict: Optional[bool] = None,
+        **kwargs: Any,
+    ) -> Union[tuple, TokenClassifierOutput]:
+        """Runs trunk and head; arguments as the trunk's, and ``labels`` [B, Q] class indices."""
+        trunk = self.run_trunk(input_ids, kwargs)
+        scores = self.classifier(self.dropout(trunk.last_hidden_state))
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(scores.flatten(0, 1), labels.to(scores.device).flatten())
+        output = TokenClassifierOutput(
+            loss=loss, logits=scores, hidden_states=trunk.hidden_states, attentions=trunk.attentions
+        )
+        return output if self.wants_dict(return_dict) else output.to_tuple()
+
+
+class QuestionAnsweringHead(Head):
+    """Scores [B, Q] of every token as the answer's start and as its end."""
+
+    def add_head(self, config: Any) -> None:
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    def forward(
+        self,
+        input_ids: Optional[torch.LongTensor] = None,
+        start_positions: Optional[torch.LongTensor] = None,
+        end_positions: Optional[torch.LongTensor] = None,
+        return_dict: Optional[bool] = None,
+        **kwargs: Any,
+    ) -> Union[tuple, QuestionAnsweringModelOutput]:
+        """Runs trunk and head; arguments as the trunk's, and:
+
+        Args:
+            start_positions, end_positions: [B] token indices of the answer; one beyond the sequence
+                means that the row has none and adds nothing to the loss.
+        """
+        trunk = self.run_trunk(input_ids, kwargs)
+        start, end = self.qa_outputs(trunk.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            beyond = start.shape[1]
+            first, last = (
+                target.to(start.device).reshape(-1).clamp(0, beyond)
+                for target in (start_positions, end_positions)
+            )
+            loss = F.cross_entropy(start, first, ignore_index=beyond)
+            loss = (loss + F.cross_entropy(end, last, ignore_index=beyond)) / 2
+        output = QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start,
+            end_logits=end,
+            hidden_states=trunk.hidden_states,
+            attentions=trunk.attentions,
+        )
+        return output if self.wants_dict(return_dict) else output.to_tuple()

@@ -1,0 +1,121 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+import os
+
+# Before NumPy and torch are imported: the tests run one process a core, and threads of their own
+# would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import atexit
+import hashlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+pytest_plugins = ("tests.patched",)
+
+# The user's token, cache and saved code stay out of the tests, and each worker has its own. Set
+# before anything imports huggingface_hub, which reads it once.
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="ntk-convert-tests-")
+atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
+os.environ.pop("HF_TOKEN", None)
+
+# A shared machine is no reason to fail.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
+
+MakeSource = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``pristine(family, **options)``: a tiny checkpoint, written once a session; do not change it."""
+    from tests import tiny
+
+    made: dict[str, Path] = {}
+
+    def get(family: str, **options: Any) -> Path:
+        key = json.dumps([family, options], sort_keys=True)
+        if key not in made:
+            made[key] = tiny.FACTORIES[family](tmp_path_factory.mktemp(family), **options)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture
+def make_source(pristine: Callable[..., Path], tmp_path: Path) -> MakeSource:
+    """``make_source(family, changes, **options)``: a checkpoint of its own in ``tmp_path / "source"``.
+
+    ``changes`` are keys of config.json; a value of None removes the key.
+    """
+
+    def make(family: str = "bloom", changes: dict[str, Any] | None = None, **options: Any) -> Path:
+        folder = tmp_path / "source"
+        shutil.copytree(pristine(family, **options), folder)
+        if changes:
+            edit_json(folder / "config.json", changes)
+        return folder
+
+    return make
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one command line gave."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Run]]:
+    """``run(*words)``: the command line, in this process."""
+    from converter.cli import main
+
+    def call(*words: object) -> Run:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main([str(word) for word in words])
+        captured = capfd.readouterr()
+        return Run(int(exit_.value.code or 0), captured.out, captured.err)
+
+    before = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+def edit_json(path: Path, changes: dict[str, Any]) -> None:
+    """Sets keys of a JSON file; None removes one."""
+    value = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(
+        json.dumps({key: item for key, item in value.items() if item is not None}), encoding="utf-8"
+    )
+
+
+def fingerprint(folder: Path) -> dict[str, tuple[str, int]]:
+    """Every file's hash and time of change, to show that nothing touched it."""
+    return {
+        str(path.relative_to(folder)): (
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            path.stat().st_mtime_ns,
+        )
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

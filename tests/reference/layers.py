@@ -1,0 +1,130 @@
+"""What the families share: elementary layers, tensors by name, and the loop over a batch's rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Config = Mapping[str, Any]
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def setting(config: Config, *names: str, default: Any = None) -> Any:
+    """The first of ``names`` that ``config`` gives a value, else ``default``."""
+    for name in names:
+        if config.get(name) is not None:
+            return config[name]
+    if default is None:
+        raise KeyError(f"the config has none of {', '.join(names)}")
+    return default
+
+
+def gelu_exact(x: Array) -> Array:
+    """x times the normal distribution function at x (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
+    below: Array = _erf(x / math.sqrt(2.0))
+    return x * 0.5 * (1.0 + below)
+
+
+def gelu_bloom(x: Array) -> Array:
+    """The tanh approximation of GELU, with sqrt(2/pi) to the eight digits that BLOOM was trained with."""
+    return x * 0.5 * (1.0 + np.tanh(0.79788456 * x * (1.0 + 0.044715 * x * x)))
+
+
+class Tensors:
+    """A checkpoint's tensors in float64, found with or without ``transformer.`` before the name."""
+
+    def __init__(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        self._tensors = {
+            name.removeprefix("transformer."): np.asarray(tensor, dtype=np.float64)
+            for name, tensor in tensors.items()
+        }
+
+    def __getitem__(self, name: str) -> Array:
+        return self._tensors[name]
+
+    def linear(self, x: Array, name: str, bias: bool) -> Array:
+        """[L, inputs] -> [L, outputs]; torch stores a linear map as [outputs, inputs]."""
+        y: Array = x @ self[f"{name}.weight"].T
+        return y + self[f"{name}.bias"] if bias else y
+
+    def layer_norm(self, x: Array, name: str, epsilon: float, bias: bool = True) -> Array:
+        """Layer normalisation over the last axis (Ba et al. 2016, arXiv 1607.06450), biased variance."""
+        centred = x - x.mean(axis=-1, keepdims=True)
+        variance = (centred**2).mean(axis=-1, keepdims=True)
+        y: Array = centred / np.sqrt(variance + epsilon) * self[f"{name}.weight"]
+        return y + self[f"{name}.bias"] if bias else y
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """What a network gives below its head. Values at padded positions mean nothing."""
+
+    hidden: Array
+    """[B, L, hidden_size], after the last norm."""
+    attentions: list[Array]
+    """For each layer the probabilities [B, num_heads, query, key]; empty if not asked for."""
+
+
+Row = Callable[[Config, Tensors, Ints, Ints], tuple[Array, list[Array]]]
+"""(config, tensors, ids [L], mask [L]) -> hidden [L, hidden_size], per layer [num_heads, L, L]."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A family's network: what it does to one row of tokens, and where its embedding is."""
+
+    row: Row
+    embedding: str
+
+    def trunk(
+        self,
+        config: Config,
+        tensors: Mapping[str, NDArray[Any]],
+        input_ids: NDArray[Any],
+        attention_mask: NDArray[Any] | None = None,
+        attentions: bool = False,
+    ) -> Trunk:
+        """Final hidden states and, if asked for, attention probabilities.
+
+        Args:
+            config: config.json as a dict, of a converted repository or of a stock one.
+            tensors: the checkpoint, name -> array of any float type.
+            input_ids: [B, L].
+            attention_mask: [B, L], 1 for real tokens and 0 for padding; none if all are real.
+            attentions: whether to keep the probabilities.
+        """
+        ids = np.asarray(input_ids, dtype=np.int64)
+        mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask, dtype=np.int64)
+        weights = Tensors(tensors)
+        hidden: list[Array] = []
+        kept: list[list[Array]] = []
+        for row_ids, row_mask in zip(ids, mask, strict=True):
+            row_hidden, row_attentions = self.row(config, weights, row_ids, row_mask)
+            hidden.append(row_hidden)
+            if attentions:
+                kept.append(row_attentions)
+        return Trunk(np.stack(hidden), [np.stack(layer) for layer in zip(*kept, strict=True)])
+
+    def logits(
+        self,
+        config: Config,
+        tensors: Mapping[str, NDArray[Any]],
+        input_ids: NDArray[Any],
+        attention_mask: NDArray[Any] | None = None,
+    ) -> Array:
+        """Next-token logits, float64 [B, L, vocabulary]; arguments as for ``trunk``.
+
+        The head is the embedding again, or ``lm_head`` if the config unties them.
+        """
+        hidden = self.trunk(config, tensors, input_ids, attention_mask).hidden
+        head = self.embedding if config.get("tie_word_embeddings", True) else "lm_head"
+        product: Array = hidden @ Tensors(tensors)[f"{head}.weight"].T
+        return product

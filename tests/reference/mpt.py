@@ -1,0 +1,67 @@
+"""MPT (MosaicML's llm-foundry): pre-norm layers, no biases as a rule, options in ``attn_config``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.reference.alibi import attention, mpt_slopes, query_slopes
+from tests.reference.layers import Array, Config, Ints, Network, Tensors, gelu_exact, setting
+
+
+def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array, list[Array]]:
+    options = setting(config, "attn_config", default={})
+    if not options.get("alibi", True):
+        raise ValueError("this MPT has no ALiBi")
+    heads = setting(config, "n_heads", "num_attention_heads")
+    layers = setting(config, "n_layers", "num_hidden_layers")
+    epsilon = setting(config, "layer_norm_epsilon", default=1e-5)
+    bias = not config.get("no_bias", True)
+    stock = mpt_slopes(heads, setting(options, "alibi_bias_max", default=8))
+    slopes = query_slopes(config, stock, mask)
+    attentions = []
+
+    x = weights["wte.weight"][ids]
+    length, width = x.shape
+    head_dim = width // heads
+    score_scale = setting(options, "softmax_scale", default=1 / math.sqrt(head_dim))
+    for n in range(layers):
+        normed = weights.layer_norm(x, f"blocks.{n}.norm_1", epsilon, bias)
+        fused = weights.linear(normed, f"blocks.{n}.attn.Wqkv", bias)
+        if options.get("clip_qkv"):
+            fused = np.clip(fused, -options["clip_qkv"], options["clip_qkv"])
+        q, k, v = fused[:, :width], fused[:, width : 2 * width], fused[:, 2 * width :]
+        if options.get("qk_ln", False):
+            # Over the whole vector, before it is cut into heads.
+            q = weights.layer_norm(q, f"blocks.{n}.attn.q_ln", epsilon, bias)
+            k = weights.layer_norm(k, f"blocks.{n}.attn.k_ln", epsilon, bias)
+        q, k, v = (part.reshape(length, heads, head_dim).transpose(1, 0, 2) for part in (q, k, v))
+        context, probabilities = attention(q, k, v, slopes, mask, score_scale)
+        attentions.append(probabilities)
+        x = x + weights.linear(context, f"blocks.{n}.attn.out_proj", bias)
+
+        normed = weights.layer_norm(x, f"blocks.{n}.norm_2", epsilon, bias)
+        inner = gelu_exact(weights.linear(normed, f"blocks.{n}.ffn.up_proj", bias))
+        x = x + weights.linear(inner, f"blocks.{n}.ffn.down_proj", bias)
+    return weights.layer_norm(x, "norm_f", epsilon, bias), attentions
+
+
+_network = Network(_row, embedding="wte")
+trunk = _network.trunk
+
+
+def logits(
+    config: Config,
+    tensors: Mapping[str, NDArray[Any]],
+    input_ids: NDArray[Any],
+    attention_mask: NDArray[Any] | None = None,
+) -> Array:
+    """Next-token logits, float64 [B, L, vocabulary], times the config's ``logit_scale``."""
+    scale = setting(config, "logit_scale", default=1.0)
+    if scale == "inv_sqrt_d_model":
+        scale = 1 / math.sqrt(setting(config, "d_model", "hidden_size"))
+    return float(scale) * _network.logits(config, tensors, input_ids, attention_mask)

@@ -1,0 +1,494 @@
+"""Checkpoints from the Hub: the command line and the real client, against a Hub of our own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run, edit_json
+from tests.hub_server import Fault, HubServer, Request
+
+ROOT = Path(__file__).parent.parent
+ID = "org/tiny-bloom"
+TOKEN = "hf_secretSECRETsecret"
+CONVERT = (ID, "--scale", "2", "--out", "out", "--no-verify", "--json")
+
+Pristine = Callable[..., Path]
+Command = Callable[..., Run]
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        yield server
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """The working directory of the commands."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def command(hub: HubServer, tmp_path: Path, work: Path) -> Iterator[Command]:
+    """``command(*words, **environment)``: the command line as a process, the Hub being ``hub``.
+
+    Whatever it says or writes, the token is not in it.
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.upper().startswith("HF_") and not name.upper().endswith("_PROXY")
+    }
+    environment |= {
+        "HOME": str(tmp_path),
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": hub.endpoint,
+        "PYTHONPATH": str(ROOT),
+    }
+
+    def call(*words: object, **more: str) -> Run:
+        done = subprocess.run(
+            [sys.executable, "-m", "converter", *map(str, words)],
+            cwd=work,
+            env=environment | more,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert "secret" not in (done.stdout + done.stderr).lower()
+        return Run(done.returncode, done.stdout, done.stderr)
+
+    yield call
+    for path in work.rglob("*"):
+        assert not path.is_file() or b"secret" not in path.read_bytes().lower()
+    assert {request.token for request in hub.requests if request.host == "storage"} <= {None}
+
+
+def refused(run: Run, work: Path, *parts: str, code: int = 1) -> None:
+    """One line that has all ``parts``, no output and nothing written."""
+    assert (run.code, run.out, run.err.count("\n")) == (code, "", 1), run.err
+    assert run.err.startswith("error: ")
+    for part in parts:
+        assert part in run.err
+    assert list(work.iterdir()) == []
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """File -> bytes; of config.json and the card, which name the source, only that they are there."""
+    named = ("config.json", "README.md")
+    return {path.name: b"" if path.name in named else path.read_bytes() for path in folder.iterdir()}
+
+
+def config(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def variant(source: Path, folder: Path, mark: str) -> Path:
+    """A copy of a checkpoint in which every small file and every weight says ``mark``."""
+    shutil.copytree(source, folder)
+    edit_json(folder / "config.json", {"mark": mark})
+    edit_json(folder / "tokenizer_config.json", {"mark": mark})
+    (folder / "LICENSE").write_text(mark)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8] + mark.encode().ljust(8)[:8])
+    return folder
+
+
+# The same repository, whichever way it comes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sharded": True}, {"fmt": "bin"}, {"fmt": "bin", "sharded": True}],
+    ids=["safetensors", "shards", "bin", "bin shards"],
+)
+def test_an_id_gives_what_its_folder_gives(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path, options: dict[str, Any]
+) -> None:
+    source = tmp_path / "tiny-bloom"
+    shutil.copytree(pristine("bloom", **options), source)
+    (source / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")
+    commit = hub.commit(ID, source)
+    # Verified once, where the files are safest to compare; it asks the Hub for nothing more.
+    words = [word for word in CONVERT if options or word != "--no-verify"]
+    from_hub = command(*words)
+    assert (from_hub.code, from_hub.json["source"], from_hub.json["commit"]) == (0, ID, commit), from_hub.err
+    assert sorted(hub.downloads()) == sorted(path.name for path in source.iterdir())
+
+    asked = len(hub.requests)
+    assert command(source, *CONVERT[1:4], "local", *CONVERT[5:]).code == 0
+    assert len(hub.requests) == asked
+    assert contents(work / "out") == contents(work / "local")
+    ours, local = config(work / "out"), config(work / "local")
+    assert (ours["ntk_convert"]["source"], ours["ntk_convert"]["commit"]) == (ID, commit)
+    assert (local["ntk_convert"]["source"], local["ntk_convert"]["commit"]) == ("tiny-bloom", None)
+    del ours["ntk_convert"], local["ntk_convert"]
+    assert ours == local
+    card = (work / "out" / "README.md").read_text()
+    assert f"base_model: {ID}" in card
+    assert "license: mit" in card
+    assert commit in card
+
+
+@pytest.mark.parametrize("options", [{}, {"sharded": True}, {"fmt": "bin", "sharded": True}])
+def test_inspecting_downloads_no_weights(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, options: dict[str, Any]
+) -> None:
+    source = pristine("bloom", **options)
+    commit = hub.commit(ID, source)
+    found = command("inspect", ID, "--scale", "2", "--json")
+    assert (found.code, found.err) == (0, "")
+    assert not [request for request in hub.requests if request.host == "storage"]
+    assert set(hub.downloads()) <= {"config.json", *(path.name for path in source.glob("*.index.json"))}
+    local = command("inspect", source, "--scale", "2", "--json").json
+    assert found.json == local | {"source": ID, "commit": commit}
+
+
+@pytest.mark.parametrize("safetensors", [True, False])
+def test_only_what_is_needed_is_asked_for(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, safetensors: bool
+) -> None:
+    source = tmp_path / "tiny-bloom"
+    shutil.copytree(pristine("bloom", fmt="bin"), source)
+    needed = {path.name for path in source.iterdir()} | {"README.md", "LICENSE.txt"}
+    (source / "README.md").write_text("# Tiny\n")
+    (source / "LICENSE.txt").write_text("MIT\n")
+    if safetensors:
+        shutil.copy(pristine("bloom") / "model.safetensors", source)
+        needed = needed - {"pytorch_model.bin"} | {"model.safetensors"}
+    (source / "onnx").mkdir()
+    others = (
+        "tf_model.h5 flax_model.msgpack modeling_bloom.py .gitattributes onnx/model.onnx onnx/config.json"
+    )
+    for name in (*others.split(), "model.onnx", "rust_model.ot", "training_args.bin", "optimizer.pt"):
+        (source / name).write_text("not needed")
+    hub.commit(ID, source)
+    run = command(*CONVERT)
+    assert run.code == 0, run.err
+    assert set(hub.downloads()) == needed
+    asked = {request.path.split("/resolve/")[1].split("/", 1)[1] for request in resolved(hub)}
+    assert asked == needed
+
+
+def resolved(hub: HubServer) -> list[Request]:
+    return [request for request in hub.requests if "/resolve/" in request.path]
+
+
+# One commit
+
+
+@pytest.mark.parametrize("kind", ["default", "branch", "tag", "commit"])
+def test_a_revision_is_resolved_to_its_commit(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path, kind: str
+) -> None:
+    first = variant(pristine("bloom"), tmp_path / "first", "first")
+    second = variant(pristine("bloom"), tmp_path / "second", "second")
+    old = hub.commit(ID, first, tag="v1.0")
+    new = hub.commit(ID, second)
+    other = hub.commit(ID, variant(pristine("bloom"), tmp_path / "third", "third"), branch="feature/x")
+    revision, commit, mark = {
+        "default": (None, new, "second"),
+        "branch": ("feature/x", other, "third"),
+        "tag": ("v1.0", old, "first"),
+        "commit": (old, old, "first"),
+    }[kind]
+    run = command(*CONVERT, *(["--revision", revision] if revision else []))
+    assert run.code == 0, run.err
+    assert run.json["commit"] == commit
+    made = config(work / "out")
+    assert (made["ntk_convert"]["commit"], made["mark"]) == (commit, mark)
+    assert (work / "out" / "LICENSE").read_text() == mark
+    card = (work / "out" / "README.md").read_text()
+    assert commit in card
+    assert revision is None or f"--revision {revision} " in card
+
+
+@pytest.mark.parametrize("moment", [2, 3, 4, 6])
+def test_a_branch_that_moves_meanwhile(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path, moment: int
+) -> None:
+    first = variant(pristine("bloom"), tmp_path / "first", "first")
+    second = variant(pristine("bloom"), tmp_path / "second", "second")
+    (second / "added.json").write_text("{}")
+    marks = {hub.commit(ID, first): "first"}
+
+    def move(_: Request) -> None:
+        if len(hub.requests) == moment:
+            marks[hub.commit(ID, second)] = "second"
+
+    hub.before = move
+    run = command(*CONVERT, "--revision", "main")
+    assert run.code == 0, run.err
+    assert len(marks) == 2
+    mark = marks[run.json["commit"]]
+    out, source = work / "out", {"first": first, "second": second}[mark]
+    assert config(out)["mark"] == mark
+    assert config(out)["ntk_convert"]["commit"] == run.json["commit"]
+    for name in ("LICENSE", "tokenizer_config.json", "model.safetensors"):
+        assert (out / name).read_bytes() == (source / name).read_bytes()
+    assert (out / "added.json").exists() == (mark == "second")
+
+
+# The cache
+
+
+def test_a_second_run_uses_the_cache(
+    pristine: Pristine, hub: HubServer, command: Command, work: Path
+) -> None:
+    commit = hub.commit(ID, pristine("bloom", sharded=True))
+    assert command(*CONVERT).code == 0
+    before = contents(work / "out")
+    for online, environment in ((True, {}), (False, {"HF_HUB_OFFLINE": "1"})):
+        hub.requests.clear()
+        run = command(*CONVERT, "--overwrite", **environment)
+        assert (run.code, run.json["commit"]) == (0, commit), run.err
+        assert contents(work / "out") == before
+        assert hub.downloads() == []
+        assert bool(hub.requests) == online
+
+
+def test_offline_without_a_cache(pristine: Pristine, hub: HubServer, command: Command, work: Path) -> None:
+    hub.commit(ID, pristine("bloom"))
+    refused(command(*CONVERT, HF_HUB_OFFLINE="1"), work, ID, "HF_HUB_OFFLINE", "local folder")
+    assert hub.requests == []
+
+
+def test_offline_with_half_a_cache(pristine: Pristine, hub: HubServer, command: Command, work: Path) -> None:
+    hub.commit(ID, pristine("bloom"))
+    online = command("inspect", ID, "--json").json
+    offline = command("inspect", ID, "--json", HF_HUB_OFFLINE="1").json
+    assert offline["slopes"] == online["slopes"]
+    assert offline["commit"] == online["commit"]
+    refused(command(*CONVERT, HF_HUB_OFFLINE="1"), work, ID, "HF_HUB_OFFLINE")
+
+
+def test_a_cache_folder_of_one_s_own(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
+) -> None:
+    hub.commit(ID, pristine("bloom"))
+    assert command(*CONVERT, "--cache-dir", tmp_path / "cache").code == 0
+    assert (tmp_path / "cache" / "models--org--tiny-bloom").is_dir()
+    assert not (tmp_path / "hf" / "hub").exists()
+
+
+def test_a_cache_that_cannot_be_written(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
+) -> None:
+    hub.commit(ID, pristine("bloom"))
+    (tmp_path / "file").touch()
+    refused(command(*CONVERT, "--cache-dir", tmp_path / "file"), work, "config.json", "--cache-dir")
+
+
+# What the Hub refuses
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "parts"),
+    [
+        ({}, ["org/other", *CONVERT[1:]], ["org/other", "check the spelling", "--token"]),
+        ({}, [*CONVERT, "--revision", "v9"], [ID, "no revision 'v9'", "--revision"]),
+        ({}, [*CONVERT, "--revision", "0" * 40], [ID, "0" * 40, "--revision"]),
+        ({}, [*CONVERT, "--revision", "../../main"], [ID, "'../../main'", "--revision"]),
+        ({"private": True}, CONVERT, [ID, "private", "--token"]),
+        ({"private": True}, [*CONVERT, "--token", "hf_somebody"], [ID, "private", "--token"]),
+        ({"gated": True}, CONVERT, [ID, "is gated", "accept its terms", "--token"]),
+        ({"gated": True}, [*CONVERT, "--token", "hf_somebody"], [ID, "is gated", "accept its terms"]),
+        ({}, [*CONVERT, "--token", "hf_unknown_secret"], [ID, "HTTP 401", "--token"]),
+    ],
+    ids=[
+        "missing",
+        "no revision",
+        "no commit",
+        "no branch",
+        "private",
+        "not a reader",
+        "gated",
+        "not accepted",
+        "bad token",
+    ],
+)
+def test_what_is_refused(
+    pristine: Pristine,
+    hub: HubServer,
+    command: Command,
+    work: Path,
+    settings: dict[str, Any],
+    words: list[str],
+    parts: list[str],
+) -> None:
+    hub.commit(ID, pristine("bloom"), readers=[TOKEN], **settings)
+    hub.tokens.add("hf_somebody")
+    refused(command(*words), work, *parts)
+    assert hub.downloads() == []
+
+
+def test_a_repository_without_a_config(tmp_path: Path, hub: HubServer, command: Command, work: Path) -> None:
+    source = tmp_path / "empty"
+    source.mkdir()
+    (source / "README.md").write_text("# Nothing here\n")
+    hub.commit(ID, source)
+    refused(command(*CONVERT), work, ID, "config.json")
+
+
+def test_a_repository_without_weights(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
+) -> None:
+    source = tmp_path / "light"
+    shutil.copytree(pristine("bloom"), source)
+    (source / "model.safetensors").unlink()
+    hub.commit(ID, source)
+    refused(command(*CONVERT), work, ID, "no weights")
+
+
+def test_a_shard_that_the_repository_lacks(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
+) -> None:
+    source = tmp_path / "torn"
+    shutil.copytree(pristine("bloom", sharded=True), source)
+    last = sorted(source.glob("*.safetensors"))[-1]
+    last.unlink()
+    hub.commit(ID, source)
+    refused(command(*CONVERT), work, ID, last.name)
+
+
+@pytest.mark.parametrize(
+    "model", ["a/b/c", "", "../x", "a\nb/c", "a\x1b[2Jb", "org/.x", "a--b/c", "~no_one/x"]
+)
+def test_names_that_are_no_repository(hub: HubServer, command: Command, work: Path, model: str) -> None:
+    run = command(model, *CONVERT[1:])
+    refused(run, work)
+    assert run.err.isprintable() or run.err[:-1].isprintable()
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ([*CONVERT, "--revision", ""], ["--revision", "empty"]),
+        ([*CONVERT, "--token", ""], ["--token"]),
+        ([*CONVERT, "--token", "hf_ secret"], ["--token"]),
+    ],
+)
+def test_options_that_cannot_be(
+    hub: HubServer, command: Command, work: Path, words: list[str], parts: list[str]
+) -> None:
+    refused(command(*words), work, *parts, code=2)
+    assert hub.requests == []
+
+
+# What breaks
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_hub_that_is_down(
+    pristine: Pristine, hub: HubServer, command: Command, work: Path, cached: bool
+) -> None:
+    hub.commit(ID, pristine("bloom"))
+    if cached:
+        assert command(*CONVERT).code == 0
+    with HubServer() as other:
+        endpoint = other.endpoint
+    run = command(*CONVERT, "--overwrite", HF_ENDPOINT=endpoint)
+    if cached:
+        assert run.code == 0, run.err
+    else:
+        refused(run, work, ID, "cannot be reached", "HF_ENDPOINT")
+
+
+def test_an_endpoint_that_is_no_hub(hub: HubServer, command: Command, work: Path) -> None:
+    refused(command(*CONVERT, HF_ENDPOINT=f"{hub.endpoint}/welcome"), work, "HTTP 404")
+
+
+@pytest.mark.parametrize("fault", ["cut", "reset", "short", "busy"])
+def test_a_download_that_breaks_off_once(
+    pristine: Pristine, hub: HubServer, command: Command, work: Path, fault: Fault
+) -> None:
+    """The client goes on by itself, or the next run does."""
+    source = pristine("bloom", sharded=True)
+    hub.commit(ID, source)
+    shard = sorted(path.name for path in source.glob("*.safetensors"))[1]
+    hub.faults[shard] = [fault]
+    run = command(*CONVERT)
+    assert hub.faults[shard] == []
+    if run.code != 0:
+        refused(run, work, ID, "again")
+        run = command(*CONVERT)
+    assert run.code == 0, run.err
+    assert (work / "out" / shard).read_bytes() == (source / shard).read_bytes()
+    if fault == "cut":
+        middle = (source / shard).stat().st_size // 2
+        assert f"bytes={middle}-" in [request.headers.get("range") for request in hub.requests]
+
+
+@pytest.mark.parametrize("fault", ["cut", "short"])
+def test_a_download_that_always_breaks_off(
+    pristine: Pristine, hub: HubServer, command: Command, work: Path, fault: Fault
+) -> None:
+    source = pristine("bloom", sharded=True)
+    hub.commit(ID, source)
+    shard = sorted(path.name for path in source.glob("*.safetensors"))[1]
+    hub.faults[shard] = [fault] * 99
+    refused(command(*CONVERT), work, shard, ID, "broke off", "again")
+
+
+# The token
+
+
+@pytest.mark.parametrize("way", ["--token", "HF_TOKEN", "saved"])
+@pytest.mark.parametrize("kind", ["private", "gated"])
+def test_the_token_opens_and_stays_secret(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path, way: str, kind: str
+) -> None:
+    hub.commit(ID, pristine("bloom"), readers=[TOKEN], private=kind == "private", gated=kind == "gated")
+    if way == "saved":
+        (tmp_path / "hf").mkdir()
+        (tmp_path / "hf" / "token").write_text(TOKEN)
+    run = command(
+        *CONVERT,
+        *(["--token", TOKEN, "-v"] if way == "--token" else []),
+        **({"HF_TOKEN": TOKEN} if way == "HF_TOKEN" else {}),
+    )
+    assert run.code == 0, run.err
+    assert {request.token for request in hub.requests if request.host == "hub"} == {TOKEN}
+    assert "model.safetensors" in hub.downloads()
+
+
+@pytest.mark.parametrize("why", ["unknown", "missing", "cut", "down"])
+def test_tracebacks_do_not_tell_the_token(
+    pristine: Pristine, hub: HubServer, command: Command, work: Path, why: str
+) -> None:
+    source = pristine("bloom")
+    hub.commit(ID, source, readers=[TOKEN] if why != "unknown" else [])
+    if why == "cut":
+        hub.faults["model.safetensors"] = ["short"]
+    model = "org/other" if why == "missing" else ID
+    endpoint = {"HF_ENDPOINT": "http://127.0.0.1:1"} if why == "down" else {}
+    run = command(model, *CONVERT[1:], "-v", "--token", TOKEN, **endpoint)
+    assert run.code == 1
+    assert "Traceback" in run.err
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "token", ["hf_secret\x01x", "hf_secr\u00e9t_secret", "hf_ secret", "\u201chf_secret\u201d"]
+)
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_token_in_the_environment_that_is_none(
+    hub: HubServer, command: Command, work: Path, token: str, verbose: bool
+) -> None:
+    run = command(*CONVERT, *(["-v"] if verbose else []), HF_TOKEN=token)
+    assert (run.code, run.out) == (2, "")
+    assert "HF_TOKEN" in run.err
+    assert verbose or run.err.count("\n") == 1
+    assert hub.requests == []

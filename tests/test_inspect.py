@@ -1,0 +1,268 @@
+"""What ``inspect`` says, and how little it needs for that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from converter import convert, inspect
+from converter.families import FAMILIES
+from converter.slopes import scaled_slopes, stock_slopes
+from tests.conftest import MakeSource, Run, edit_json, fingerprint
+
+ROOT = Path(__file__).parent.parent
+HEAVY = {"torch", "transformers", "huggingface_hub", "safetensors", "tokenizers", "yaml", "tqdm"}
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon"])
+def test_what_a_checkpoint_is(pristine: Callable[..., Path], run: Callable[..., Run], family: str) -> None:
+    source = pristine(family, num_heads=12)
+    before = fingerprint(source)
+    found = run("inspect", source, "--json")
+    assert (found.code, found.err) == (0, "")
+    assert found.out.count("\n") == 1
+    values = found.json
+    assert values["family"] == values["model_type"] == family
+    assert (values["num_heads"], values["num_kv_heads"], values["head_dim"], values["num_layers"]) == (
+        12,
+        12,
+        8,
+        2,
+    )
+    assert values["dtype"] == "F32"
+    assert values["files"] == {"model.safetensors": (source / "model.safetensors").stat().st_size}
+    assert values["converted"] is False
+    assert values["alibi_scaling"] is None
+    assert values["train_length"] is None
+    assert values["slopes"]["stock"] == pytest.approx(stock_slopes(12))
+    assert values["slopes"]["scaled"] is None
+    assert fingerprint(source) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method", "factor", "at_length"),
+    [
+        (["--scale", "4"], "ntk", 4.0, None),
+        (["--scale", "4", "--method", "linear"], "linear", 4.0, None),
+        (["--scale", "4", "--method", "ntk-published"], "ntk-published", 4.0, None),
+        (["--target-length", "192", "--train-length", "64"], "ntk", 3.0, None),
+        (["--dynamic", "length", "--train-length", "64", "--rate", "1.5"], "ntk", 3.0, 128),
+    ],
+)
+def test_scaled_slopes_stand_beside_the_stock_ones(
+    pristine: Callable[..., Path],
+    run: Callable[..., Run],
+    arguments: list[str],
+    method: str,
+    factor: float,
+    at_length: int | None,
+) -> None:
+    slopes = run("inspect", pristine("bloom", num_heads=12), "--json", *arguments).json["slopes"]
+    assert slopes["scaled"] == pytest.approx(scaled_slopes(stock_slopes(12), method, factor))
+    assert (slopes["factor"], slopes["at_length"]) == (factor, at_length)
+
+
+def test_a_converted_repository(
+    pristine: Callable[..., Path], tmp_path: Path, run: Callable[..., Run]
+) -> None:
+    convert(pristine("bloom"), tmp_path / "out", scale=2.0, train_length=64, verify=False)
+    values = run("inspect", tmp_path / "out", "--json").json
+    assert values["converted"] is True
+    assert (values["family"], values["model_type"]) == ("bloom", "ntk_bloom")
+    assert values["alibi_scaling"] == {"type": "ntk", "factor": 2.0}
+    assert values["train_length"] == 64
+    assert values["train_length_origin"] == "recorded when it was converted"
+    assert values["slopes"]["scaled"] == pytest.approx(scaled_slopes(stock_slopes(4), "ntk", 2.0))
+
+
+def test_story_writer_s_slopes(make_source: MakeSource) -> None:
+    source = make_source("mpt", {"attn_config": {"alibi": True, "alibi_bias_max": 16}})
+    assert inspect(source).slopes.stock == pytest.approx(stock_slopes(4, 16.0))
+
+
+def test_multi_query_falcon(make_source: MakeSource) -> None:
+    found = inspect(make_source("falcon", {"multi_query": True}))
+    assert (found.num_heads, found.num_kv_heads) == (4, 1)
+
+
+def test_bin_files(pristine: Callable[..., Path]) -> None:
+    source = pristine("bloom", fmt="bin", sharded=True)
+    found = inspect(source)
+    assert dict(found.files) == {path.name: path.stat().st_size for path in source.glob("*.bin")}
+    assert found.parameters is None
+    assert found.dtype == "float32"
+
+
+def test_a_config_without_weights(make_source: MakeSource, run: Callable[..., Run]) -> None:
+    source = make_source()
+    (source / "model.safetensors").unlink()
+    found = run("inspect", source, "--scale", "2")
+    assert found.code == 0
+    assert "none found" in found.out
+
+
+def test_for_people(pristine: Callable[..., Path], run: Callable[..., Run]) -> None:
+    found = run("inspect", pristine("bloom"), "--scale", "2")
+    lines = dict(line.split(maxsplit=1) for line in found.out.splitlines() if line)
+    assert lines["heads"] == "4 of size 8"
+    assert lines["parameters"] == "28,640 (F32)"
+    assert lines["3"].split() == ["0.00390625", "0.00195312", "2.0000"]
+
+
+# The trained length and where it comes from
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "given", "tokens", "origin"),
+    [
+        ("bloom", {}, None, None, "not known"),
+        (
+            "bloom",
+            {"seq_length": 4096},
+            None,
+            None,
+            "not known; config.json has seq_length 4096, which is absent or",
+        ),
+        ("bloom", {"seq_length": 4096}, 77, 77, "--train-length"),
+        (
+            "bloom",
+            {"_name_or_path": "bigscience/bloom-1b7"},
+            None,
+            2048,
+            "_name_or_path is the known checkpoint",
+        ),
+        ("bloom", {"_name_or_path": "bigscience/bloom-1b7", "seq_length": 2048}, None, 2048, "_name_or_path"),
+        (
+            "bloom",
+            {"_name_or_path": "bigscience/bloom-1b7", "seq_length": 8192},
+            None,
+            None,
+            "trained at 2048; config",
+        ),
+        ("bloom", {"_name_or_path": "someone/else"}, None, None, "not known"),
+        ("bloom", {"_name_or_path": ["bigscience/bloom"]}, None, None, "not known"),
+        ("mpt", {"max_seq_len": 8192}, None, None, "not known; config.json has max_seq_len 8192"),
+        (
+            "mpt",
+            {"_name_or_path": "mosaicml/mpt-7b-storywriter", "max_seq_len": 65536},
+            None,
+            65536,
+            "mosaicml/mpt-7b-storywriter",
+        ),
+        ("falcon", {"_name_or_path": "tiiuae/falcon-rw-1b"}, None, 2048, "tiiuae/falcon-rw-1b"),
+        ("falcon", {}, None, None, "not known"),
+    ],
+)
+def test_trained_length(
+    make_source: MakeSource, family: str, changes: Any, given: int | None, tokens: int | None, origin: str
+) -> None:
+    found = inspect(make_source(family, changes), train_length=given)
+    assert found.train_length == tokens
+    assert origin in found.train_length_origin
+
+
+@pytest.mark.parametrize(
+    ("repo_id", "tokens"),
+    [
+        ("bigscience/bloom", 2048),
+        ("bigscience/bloom-560m", 2048),
+        ("bigscience/bloomz-7b1-mt", 2048),
+        ("mosaicml/mpt-7b", 2048),
+        ("mosaicml/mpt-7b-8k-chat", 8192),
+        ("mosaicml/mpt-30b-instruct", 8192),
+        ("mosaicml/mpt-7b-storywriter", 65536),
+        ("tiiuae/falcon-rw-7b", 2048),
+    ],
+)
+def test_known_checkpoints(repo_id: str, tokens: int) -> None:
+    assert {**FAMILIES[0].train_lengths, **FAMILIES[1].train_lengths, **FAMILIES[2].train_lengths}[
+        repo_id
+    ] == tokens
+
+
+# The published geometries
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"model_type": "bloom", "n_embed": 14336, "num_attention_heads": 112, "n_layer": 70},
+            ("bloom", 112, 128, 70),
+        ),
+        ({"model_type": "bloom", "hidden_size": 2048, "n_head": 16, "n_layer": 24}, ("bloom", 16, 128, 24)),
+        ({"model_type": "mpt", "d_model": 7168, "n_heads": 64, "n_layers": 48}, ("mpt", 64, 112, 48)),
+        (
+            {
+                "model_type": "RefinedWebModel",
+                "architectures": ["RWForCausalLM"],
+                "alibi": True,
+                "hidden_size": 2048,
+                "n_head": 32,
+                "n_layer": 24,
+            },
+            ("falcon", 32, 64, 24),
+        ),
+    ],
+)
+def test_published_configs(tmp_path: Path, config: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = inspect(tmp_path, scale=2.0)
+    assert (found.family, found.num_heads, found.head_dim, found.num_layers) == expected
+    assert found.num_kv_heads == found.num_heads
+    assert found.slopes.stock == pytest.approx(stock_slopes(found.num_heads))
+
+
+# What it costs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "also"),
+    [
+        (["--help"], {"numpy"}),
+        (["convert", "--help"], {"numpy"}),
+        (["--version"], {"numpy"}),
+        (["inspect", "{source}", "--scale", "2"], set()),
+        (["inspect", "{source}", "--json"], set()),
+        (["{source}", "--scale", "2", "--out", "{source}-out", "--dry-run"], {"numpy"}),
+    ],
+)
+@pytest.mark.parametrize("fmt", ["safetensors", "bin"])
+def test_nothing_heavy_is_imported(
+    pristine: Callable[..., Path], arguments: list[str], also: set[str], fmt: str
+) -> None:
+    source = pristine("bloom", fmt=fmt, sharded=True)
+    code = (
+        "import sys, converter.cli\n"
+        "try: converter.cli.main()\n"
+        f"finally: print(sorted({sorted(HEAVY | also)} & sys.modules.keys()), file=sys.stderr)"
+    ).replace(f"{sorted(HEAVY | also)} &", f"set({sorted(HEAVY | also)}) &")
+    words = [word.replace("{source}", str(source)) for word in arguments]
+    result = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert result.stderr == "[]\n"
+
+
+def test_damage_is_found(make_source: MakeSource, run: Callable[..., Run]) -> None:
+    source = make_source(sharded=True)
+    next(source.glob("*-00002-of-*")).unlink()
+    found = run("inspect", source)
+    assert found.code == 1
+    assert "missing" in found.err
+
+
+def test_a_broken_scaling_in_a_converted_config(
+    pristine: Callable[..., Path], tmp_path: Path, run: Callable[..., Run]
+) -> None:
+    convert(pristine("bloom"), tmp_path / "out", scale=2.0, verify=False)
+    edit_json(tmp_path / "out/config.json", {"alibi_scaling": {"type": "yarn"}})
+    found = run("inspect", tmp_path / "out")
+    assert found.code == 1
+    assert "alibi_scaling" in found.err

@@ -1,0 +1,244 @@
+"""A converted repository in plain transformers: loading, heads, devices, saving, compiling."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+from converter import convert
+from tests import tiny
+from tests.patched import FAMILIES, Convert, assert_logits, batch, config_of, load
+
+HEADS = {
+    "Model": AutoModel,
+    "SequenceClassification": AutoModelForSequenceClassification,
+    "TokenClassification": AutoModelForTokenClassification,
+    "QuestionAnswering": AutoModelForQuestionAnswering,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loading_without_trust_raises(converted: Convert, family: str) -> None:
+    folder = converted(family)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_converter_is_not_needed(converted: Convert, family: str, tmp_path: Path) -> None:
+    """In an interpreter that cannot see this project, and in the package's documented way."""
+    folder = converted(family)
+    script = (
+        "import importlib.util, sys; from transformers import AutoModelForCausalLM as A, AutoTokenizer as T\n"
+        "assert importlib.util.find_spec('templates') is None\n"
+        f"t = T.from_pretrained({str(folder)!r}, trust_remote_code=True); m = A.from_pretrained({str(folder)!r}, trust_remote_code=True)\n"
+        "assert 'converter' not in sys.modules\n"
+        "print(m.generate(**t('w10 w11', return_tensors='pt'), max_new_tokens=4).shape[1] > 3)\n"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": ""}
+    command = [sys.executable, "-P", "-c", script]
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
+    assert result.stdout.strip() == "True", result.stderr
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_head_gives_the_stock_head_s_numbers(family: str, head: str, tmp_path: Path) -> None:
+    auto_class = HEADS[head]
+    source = tiny.FACTORIES[family](tmp_path / "source", 4, head=head)
+    convert(source, tmp_path / "out", method="none", verify=False)
+    model, info = auto_class.from_pretrained(
+        tmp_path / "out", trust_remote_code=True, output_loading_info=True
+    )
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    stock = auto_class.from_pretrained(source)
+    ids, mask = batch(rows=2, length=30, side="right")
+    ids = ids.masked_fill(mask == 0, tiny.PAD)
+    labels = {
+        "Model": {},
+        "SequenceClassification": {"labels": torch.tensor([0, 1])},
+        "TokenClassification": {"labels": ids % 2},
+        "QuestionAnswering": {
+            "start_positions": torch.tensor([1, 99]),
+            "end_positions": torch.tensor([4, 2]),
+        },
+    }[head]
+    ours, theirs = (each.eval()(ids, attention_mask=mask, **labels) for each in (model, stock))
+    # Stock Falcon's bias is rounded to bfloat16; the reference tests cover it without that.
+    tolerance = 0.05 if family == "falcon" else 1e-4
+    for name in ("last_hidden_state", "logits", "start_logits", "end_logits"):
+        if name in theirs:
+            first, second = ours[name], theirs[name]
+            if first.shape[:2] == mask.shape:
+                first, second = first[mask.bool()], second[mask.bool()]
+            assert torch.allclose(first, second, atol=tolerance), name
+    if labels:
+        assert ours.loss.item() == pytest.approx(theirs.loss.item(), abs=tolerance)
+    options = {"output_hidden_states": True, "output_attentions": True}
+    assert len(model(ids, return_dict=False, **options)) == len(model(ids, **options).to_tuple())
+
+
+@pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
+def test_classification_losses(problem: str, tmp_path: Path) -> None:
+    count = 1 if problem == "regression" else 3
+    source = tiny.bloom(tmp_path / "source", head="SequenceClassification", num_labels=count)
+    convert(source, tmp_path / "out", method="none", verify=False)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    stock = AutoModelForSequenceClassification.from_pretrained(source)
+    ids, _ = batch(rows=2, length=30)
+    labels = torch.rand(2) if count == 1 else torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    ours, theirs = (each.eval()(ids, labels=labels).loss for each in (model, stock))
+    assert ours.item() == pytest.approx(theirs.item(), abs=1e-5)
+    model.config.pad_token_id = None
+    with pytest.raises(ValueError, match="pad_token_id"):
+        model(ids)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saving_and_loading_again(converted: Convert, family: str, tmp_path: Path) -> None:
+    folder = converted(family, 12, "ntk-position")
+    model, ids = load(folder), batch()[0]
+    model.save_pretrained(tmp_path / "saved")
+    saved = config_of(tmp_path / "saved")
+    assert saved["alibi_scaling"] == config_of(folder)["alibi_scaling"]
+    assert saved["model_type"] == f"ntk_{family}"
+    shutil.rmtree(folder)
+    assert torch.equal(load(tmp_path / "saved")(ids).logits, model(ids).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_device_maps(converted: Convert, family: str, tmp_path: Path) -> None:
+    folder = converted(family, 4, "ntk")
+    model = load(folder)
+    ids, mask = batch(rows=2, length=40)
+    expected = model(ids, attention_mask=mask).logits
+    assert_logits(load(folder, device_map="auto")(ids, attention_mask=mask).logits, expected, mask)
+    layers = "blocks" if family == "mpt" else "h"
+    placed = {
+        f"transformer.{name}": "cpu" for name, _ in model.transformer.named_children() if name != layers
+    }
+    placed |= {f"transformer.{layers}.0": "cpu", f"transformer.{layers}.1": "disk", "lm_head": "cpu"}
+    offloaded = load(folder, device_map=placed, offload_folder=tmp_path / "offload")
+    assert_logits(offloaded(ids, attention_mask=mask).logits, expected, mask)
+    tokens = offloaded.generate(ids, attention_mask=mask, max_new_tokens=5)
+    assert torch.equal(tokens, model.generate(ids, attention_mask=mask, max_new_tokens=5))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scaling", ["ntk", "ntk-length", "ntk-position"])
+def test_compiling_as_one_graph(converted: Convert, family: str, scaling: str) -> None:
+    model = load(converted(family, 4, scaling))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for length in (40, 44):
+        ids, mask = batch(rows=2, length=length)
+        expected = model(ids, attention_mask=mask, use_cache=False).logits
+        assert_logits(compiled(ids, attention_mask=mask, use_cache=False).logits, expected, mask)
+        assert_logits(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiling_with_inductor(converted: Convert, family: str) -> None:
+    model = load(converted(family, 4, "ntk"))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True)
+    ids, mask = batch(rows=2, length=40)
+    expected = model(ids, attention_mask=mask, use_cache=False).logits
+    assert_logits(compiled(ids, attention_mask=mask, use_cache=False).logits, expected, mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_near_float32(converted: Convert, family: str, dtype: torch.dtype) -> None:
+    folder = converted(family, 12, "ntk")
+    ids, mask = batch(rows=2, length=60)
+    expected = load(folder)(ids, attention_mask=mask).logits
+    model = load(folder, dtype=dtype)
+    assert model.dtype == dtype
+    for logits in (
+        model(ids, attention_mask=mask).logits,
+        model(ids, attention_mask=mask, output_attentions=True).logits,
+    ):
+        error = (logits.float() - expected)[mask.bool()].norm() / expected[mask.bool()].norm()
+        assert error < (0.05 if dtype == torch.bfloat16 else 0.01)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = load(folder)(ids, attention_mask=mask).logits
+    assert (mixed.float() - expected)[mask.bool()].norm() / expected[mask.bool()].norm() < 0.05
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_implementations(converted: Convert, family: str) -> None:
+    folder = converted(family)
+    model = load(folder)
+    assert model.config._attn_implementation == "sdpa"
+    model.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "eager"
+    for other in ("flash_attention_2", "flex_attention"):
+        with pytest.raises((ValueError, ImportError)):
+            load(folder, attn_implementation=other)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_some_logits_only(converted: Convert, family: str) -> None:
+    model = load(converted(family))
+    ids, _ = batch(rows=2, length=40)
+    logits = model(ids).logits
+    assert torch.allclose(model(ids, logits_to_keep=3).logits, logits[:, -3:], atol=1e-5)
+    kept = torch.tensor([0, 5])
+    assert torch.allclose(model(ids, logits_to_keep=kept).logits, logits[:, kept], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"factor": 2.0},
+        {"type": "yarn", "factor": 2.0},
+        {"type": "ntk"},
+        {"type": "ntk", "factor": 0.5},
+        {"type": "ntk", "factor": 2.0, "train_seq_len": 2048},
+        {"type": "ntk", "train_seq_len": 2048, "dynamic": "row"},
+        {"type": "ntk", "train_seq_len": 2048, "rate": -1},
+        {"type": "ntk", "factor": 2.0, "slope": 3},
+    ],
+    ids=str,
+)
+def test_a_scaling_that_cannot_be_honoured_is_refused(converted: Convert, scaling: dict) -> None:
+    with pytest.raises(ValueError, match="alibi_scaling"):
+        load(converted("bloom"), alibi_scaling=scaling)
+
+
+def test_tokenizer_loads_as_before(converted: Convert) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(converted("bloom"), trust_remote_code=True)
+    assert tokenizer("w10 w11")["input_ids"] == [tiny.START, 10, 11]
+
+
+def test_the_version_under_test_is_supported() -> None:
+    assert tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 57)

@@ -1,0 +1,87 @@
+"""Attention in half precision at long range, against float64: only the format's own rounding is left."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from templates.ntk_alibi import Alibi, AlibiAttention, plan_attention, stock_slopes
+from transformers import DynamicCache
+
+HEADS, HEAD_DIM, ROWS = 16, 64, 32
+LIMITS = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 1e-3}
+
+
+def exact(query, key, value, slopes):
+    """float64 attention of the last queries over all keys, the bias relative to each query."""
+    keys, queries = key.shape[2], query.shape[2]
+    distance = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)[None, :]
+    scores = query.double() @ key.double().transpose(-1, -2) * HEAD_DIM**-0.5
+    scores = scores - torch.tensor(slopes, dtype=torch.float64)[:, None, None] * distance
+    scores = scores.masked_fill(distance < 0, -torch.inf)
+    return (scores.softmax(-1) @ value.double()).transpose(1, 2).flatten(2)
+
+
+def stock_form(query, key, value, slopes):
+    """The same attention with the bias as stock BLOOM has it: slope * position, cast to the dtype."""
+    keys, queries = key.shape[2], query.shape[2]
+    bias = (torch.tensor(slopes)[:, None] * torch.arange(keys)).to(query.dtype)[None, :, None, :]
+    allowed = torch.arange(keys)[None, :] <= torch.arange(keys - queries, keys)[:, None]
+    scores = (query @ key.transpose(-1, -2)) * HEAD_DIM**-0.5 + bias
+    scores = scores.float().masked_fill(~allowed, -torch.inf)
+    return (scores.softmax(-1) @ value.float()).transpose(1, 2).flatten(2)
+
+
+def error(actual, expected):
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+@pytest.mark.parametrize("dtype", LIMITS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("length", [2048, 8192, 32768])
+def test_attention_output(length: int, dtype: torch.dtype, factor: float) -> None:
+    """The folded form in chunks (with its causal mask) and the bias form of decoding.
+
+    Chunks of the last queries, because float64 over all of 32768 queries would take an hour; the
+    channels they use are those of the whole prefill.
+    """
+    generator = torch.Generator().manual_seed(length)
+    shape = (1, HEADS, length, HEAD_DIM)
+    query, key, value = (torch.randn(shape, generator=generator).to(dtype) for _ in range(3))
+    alibi = Alibi(stock_slopes(HEADS), {"type": "ntk", "factor": factor})
+    attention = AlibiAttention(HEADS, HEAD_DIM**-0.5, 0.0, 0)
+    hidden = torch.zeros(1, 1, 1, dtype=dtype)
+
+    for queries in (ROWS, 1):
+        cache = DynamicCache()
+        cache.update(key[:, :, :-queries], value[:, :, :-queries], 0)
+        plan = plan_attention(alibi, hidden.expand(1, queries, 1), None, cache, HEAD_DIM**-0.5, eager=False)
+        assert (plan.bias is None) == (queries == ROWS)
+        last = [states[:, :, -queries:] for states in (query, key, value)]
+        output, _ = attention.attend(*last, plan, cache)
+        expected = exact(last[0], key, value, alibi.slopes)
+        assert error(output, expected) <= LIMITS[dtype]
+        if dtype != torch.float32 and factor == 1.0:
+            assert error(stock_form(last[0], key, value, alibi.slopes), expected) > 10 * LIMITS[dtype]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", LIMITS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_whole_prefill(dtype: torch.dtype) -> None:
+    """The fused kernel with its own causal mask, over a padded row too."""
+    length, pad = 2048, 300
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, HEADS, length, HEAD_DIM, generator=generator).to(dtype) for _ in range(3)
+    )
+    alibi = Alibi(stock_slopes(HEADS), {"type": "ntk", "factor": 2.0})
+    attention = AlibiAttention(HEADS, HEAD_DIM**-0.5, 0.0, 0)
+    mask = torch.ones(2, length, dtype=torch.long)
+    mask[1, :pad] = 0
+    hidden = torch.zeros(2, length, 1, dtype=dtype)
+    plan = plan_attention(alibi, hidden, mask, None, HEAD_DIM**-0.5, eager=False)
+    assert plan.mask is None
+    output, _ = attention.attend(query, key, value, plan)
+    for row, start in ((0, 0), (1, pad)):
+        states = [part[row : row + 1, :, start:] for part in (query, key, value)]
+        assert error(output[row : row + 1, start:], exact(*states, alibi.slopes)) <= LIMITS[dtype]

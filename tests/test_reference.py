@@ -1,0 +1,442 @@
+"""The NumPy reference against hand-computed numbers, its own invariants, and stock transformers.
+
+Stock is compared in float32 and only where it is right: not Falcon's eager attention, which adds
+the bias twice, and MPT's options beyond stock through a stock model that is given them here.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from numpy.typing import NDArray
+from torch import nn
+from transformers import AutoModelForCausalLM, MptConfig
+from transformers.models.falcon import modeling_falcon
+from transformers.models.mpt import modeling_mpt
+
+from tests import tiny
+from tests.reference import FAMILIES, alibi
+
+HEADS = [16, 12, 40]
+NTK = {"type": "ntk", "factor": 4.0}
+SCALINGS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "linear": {"type": "linear", "factor": 2.0},
+    "ntk": NTK,
+    "ntk-published": {"type": "ntk-published", "factor": 4.0},
+    "ntk by length": {"type": "ntk", "dynamic": "length", "rate": 2.0, "train_seq_len": 16},
+    "ntk by position": {"type": "ntk", "dynamic": "position", "rate": 2.0, "train_seq_len": 16},
+}
+MASKS = {
+    "no mask": None,
+    "ones": tiny.padding_mask([48, 48], "left"),
+    "left padding": tiny.padding_mask([48, 29], "left"),
+    "right padding": tiny.padding_mask([48, 29], "right"),
+}
+
+Array = NDArray[np.float64]
+Module = TypeVar("Module", bound=nn.Module)
+
+
+# The formulas, by hand
+
+
+def test_slopes_of_the_paper() -> None:
+    assert_allclose(alibi.press_slopes(8), [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256])
+    assert_allclose(alibi.press_slopes(16)[:3], [0.70710678, 0.5, 0.35355339])
+    assert_allclose(alibi.press_slopes(1), [2**-8])
+    odd = [0.70710678, 0.35355339, 0.17677670, 0.08838835]
+    assert_allclose(alibi.press_slopes(12), [*alibi.press_slopes(8), *odd], rtol=1e-7)
+
+
+def test_slopes_that_are_no_power_of_two_restart_high() -> None:
+    slopes = alibi.press_slopes(40)
+    assert len(slopes) == 40
+    assert np.argmin(slopes) == 31
+    assert slopes[31] == 2**-8
+    assert slopes[32] == max(slopes) == 2**-0.125
+
+
+@pytest.mark.parametrize("heads", range(1, 65))
+def test_mpt_slopes_at_eight_are_those_of_the_paper(heads: int) -> None:
+    assert_allclose(alibi.mpt_slopes(heads, 8), alibi.press_slopes(heads), rtol=1e-15)
+
+
+def test_mpt_slopes_at_sixteen() -> None:
+    assert_allclose(alibi.mpt_slopes(4, 16), [2**-4, 2**-8, 2**-12, 2**-16])
+    assert_allclose(alibi.mpt_slopes(3, 16), [2**-8, 2**-16, 2**-4])
+
+
+def test_linear_divides_every_slope() -> None:
+    assert_allclose(alibi.scaled_slopes(alibi.press_slopes(12), "linear", 3.0), alibi.press_slopes(12) / 3)
+
+
+def test_ntk_by_hand() -> None:
+    # Four heads, 2^-2 to 2^-8, and a = 8: t = 0, 1/3, 2/3, 1, so the divisors are 1, 2, 4, 8.
+    scaled = alibi.scaled_slopes(alibi.press_slopes(4), "ntk", 8.0)
+    assert_allclose(scaled, [2**-2, 2**-5, 2**-8, 2**-11])
+    # Three heads, 2^-4, 2^-8, 2^-2 in this order: t = 1/3, 1, 0.
+    scaled = alibi.scaled_slopes(alibi.press_slopes(3), "ntk", 8.0)
+    assert_allclose(scaled, [2**-5, 2**-11, 2**-2])
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8, 12, 16, 40, 71, 112])
+@pytest.mark.parametrize("factor", [1.0, 1.5, 4.0, 16.0])
+def test_ntk_keeps_the_steepest_divides_the_flattest_and_keeps_the_order(heads: int, factor: float) -> None:
+    stock = alibi.press_slopes(heads)
+    scaled = alibi.scaled_slopes(stock, "ntk", factor)
+    assert_allclose(min(scaled), min(stock) / factor)
+    assert_allclose(max(scaled), max(stock) if heads > 1 else stock[0] / factor)
+    assert list(np.argsort(scaled)) == list(np.argsort(stock))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8, 16, 32, 64, 128])
+def test_published_ntk_is_ntk_for_a_power_of_two(heads: int) -> None:
+    stock = alibi.press_slopes(heads)
+    ntk, published = (alibi.scaled_slopes(stock, method, 4.0) for method in ("ntk", "ntk-published"))
+    assert_allclose(published, ntk)
+    # As the author writes it: m_h = b / (2^(8/H) b)^h with b = a^(1/(H-1)).
+    if heads > 1:
+        b = 4.0 ** (1 / (heads - 1))
+        assert_allclose(ntk, [b / (2 ** (8 / heads) * b) ** h for h in range(1, heads + 1)])
+
+
+@pytest.mark.parametrize(("heads", "divisor"), [(40, 3.01), (12, 2.42), (112, 2.20)])
+def test_published_ntk_falls_short_on_other_numbers_of_heads(heads: int, divisor: float) -> None:
+    stock = alibi.press_slopes(heads)
+    published = alibi.scaled_slopes(stock, "ntk-published", 4.0)
+    flattest = np.argmin(stock)
+    assert_allclose(stock[flattest] / published[flattest], divisor, atol=0.005)
+    extra = slice(int(flattest) + 1, None)
+    assert_allclose(published[extra], stock[extra])
+
+
+def test_an_unknown_scaling_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no such scaling"):
+        alibi.scaled_slopes(alibi.press_slopes(4), "yarn", 2.0)
+    scaling = {"type": "ntk", "dynamic": "yes", "rate": 1.0, "train_seq_len": 4}
+    with pytest.raises(ValueError, match="no such dynamic scaling"):
+        alibi.query_factors(scaling, np.ones(3, dtype=np.int64))
+
+
+def test_factors_of_queries() -> None:
+    mask = np.array([0, 0, 1, 1, 1, 1, 1, 1])
+    assert_allclose(alibi.query_factors({"factor": 3.0}, mask), [3.0] * 8)
+    dynamic = {"rate": 2.0, "train_seq_len": 4}
+    assert_allclose(alibi.query_factors({**dynamic, "dynamic": "length"}, mask), [3.0] * 8)
+    by_position = alibi.query_factors({**dynamic, "dynamic": "position"}, mask)
+    assert_allclose(by_position[2:], [1.0, 1.0, 1.5, 2.0, 2.5, 3.0])
+    short = {"rate": 1.0, "train_seq_len": 100}
+    assert_allclose(alibi.query_factors({**short, "dynamic": "length"}, mask), [1.0] * 8)
+
+
+def test_attention_is_the_written_formula() -> None:
+    rng = np.random.default_rng(0)
+    heads, length, head_dim = 3, 7, 4
+    q, k, v = rng.standard_normal((3, heads, length, head_dim))
+    slopes = rng.uniform(0.1, 1.0, (heads, length))
+    mask = np.array([0, 0, 1, 1, 1, 1, 1])
+    output, probabilities = alibi.attention(q, k, v, slopes, mask, score_scale=0.7, bias_scale=0.3)
+    for h in range(heads):
+        for i in range(2, length):
+            exponentials = np.zeros(length)
+            for j in range(2, i + 1):
+                score = 0.7 * sum(q[h, i, c] * k[h, j, c] for c in range(head_dim))
+                exponentials[j] = math.exp(score - 0.3 * slopes[h, i] * (i - j))
+            expected = exponentials / sum(exponentials)
+            assert_allclose(probabilities[h, i], expected, atol=1e-14)
+            mean = sum(expected[j] * v[h, j] for j in range(length))
+            assert_allclose(output[i, h * head_dim : (h + 1) * head_dim], mean, atol=1e-14)
+
+
+# Invariants of the whole network
+
+
+def tolerance(logits: Array) -> float:
+    """What float32 may differ from the truth by, in logits."""
+    return max(1e-4, 1e-5 * float(np.abs(logits).max()))
+
+
+@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_changes_nothing(tmp_path: Path, family: str, scaling: dict[str, Any] | None) -> None:
+    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path, 12))
+    config["alibi_scaling"] = scaling
+    logits = FAMILIES[family].logits
+    ids = tiny.token_ids(1, 29)
+    alone = logits(config, tensors, ids)
+    for side, real in (("left", slice(11, None)), ("right", slice(0, 29))):
+        mask = tiny.padding_mask([29], side, width=40)  # type: ignore[arg-type]
+        padded = np.full_like(mask, tiny.PAD)
+        padded[:, real] = ids
+        assert_allclose(logits(config, tensors, padded, mask)[:, real], alone, atol=1e-11)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_position_dynamic_does_not_depend_on_what_comes_later(tmp_path: Path, family: str) -> None:
+    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path, 12))
+    ids = tiny.token_ids(1, 40)
+    for dynamic, differs in (("position", False), ("length", True)):
+        config["alibi_scaling"] = {"type": "ntk", "dynamic": dynamic, "rate": 1.0, "train_seq_len": 10}
+        whole = FAMILIES[family].logits(config, tensors, ids)[:, :20]
+        start = FAMILIES[family].logits(config, tensors, ids[:, :20])
+        assert (np.abs(whole - start).max() > 100 * tolerance(start)) == differs
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_length_dynamic_is_the_static_scaling_of_each_row(tmp_path: Path, family: str) -> None:
+    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path, 12))
+    logits = FAMILIES[family].logits
+    mask = tiny.padding_mask([40, 25, 6], "left")
+    ids = tiny.token_ids(3, 40)
+    dynamic = {"type": "ntk", "dynamic": "length", "rate": 1.5, "train_seq_len": 15}
+    by_length = logits({**config, "alibi_scaling": dynamic}, tensors, ids, mask)
+    for row, factor in enumerate([4.0, 2.5, 1.0]):
+        static = {**config, "alibi_scaling": {"type": "ntk", "factor": factor}}
+        fixed = logits(static, tensors, ids[row : row + 1], mask[row : row + 1])[0]
+        assert_allclose(by_length[row][mask[row] == 1], fixed[mask[row] == 1], atol=1e-11)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_last_query_of_one_layer_sees_its_position_as_the_length(tmp_path: Path, family: str) -> None:
+    one_layer: dict[str, Any] = {
+        {"bloom": "n_layer", "mpt": "n_layers", "falcon": "num_hidden_layers"}[family]: 1
+    }
+    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path, 12, **one_layer))
+    ids = tiny.token_ids(1, 40)
+    scaling = {"type": "ntk", "rate": 1.0, "train_seq_len": 10}
+    last = [
+        FAMILIES[family].logits({**config, "alibi_scaling": {**scaling, "dynamic": dynamic}}, tensors, ids)[
+            :, -1
+        ]
+        for dynamic in ("length", "position")
+    ]
+    assert_allclose(last[0], last[1], atol=1e-11)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attentions_are_probabilities_of_real_keys(tmp_path: Path, family: str) -> None:
+    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path, 12))
+    mask = tiny.padding_mask([20, 12], "left")
+    trunk = FAMILIES[family].trunk(config, tensors, tiny.token_ids(2, 20), mask, attentions=True)
+    assert trunk.hidden.shape == (2, 20, 96)
+    assert [layer.shape for layer in trunk.attentions] == [(2, 12, 20, 20)] * 2
+    for layer in trunk.attentions:
+        assert_allclose(layer.sum(axis=-1), 1.0)
+        assert np.triu(layer, 1).max() == 0.0
+        assert layer[1, :, 8:, :8].max() == 0.0
+    assert FAMILIES[family].trunk(config, tensors, tiny.token_ids(1, 5)).attentions == []
+
+
+@pytest.mark.parametrize("family", ["mpt", "falcon"])
+def test_a_model_without_alibi_is_an_error(family: str) -> None:
+    config = {"alibi": False, "attn_config": {"alibi": False}}
+    with pytest.raises(ValueError, match="no ALiBi"):
+        FAMILIES[family].logits(config, {}, tiny.token_ids(1, 3))
+
+
+# Stock transformers
+
+
+def stock_logits(model: nn.Module, ids: NDArray[np.int64], mask: NDArray[np.int64] | None) -> Array:
+    """The logits [B, L, vocabulary] of a stock model."""
+    masks = {} if mask is None else {"attention_mask": torch.from_numpy(mask)}
+    with torch.no_grad():
+        output = model.eval()(torch.from_numpy(ids), use_cache=False, **masks)
+    logits: Array = output.logits.double().numpy()
+    return logits
+
+
+def check_against(model: nn.Module, family: str, folder: Path, length: int = 48) -> None:
+    """Reference and ``model`` agree at every real token, and would not with other slopes."""
+    config, tensors = tiny.read(folder)
+    ids = tiny.token_ids(2, length)
+    for mask in MASKS.values():
+        real = np.ones((2, length)) == 1 if mask is None else mask == 1
+        expected = FAMILIES[family].logits(config, tensors, ids, mask)[real]
+        difference = np.abs(stock_logits(model, ids, mask)[real] - expected).max()
+        assert difference <= tolerance(expected)
+        scaled = FAMILIES[family].logits({**config, "alibi_scaling": NTK}, tensors, ids, mask)[real]
+        assert np.abs(scaled - expected).max() > 1000 * tolerance(expected)
+
+
+def load(folder: Path, attention: str) -> nn.Module:
+    """The folder's stock model in float32."""
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention)
+    return model
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_bloom_is_stock(tmp_path: Path, heads: int) -> None:
+    folder = tiny.bloom(tmp_path, heads)
+    check_against(load(folder, "eager"), "bloom", folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"apply_residual_connection_post_layernorm": True},
+        {"tie_word_embeddings": False},
+        {"layer_norm_epsilon": 0.1},
+        {"n_layer": 3},
+    ],
+    ids=str,
+)
+def test_bloom_options_are_stock(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = tiny.bloom(tmp_path, 12, **changes)
+    check_against(load(folder, "eager"), "bloom", folder)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_mpt_is_stock(tmp_path: Path, heads: int) -> None:
+    folder = tiny.mpt(tmp_path, heads)
+    check_against(load(folder, "eager"), "mpt", folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attn_config": {"softmax_scale": 0.1}},
+        {"attn_config": {"clip_qkv": 1.0}},
+        {"tie_word_embeddings": False},
+        {"layer_norm_epsilon": 0.1},
+    ],
+    ids=str,
+)
+def test_mpt_options_are_stock(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = tiny.mpt(tmp_path, 12, **changes)
+    check_against(load(folder, "eager"), "mpt", folder)
+
+
+class NormalisedQkv(nn.Module):
+    """llm-foundry's order of events: project, clip, normalise the whole q and the whole k."""
+
+    def __init__(self, project: nn.Linear, q_ln: nn.Module, k_ln: nn.Module, clip: float) -> None:
+        super().__init__()
+        self.project, self.q_ln, self.k_ln, self.clip = project, q_ln, k_ln, clip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, L, width] -> q, k and v side by side, [B, L, 3 * width]."""
+        q, k, v = self.project(x).clamp(-self.clip, self.clip).chunk(3, dim=-1)
+        return torch.cat([self.q_ln(q), self.k_ln(k), v], dim=-1)
+
+
+def with_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    """A stock MPT that is given, module by module, the options which its class ignores."""
+    config, arrays = tiny.read(folder)
+    tensors = {name: torch.from_numpy(array).float() for name, array in arrays.items()}
+    options = config["attn_config"]
+    build: Any = modeling_mpt.build_mpt_alibi_tensor
+    monkeypatch.setattr(
+        modeling_mpt.MptModel,
+        "build_mpt_alibi_tensor",
+        lambda self, heads, length, device=None: build(heads, length, options["alibi_bias_max"], device),
+    )
+
+    def linear(name: str) -> nn.Linear:
+        outputs, inputs = tensors[f"{name}.weight"].shape
+        return filled(nn.Linear(inputs, outputs, bias=f"{name}.bias" in tensors), name)
+
+    def norm(name: str) -> nn.LayerNorm:
+        return filled(nn.LayerNorm(config["d_model"], bias=f"{name}.bias" in tensors), name)
+
+    def filled(layer: Module, name: str) -> Module:
+        for kind, parameter in layer.named_parameters():
+            parameter.data.copy_(tensors[f"{name}.{kind}"])
+        return layer
+
+    sizes = {key: config[key] for key in ("vocab_size", "d_model", "n_heads", "n_layers")}
+    model = modeling_mpt.MptForCausalLM(MptConfig(**sizes))
+    filled(model.transformer.wte, "transformer.wte")
+    model.transformer.norm_f = norm("transformer.norm_f")
+    block: Any
+    for n, block in enumerate(model.transformer.blocks):
+        name = f"transformer.blocks.{n}"
+        block.norm_1, block.norm_2 = norm(f"{name}.norm_1"), norm(f"{name}.norm_2")
+        if options["qk_ln"]:
+            norms = norm(f"{name}.attn.q_ln"), norm(f"{name}.attn.k_ln")
+            clip = options["clip_qkv"] or math.inf
+            block.attn.Wqkv = NormalisedQkv(linear(f"{name}.attn.Wqkv"), *norms, clip)
+        else:
+            block.attn.Wqkv, block.attn.clip_qkv = linear(f"{name}.attn.Wqkv"), options["clip_qkv"]
+        block.attn.out_proj = linear(f"{name}.attn.out_proj")
+        block.ffn.up_proj = linear(f"{name}.ffn.up_proj")
+        block.ffn.down_proj = linear(f"{name}.ffn.down_proj")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("heads", "changes"),
+    [
+        (16, {"attn_config": {"alibi_bias_max": 16}}),
+        (12, {"attn_config": {"alibi_bias_max": 16}}),
+        (12, {"attn_config": {"qk_ln": True}}),
+        (12, {"attn_config": {"qk_ln": True, "clip_qkv": 1.0}}),
+        (12, {"expansion_ratio": 2}),
+        (12, {"no_bias": False}),
+        (12, {"no_bias": False, "expansion_ratio": 2, "attn_config": {"qk_ln": True, "clip_qkv": 2.0}}),
+    ],
+    ids=str,
+)
+def test_mpt_options_beyond_stock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heads: int, changes: dict[str, Any]
+) -> None:
+    folder = tiny.mpt(tmp_path, heads, **changes)
+    check_against(with_options(folder, monkeypatch), "mpt", folder)
+
+
+def test_mpt_logit_scale(tmp_path: Path) -> None:
+    config, tensors = tiny.read(tiny.mpt(tmp_path))
+    ids = tiny.token_ids(1, 9)
+    plain = FAMILIES["mpt"].logits(config, tensors, ids)
+    for scale, factor in ((0.25, 0.25), ("inv_sqrt_d_model", 1 / math.sqrt(32))):
+        scaled = FAMILIES["mpt"].logits({**config, "logit_scale": scale}, tensors, ids)
+        assert_allclose(scaled, plain * factor)
+
+
+FALCON_LAYOUTS: dict[str, dict[str, Any]] = {
+    "sequential": {},
+    "sequential, no biases": {"bias": False},
+    "sequential, multi-query": {"multi_query": True},
+    "parallel": {"parallel_attn": True},
+    "parallel, multi-query, no biases": {"parallel_attn": True, "multi_query": True, "bias": False},
+    "new": {"parallel_attn": True, "new_decoder_architecture": True, "num_kv_heads": 4},
+    "new, one norm": {
+        "parallel_attn": True,
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "num_ln_in_parallel_attn": 1,
+    },
+    "narrow MLP": {"ffn_hidden_size": 120},
+    "untied": {"tie_word_embeddings": False},
+}
+
+
+def exact_falcon_bias(mask: torch.Tensor, num_heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """Stock Falcon's bias before the rounding: slope times position, [B * num_heads, 1, L]."""
+    positions = (mask.cumsum(dim=-1) - 1) * mask
+    slopes = torch.from_numpy(alibi.press_slopes(num_heads))
+    return (slopes[None, :, None] * positions[:, None, :]).flatten(0, 1)[:, None, :].to(dtype)
+
+
+@pytest.mark.parametrize("layout", FALCON_LAYOUTS.values(), ids=FALCON_LAYOUTS)
+@pytest.mark.parametrize("heads", HEADS)
+def test_falcon_is_stock_but_for_the_rounding_of_the_bias(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heads: int, layout: dict[str, Any]
+) -> None:
+    """Stock rounds slope times position to bf16 even in a float32 model; here it does not."""
+    folder = tiny.falcon(tmp_path, heads, **layout)
+    monkeypatch.setattr(modeling_falcon, "build_alibi_tensor", exact_falcon_bias)
+    check_against(load(folder, "sdpa"), "falcon", folder)
+
+
+def test_falcon_is_stock_where_bf16_rounds_nothing(tmp_path: Path) -> None:
+    """Eight heads have slopes 2^-1 to 2^-8: times a position up to 256, these are exact in bf16."""
+    folder = tiny.falcon(tmp_path, 8)
+    check_against(load(folder, "sdpa"), "falcon", folder)

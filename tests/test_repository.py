@@ -1,0 +1,362 @@
+"""What a converted repository holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+import converter
+from converter import convert
+from converter.card import front_matter
+from converter.families import FAMILIES, HEADS, recognise
+from converter.repository import small_files
+from tests.conftest import MakeSource, edit_json, fingerprint
+
+ROOT = Path(__file__).parent.parent
+
+
+def read(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def quick(source: Path, out: Path, **options: Any) -> dict[str, Any]:
+    """The config of ``source``, converted without verification."""
+    convert(source, out, verify=False, **({"scale": 2.0} | options))
+    return read(out)
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon"])
+def test_config(make_source: MakeSource, tmp_path: Path, family: str) -> None:
+    source = make_source(family, {"my_own_key": {"x": [1, None]}, "auto_map": {"AutoConfig": "old.Old"}})
+    before = fingerprint(source)
+    config, original = quick(source, tmp_path / "out", train_length=64), read(source)
+    camel = family.capitalize()
+    assert config["model_type"] == f"ntk_{family}"
+    assert config["architectures"] == [f"Ntk{camel}ForCausalLM"]
+    assert config["alibi_scaling"] == {"type": "ntk", "factor": 2.0}
+    assert config["ntk_convert"] == {
+        "source": "source",
+        "commit": None,
+        "version": converter.__version__,
+        "train_length": 64,
+    }
+    assert config["auto_map"] == {
+        "AutoConfig": f"configuration_ntk_{family}.Ntk{camel}Config",
+        **{auto: f"modeling_ntk_{family}.Ntk{camel}{end}" for auto, end in HEADS.items()},
+    }
+    ours = {"model_type", "architectures", "auto_map", "alibi_scaling", "ntk_convert", "max_seq_len"}
+    assert {key: value for key, value in config.items() if key not in ours} == {
+        key: value for key, value in original.items() if key not in ours
+    }
+    assert fingerprint(source) == before
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_class_of_auto_map_is_in_its_template(family: Any) -> None:
+    for target in family.auto_map.values():
+        module, _, name = target.partition(".")
+        assert f"\nclass {name}(" in (ROOT / "templates" / f"{module}.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon"])
+def test_files(make_source: MakeSource, tmp_path: Path, family: str) -> None:
+    source = make_source(family)
+    kept = {
+        "LICENSE": "a licence",
+        "USE_POLICY.md": "a policy",
+        "merges.txt": "a b",
+        "chat_template.jinja": "{{ x }}",
+        "special_tokens_map.json": "{}",
+        "tokenizer.model": "bytes",
+    }
+    left = {
+        "modeling_old.py": "raise SystemExit",
+        ".gitattributes": "*",
+        "adapter_config.json": "{}",
+        "training_args.bin": "x",
+        "model.onnx": "x",
+        "tf_model.h5": "x",
+        "flax_model.msgpack": "x",
+        "pytorch_model.bin": "x",
+        "notes.pdf": "x",
+    }
+    for name, content in (kept | left).items():
+        (source / name).write_text(content)
+    (source / "onnx").mkdir()
+    (source / "onnx/model.onnx").write_text("x")
+    quick(source, tmp_path / "out")
+    templates = {
+        f"configuration_ntk_{family}.py",
+        f"modeling_ntk_{family}.py",
+        "ntk_decoder.py",
+        "ntk_alibi.py",
+    }
+    verbatim = {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "model.safetensors",
+        *kept,
+    }
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "config.json",
+        "README.md",
+        *templates,
+        *verbatim,
+    }
+    for name in verbatim:
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    for name in templates:
+        assert (tmp_path / "out" / name).read_bytes() == (ROOT / "templates" / name).read_bytes()
+
+
+def test_small_files_are_never_weights_code_or_hidden() -> None:
+    assert small_files(["a.py", ".x.json", "model.safetensors.index.json", "config.json", "README.md"]) == []
+
+
+def test_links_become_files(make_source: MakeSource, tmp_path: Path) -> None:
+    """The Hub's cache is made of links."""
+    source, blobs = make_source(), tmp_path / "blobs"
+    blobs.mkdir()
+    for path in list(source.iterdir()):
+        shutil.move(path, blobs / path.name)
+        path.symlink_to(blobs / path.name)
+    quick(source, tmp_path / "out")
+    assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (blobs / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"scale": 3.0}, {"type": "ntk", "factor": 3.0}),
+        ({"scale": 3.0, "method": "linear"}, {"type": "linear", "factor": 3.0}),
+        ({"target_length": 256, "train_length": 64}, {"type": "ntk", "factor": 4.0}),
+        (
+            {"dynamic": "position", "train_length": 64, "rate": 2.0},
+            {"type": "ntk", "train_seq_len": 64, "dynamic": "position", "rate": 2.0},
+        ),
+        ({"method": "none"}, None),
+    ],
+)
+def test_alibi_scaling(pristine: Callable[..., Path], tmp_path: Path, options: Any, expected: Any) -> None:
+    config = quick(pristine("bloom"), tmp_path / "out", **({"scale": None} | options))
+    assert "alibi_scaling" in config
+    assert config["alibi_scaling"] == expected
+
+
+@pytest.mark.parametrize(
+    ("max_seq_len", "options", "raised"),
+    [
+        (64, {"scale": 4.0}, 256),
+        (64, {"scale": 4.0, "train_length": 32}, 128),
+        (640, {"scale": 4.0, "train_length": 32}, 640),
+        (64, {"target_length": 100, "train_length": 64}, 100),
+        (64, {"scale": 1e300}, 1 << 31),
+        (64, {"dynamic": "length", "train_length": 64}, 64),
+        (64, {"method": "none"}, 64),
+    ],
+)
+def test_mpt_s_length_limit_is_raised(
+    make_source: MakeSource, tmp_path: Path, max_seq_len: int, options: Any, raised: int
+) -> None:
+    source = make_source("mpt", {"max_seq_len": max_seq_len})
+    assert quick(source, tmp_path / "out", **({"scale": None} | options))["max_seq_len"] == raised
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "expected"),
+    [
+        ("bloom", {"architectures": None}, ["NtkBloomForCausalLM"]),
+        ("bloom", {"architectures": []}, ["NtkBloomForCausalLM"]),
+        ("bloom", {"architectures": ["BloomModel"]}, ["NtkBloomModel"]),
+        ("bloom", {"architectures": ["BloomForTokenClassification"]}, ["NtkBloomForTokenClassification"]),
+        ("mpt", {"architectures": ["MPTForCausalLM"]}, ["NtkMptForCausalLM"]),
+        ("mpt", {"architectures": ["MptForQuestionAnswering"]}, ["NtkMptForQuestionAnswering"]),
+        ("falcon", {"architectures": ["RWForCausalLM"]}, ["NtkFalconForCausalLM"]),
+        (
+            "falcon",
+            {"architectures": ["FalconForSequenceClassification"]},
+            ["NtkFalconForSequenceClassification"],
+        ),
+    ],
+)
+def test_architectures(
+    make_source: MakeSource, tmp_path: Path, family: str, changes: Any, expected: Any
+) -> None:
+    assert quick(make_source(family, changes), tmp_path / "out")["architectures"] == expected
+
+
+def old_spelling(source: Path, names: dict[str, str], **more: Any) -> None:
+    config = read(source)
+    edit_json(
+        source / "config.json", {names[key]: config[key] for key in names} | dict.fromkeys(names) | more
+    )
+
+
+def test_bloom_s_old_keys(make_source: MakeSource, tmp_path: Path) -> None:
+    source = make_source("bloom")
+    names = {"hidden_size": "n_embed", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
+    old_spelling(source, names)
+    config = quick(source, tmp_path / "out")
+    assert (config["hidden_size"], config["n_head"], config["n_layer"]) == (32, 4, 2)
+    assert not config.keys() & set(names.values())
+
+
+def test_falcon_s_old_keys_and_defaults(make_source: MakeSource, tmp_path: Path) -> None:
+    source = make_source("falcon")
+    old_spelling(
+        source,
+        {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
+        num_kv_heads=None,
+        multi_query=None,
+        parallel_attn=None,
+        new_decoder_architecture=None,
+        model_type="RefinedWebModel",
+        architectures=["RWForCausalLM"],
+    )
+    config = quick(source, tmp_path / "out")
+    assert (config["num_attention_heads"], config["num_hidden_layers"]) == (4, 2)
+    assert config["multi_query"] is config["parallel_attn"] is config["new_decoder_architecture"] is False
+    assert config["model_type"] == "ntk_falcon"
+
+
+def test_odd_text_in_a_config_survives(make_source: MakeSource, tmp_path: Path) -> None:
+    source = make_source("bloom", {"note": "\ud800 \u0000 ünï"})
+    assert quick(source, tmp_path / "out")["note"] == "\ud800 \u0000 ünï"
+
+
+def test_families_do_not_share_model_types() -> None:
+    types = [name for family in FAMILIES for name in (*family.model_types, family.model_type)]
+    assert len(types) == len(set(types))
+    for family in FAMILIES:
+        for name in (*family.model_types, family.model_type):
+            assert recognise({"model_type": name}) is family
+
+
+# The card
+
+
+def card_of(source: Path, out: Path, readme: bytes | None = None, **options: Any) -> ModelCard:
+    if readme is not None:
+        (source / "README.md").write_bytes(readme)
+    quick(source, out, **options)
+    card = ModelCard.load(out / "README.md")
+    assert card.data.library_name == "transformers"
+    assert card.data.tags == ["alibi", "ntk-alibi", "custom_code"]
+    return card
+
+
+FRONT = """---
+license: other
+license_name: rail
+license_link: LICENSE
+language:
+- en
+- fr
+pipeline_tag: text-generation
+base_model: someone/parent
+tags: [pytorch, bloom]
+datasets: [secret]
+model-index:
+- name: bloom
+  results: []
+---
+# Old card
+"""
+
+
+def test_card_keeps_what_still_holds(make_source: MakeSource, tmp_path: Path) -> None:
+    card = card_of(make_source(), tmp_path / "out", FRONT.encode(), train_length=64)
+    data = card.data.to_dict()
+    assert data == {
+        "license": "other",
+        "license_name": "rail",
+        "license_link": "LICENSE",
+        "language": ["en", "fr"],
+        "pipeline_tag": "text-generation",
+        "base_model": "someone/parent",
+        "library_name": "transformers",
+        "tags": ["alibi", "ntk-alibi", "custom_code"],
+    }
+    assert "Old card" not in card.text
+    for words in (
+        "ntk-convert ./source --scale 2 --train-length 64 --out out --no-verify",
+        "trust_remote_code=True",
+        "BloomForCausalLM.from_pretrained",
+        "**unscaled**",
+        "64 tokens",
+        "2 (static)",
+        "`--no-verify` was given",
+        converter.__version__,
+    ):
+        assert words in card.text
+    assert str(tmp_path) not in card.content
+
+
+def test_card_of_a_dynamic_scaling(make_source: MakeSource, tmp_path: Path) -> None:
+    options = {"scale": None, "dynamic": "position", "rate": 1.5, "train_length": 64, "method": "linear"}
+    card = card_of(make_source(), tmp_path / "out", **options)
+    assert "ntk-convert ./source --method linear --dynamic position --rate 1.5 --train-length 64" in card.text
+    assert "max(1, 1.5 x the query's position + 1 / 64) (position-dynamic)" in card.text
+
+
+def test_card_without_a_source_card(make_source: MakeSource, tmp_path: Path) -> None:
+    assert "base_model" not in card_of(make_source(), tmp_path / "out").data.to_dict()
+
+
+BILLION_LAUGHS = "a: &a [x]\n" + "".join(
+    f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        b"license: [",
+        b"license: !!python/object/apply:os.system ['touch it-ran']",
+        b"license: " + b"[" * 5000,
+        b"license: " + b"x" * 100_000,
+        b"license: 2020-13-45",
+        b"license: {a: b}",
+        b"license: 3",
+        b"license: null",
+        b"language: [en, {fr: x}]",
+        b"- a list",
+        b"just text",
+        b"",
+        b"\xff\xfe license: mit",
+        b"license: \x00\x1b[2J",
+        f"{BILLION_LAUGHS}language: *i".encode(),
+    ],
+)
+def test_card_survives_hostile_front_matter(make_source: MakeSource, tmp_path: Path, front: bytes) -> None:
+    card = card_of(make_source(), tmp_path / "out", b"---\n" + front + b"\n---\nhello\n")
+    assert card.data.to_dict().keys() <= {"library_name", "tags"}
+    assert not (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.parametrize(
+    "readme", [b"", b"---", b"---\n", b"---\nlicense: mit\n", b"# No front matter\n", b"\xff\xfe"]
+)
+def test_card_survives_cards_without_front_matter(
+    make_source: MakeSource, tmp_path: Path, readme: bytes
+) -> None:
+    assert card_of(make_source(), tmp_path / "out", readme).data.license is None
+
+
+def test_a_value_with_yaml_s_own_signs_is_quoted(make_source: MakeSource, tmp_path: Path) -> None:
+    front = yaml.safe_dump({"license": "mit\n---\n# injected: &x *y"}).encode()
+    card = card_of(make_source(), tmp_path / "out", b"---\n" + front + b"---\n")
+    assert card.data.license == "mit\n---\n# injected: &x *y"
+
+
+def test_front_matter_with_windows_line_ends() -> None:
+    assert front_matter("---\r\nlicense: mit\r\n---\r\nText") == {"license": "mit"}

@@ -1,0 +1,146 @@
+"""From options to alibi_scaling and back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converter.errors import SourceError, UsageError
+from converter.scaling import Request, Scaling
+from converter.slopes import scaled_slopes, stock_slopes
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"scale": 2.0}, {"type": "ntk", "factor": 2.0}),
+        ({"scale": 2, "method": "linear"}, {"type": "linear", "factor": 2.0}),
+        ({"scale": 1.0}, {"type": "ntk", "factor": 1.0}),
+        ({"target_length": 8192}, {"type": "ntk", "factor": 4.0}),
+        ({"target_length": 2048}, {"type": "ntk", "factor": 1.0}),
+        (
+            {"target_length": 3000, "method": "ntk-published"},
+            {"type": "ntk-published", "factor": 3000 / 2048},
+        ),
+        ({"dynamic": "length"}, {"type": "ntk", "train_seq_len": 2048, "dynamic": "length", "rate": 1.0}),
+        (
+            {"dynamic": "position", "rate": 1.5, "method": "linear"},
+            {"type": "linear", "train_seq_len": 2048, "dynamic": "position", "rate": 1.5},
+        ),
+        ({"method": "none"}, None),
+    ],
+)
+def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    scaling = Request(**options).resolve(2048)
+    assert scaling.to_json() == expected
+    assert Scaling.from_json(expected) == scaling
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, ["--scale", "--target-length", "--dynamic"]),
+        ({"scale": 2.0, "dynamic": "length"}, ["--scale", "--dynamic", "exclude"]),
+        ({"scale": 2.0, "target_length": 4096}, ["--scale", "--target-length", "exclude"]),
+        ({"target_length": 4096, "dynamic": "position"}, ["--target-length", "--dynamic"]),
+        ({"scale": 0.99}, ["0.99", "at least 1"]),
+        ({"scale": -2.0}, ["-2.0"]),
+        ({"scale": math.nan}, ["nan"]),
+        ({"scale": math.inf}, ["inf"]),
+        ({"scale": True}, ["True"]),
+        ({"scale": 2.0, "rate": 1.0}, ["--rate", "--dynamic"]),
+        ({"dynamic": "length", "rate": 0.0}, ["0.0", "above 0"]),
+        ({"dynamic": "length", "rate": math.inf}, ["inf"]),
+        ({"dynamic": "length", "rate": math.nan}, ["nan"]),
+        ({"dynamic": "sometimes"}, ["'sometimes'"]),
+        ({"method": "yarn", "scale": 2.0}, ["'yarn'", "ntk, linear"]),
+        ({"method": "none", "scale": 2.0}, ["none", "--scale"]),
+        ({"method": "none", "target_length": 4096}, ["none", "--target-length"]),
+        ({"method": "none", "dynamic": "length"}, ["none", "--dynamic"]),
+        ({"method": "none", "rate": 1.0}, ["none", "--rate"]),
+        ({"target_length": 0}, ["--target-length 0"]),
+        ({"scale": 2.0, "train_length": -1}, ["--train-length -1"]),
+        ({"scale": 2.0, "train_length": 1 << 40}, ["--train-length", str(1 << 40)]),
+    ],
+)
+def test_requests_that_make_no_sense(options: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UsageError) as error:
+        Request(**options)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_target_below_trained_length() -> None:
+    with pytest.raises(UsageError, match=r"1024 .* 2048"):
+        Request(target_length=1024).resolve(2048)
+
+
+@pytest.mark.parametrize(
+    ("options", "user"),
+    [
+        ({"scale": 2.0}, None),
+        ({"method": "none"}, None),
+        ({"target_length": 4096}, "--target-length"),
+        ({"dynamic": "length"}, "--dynamic"),
+    ],
+)
+def test_who_needs_the_trained_length(options: dict[str, Any], user: str | None) -> None:
+    assert Request(**options).length_user == user
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"type": "linear", "factor": 2}, Scaling("linear", factor=2.0)),
+        ({"type": "linear", "train_seq_len": 8192}, Scaling("linear", None, "length", 1.0, 8192)),
+    ],
+)
+def test_what_btlm_and_jais_write_is_understood(value: dict[str, Any], expected: Scaling) -> None:
+    assert Scaling.from_json(value) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "ntk",
+        [],
+        {},
+        {"type": "none"},
+        {"type": "yarn", "factor": 2.0},
+        {"type": "ntk"},
+        {"type": "ntk", "factor": 0.5},
+        {"type": "ntk", "factor": "2"},
+        {"type": "ntk", "factor": math.nan},
+        {"type": "ntk", "factor": 2.0, "train_seq_len": 2048},
+        {"type": "ntk", "train_seq_len": 2048.5},
+        {"type": "ntk", "train_seq_len": 0},
+        {"type": "ntk", "train_seq_len": True},
+        {"type": "ntk", "train_seq_len": 2048, "rate": 0},
+        {"type": "ntk", "train_seq_len": 2048, "dynamic": "sometimes"},
+    ],
+)
+def test_what_is_no_scaling_is_refused(value: object) -> None:
+    with pytest.raises(SourceError, match="alibi_scaling"):
+        Scaling.from_json(value)
+
+
+@given(st.integers(1, 1 << 20), st.floats(0.1, 8.0), st.sampled_from(["length", "position"]))
+def test_dynamic_factor_grows_from_one(tokens: int, rate: float, dynamic: Any) -> None:
+    scaling = Scaling("ntk", None, dynamic, rate, 2048)
+    factor = scaling.factor_at(tokens)
+    assert factor == max(1.0, rate * tokens / 2048)
+    slopes = stock_slopes(12)
+    np.testing.assert_array_equal(scaling.slopes(slopes, tokens), scaled_slopes(slopes, "ntk", factor))
+
+
+def test_descriptions() -> None:
+    assert str(Scaling("none")) == "none"
+    assert str(Scaling("ntk", factor=2.0)) == "ntk, factor 2"
+    assert (
+        str(Scaling("linear", None, "length", 1.5, 2048))
+        == "linear, length-dynamic, rate 1.5 from 2048 tokens"
+    )

@@ -1,0 +1,139 @@
+"""The formula's invariants (method.md), over any number and order of slopes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converter.slopes import exponents, scaled_slopes, stock_slopes
+
+POWERS_OF_TWO = [1, 2, 4, 8, 16, 32, 64, 128]
+heads = st.integers(1, 256)
+factors = st.floats(1.0, 1e4)
+bias_maxima = st.sampled_from([4.0, 8.0, 16.0])
+
+
+@st.composite
+def any_slopes(draw: st.DrawFn) -> np.ndarray:
+    """Slopes as no formula gives them: any order, ties, over many magnitudes."""
+    return np.array(draw(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=48)))
+
+
+def llm_foundry(num_heads: int, bias_max: float) -> np.ndarray:
+    """MPT's slopes as llm-foundry words them: 2n slopes, even members first, then odd, cut."""
+    doubled = 2 ** math.ceil(math.log2(num_heads))
+    full = [2.0 ** -(bias_max * k / doubled) for k in range(1, doubled + 1)]
+    if doubled != num_heads:
+        full = (full[1::2] + full[::2])[:num_heads]
+    return np.array(full)
+
+
+@pytest.mark.parametrize("num_heads", POWERS_OF_TWO)
+def test_stock_slopes_of_a_power_of_two_are_the_paper_s(num_heads: int) -> None:
+    expected = [2 ** (-8 * h / num_heads) for h in range(1, num_heads + 1)]
+    np.testing.assert_allclose(stock_slopes(num_heads), expected, rtol=1e-15)
+
+
+def test_stock_slopes_of_twelve_heads() -> None:
+    first = [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8]
+    extra = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
+    np.testing.assert_allclose(stock_slopes(12), first + extra, rtol=1e-15)
+
+
+@given(heads, bias_maxima)
+def test_stock_slopes_are_llm_foundry_s_for_any_maximum(num_heads: int, bias_max: float) -> None:
+    np.testing.assert_allclose(
+        stock_slopes(num_heads, bias_max), llm_foundry(num_heads, bias_max), rtol=1e-14
+    )
+
+
+def test_no_heads_have_no_slopes() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        stock_slopes(0)
+
+
+@given(any_slopes(), factors)
+def test_ntk_keeps_the_steepest_and_divides_the_flattest_by_the_factor(
+    slopes: np.ndarray, factor: float
+) -> None:
+    scaled = scaled_slopes(slopes, "ntk", factor)
+    steepest, flattest = slopes.argmax(), slopes.argmin()
+    if slopes[steepest] > slopes[flattest]:
+        assert scaled[steepest] == slopes[steepest]
+    np.testing.assert_allclose(scaled[flattest], slopes[flattest] / factor, rtol=1e-9)
+
+
+@given(any_slopes(), factors)
+def test_ntk_keeps_the_ranking_and_stays_between_stock_and_linear(slopes: np.ndarray, factor: float) -> None:
+    scaled = scaled_slopes(slopes, "ntk", factor)
+    assert np.all(scaled <= slopes * (1 + 1e-12))
+    assert np.all(scaled >= slopes / factor * (1 - 1e-12))
+    order = np.argsort(slopes)
+    assert np.all(np.diff(scaled[order]) >= -1e-12 * scaled[order][1:])
+
+
+@given(any_slopes(), factors, st.randoms(use_true_random=False))
+def test_ntk_does_not_depend_on_the_order_of_heads(slopes: np.ndarray, factor: float, random: object) -> None:
+    order = np.arange(len(slopes))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(
+        scaled_slopes(slopes[order], "ntk", factor), scaled_slopes(slopes, "ntk", factor)[order], rtol=1e-12
+    )
+
+
+@given(any_slopes(), st.sampled_from(["ntk", "linear", "ntk-published", "none"]))
+def test_factor_one_changes_nothing(slopes: np.ndarray, method: str) -> None:
+    np.testing.assert_array_equal(scaled_slopes(slopes, method, 1.0), slopes)
+
+
+@given(st.sampled_from(POWERS_OF_TWO[1:]), factors)
+def test_ntk_is_the_published_formula_for_powers_of_two(num_heads: int, factor: float) -> None:
+    slopes = stock_slopes(num_heads)
+    b = factor ** (1 / (num_heads - 1))
+    formula = np.array([b / (2 ** (8 / num_heads) * b) ** h for h in range(1, num_heads + 1)])
+    np.testing.assert_allclose(scaled_slopes(slopes, "ntk", factor), formula, rtol=1e-9)
+    np.testing.assert_allclose(scaled_slopes(slopes, "ntk-published", factor), formula, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("num_heads", "effective"), [(40, 3.01), (12, 2.42), (112, 2.20)])
+def test_published_form_divides_the_flattest_head_by_less(num_heads: int, effective: float) -> None:
+    slopes = stock_slopes(num_heads)
+    divided = slopes / scaled_slopes(slopes, "ntk-published", 4.0)
+    assert divided[slopes.argmin()] == pytest.approx(effective, abs=0.005)
+    whole = 2 ** math.floor(math.log2(num_heads))
+    np.testing.assert_array_equal(divided[whole:], 1.0)
+
+
+@given(any_slopes(), factors)
+def test_linear_divides_every_head(slopes: np.ndarray, factor: float) -> None:
+    np.testing.assert_allclose(scaled_slopes(slopes, "linear", factor), slopes / factor, rtol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["ntk", "linear", "ntk-published"])
+def test_one_head_is_divided_by_the_factor(method: str) -> None:
+    assert scaled_slopes(stock_slopes(1), method, 4.0) == pytest.approx(2**-8 / 4)
+
+
+def test_equal_slopes_are_all_divided() -> None:
+    np.testing.assert_allclose(scaled_slopes(np.full(5, 0.5), "ntk", 4.0), 0.125)
+
+
+def test_unknown_method() -> None:
+    with pytest.raises(ValueError, match="'yarn'"):
+        exponents("yarn", stock_slopes(4))
+
+
+@given(heads, bias_maxima, st.sampled_from(["ntk", "linear", "ntk-published"]), factors)
+def test_the_template_states_the_same_formula(
+    num_heads: int, bias_max: float, method: str, factor: float
+) -> None:
+    from templates import ntk_alibi
+
+    slopes = ntk_alibi.stock_slopes(num_heads, bias_max)
+    np.testing.assert_allclose(slopes, stock_slopes(num_heads, bias_max), rtol=1e-14)
+    scaled = ntk_alibi.Alibi(slopes, {"type": method, "factor": factor}).slopes
+    np.testing.assert_allclose(scaled, scaled_slopes(np.array(slopes), method, factor), rtol=1e-12)

@@ -1,0 +1,202 @@
+"""The tiny checkpoints load in stock transformers and are stored in every way that real ones are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.testing import assert_array_equal
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tests import tiny
+
+FAMILIES = list(tiny.FACTORIES)
+EMBEDDINGS = {"bloom": "word_embeddings.weight", "mpt": "wte.weight", "falcon": "word_embeddings.weight"}
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same tensors, a tied head aside."""
+    (_, left), (_, right) = tiny.read(one), tiny.read(other)
+    names = (left.keys() | right.keys()) - {"lm_head.weight"}
+    return all(name in left and name in right and np.array_equal(left[name], right[name]) for name in names)
+
+
+def assert_loads(name: str, folder: Path) -> None:
+    """The stock class ``name`` takes every tensor of ``folder``, misses none, and runs."""
+    model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        assert torch.isfinite(model(torch.from_numpy(tiny.token_ids(1, 5)))[0]).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("fmt", ["safetensors", "bin"])
+def test_every_storage_holds_the_same_model(
+    tmp_path: Path, family: str, fmt: Literal["safetensors", "bin"], sharded: bool
+) -> None:
+    write = tiny.FACTORIES[family]
+    folder = write(tmp_path / "stored", fmt=fmt, sharded=sharded)
+    assert same(folder, write(tmp_path / "plain"))
+
+    stem = "model" if fmt == "safetensors" else "pytorch_model"
+    weights = sorted(file.name for file in folder.glob(f"*.{fmt}"))
+    index = folder / f"{stem}.{fmt}.index.json"
+    assert index.exists() == sharded
+    if sharded:
+        assert 3 <= len(weights) <= 5
+        assert weights[0] == f"{stem}-00001-of-{len(weights):05d}.{fmt}"
+        weight_map = json.loads(index.read_text())["weight_map"]
+        assert set(weight_map.values()) == set(weights)
+        for file in weights:
+            assert sorted(names_in(folder / file)) == sorted(n for n in weight_map if weight_map[n] == file)
+    else:
+        assert weights == [f"{stem}.{fmt}"]
+
+
+def names_in(file: Path) -> list[str]:
+    """The tensors of one file of weights."""
+    return list(load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_bin_stores_a_tied_head_as_the_embedding(tmp_path: Path, family: str, sharded: bool) -> None:
+    folder = tiny.FACTORIES[family](tmp_path, fmt="bin", sharded=sharded)
+    found = []
+    for file in folder.glob("*.bin"):
+        state = torch.load(file, weights_only=True)
+        if "lm_head.weight" in state:
+            embedding = state[f"transformer.{EMBEDDINGS[family]}"]
+            found.append(state["lm_head.weight"].data_ptr() == embedding.data_ptr())
+    assert found == [True]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "head", ["CausalLM", "Model", "SequenceClassification", "TokenClassification", "QuestionAnswering"]
+)
+@pytest.mark.parametrize("fmt", ["safetensors", "bin"])
+def test_every_head_loads_in_stock_transformers(
+    tmp_path: Path, family: str, head: tiny.Head, fmt: Literal["safetensors", "bin"]
+) -> None:
+    folder = tiny.FACTORIES[family](tmp_path, head=head, fmt=fmt, num_labels=3)
+    config, tensors = tiny.read(folder)
+    camel = family.capitalize()
+    name = f"{camel}Model" if head == "Model" else f"{camel}For{head}"
+    assert config["architectures"] == [name]
+    assert any(tensor.startswith("transformer.") for tensor in tensors) == (head != "Model")
+    assert_loads(name, folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("fmt", ["safetensors", "bin"])
+def test_names_without_prefix(tmp_path: Path, family: str, fmt: Literal["safetensors", "bin"]) -> None:
+    write = tiny.FACTORIES[family]
+    _, bare = tiny.read(write(tmp_path / "bare", prefix=False, fmt=fmt))
+    _, full = tiny.read(write(tmp_path / "full"))
+    assert bare.keys() == {name.removeprefix("transformer.") for name in full}
+    assert EMBEDDINGS[family] in bare
+    assert "lm_head.weight" not in bare
+    assert_loads(f"{family.capitalize()}ForCausalLM", tmp_path / "bare")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("fmt", ["safetensors", "bin"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_the_same_weights_rounded(
+    tmp_path: Path, family: str, fmt: Literal["safetensors", "bin"], dtype: torch.dtype
+) -> None:
+    folder = tiny.FACTORIES[family](tmp_path / "half", fmt=fmt, dtype=dtype)
+    config, half = tiny.read(folder)
+    _, full = tiny.read(tiny.FACTORIES[family](tmp_path / "full"))
+    assert config.get("dtype", config.get("torch_dtype")) == str(dtype).removeprefix("torch.")
+    for name, tensor in full.items():
+        assert_array_equal(half[name], torch.from_numpy(tensor).float().to(dtype).double().numpy())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_untied_head_is_a_tensor_of_its_own(tmp_path: Path, family: str) -> None:
+    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path, tie_word_embeddings=False))
+    assert config["tie_word_embeddings"] is False
+    assert not np.array_equal(tensors["lm_head.weight"], tensors[f"transformer.{EMBEDDINGS[family]}"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_seed_decides(tmp_path: Path, family: str) -> None:
+    write = tiny.FACTORIES[family]
+    folders = [write(tmp_path / str(n), seed=seed) for n, seed in enumerate([0, 0, 1])]
+    assert same(folders[0], folders[1])
+    assert not same(folders[0], folders[2])
+
+
+@pytest.mark.parametrize("fmt", ["safetensors", "bin"])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "shapes"),
+    [
+        (
+            {"attn_config": {"qk_ln": True}},
+            {"attn.q_ln.weight": (32,), "attn.k_ln.weight": (32,), "ffn.up_proj.weight": (128, 32)},
+        ),
+        ({"expansion_ratio": 2}, {"ffn.up_proj.weight": (64, 32), "ffn.down_proj.weight": (32, 64)}),
+        (
+            {"no_bias": False, "expansion_ratio": 2, "attn_config": {"qk_ln": True}},
+            {
+                "norm_1.bias": (32,),
+                "attn.Wqkv.bias": (96,),
+                "attn.q_ln.bias": (32,),
+                "attn.k_ln.bias": (32,),
+                "attn.out_proj.bias": (32,),
+                "norm_2.bias": (32,),
+                "ffn.up_proj.bias": (64,),
+                "ffn.down_proj.bias": (32,),
+            },
+        ),
+    ],
+    ids=["qk_ln", "narrow", "biases"],
+)
+def test_mpt_beyond_stock(
+    tmp_path: Path,
+    changes: dict[str, Any],
+    shapes: dict[str, tuple[int, ...]],
+    fmt: Literal["safetensors", "bin"],
+    sharded: bool,
+) -> None:
+    folder = tiny.mpt(tmp_path, fmt=fmt, sharded=sharded, **changes)
+    config, tensors = tiny.read(folder)
+    for key, value in changes.items():
+        assert config[key] == value if key != "attn_config" else config[key]["qk_ln"]
+    for n in range(2):
+        assert {name: tensors[f"transformer.blocks.{n}.{name}"].shape for name in shapes} == shapes
+    assert ("transformer.norm_f.bias" in tensors) == ("no_bias" in changes)
+    assert "transformer.wte.bias" not in tensors
+    if fmt == "safetensors":
+        assert "lm_head.weight" not in tensors
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, framework="np") as opened:
+                assert opened.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokenizer(tmp_path: Path, family: str) -> None:
+    tok = transformers.AutoTokenizer.from_pretrained(tiny.FACTORIES[family](tmp_path))
+    batch = tok(["w4 w96", "w5 nowhere w6 w7"], padding=True)
+    assert batch["input_ids"] == [
+        [tiny.PAD, tiny.PAD, tiny.START, 4, 96],
+        [tiny.START, 5, tiny.UNKNOWN, 6, 7],
+    ]
+    assert batch["attention_mask"] == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
+    assert tok.decode([4, 96, tiny.END], skip_special_tokens=True) == "w4 w96"
+    assert (tok.eos_token_id, tok.pad_token_id) == (tiny.END, tiny.PAD)
+
+
+def test_padding_masks() -> None:
+    assert_array_equal(tiny.padding_mask([2, 3], "left"), [[0, 1, 1], [1, 1, 1]])
+    assert_array_equal(tiny.padding_mask([2, 3], "right", width=4), [[1, 1, 0, 0], [1, 1, 1, 0]])

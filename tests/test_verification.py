@@ -1,0 +1,201 @@
+"""Verification passes what is right and catches each way of being wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from converter import UnsupportedModel, VerificationError, convert, families
+from converter.verification import verify
+from tests import tiny
+from tests.patched import FAMILIES, SCALINGS, VARIANTS, Convert
+
+Tensors = dict[str, torch.Tensor]
+
+
+def run(folder: Path, source: Path) -> dict[str, Any]:
+    config = json.loads((source / "config.json").read_text())
+    return {check.name: check for check in verify(folder, families.recognise(config), config)}
+
+
+def rewrite(file: Path, before: str, after: str) -> None:
+    text = file.read_text()
+    assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {file.name}"
+    file.write_text(text.replace(before, after))
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("heads", [16, 12, 40])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_right_repositories_pass(
+    converted: Convert, tmp_path: Path, family: str, heads: int, scaling: str
+) -> None:
+    checks = run(converted(family, heads, scaling), tmp_path / "source")
+    assert list(checks) == ["tensors", "slopes", "paths", "stock model"]
+    assert not any(check.skipped for check in checks.values())
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "bloom-untied"])
+def test_options_pass_or_say_why_the_stock_model_is_no_measure(
+    converted: Convert, tmp_path: Path, variant: str
+) -> None:
+    family, changes = VARIANTS[variant]
+    checks = run(converted(family, 8, "ntk", **changes), tmp_path / "source")
+    ignored_by_stock = variant in ("mpt-bias-max-16", "mpt-qk-ln", "mpt-expansion", "mpt-biases")
+    assert checks["stock model"].skipped == ignored_by_stock
+    assert not ignored_by_stock or "stock transformers" in checks["stock model"].detail
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_checkpoints_pass(
+    converted: Convert, tmp_path: Path, family: str, dtype: torch.dtype
+) -> None:
+    checks = run(converted(family, 12, "ntk", dtype=dtype), tmp_path / "source")
+    assert "float32" in checks["stock model"].detail
+
+
+def test_the_folder_is_left_as_it_was(converted: Convert, tmp_path: Path) -> None:
+    folder = converted("bloom")
+    before = sorted(path.name for path in folder.iterdir())
+    run(folder, tmp_path / "source")
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+WRONG_CODE = {
+    # file, what stands there, what a mistake would make of it, the message
+    "slopes-exponent": (
+        "ntk_alibi.py",
+        "return [(top - math.log(m)) / (top - bottom) for m in slopes]",
+        "return [0.9 * (top - math.log(m)) / (top - bottom) for m in slopes]",
+        "runs with slope",
+    ),
+    "not-scaled": (
+        "ntk_alibi.py",
+        "self.slopes = [m * factor**-t for m, t in zip(self.slopes, self.exponents)]",
+        "pass",
+        "runs with slope",
+    ),
+    "lowest-digit": (
+        "ntk_alibi.py",
+        "positions % BASE / BASE]",
+        "positions % BASE / 128]",
+        "fused attention differs",
+    ),
+    "padding-channel": ("ntk_alibi.py", "(~real) * PADDED_KEY", "real * 0.0", "fused attention differs"),
+    "chunk-mask": (
+        "ntk_alibi.py",
+        "key_slots[None, :] <= slots[:, None]\n    return",
+        "key_slots[None, :] < slots[:, None] + 2\n    return",
+        "chunked attention differs",
+    ),
+    "decode-bias": (
+        "ntk_alibi.py",
+        "bias_dtype = torch.float32 if eager else dtype",
+        "bias_dtype = torch.float32 if eager else dtype; bias = bias if eager else 2 * bias",
+        "(chunked|decoding) attention differs",
+    ),
+    "activation": ("modeling_ntk_bloom.py", 'approximate="tanh"', 'approximate="none"', "differ from stock"),
+    "layout": (
+        "modeling_ntk_bloom.py",
+        "query, key, value = (part",
+        "key, query, value = (part",
+        "differ from stock",
+    ),
+    "extra-module": (
+        "modeling_ntk_bloom.py",
+        "        self.gradient_checkpointing = False",
+        "        self.gradient_checkpointing = False; self.extra = nn.Linear(2, 2)",
+        "'transformer.extra.bias' is missing, and 1 more",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_CODE)
+def test_wrong_code_is_caught(converted: Convert, tmp_path: Path, mistake: str) -> None:
+    folder = converted("bloom", 12, "ntk")
+    file, before, after, message = WRONG_CODE[mistake]
+    rewrite(folder / file, before, after)
+    with pytest.raises(VerificationError, match=message):
+        run(folder, tmp_path / "source")
+
+
+def test_wrong_dynamic_code_is_caught(converted: Convert, tmp_path: Path) -> None:
+    folder = converted("bloom", 12, "ntk-length")
+    rewrite(folder / "ntk_alibi.py", "self.rate * tokens.float()", "tokens.float()")
+    with pytest.raises(VerificationError, match="runs with slope"):
+        run(folder, tmp_path / "source")
+
+
+def test_wrong_mpt_bias_is_caught(converted: Convert, tmp_path: Path) -> None:
+    folder = converted("mpt", 12, "ntk", attn_config={"alibi_bias_max": 16})
+    rewrite(folder / "modeling_ntk_mpt.py", 'config.attn_config.get("alibi_bias_max", 8)', "8")
+    with pytest.raises(VerificationError, match="runs with slope"):
+        run(folder, tmp_path / "source")
+
+
+def test_falcon_bias_counted_twice_is_caught(converted: Convert, tmp_path: Path) -> None:
+    folder = converted("falcon", 12, "ntk")
+    rewrite(folder / "modeling_ntk_falcon.py", "slope * self.softmax_scale for", "slope for")
+    with pytest.raises(VerificationError, match="runs with slope"):
+        run(folder, tmp_path / "source")
+
+
+def drop(tensors: Tensors) -> None:
+    del tensors["transformer.h.1.mlp.dense_h_to_4h.bias"]
+
+
+def add(tensors: Tensors) -> None:
+    tensors["transformer.h.2.mlp.dense_h_to_4h.bias"] = torch.zeros(4)
+
+
+def reshape(tensors: Tensors) -> None:
+    tensors["transformer.ln_f.weight"] = torch.zeros(5)
+
+
+WRONG_TENSORS = {
+    drop: "'transformer.h.1.mlp.dense_h_to_4h.bias' is missing",
+    add: "'transformer.h.2.mlp.dense_h_to_4h.bias' is left over",
+    reshape: r"'transformer.ln_f.weight' has shape \[5\], not \[96\]",
+}
+
+
+@pytest.mark.parametrize("change", WRONG_TENSORS, ids=lambda change: change.__name__)
+def test_wrong_tensors_are_caught_before_anything_is_written(tmp_path: Path, change: Any) -> None:
+    """Through the whole pipeline: the source is what is wrong."""
+    source = tiny.bloom(tmp_path / "source", 12)
+    tensors = load_file(source / "model.safetensors")
+    change(tensors)
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(VerificationError, match=WRONG_TENSORS[change]):
+        convert(source, tmp_path / "out", scale=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def test_dead_buffers_of_old_checkpoints_are_no_failure(tmp_path: Path) -> None:
+    source = tiny.falcon(tmp_path / "source", 4)
+    tensors = load_file(source / "model.safetensors")
+    tensors["transformer.h.0.self_attention.maybe_rotary.inv_freq"] = torch.zeros(4)
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    assert convert(source, tmp_path / "out", scale=2).checks[0].name == "tensors"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_result_says_what_was_checked(family: str, tmp_path: Path) -> None:
+    source = tiny.FACTORIES[family](tmp_path / "source", 4, prefix=family != "bloom")
+    result = convert(source, tmp_path / "out", scale=2)
+    assert [check.name for check in result.checks] == ["tensors", "slopes", "paths", "stock model"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    for check in result.checks:
+        assert check.detail in card
+
+
+def test_a_rotary_falcon_is_refused(tmp_path: Path) -> None:
+    source = tiny.falcon(tmp_path / "source", 4, alibi=False)
+    with pytest.raises(UnsupportedModel, match="rotary"):
+        convert(source, tmp_path / "out", scale=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from converter.source import CONFIG, Source
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
+DEFAULT_REVISION = "main"
 UNREACHABLE = (
     "{id} is no local folder, and the Hub cannot be reached for what the cache lacks of it; check the "
     "connection (and HF_HUB_OFFLINE, HF_ENDPOINT), or give a local folder"
@@ -33,9 +36,9 @@ MESSAGES = {
     "EntryNotFoundError": NO_FILE,
     "RemoteEntryNotFoundError": NO_FILE,
     "HFValidationError": "{id} is neither a local folder nor a valid Hub id such as bigscience/bloom-1b7",
-    "HfHubHTTPError": "the Hub refused to serve {id} (HTTP {status}); check --token, or try again later",
+    "HfHubHTTPError": "the Hub refused {id} (HTTP {status}); check --token and HF_ENDPOINT, or try again later",
     "FileMetadataError": UNREACHABLE,
-    "JSONDecodeError": "what answers for {id} is no Hub; check HF_ENDPOINT, and whether a proxy wants a log-in",
+    "JSONDecodeError": "what answers is no Hub; check HF_ENDPOINT, and whether your network wants a log-in",
     "ChunkedEncodingError": BROKEN_OFF,
     "ReadError": BROKEN_OFF,
     "RemoteProtocolError": BROKEN_OFF,
@@ -73,9 +76,7 @@ def open_repository(
 
     # An HTTP client refuses what is no header with an error that quotes it, the token included.
     secret = get_token() if token is None else token
-    if secret is not None and not (
-        secret.isascii() and secret.isprintable() and " " not in secret and secret
-    ):
+    if secret is not None and not re.fullmatch("[!-~]+", secret):
         where = "the saved token (HF_TOKEN or hf auth login)" if token is None else "--token"
         raise UsageError(f"{where} is not an access token; create one in the Hub's settings")
     if revision == "":
@@ -102,12 +103,10 @@ def open_repository(
 
     # Asked first, because it fails at once where a download would retry for half a minute.
     info = list_files(revision)
-    # Asked for a branch, the client notes its commit in the cache for offline use, and names the
-    # snapshot's folder by it.
-    folder = download(CONFIG, revision, offline=info is None).parent
-    commit = folder.name
-    if info is not None and info.sha != commit:  # the branch moved in between
-        info = list_files(commit)
+    # By commit from here on: asked for a branch, the client takes the size of a file with one request
+    # and its content with the next, and stores what it got as what it asked for.
+    folder = download(CONFIG, info.sha if info else revision, offline=info is None).parent
+    commit = folder.name  # which is how the client names the folder of a snapshot
     parameters = None
     if info is None:
         # Offline with a cached snapshot: what the cache holds is all there is.
@@ -115,13 +114,29 @@ def open_repository(
             path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()
         }
     else:
+        _note(folder, revision or DEFAULT_REVISION)
         files = {file.rfilename: file.size for file in info.siblings or () if "/" not in file.rfilename}
         parameters = info.safetensors.parameters if info.safetensors else None
 
     def fetch(name: str) -> None:
         download(name, commit, offline=info is None)
 
-    return Source(repo_id, folder, files, repo_id, commit, parameters, fetch)
+    return Source(repo_id, folder, files, repo_id, commit, parameters, fetch, offline=info is None)
+
+
+def _note(folder: Path, revision: str) -> None:
+    """Writes into the cache which commit a branch or tag is, as the client does, for offline use.
+
+    Args:
+        folder: the snapshot's, ``REPOSITORY/snapshots/COMMIT``.
+        revision: what the commit was found by.
+    """
+    refs = folder.parent.parent / "refs"
+    ref = refs / revision
+    if revision != folder.name and ref.resolve().is_relative_to(refs.resolve()):
+        with suppress(OSError):  # a cache that is only read serves as well
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(folder.name, encoding="utf-8")
 
 
 def _template(error: Exception) -> str | None:
@@ -136,6 +151,6 @@ def _explained(error: Exception, repo_id: str, revision: str | None, file: str) 
     if template is None:
         return error
     status = getattr(getattr(error, "response", None), "status_code", "unknown")
-    at = repr(revision or "main")
+    at = repr(revision or DEFAULT_REVISION)
     reason = getattr(error, "strerror", None)
     return SourceError(template.format(id=repo_id, revision=at, file=file, status=status, reason=reason))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from converter import families
-from converter.checkpoint import read_checkpoint
+from converter.checkpoint import read_checkpoint, weight_index
 from converter.families import Config, Family
 from converter.scaling import Dynamic, Method, Request, Scaling
 from converter.source import Source, open_source
@@ -131,7 +131,9 @@ class _Weights:
 
 
 def _weights(source: Source, config: Config) -> _Weights:
-    files = source.weights()
+    # Offline, the cache may hold the config alone, of which there is enough to say.
+    unknown = source.offline and weight_index(source.files) is None
+    files = {} if unknown else source.weights()
     declared = config.get("dtype", config.get("torch_dtype"))
     dtype = declared if isinstance(declared, str) else None
     if source.local and files:
@@ -145,7 +147,7 @@ def _weights(source: Source, config: Config) -> _Weights:
 def _slopes(family: Family, config: Config, scaling: Scaling) -> Slopes:
     stock = family.stock_slopes(config)
     if scaling.method == "none":
-        return Slopes(tuple(stock.tolist()), None, None, None)
+        return Slopes(stock, None, None, None)
     length = None if scaling.train_length is None else 2 * scaling.train_length
     scaled = scaling.slopes(stock, length or 0)
-    return Slopes(tuple(stock.tolist()), tuple(scaled.tolist()), scaling.factor_at(length or 0), length)
+    return Slopes(stock, scaled, scaling.factor_at(length or 0), length)

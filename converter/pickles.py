@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import json
-import struct
 import warnings
 from collections.abc import Mapping
-from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from converter.checkpoint import SAFETENSORS_INDEX, Checkpoint, target_names
-from converter.errors import SourceError
+from converter.errors import OutputError, SourceError
 from converter.progress import Advance
 
 if TYPE_CHECKING:
     import torch
 
-CHUNK = 64 << 20
-"""Bytes written between two looks at signals and the progress bar."""
-
-DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-"""torch dtype -> safetensors dtype."""
+DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+"""Names of the torch dtypes that a model's tensors have."""
 
 
 def convert_shards(checkpoint: Checkpoint, source: Path, folder: Path, advance: Advance) -> None:
@@ -63,8 +47,16 @@ def _convert_shard(
     for tensor, file in checkpoint.weight_map.items():
         if file == source.name and tensor not in state:
             raise SourceError(f"{checkpoint.index} lists the tensor {tensor!r}, but {file} does not have it")
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     tensors = distinct(state)
-    return set(tensors), write(tensors, target, advance)
+    try:
+        save_file(tensors, target, metadata={"format": "pt"})
+    except SafetensorError as error:  # its form of a full disk and the like
+        raise OutputError(f"cannot write {target.name}: {error}") from error
+    advance(source.stat().st_size)
+    return set(tensors), sum(tensor.nbytes for tensor in tensors.values())
 
 
 def load(path: Path) -> dict[str, torch.Tensor]:
@@ -94,7 +86,11 @@ def load(path: Path) -> dict[str, torch.Tensor]:
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise SourceError(f"{path.name}: {name!r} is a {type(tensor).__name__}, not a tensor by its name")
-        if tensor.layout != torch.strided or tensor.device.type != "cpu" or _dtype(tensor) not in DTYPES:
+        if (
+            tensor.layout != torch.strided
+            or tensor.device.type != "cpu"
+            or str(tensor.dtype).removeprefix("torch.") not in DTYPES
+        ):
             raise SourceError(
                 f"{path.name}: {name!r} is a {tensor.layout} {tensor.dtype} tensor, which no model uses"
             )
@@ -102,65 +98,21 @@ def load(path: Path) -> dict[str, torch.Tensor]:
 
 
 def distinct(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``state`` without the second and later names of one and the same tensor.
+    """``state`` without the second and later names of one and the same tensor, each dense and on its own.
 
     Modules list their head last, so what stays of a tied pair is the embedding; the loading class
-    ties the head to it again.
+    ties the head to it again. Tensors that only share some memory are both kept, the later copied.
     """
     result: dict[str, torch.Tensor] = {}
-    seen = set()
+    storages, views = set(), set()
     for name, tensor in state.items():
         storage = tensor.untyped_storage().data_ptr()
         view = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() == 0 or view not in seen:
-            result[name] = tensor
-        seen.add(view)
+        if tensor.numel() == 0 or view not in views:
+            dense = tensor.detach().contiguous()
+            result[name] = (
+                dense.clone() if storage in storages and dense.data_ptr() == tensor.data_ptr() else dense
+            )
+        storages.add(storage)
+        views.add(view)
     return result
-
-
-def write(tensors: Mapping[str, torch.Tensor], path: Path, advance: Advance) -> int:
-    """Writes a safetensors file, straight from the tensors' memory.
-
-    Args:
-        tensors: dense CPU tensors of the types in ``DTYPES``, in any memory order.
-        path: file to create.
-        advance: told the bytes done.
-
-    Returns:
-        The bytes of all tensors.
-    """
-    import torch
-
-    # Wide types first, so that every tensor starts at a multiple of its own item size.
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in names:
-        tensor = tensors[name]
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": DTYPES[_dtype(tensor)],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    raw = json.dumps(header, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % 8)
-    with path.open("xb", buffering=0) as file:
-        _write(file, struct.pack("<Q", len(raw)) + raw, int)
-        for name in names:
-            # A tensor that is not contiguous becomes so here, one at a time.
-            flat = tensors[name].detach().contiguous().reshape(-1).view(torch.uint8)
-            _write(file, flat.numpy().data, advance)
-    return end
-
-
-def _write(file: FileIO, data: bytes | memoryview, advance: Advance) -> None:
-    view = memoryview(data)
-    while view:
-        count = file.write(view[:CHUNK])
-        advance(count)
-        view = view[count:]
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

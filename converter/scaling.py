@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from converter.errors import SourceError, UsageError
-
-if TYPE_CHECKING:
-    from converter.slopes import Slopes
+from converter.slopes import Slopes, scaled_slopes
 
 Method = Literal["ntk", "linear", "ntk-published", "none"]
 Dynamic = Literal["length", "position"]
@@ -46,9 +44,7 @@ class Scaling:
         return max(1.0, self.rate * tokens / self.train_length)
 
     def slopes(self, stock: Slopes, tokens: int = 0) -> Slopes:
-        """float64 [num_heads]: the stock slopes as a row of so many tokens sees them."""
-        from converter.slopes import scaled_slopes
-
+        """The stock slopes as a row of so many tokens sees them."""
         return scaled_slopes(stock, self.method, self.factor_at(tokens))
 
     def to_json(self) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ class Source:
     parameters: Mapping[str, int] | None = None
     """dtype -> number of elements, where the Hub knows it from the safetensors headers."""
     download: Callable[[str], None] | None = None
+    offline: bool = False
+    """The Hub cannot be reached, and ``files`` is what its cache holds of the repository."""
 
     @property
     def local(self) -> bool:
@@ -61,14 +64,30 @@ class Source:
         return first if first in INDEXES else None
 
     def weights(self) -> dict[str, int | None]:
-        """The weight files that count and their sizes in bytes, the index left out; empty if none."""
+        """The weight files that count and their sizes in bytes, the index left out; empty if none.
+
+        Raises:
+            SourceError: an unreadable index, a Hub repository without all shards, or offline with
+                no weights in the cache.
+        """
         first = weight_index(self.files)
         if first is None:
+            if self.offline:
+                raise SourceError(
+                    f"the cache holds no weights of {self.name}, and the Hub cannot be reached; check the "
+                    "connection (and HF_HUB_OFFLINE, HF_ENDPOINT)"
+                )
             return {}
         names = [first]
         if first in INDEXES:
             self.fetch([first])
             names = sorted(set(weight_files(first, lambda name: read_object(self.folder / name)).values()))
+            missing = [name for name in names if name not in self.files]
+            if missing and not (self.local or self.offline):
+                raise SourceError(
+                    f"{self.name} lacks {len(missing)} of its {len(names)} shards, {missing[0]!r} first; "
+                    "give another --revision, or tell its owner"
+                )
         return {name: self.files.get(name) for name in names}
 
 
@@ -86,7 +105,7 @@ def open_source(
         SourceError: there is no such folder or repository, or it cannot be reached.
         UsageError: a revision of a local folder.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path's raises for a user that is none
     if not model.isprintable() or not model or len(model) > 4096:
         raise SourceError(f"MODEL {model[:80]!r} is neither a folder nor a Hub id")
     if path.is_dir():
@@ -96,7 +115,7 @@ def open_source(
     if path.exists():
         raise SourceError(f"{model} is a file; give the folder that holds config.json and the weights")
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        raise SourceError(f"there is no folder {model}; check the path")
+        raise SourceError(f"there is no folder {model}; check the path, or give a Hub id, user/name")
     from converter.hub import open_repository
 
     return open_repository(model, revision=revision, token=token, cache_dir=cache_dir, progress=progress)

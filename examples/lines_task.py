@@ -130,7 +130,7 @@ def training_batch(
 
     is_question = rng.random((sequences, records)) < 0.5
     is_question[:, 0] = False
-    lines_before = np.cumsum(~is_question, axis=1) - ~is_question
+    lines_before: Ids = np.cumsum(~is_question, axis=1) - ~is_question
     # The line that a record is about: a new one for a line, an earlier one for a question.
     about = np.where(
         is_question, (rng.random((sequences, records)) * lines_before).astype(np.int64), lines_before

@@ -24,7 +24,7 @@ from pathlib import Path
 import lines_task as task
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own idiom)
+import torch.nn.functional as F
 from safetensors.torch import save as to_safetensors
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from torch import nn
@@ -36,7 +36,7 @@ TOKENS_PER_STEP = 2048
 MUON_LEARNING_RATE = 0.02
 ADAM_LEARNING_RATE = 3e-3
 CLIP_NORM = 1.0
-EMBEDDING_STD = 0.1  # transformers' 0.02 starts the tied output layer too flat to learn from
+EMBEDDING_STD = 0.1  # the embeddings are the output layer too: at 0.02 its logits would start nearly flat
 
 FIRST_STAGE = (8, 32)  # records in a sequence, keys in use
 RECORDS_GROWTH, KEYS_GROWTH = 1.6, 2.0
@@ -216,14 +216,8 @@ def train(seed: int) -> BloomForCausalLM:
     rng = np.random.default_rng(seed)
     curriculum = Curriculum()
 
-    with tqdm(desc="curriculum", unit=" steps") as progress:
-        passed = False
-        while not passed:
-            if progress.n == MAX_CURRICULUM_STEPS:
-                raise RuntimeError(
-                    f"stuck at {curriculum.records} records and {curriculum.keys} keys "
-                    f"after {progress.n} steps (accuracy {curriculum.accuracy:.2f}); try another --seed"
-                )
+    with tqdm(desc="curriculum", unit=" steps", disable=None) as progress:
+        for _ in range(MAX_CURRICULUM_STEPS):
             loss, accuracy = train_step(model, optimizers, rng, curriculum)
             passed = curriculum.update(accuracy)
             progress.set_postfix(
@@ -233,9 +227,16 @@ def train(seed: int) -> BloomForCausalLM:
                 accuracy=f"{accuracy:.2f}",
             )
             progress.update()
+            if passed:
+                break
+        else:
+            raise RuntimeError(
+                f"still at {curriculum.records} records and {curriculum.keys} keys after "
+                f"{MAX_CURRICULUM_STEPS} steps (accuracy {curriculum.accuracy:.2f}); try another --seed"
+            )
 
     initial = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    with tqdm(range(DECAY_STEPS), desc="decay", unit=" steps") as progress:
+    with tqdm(range(DECAY_STEPS), desc="decay", unit=" steps", disable=None) as progress:
         for step in progress:
             for optimizer, lr in zip(optimizers, initial, strict=True):
                 optimizer.param_groups[0]["lr"] = lr * (1 - step / DECAY_STEPS)

@@ -1,6 +1,6 @@
 """Configuration of a BLOOM checkpoint with scaled ALiBi slopes."""
 
-from typing import Any, Optional
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -26,14 +26,14 @@ class NtkBloomConfig(PretrainedConfig):
         layer_norm_epsilon: float = 1e-5,
         initializer_range: float = 0.02,
         use_cache: bool = True,
-        bos_token_id: Optional[int] = 1,
+        bos_token_id: int | None = 1,
         eos_token_id: Any = 2,
-        pad_token_id: Optional[int] = None,
+        pad_token_id: int | None = None,
         apply_residual_connection_post_layernorm: bool = False,
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
         tie_word_embeddings: bool = True,
-        alibi_scaling: Optional[dict[str, Any]] = None,
+        alibi_scaling: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         self.vocab_size = vocab_size

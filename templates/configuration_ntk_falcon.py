@@ -1,6 +1,6 @@
 """Configuration of a Falcon checkpoint (the ALiBi kind, Falcon-RW) with scaled slopes."""
 
-from typing import Any, Optional
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -22,24 +22,24 @@ class NtkFalconConfig(PretrainedConfig):
         hidden_size: int = 4544,
         num_hidden_layers: int = 32,
         num_attention_heads: int = 71,
-        num_ln_in_parallel_attn: Optional[int] = None,
+        num_ln_in_parallel_attn: int | None = None,
         layer_norm_epsilon: float = 1e-5,
         initializer_range: float = 0.02,
         use_cache: bool = True,
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        num_kv_heads: Optional[int] = None,
+        num_kv_heads: int | None = None,
         new_decoder_architecture: bool = False,
         multi_query: bool = True,
         parallel_attn: bool = True,
         bias: bool = False,
-        ffn_hidden_size: Optional[int] = None,
+        ffn_hidden_size: int | None = None,
         activation: str = "gelu",
-        bos_token_id: Optional[int] = 11,
+        bos_token_id: int | None = 11,
         eos_token_id: Any = 11,
-        pad_token_id: Optional[int] = None,
+        pad_token_id: int | None = None,
         tie_word_embeddings: bool = True,
-        alibi_scaling: Optional[dict[str, Any]] = None,
+        alibi_scaling: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         self.vocab_size = vocab_size

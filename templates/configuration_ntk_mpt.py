@@ -1,6 +1,6 @@
 """Configuration of an MPT checkpoint with scaled ALiBi slopes."""
 
-from typing import Any, Optional, Union
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -34,13 +34,13 @@ class NtkMptConfig(PretrainedConfig):
         resid_pdrop: float = 0.0,
         layer_norm_epsilon: float = 1e-5,
         emb_pdrop: float = 0.0,
-        attn_config: Optional[dict[str, Any]] = None,
-        logit_scale: Optional[Union[float, str]] = None,
+        attn_config: dict[str, Any] | None = None,
+        logit_scale: float | str | None = None,
         no_bias: bool = True,
         use_cache: bool = True,
         initializer_range: float = 0.02,
         tie_word_embeddings: bool = True,
-        alibi_scaling: Optional[dict[str, Any]] = None,
+        alibi_scaling: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         self.d_model = d_model

@@ -1,6 +1,6 @@
 """BLOOM with scaled ALiBi slopes."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +27,8 @@ class NtkBloomAttention(AlibiAttention):
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Optional[Any]
-    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         # The fused weight holds query, key and value of one head, then of the next.
         fused = self.query_key_value(hidden_states).unflatten(-1, (self.num_heads, 3, -1))
         query, key, value = (part.transpose(1, 2) for part in fused.unbind(-2))
@@ -57,8 +57,8 @@ class NtkBloomBlock(GradientCheckpointingLayer):
         self.hidden_dropout = config.hidden_dropout
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Optional[Any] = None
-    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         normed = self.input_layernorm(hidden_states)
         residual = normed if self.residual_after_norm else hidden_states
         output, weights = self.self_attention(normed, plan, past_key_values)

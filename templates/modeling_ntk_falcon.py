@@ -1,6 +1,6 @@
 """Falcon (the ALiBi kind, Falcon-RW) with scaled slopes."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +35,8 @@ class NtkFalconAttention(AlibiAttention):
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Optional[Any]
-    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         per_group = self.num_heads // self.groups
         fused = self.query_key_value(hidden_states).unflatten(-1, (self.groups, per_group + 2, -1))
         query = fused[..., :-2, :].flatten(2, 3).transpose(1, 2)
@@ -84,8 +84,8 @@ class NtkFalconDecoderLayer(GradientCheckpointingLayer):
         self.attention_dropout = config.attention_dropout
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Optional[Any] = None
-    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         residual = hidden_states
         normed = self.ln_attn(hidden_states) if self.two_norms else self.input_layernorm(hidden_states)
         output, weights = self.self_attention(normed, plan, past_key_values)

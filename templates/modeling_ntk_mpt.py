@@ -1,6 +1,6 @@
 """MPT with scaled ALiBi slopes."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +42,8 @@ class NtkMptAttention(AlibiAttention):
             self.k_ln = layer_norm(config)
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Optional[Any]
-    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         fused = self.Wqkv(hidden_states)
         if self.clip_qkv:
             fused = fused.clamp(min=-self.clip_qkv, max=self.clip_qkv)
@@ -78,8 +78,8 @@ class NtkMptBlock(GradientCheckpointingLayer):
         self.resid_pdrop = config.resid_pdrop
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Optional[Any] = None
-    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         output, weights = self.attn(self.norm_1(hidden_states), plan, past_key_values)
         hidden_states = hidden_states + F.dropout(output, self.resid_pdrop, self.training)
         output = self.ffn(self.norm_2(hidden_states))

@@ -15,12 +15,11 @@ This file is part of a converted repository and needs nothing but torch.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-
 
 # Extra channels of a folded query or key: 2 parts of the slope x 3 digits of the position, 1 for the
 # padding mask, 1 unused. A multiple of 8, as fused kernels want.
@@ -76,9 +75,9 @@ class Alibi:
             scaled one.
     """
 
-    def __init__(self, slopes: Sequence[float], scaling: Optional[Mapping[str, Any]] = None):
+    def __init__(self, slopes: Sequence[float], scaling: Mapping[str, Any] | None = None):
         self.slopes = list(slopes)
-        self.dynamic: Optional[str] = None
+        self.dynamic: str | None = None
         if scaling is None:
             return
         known = {"type", "factor", "train_seq_len", "dynamic", "rate"}
@@ -93,7 +92,7 @@ class Alibi:
                 raise ValueError(
                     f"alibi_scaling: a static scaling has a factor of at least 1, got {dict(scaling)}"
                 )
-            self.slopes = [m * factor**-t for m, t in zip(self.slopes, self.exponents)]
+            self.slopes = [m * factor**-t for m, t in zip(self.slopes, self.exponents, strict=True)]
             return
         self.dynamic = scaling.get("dynamic", "length")
         self.train_length = float(scaling.get("train_seq_len", 0))
@@ -130,13 +129,13 @@ class AttentionPlan(NamedTuple):
     """int64 [Q]: where in the cache the new keys go."""
     key_length: int
     """Keys that attention reads, from the cache's start."""
-    query_channels: Optional[torch.Tensor] = None
+    query_channels: torch.Tensor | None = None
     """[B or 1, H, Q, CHANNELS]: the slopes, to append to the queries."""
-    key_channels: Optional[torch.Tensor] = None
+    key_channels: torch.Tensor | None = None
     """[B or 1, 1, K, CHANNELS]: the positions, to append to the keys."""
-    mask: Optional[torch.Tensor] = None
+    mask: torch.Tensor | None = None
     """bool [Q, K], True where a query may look; None when the kernel's own causal mask is right."""
-    bias: Optional[torch.Tensor] = None
+    bias: torch.Tensor | None = None
     """[B or 1, H, Q, K]: slopes times negative distances, and the causal and padding masks."""
     eager: bool = False
     """Compute the attention weights, in float32, and return them."""
@@ -145,8 +144,8 @@ class AttentionPlan(NamedTuple):
 def plan_attention(
     alibi: Alibi,
     hidden_states: torch.Tensor,
-    attention_mask: Optional[torch.Tensor],
-    past_key_values: Optional[Any],
+    attention_mask: torch.Tensor | None,
+    past_key_values: Any | None,
     softmax_scale: float,
     eager: bool,
 ) -> AttentionPlan:
@@ -171,10 +170,9 @@ def plan_attention(
     if isinstance(seen, torch.Tensor) and not torch.compiler.is_compiling():
         seen = int(seen)
     slots = torch.arange(queries, device=device) + seen
-    if isinstance(seen, torch.Tensor):  # compiled, static cache: the number of keys must not vary
-        keys = past_key_values.layers[0].max_cache_len
-    else:
-        keys = seen + queries
+    # Compiled over a static cache, the number of keys must not vary.
+    static = isinstance(seen, torch.Tensor)
+    keys = past_key_values.layers[0].max_cache_len if static else seen + queries
     key_slots = torch.arange(keys, device=device)
 
     if attention_mask is None:
@@ -186,7 +184,7 @@ def plan_attention(
                 f"attention_mask must be [rows, tokens], got {shape}; positions are read from it"
             )
         short = keys - attention_mask.shape[1]
-        if short > 0 and isinstance(seen, torch.Tensor):
+        if short > 0 and static:
             attention_mask = F.pad(attention_mask, (0, short))
         elif short > 0:
             raise ValueError(
@@ -223,7 +221,7 @@ def plan_attention(
     key_channels = torch.stack(sides, dim=-1)[:, None]
 
     # A kernel's own causal mask aligns the first query with the first key: right without a past.
-    square = not isinstance(seen, torch.Tensor) and queries == keys
+    square = not static and queries == keys
     mask = None if square else key_slots[None, :] <= slots[:, None]
     return AttentionPlan(slots, keys, query_channels.to(dtype), key_channels.to(dtype), mask)
 
@@ -251,8 +249,8 @@ class AlibiAttention(nn.Module):
         key: torch.Tensor,
         value: torch.Tensor,
         plan: AttentionPlan,
-        past_key_values: Optional[Any] = None,
-    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        past_key_values: Any | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Causal ALiBi attention of the new tokens over all tokens.
 
         Args:

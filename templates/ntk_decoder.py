@@ -5,7 +5,7 @@ A family's trunk and heads are classes of their own that name these mixins first
 transformers looks for (``PreTrainedModel``, ``GenerationMixin``) stay among their direct bases.
 """
 
-from typing import Any, Optional, Union
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,6 @@ from transformers.modeling_outputs import (
 from transformers.utils import logging
 
 from .ntk_alibi import Alibi, plan_attention
-
 
 logger = logging.get_logger(__name__)
 
@@ -52,16 +51,16 @@ class AlibiDecoder:
 
     def forward(
         self,
-        input_ids: Optional[torch.LongTensor] = None,
-        past_key_values: Optional[Cache] = None,
-        attention_mask: Optional[torch.Tensor] = None,
-        inputs_embeds: Optional[torch.Tensor] = None,
-        use_cache: Optional[bool] = None,
-        output_attentions: Optional[bool] = None,
-        output_hidden_states: Optional[bool] = None,
-        return_dict: Optional[bool] = None,
+        input_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> Union[tuple, BaseModelOutputWithPast]:
+    ) -> tuple | BaseModelOutputWithPast:
         """Runs the trunk.
 
         Args:
@@ -137,7 +136,7 @@ class Head:
         kwargs = {**kwargs, "return_dict": True}
         return self.transformer(input_ids, **kwargs)
 
-    def wants_dict(self, return_dict: Optional[bool]) -> bool:
+    def wants_dict(self, return_dict: bool | None) -> bool:
         return self.config.return_dict if return_dict is None else return_dict
 
 
@@ -155,8 +154,8 @@ class CausalLMHead(Head):
 
     @staticmethod
     def create_masks_for_generate(
-        attention_mask: Optional[torch.Tensor] = None, past_key_values: Optional[Cache] = None, **kwargs: Any
-    ) -> Optional[torch.Tensor]:
+        attention_mask: torch.Tensor | None = None, past_key_values: Cache | None = None, **_: Any
+    ) -> torch.Tensor | None:
         """Keeps the mask two-dimensional, since positions are read from it.
 
         ``generate`` calls this for caches of fixed size; the mask gets that size, so that compiled
@@ -172,18 +171,18 @@ class CausalLMHead(Head):
 
     def forward(
         self,
-        input_ids: Optional[torch.LongTensor] = None,
-        past_key_values: Optional[Cache] = None,
-        attention_mask: Optional[torch.Tensor] = None,
-        inputs_embeds: Optional[torch.Tensor] = None,
-        labels: Optional[torch.LongTensor] = None,
-        use_cache: Optional[bool] = None,
-        output_attentions: Optional[bool] = None,
-        output_hidden_states: Optional[bool] = None,
-        return_dict: Optional[bool] = None,
-        logits_to_keep: Union[int, torch.Tensor] = 0,
+        input_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
-    ) -> Union[tuple, CausalLMOutputWithPast]:
+    ) -> tuple | CausalLMOutputWithPast:
         """Runs trunk and head; arguments as the trunk's, and:
 
         Args:
@@ -225,13 +224,13 @@ class SequenceClassificationHead(Head):
 
     def forward(
         self,
-        input_ids: Optional[torch.LongTensor] = None,
-        attention_mask: Optional[torch.Tensor] = None,
-        inputs_embeds: Optional[torch.Tensor] = None,
-        labels: Optional[torch.Tensor] = None,
-        return_dict: Optional[bool] = None,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> Union[tuple, SequenceClassifierOutputWithPast]:
+    ) -> tuple | SequenceClassifierOutputWithPast:
         """Runs trunk and head; arguments as the trunk's, and:
 
         Args:
@@ -291,11 +290,11 @@ class TokenClassificationHead(Head):
 
     def forward(
         self,
-        input_ids: Optional[torch.LongTensor] = None,
-        labels: Optional[torch.Tensor] = None,
-        return_dict: Optional[bool] = None,
+        input_ids: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
+        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> Union[tuple, TokenClassifierOutput]:
+    ) -> tuple | TokenClassifierOutput:
         """Runs trunk and head; arguments as the trunk's, and ``labels`` [B, Q] class indices."""
         trunk = self.run_trunk(input_ids, kwargs)
         scores = self.classifier(self.dropout(trunk.last_hidden_state))
@@ -316,12 +315,12 @@ class QuestionAnsweringHead(Head):
 
     def forward(
         self,
-        input_ids: Optional[torch.LongTensor] = None,
-        start_positions: Optional[torch.LongTensor] = None,
-        end_positions: Optional[torch.LongTensor] = None,
-        return_dict: Optional[bool] = None,
+        input_ids: torch.LongTensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> Union[tuple, QuestionAnsweringModelOutput]:
+    ) -> tuple | QuestionAnsweringModelOutput:
         """Runs trunk and head; arguments as the trunk's, and:
 
         Args:

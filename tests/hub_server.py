@@ -39,7 +39,7 @@ class Request:
     host: Host
     method: str
     path: str
-    """Unquoted, without the query."""
+    """Still quoted, without the query."""
     headers: dict[str, str]
     """Names in lower case."""
 
@@ -148,7 +148,7 @@ class HubServer:
         for request in self.requests:
             if request.method == "GET" and request.host == "storage":
                 names.append(self._stored[request.path.removeprefix("/")].name)
-            elif request.method == "GET" and (found := RESOLVE.fullmatch(request.path)):
+            elif request.method == "GET" and (found := _match(RESOLVE, request)):
                 names.append(found["file"])
         return list(dict.fromkeys(names))
 
@@ -169,12 +169,12 @@ class HubServer:
             return self.faults[name].pop(0) if self.faults.get(name) else None
 
     def _hub(self, request: Request) -> Answer:
-        if found := MODEL_INFO.fullmatch(request.path):
+        if found := _match(MODEL_INFO, request):
             repository = self._allowed(found["id"], request.token, content=False)
-            commit = _resolve(repository, found["revision"] or "main")
+            commit = _resolve(repository, found.get("revision", "main"))
             info = _model_info(found["id"], repository, commit)
             return Answer(headers={"Content-Type": "application/json"}, body=json.dumps(info).encode())
-        if found := RESOLVE.fullmatch(request.path):
+        if found := _match(RESOLVE, request):
             repository = self._allowed(found["id"], request.token, content=True)
             commit = _resolve(repository, found["revision"])
             return self._file(repository.commits[commit], found["file"], commit)
@@ -228,7 +228,7 @@ def _listen(server: HubServer, host: Host) -> ThreadingHTTPServer:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            path = unquote(urlsplit(self.path).path)
+            path = urlsplit(self.path).path
             headers = {name.lower(): value for name, value in self.headers.items()}
             _send(self, server, server.answer(Request(host, self.command, path, headers)))
 
@@ -282,6 +282,13 @@ def _send(handler: BaseHTTPRequestHandler, server: HubServer, answer: Answer) ->
         # Lingering for no time makes closing a reset.
         handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         handler.connection.close()
+
+
+def _match(pattern: re.Pattern[str], request: Request) -> dict[str, str]:
+    """The parts of the path, unquoted; a quoted slash does not part them."""
+    found = pattern.fullmatch(request.path)
+    parts = found.groupdict() if found else {}
+    return {name: unquote(part) for name, part in parts.items() if part is not None}
 
 
 def _resolve(repository: Repository, revision: str) -> str:

@@ -46,7 +46,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt-biases": ("mpt", {"no_bias": False}),
     "falcon-parallel": ("falcon", {"parallel_attn": True}),
     "falcon-multi-query": ("falcon", {"multi_query": True}),
-    "falcon-grouped": ("falcon", {"new_decoder_architecture": True, "parallel_attn": True, "num_kv_heads": 2}),
+    "falcon-grouped": (
+        "falcon",
+        {"new_decoder_architecture": True, "parallel_attn": True, "num_kv_heads": 2},
+    ),
     "falcon-no-bias": ("falcon", {"bias": False, "ffn_hidden_size": 80}),
 }
 
@@ -69,7 +72,9 @@ def converted(tmp_path: Path) -> Convert:
 
 def load(folder: Path, auto_class: Any = AutoModelForCausalLM, **options: Any) -> Any:
     """The converted model as a user loads it, with every tensor accounted for."""
-    model, info = auto_class.from_pretrained(folder, trust_remote_code=True, output_loading_info=True, **options)
+    model, info = auto_class.from_pretrained(
+        folder, trust_remote_code=True, output_loading_info=True, **options
+    )
     if auto_class is AutoModelForCausalLM:
         assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     return model.eval()

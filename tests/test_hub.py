@@ -79,6 +79,7 @@ def refused(run: Run, work: Path, *parts: str, code: int = 1) -> None:
     """One line that has all ``parts``, no output and nothing written."""
     assert (run.code, run.out, run.err.count("\n")) == (code, "", 1), run.err
     assert run.err.startswith("error: ")
+    assert "this is a bug" not in run.err
     for part in parts:
         assert part in run.err
     assert list(work.iterdir()) == []
@@ -91,7 +92,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def config(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    values: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return values
 
 
 def variant(source: Path, folder: Path, mark: str) -> Path:
@@ -110,8 +112,8 @@ def variant(source: Path, folder: Path, mark: str) -> Path:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sharded": True}, {"fmt": "bin"}, {"fmt": "bin", "sharded": True}],
-    ids=["safetensors", "shards", "bin", "bin shards"],
+    [{}, {"sharded": True}, {"fmt": "bin", "sharded": True}],
+    ids=["safetensors", "shards", "bin shards"],
 )
 def test_an_id_gives_what_its_folder_gives(
     pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path, options: dict[str, Any]
@@ -143,7 +145,7 @@ def test_an_id_gives_what_its_folder_gives(
 
 @pytest.mark.parametrize("options", [{}, {"sharded": True}, {"fmt": "bin", "sharded": True}])
 def test_inspecting_downloads_no_weights(
-    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, options: dict[str, Any]
+    pristine: Pristine, hub: HubServer, command: Command, options: dict[str, Any]
 ) -> None:
     source = pristine("bloom", **options)
     commit = hub.commit(ID, source)
@@ -214,7 +216,7 @@ def test_a_revision_is_resolved_to_its_commit(
     assert revision is None or f"--revision {revision} " in card
 
 
-@pytest.mark.parametrize("moment", [2, 3, 4, 6])
+@pytest.mark.parametrize("moment", [2, 3, 5])
 def test_a_branch_that_moves_meanwhile(
     pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path, moment: int
 ) -> None:
@@ -224,7 +226,7 @@ def test_a_branch_that_moves_meanwhile(
     marks = {hub.commit(ID, first): "first"}
 
     def move(_: Request) -> None:
-        if len(hub.requests) == moment:
+        if len([request for request in hub.requests if ID in request.path]) == moment:
             marks[hub.commit(ID, second)] = "second"
 
     hub.before = move
@@ -274,7 +276,7 @@ def test_offline_with_half_a_cache(pristine: Pristine, hub: HubServer, command: 
 
 
 def test_a_cache_folder_of_one_s_own(
-    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command
 ) -> None:
     hub.commit(ID, pristine("bloom"))
     assert command(*CONVERT, "--cache-dir", tmp_path / "cache").code == 0
@@ -359,7 +361,8 @@ def test_a_shard_that_the_repository_lacks(
     last = sorted(source.glob("*.safetensors"))[-1]
     last.unlink()
     hub.commit(ID, source)
-    refused(command(*CONVERT), work, ID, last.name)
+    refused(command(*CONVERT), work, ID, last.name, "--revision")
+    assert not [request for request in hub.requests if request.host == "storage"]
 
 
 @pytest.mark.parametrize(
@@ -414,41 +417,43 @@ def test_an_endpoint_that_is_no_hub(hub: HubServer, command: Command, work: Path
 def test_a_download_that_breaks_off_once(
     pristine: Pristine, hub: HubServer, command: Command, work: Path, fault: Fault
 ) -> None:
-    """The client goes on by itself, or the next run does."""
-    source = pristine("bloom", sharded=True)
+    """The client goes on by itself, or the next run does, and neither starts again from nothing."""
+    # The client keeps what it has in pieces of 10 MiB.
+    source = pristine("bloom", vocab_size=200_000) if fault == "cut" else pristine("bloom", sharded=True)
     hub.commit(ID, source)
-    shard = sorted(path.name for path in source.glob("*.safetensors"))[1]
+    shard = sorted(path.name for path in source.glob("*.safetensors"))[-1]
     hub.faults[shard] = [fault]
     run = command(*CONVERT)
     assert hub.faults[shard] == []
     if run.code != 0:
         refused(run, work, ID, "again")
+        hub.requests.clear()
         run = command(*CONVERT)
+        assert hub.downloads() == [shard]
     assert run.code == 0, run.err
     assert (work / "out" / shard).read_bytes() == (source / shard).read_bytes()
     if fault == "cut":
-        middle = (source / shard).stat().st_size // 2
-        assert f"bytes={middle}-" in [request.headers.get("range") for request in hub.requests]
+        assert f"bytes={10 << 20}-" in [request.headers.get("range") for request in hub.requests]
 
 
-@pytest.mark.parametrize("fault", ["cut", "short"])
 def test_a_download_that_always_breaks_off(
-    pristine: Pristine, hub: HubServer, command: Command, work: Path, fault: Fault
+    pristine: Pristine, hub: HubServer, command: Command, work: Path
 ) -> None:
     source = pristine("bloom", sharded=True)
     hub.commit(ID, source)
     shard = sorted(path.name for path in source.glob("*.safetensors"))[1]
-    hub.faults[shard] = [fault] * 99
+    hub.faults[shard] = ["cut"] * 99
     refused(command(*CONVERT), work, shard, ID, "broke off", "again")
 
 
 # The token
 
 
-@pytest.mark.parametrize("way", ["--token", "HF_TOKEN", "saved"])
-@pytest.mark.parametrize("kind", ["private", "gated"])
+@pytest.mark.parametrize(
+    ("way", "kind"), [("--token", "private"), ("HF_TOKEN", "gated"), ("saved", "private")]
+)
 def test_the_token_opens_and_stays_secret(
-    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path, way: str, kind: str
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, way: str, kind: str
 ) -> None:
     hub.commit(ID, pristine("bloom"), readers=[TOKEN], private=kind == "private", gated=kind == "gated")
     if way == "saved":
@@ -460,7 +465,7 @@ def test_the_token_opens_and_stays_secret(
         **({"HF_TOKEN": TOKEN} if way == "HF_TOKEN" else {}),
     )
     assert run.code == 0, run.err
-    assert {request.token for request in hub.requests if request.host == "hub"} == {TOKEN}
+    assert {request.token for request in hub.requests if ID in request.path} == {TOKEN}
     assert "model.safetensors" in hub.downloads()
 
 
@@ -480,15 +485,10 @@ def test_tracebacks_do_not_tell_the_token(
     assert list(work.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "token", ["hf_secret\x01x", "hf_secr\u00e9t_secret", "hf_ secret", "\u201chf_secret\u201d"]
-)
-@pytest.mark.parametrize("verbose", [False, True])
-def test_a_token_in_the_environment_that_is_none(
-    hub: HubServer, command: Command, work: Path, token: str, verbose: bool
-) -> None:
-    run = command(*CONVERT, *(["-v"] if verbose else []), HF_TOKEN=token)
+@pytest.mark.parametrize("token", ["hf_secret\x01x", "hf_s\u00e9cret_secret", "hf_ secret"])
+def test_a_token_in_the_environment_that_is_none(hub: HubServer, command: Command, token: str) -> None:
+    """HTTP clients refuse it with an error that quotes the header, token and all."""
+    run = command(*CONVERT, "-v", HF_TOKEN=token)
     assert (run.code, run.out) == (2, "")
-    assert "HF_TOKEN" in run.err
-    assert verbose or run.err.count("\n") == 1
+    assert "HF_TOKEN" in run.err.splitlines()[-1]
     assert hub.requests == []

@@ -47,14 +47,16 @@ def test_the_converter_is_not_needed(converted: Convert, family: str, tmp_path: 
     """In an interpreter that cannot see this project, and in the package's documented way."""
     folder = converted(family)
     script = (
-        "import importlib.util, sys; from transformers import AutoModelForCausalLM as A, AutoTokenizer as T\n"
-        "assert importlib.util.find_spec('templates') is None\n"
-        f"t = T.from_pretrained({str(folder)!r}, trust_remote_code=True); m = A.from_pretrained({str(folder)!r}, trust_remote_code=True)\n"
-        "assert 'converter' not in sys.modules\n"
-        "print(m.generate(**t('w10 w11', return_tensors='pt'), max_new_tokens=4).shape[1] > 3)\n"
+        "import sys\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
+        "tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
+        "assert not {'converter', 'templates'} & sys.modules.keys()\n"
+        "inputs = tokenizer('w10 w11', return_tensors='pt')\n"
+        "print(model.generate(**inputs, max_new_tokens=4).shape[1] > 3)\n"
     )
     environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": ""}
-    command = [sys.executable, "-P", "-c", script]
+    command = [sys.executable, "-c", script, str(folder)]
     result = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
     )

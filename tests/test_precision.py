@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from templates.ntk_alibi import Alibi, AlibiAttention, plan_attention, stock_slopes
 from transformers import DynamicCache
+
+from templates.ntk_alibi import Alibi, AlibiAttention, plan_attention, stock_slopes
 
 HEADS, HEAD_DIM, ROWS = 16, 64, 32
 LIMITS = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 1e-3}

@@ -9,7 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter.slopes import exponents, scaled_slopes, stock_slopes
+from converter import slopes as formulas
+
+
+def stock_slopes(num_heads: int, bias_max: float = 8.0) -> np.ndarray:
+    return np.array(formulas.stock_slopes(num_heads, bias_max))
+
+
+def exponents(method: str, slopes: np.ndarray) -> np.ndarray:
+    return np.array(formulas.exponents(method, tuple(slopes.tolist())))
+
+
+def scaled_slopes(slopes: np.ndarray, method: str, factor: float) -> np.ndarray:
+    return np.array(formulas.scaled_slopes(tuple(slopes.tolist()), method, factor))
+
 
 POWERS_OF_TWO = [1, 2, 4, 8, 16, 32, 64, 128]
 heads = st.integers(1, 256)

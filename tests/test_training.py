@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from templates.ntk_alibi import Alibi, AlibiAttention, plan_attention, stock_slopes
 from transformers import Trainer, TrainingArguments
 
+from templates.ntk_alibi import Alibi, AlibiAttention, plan_attention, stock_slopes
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load
 
 DROPOUT = {

@@ -77,7 +77,7 @@ WRONG_CODE = {
     ),
     "not-scaled": (
         "ntk_alibi.py",
-        "self.slopes = [m * factor**-t for m, t in zip(self.slopes, self.exponents)]",
+        "self.slopes = [m * factor**-t for m, t in zip(self.slopes, self.exponents, strict=True)]",
         "pass",
         "runs with slope",
     ),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from converter.errors import SourceError, UnsupportedModel
-
-if TYPE_CHECKING:
-    from converter.slopes import Slopes
+from converter.slopes import Slopes
 
 Config = Mapping[str, Any]
 
@@ -60,7 +58,7 @@ class Family:
     geometry: Callable[[Config], Geometry]
     """Reads the sizes; raises ``SourceError`` for a missing or impossible one."""
     stock_slopes: Callable[[Config], Slopes]
-    """float64 [num_heads]: the slopes the checkpoint was trained with."""
+    """The slopes the checkpoint was trained with."""
     train_lengths: Mapping[str, int]
     """Hub id -> trained length in tokens, of checkpoints known for certain."""
     length_hint: str | None = None

@@ -8,12 +8,10 @@ tokens (Scao et al. 2022, arXiv 2211.05100, table 3), although some configs say 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from converter import slopes
 from converter.families.base import Config, Family, Geometry, count, head_dim, respelled
-
-if TYPE_CHECKING:
-    from converter.slopes import Slopes
 
 SPELLINGS = {"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 SIZES = ("", "-560m", "-1b1", "-1b7", "-3b", "-7b1")
@@ -33,10 +31,8 @@ def geometry(config: Config) -> Geometry:
     )
 
 
-def stock_slopes(config: Config) -> Slopes:
-    from converter.slopes import stock_slopes as standard
-
-    return standard(geometry(config).num_heads)
+def stock_slopes(config: Config) -> slopes.Slopes:
+    return slopes.stock_slopes(geometry(config).num_heads)
 
 
 def normalise(config: Config) -> dict[str, Any]:

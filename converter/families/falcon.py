@@ -9,13 +9,11 @@ tokens (Penedo et al. 2023, arXiv 2306.01116); no config stores that.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from converter import slopes
 from converter.errors import UnsupportedModel
 from converter.families.base import Config, Family, Geometry, count, head_dim, respelled
-
-if TYPE_CHECKING:
-    from converter.slopes import Slopes
 
 OLD_TYPES = ("RefinedWebModel", "RefinedWeb")
 SPELLINGS = {
@@ -49,10 +47,8 @@ def geometry(config: Config) -> Geometry:
     )
 
 
-def stock_slopes(config: Config) -> Slopes:
-    from converter.slopes import stock_slopes as standard
-
-    return standard(geometry(config).num_heads)
+def stock_slopes(config: Config) -> slopes.Slopes:
+    return slopes.stock_slopes(geometry(config).num_heads)
 
 
 def normalise(config: Config) -> dict[str, Any]:

@@ -11,13 +11,11 @@ model cards; ``max_seq_len`` is a limit that users raise on purpose.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from converter import slopes
 from converter.errors import SourceError, UnsupportedModel
 from converter.families.base import Config, Family, Geometry, count, head_dim, respelled
-
-if TYPE_CHECKING:
-    from converter.slopes import Slopes
 
 SPELLINGS = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
 
@@ -104,10 +102,8 @@ def bias_max(config: Config) -> float:
     return float(value)
 
 
-def stock_slopes(config: Config) -> Slopes:
-    from converter.slopes import stock_slopes as standard
-
-    return standard(geometry(config).num_heads, bias_max(config))
+def stock_slopes(config: Config) -> slopes.Slopes:
+    return slopes.stock_slopes(geometry(config).num_heads, bias_max(config))
 
 
 def normalise(config: Config) -> dict[str, Any]:

@@ -67,12 +67,12 @@ class Patched:
         return config_class(**{**self.config, **changes})
 
     @property
-    def architecture(self) -> type:
+    def architecture(self) -> Any:
         """The class that the repository's config names."""
         return getattr(self.modeling, self.config["architectures"][0])
 
     @property
-    def trunk(self) -> type:
+    def trunk(self) -> Any:
         """The class of the model without a head."""
         return getattr(self.modeling, f"Ntk{self.camel}Model")
 
@@ -90,7 +90,8 @@ class Patched:
     def tensor(self, name: str) -> torch.Tensor:
         """One stored tensor."""
         with self.open(name) as file:
-            return file.get_tensor(name)
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
 
     def rows(self, name: str, indices: list[int]) -> torch.Tensor:
         """Some rows of a stored matrix, without reading the others."""
@@ -102,7 +103,7 @@ class Patched:
         return safe_open(self.folder / self.checkpoint.tensors[name].file, framework="pt")
 
 
-def build(model_class: type, config: Any, device: str = "cpu") -> Any:
+def build(model_class: Any, config: Any, device: str = "cpu") -> Any:
     """A model of the given class in float32 and evaluation mode; on "meta", without memory."""
     with torch.device(device):
         return model_class(config).float().eval()

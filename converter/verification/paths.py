@@ -54,7 +54,8 @@ def check(patched: Patched) -> Check:
         worst = max(worst, difference)
     return Check(
         "paths",
-        f"attention gives what its plain form gives ({', '.join(steps)}); largest relative difference {worst:.1e}",
+        f"{', '.join(steps)}: attention gives what its plain form gives; "
+        f"largest relative difference {worst:.1e}",
     )
 
 

@@ -47,11 +47,12 @@ def check(patched: Patched, family: Family) -> Check:
     for tokens in lengths:
         measured = measure(model, tokens) / family.bias_scale(PROBE_HEAD_DIM)
         expected = scaling.slopes(stock, tokens)
-        errors = np.abs(measured / expected - 1)
+        errors = np.abs(measured / np.array(expected) - 1)
         head = int(errors.argmax())
         if not errors[head] < TOLERANCE:
             raise VerificationError(
-                f"head {head} runs with slope {measured[head]:.6g} at {tokens} tokens, not {expected[head]:.6g}"
+                f"head {head} runs with slope {measured[head]:.6g} at {tokens} tokens, "
+                f"not {expected[head]:.6g}"
             )
         worst = max(worst, float(errors[head]))
     where = " and ".join(str(tokens) for tokens in lengths)
@@ -76,5 +77,6 @@ def measure(model: Any, tokens: int) -> np.ndarray:
     for layer in range(model.config.num_hidden_layers):
         cache.update(zeros, zeros, layer)
     output = model(token, past_key_values=cache, output_attentions=True)
-    logs = output.attentions[0][0, :, 0].double().log().numpy()  # [num_heads, tokens]
-    return (logs[:, -1] - logs[:, -1 - SPAN]) / SPAN
+    logs: np.ndarray = output.attentions[0][0, :, 0].double().log().numpy()  # [num_heads, tokens]
+    slopes: np.ndarray = (logs[:, -1] - logs[:, -1 - SPAN]) / SPAN
+    return slopes

@@ -1,0 +1,91 @@
+"""What the benchmarks share: the machine in general words, Markdown tables, and result files."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PACKAGES = ("ntk-convert", "torch", "transformers", "safetensors")
+
+sys.path.insert(0, str(ROOT))  # the checkout's converter, installed or not
+
+
+def machine() -> str:
+    """Processor, cores, memory, system and GPU; nothing that names the machine."""
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    processor = found[1] if found else platform.processor() or platform.machine()
+    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    try:
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        system = platform.system()
+    words = [processor, f"{os.cpu_count()} cores", f"{gigabytes:.0f} GiB", system, *gpus()]
+    return ", ".join(words)
+
+
+def gpus() -> list[str]:
+    """The names of the GPUs that the driver lists."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+    except (OSError, subprocess.CalledProcessError):
+        return []
+
+
+def versions() -> str:
+    """Python and the packages that the benchmarks measure."""
+    names = [f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        try:
+            names.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            names.append(f"{package} from the checkout")
+    return ", ".join(names)
+
+
+def load() -> str:
+    """How busy the machine is, for a reader to judge the timings."""
+    one, five, _ = os.getloadavg()
+    return f"{one:.1f} over the last minute, {five:.1f} over five"
+
+
+def command() -> str:
+    """The command line, without the options that name places on this machine."""
+    words, skip = [], False
+    for word in sys.argv[1:]:
+        if not skip and not word.startswith("--folder") and word != "--write":
+            words.append(word)
+        skip = word == "--folder"
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column is words, the others are numbers."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write(name: str, title: str, sections: Sequence[str], load_before: str) -> Path:
+    """Writes ``results/NAME.md``, replacing the last run's."""
+    facts = [
+        f"* Date: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}",
+        f"* Machine: {machine()}",
+        f"* Versions: {versions()}",
+        f"* Command: `{command()}`",
+        f"* Load average before the run (whatever else was running): {load_before}",
+    ]
+    path = RESULTS / f"{name}.md"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n\n".join([f"# {title}", "\n".join(facts), *sections]) + "\n", encoding="utf-8")
+    return path

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +39,7 @@ VOCABULARY = 1024
 WARM_UP = 8
 """Tokens of the run that precedes a measurement of memory: it maps the weights and creates handles."""
 DECODE_STEPS = 16
-"""Tokens decoded in one turn of one side."""
+"""Tokens that each side decodes for one of the repeats."""
 HEADROOM = 1 << 30
 """Bytes of free memory that a run on the CPU leaves to everybody else."""
 
@@ -252,7 +253,7 @@ def measure_prefill(setup: Setup, model: Any, ids: torch.Tensor, measured: Measu
         if setup.device != "cpu":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        taken, logits = seconds(setup, lambda: prefill(model, ids))
+        taken, logits = seconds(setup, partial(prefill, model, ids))
         measured.seconds.append(taken)
         measured.logits = logits.cpu()
         if setup.device != "cpu":
@@ -261,44 +262,35 @@ def measure_prefill(setup: Setup, model: Any, ids: torch.Tensor, measured: Measu
 
 @torch.inference_mode()
 def decode_times(setup: Setup, lengths: list[int]) -> dict[int, dict[str, Measured]]:
-    """Seconds a token at each length of the cache, stock and patched in turn."""
+    """Seconds a token at each length of the cache, stock and patched in turn, token by token."""
     prepare_process(setup)
     models = {side: load(setup, side) for side in SIDES}
     results = {}
     for length in lengths:
         cells = results[length] = {side: Measured() for side in SIDES}
         caches = {side: random_cache(setup, length) for side in SIDES}
-        ids = tokens(setup, length + (1 + setup.repeats) * DECODE_STEPS)
-        for turn in range(-1, setup.repeats):  # the first warms up
+        steps = setup.repeats * DECODE_STEPS
+        ids = tokens(setup, WARM_UP + steps)
+        for step in range(-WARM_UP, steps):
+            token = ids[:, WARM_UP + step, None]
+            mask = torch.ones(1, length + WARM_UP + step + 1, dtype=torch.int64, device=setup.device)
             for side in SIDES:
-                with noting_lack_of_memory(cells[side]):
-                    if cells[side].out_of_memory:
-                        continue
-                    taken, logits = decode(setup, models[side], caches[side], ids, keep=turn >= 0)
-                    cells[side].seconds += taken
-                    cells[side].logits = logits.cpu()
+                if not cells[side].out_of_memory:
+                    with noting_lack_of_memory(cells[side]):
+                        call = partial(decode, models[side], token, mask, caches[side])
+                        taken, logits = seconds(setup, call)
+                        cells[side].seconds += [taken] if step >= 0 else []
+                        cells[side].logits = logits.cpu()
         del caches
         release()
         say(f"decode {length}: " + times(cells))
     return results
 
 
-def decode(
-    setup: Setup, model: Any, cache: Any, ids: torch.Tensor, keep: bool
-) -> tuple[list[float], torch.Tensor]:
-    """Decodes some tokens of ``ids`` one by one onto the cache: seconds of each, and the last logits."""
-    taken, logits = [], torch.empty(0)
-    for _ in range(DECODE_STEPS):
-        at = cache.get_seq_length()
-        mask = torch.ones_like(ids[:, : at + 1])
-
-        def step(at: int = at, mask: torch.Tensor = mask) -> Any:
-            return model(ids[:, at : at + 1], attention_mask=mask, past_key_values=cache, use_cache=True)
-
-        second, output = seconds(setup, step)
-        taken.append(second)
-        logits = output.logits[0, -1].float()
-    return (taken if keep else []), logits
+def decode(model: Any, token: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
+    """Adds one token [1, 1] to the cache; the logits that follow it."""
+    output = model(token, attention_mask=mask, past_key_values=cache, use_cache=True)
+    return output.logits[0, -1].float()
 
 
 @torch.inference_mode()
@@ -421,7 +413,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:
         # The converted repository's code is cached under a name; a cache of our own is never stale.
         os.environ["HF_MODULES_CACHE"] = str(Path(temporary, "modules"))
-        os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         os.environ["OMP_NUM_THREADS"] = str(options["threads"])
         setup = Setup(Path(temporary), longest=max([*lengths, *cached]) + 4096, **options)
         fresh(make_repositories, setup)

@@ -36,7 +36,7 @@ MESSAGES = {
     "EntryNotFoundError": NO_FILE,
     "RemoteEntryNotFoundError": NO_FILE,
     "HFValidationError": "{id} is neither a local folder nor a valid Hub id such as bigscience/bloom-1b7",
-    "HfHubHTTPError": "the Hub refused {id} (HTTP {status}); check --token and HF_ENDPOINT, or try again later",
+    "HfHubHTTPError": "the Hub refused {id} (HTTP {status}); check token and HF_ENDPOINT, or try again later",
     "FileMetadataError": UNREACHABLE,
     "JSONDecodeError": "what answers is no Hub; check HF_ENDPOINT, and whether your network wants a log-in",
     "ChunkedEncodingError": BROKEN_OFF,

@@ -138,7 +138,8 @@ class Muon(torch.optim.Optimizer):
 def build_model(seed: int) -> BloomForCausalLM:
     """A fresh float32 model; the seed decides its weights."""
     torch.manual_seed(seed)
-    model = BloomForCausalLM(BloomConfig.from_dict(CONFIG))
+    # A copy, because transformers 4 adds keys to the dictionary it reads.
+    model = BloomForCausalLM(BloomConfig.from_dict(dict(CONFIG)))
     nn.init.normal_(model.transformer.word_embeddings.weight, std=EMBEDDING_STD)
     return model.train()
 

@@ -75,6 +75,23 @@ def command(hub: HubServer, tmp_path: Path, work: Path) -> Iterator[Command]:
     assert {request.token for request in hub.requests if request.host == "storage"} <= {None}
 
 
+@pytest.fixture
+def here(run: Command, work: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """``here(*words)``: the command line in this process, for what is refused before the Hub is asked."""
+    monkeypatch.chdir(work)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the Hub was asked")
+
+    def call(*words: object) -> Run:
+        done = run(*words)
+        assert "secret" not in (done.out + done.err).lower()
+        return done
+
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    return call
+
+
 def refused(run: Run, work: Path, *parts: str, code: int = 1) -> None:
     """One line that has all ``parts``, no output and nothing written."""
     assert (run.code, run.out, run.err.count("\n")) == (code, "", 1), run.err
@@ -216,7 +233,7 @@ def test_a_revision_is_resolved_to_its_commit(
     assert revision is None or f"--revision {revision} " in card
 
 
-@pytest.mark.parametrize("moment", [2, 3, 5])
+@pytest.mark.parametrize("moment", [2, 4])
 def test_a_branch_that_moves_meanwhile(
     pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path, moment: int
 ) -> None:
@@ -300,18 +317,16 @@ def test_a_cache_that_cannot_be_written(
     [
         ({}, ["org/other", *CONVERT[1:]], ["org/other", "check the spelling", "--token"]),
         ({}, [*CONVERT, "--revision", "v9"], [ID, "no revision 'v9'", "--revision"]),
-        ({}, [*CONVERT, "--revision", "0" * 40], [ID, "0" * 40, "--revision"]),
         ({}, [*CONVERT, "--revision", "../../main"], [ID, "'../../main'", "--revision"]),
         ({"private": True}, CONVERT, [ID, "private", "--token"]),
         ({"private": True}, [*CONVERT, "--token", "hf_somebody"], [ID, "private", "--token"]),
         ({"gated": True}, CONVERT, [ID, "is gated", "accept its terms", "--token"]),
         ({"gated": True}, [*CONVERT, "--token", "hf_somebody"], [ID, "is gated", "accept its terms"]),
-        ({}, [*CONVERT, "--token", "hf_unknown_secret"], [ID, "HTTP 401", "--token"]),
+        ({}, [*CONVERT, "--token", "hf_unknown_secret"], [ID, "HTTP 401", "token"]),
     ],
     ids=[
         "missing",
         "no revision",
-        "no commit",
         "no branch",
         "private",
         "not a reader",
@@ -368,26 +383,33 @@ def test_a_shard_that_the_repository_lacks(
 @pytest.mark.parametrize(
     "model", ["a/b/c", "", "../x", "a\nb/c", "a\x1b[2Jb", "org/.x", "a--b/c", "~no_one/x"]
 )
-def test_names_that_are_no_repository(hub: HubServer, command: Command, work: Path, model: str) -> None:
-    run = command(model, *CONVERT[1:])
+def test_names_that_are_no_repository(here: Command, work: Path, model: str) -> None:
+    run = here(model, *CONVERT[1:])
     refused(run, work)
-    assert run.err.isprintable() or run.err[:-1].isprintable()
-    assert hub.requests == []
+    assert run.err[:-1].isprintable()
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("words", "part"),
     [
-        ([*CONVERT, "--revision", ""], ["--revision", "empty"]),
-        ([*CONVERT, "--token", ""], ["--token"]),
-        ([*CONVERT, "--token", "hf_ secret"], ["--token"]),
+        (["--revision", ""], "--revision is empty"),
+        (["--token", ""], "--token"),
+        (["--token", "hf_ secret"], "--token"),
     ],
 )
-def test_options_that_cannot_be(
-    hub: HubServer, command: Command, work: Path, words: list[str], parts: list[str]
+def test_options_that_cannot_be(here: Command, work: Path, words: list[str], part: str) -> None:
+    refused(here(*CONVERT, *words), work, part, code=2)
+
+
+@pytest.mark.parametrize("token", ["hf_secret\x01x", "hf_s\u00e9cret_secret", "hf_ secret"])
+def test_a_token_in_the_environment_that_is_none(
+    here: Command, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
-    refused(command(*words), work, *parts, code=2)
-    assert hub.requests == []
+    """HTTP clients refuse it with an error that quotes the header, token and all."""
+    monkeypatch.setenv("HF_TOKEN", token)
+    run = here(*CONVERT, "-v")
+    assert (run.code, run.out) == (2, "")
+    assert "HF_TOKEN" in run.err.splitlines()[-1]
 
 
 # What breaks
@@ -469,26 +491,13 @@ def test_the_token_opens_and_stays_secret(
     assert "model.safetensors" in hub.downloads()
 
 
-@pytest.mark.parametrize("why", ["unknown", "missing", "cut", "down"])
+@pytest.mark.parametrize("why", ["unknown", "short"])
 def test_tracebacks_do_not_tell_the_token(
     pristine: Pristine, hub: HubServer, command: Command, work: Path, why: str
 ) -> None:
-    source = pristine("bloom")
-    hub.commit(ID, source, readers=[TOKEN] if why != "unknown" else [])
-    if why == "cut":
-        hub.faults["model.safetensors"] = ["short"]
-    model = "org/other" if why == "missing" else ID
-    endpoint = {"HF_ENDPOINT": "http://127.0.0.1:1"} if why == "down" else {}
-    run = command(model, *CONVERT[1:], "-v", "--token", TOKEN, **endpoint)
+    hub.commit(ID, pristine("bloom"), readers=[TOKEN] if why == "short" else [])
+    hub.faults["model.safetensors"] = ["short"]
+    run = command(*CONVERT, "-v", "--token", TOKEN)
     assert run.code == 1
     assert "Traceback" in run.err
     assert list(work.iterdir()) == []
-
-
-@pytest.mark.parametrize("token", ["hf_secret\x01x", "hf_s\u00e9cret_secret", "hf_ secret"])
-def test_a_token_in_the_environment_that_is_none(hub: HubServer, command: Command, token: str) -> None:
-    """HTTP clients refuse it with an error that quotes the header, token and all."""
-    run = command(*CONVERT, "-v", HF_TOKEN=token)
-    assert (run.code, run.out) == (2, "")
-    assert "HF_TOKEN" in run.err.splitlines()[-1]
-    assert hub.requests == []

@@ -206,14 +206,14 @@ def compare(folder: Path, gigabytes: float, shards: int, fmt: Format, repeats: i
     for name in names:
         both = [median(runs[name], key) for key in ("returned", "stored")]
         row = [f"`{name}`" if name != BASELINES["bin"] else name]
-        for seconds, reference in zip(both, baseline):
+        for seconds, reference in zip(both, baseline, strict=True):
             row += [f"{seconds:.2f}", f"{seconds / reference:.2f}x"]
         peaks = [max(getattr(one, key) for one in runs[name]) for key in ("resident", "anonymous")]
         rows.append([*row, *(f"{peak / 1e6:.0f}" if name != "cp -r" else "-" for peak in peaks)])
     head = ["command", "s, returned", "ratio", "s, on disk", "ratio", "peak resident MB", "peak anonymous MB"]
     return (
-        f"`.{fmt}`: {total / 1e9:.2f} GB in {shards} files, the largest of {largest / 1e6:.0f} MB; medians of "
-        f"{repeats} runs in turn, ratios to the first line, the largest peak of all runs:\n\n"
+        f"`.{fmt}`: {total / 1e9:.2f} GB in {shards} files, the largest of {largest / 1e6:.0f} MB; medians "
+        f"of {repeats} runs in turn, ratios to the first line, the largest peak of all runs:\n\n"
         + report.table(head, rows)
     )
 

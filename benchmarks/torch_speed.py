@@ -40,7 +40,7 @@ WARM_UP = 8
 """Tokens of the run that precedes a measurement of memory: it maps the weights and creates handles."""
 DECODE_STEPS = 16
 """Tokens that each side decodes for one of the repeats."""
-HEADROOM = 1 << 30
+HEADROOM = 2 << 30
 """Bytes of free memory that a run on the CPU leaves to everybody else."""
 
 
@@ -64,7 +64,7 @@ class Setup:
 
 @dataclass
 class Measured:
-    """One side at one length. Nothing but ``out_of_memory`` is set where the memory did not suffice."""
+    """One side at one length."""
 
     seconds: list[float] = field(default_factory=list)
     """Of each run, or of each decoded token."""
@@ -72,7 +72,12 @@ class Measured:
     """Bytes at the peak beyond those before the run."""
     logits: torch.Tensor | None = None
     """float32 [vocabulary], of the last token."""
-    out_of_memory: bool = False
+    failure: str | None = None
+    """Why there is no more: "out of memory", or "fails"; a cell of the table."""
+
+
+Results = dict[int, dict[str, Measured]]
+"""Length -> side -> what was measured there."""
 
 
 def make_repositories(setup: Setup) -> None:
@@ -156,35 +161,33 @@ def seconds(setup: Setup, call: Callable[[], T]) -> tuple[float, T]:
 
 
 @contextlib.contextmanager
-def noting_lack_of_memory(measured: Measured) -> Iterator[None]:
-    """Turns an allocation that fails into ``out_of_memory``; torch's CPU allocator has no class for it."""
+def noting_failure(measured: Measured) -> Iterator[None]:
+    """Writes an error of the run down instead of raising it; the other runs go on."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
+        # The CPU's allocator has no class for it.
         words = ("can't allocate memory", "not enough memory")
-        out = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        if not out and not any(word in str(error) for word in words):
-            raise
-        measured.__dict__.update(Measured(out_of_memory=True).__dict__)
-    finally:
-        release(measured.out_of_memory)
+        out = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(w in str(error) for w in words)
+        measured.failure = "out of memory" if out else "fails"
+        say(f"{measured.failure}: {str(error).partition(chr(10))[0][:200]}")
 
 
-def release(everything: bool = True) -> None:
-    """Frees what earlier runs left, so that it is neither reused nor missing."""
-    if everything:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+def release() -> None:
+    """Frees what a failed run left."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def prepare_process(setup: Setup) -> None:
-    """Threads, and for the CPU a limit, so that lack of memory is an error and no kill."""
+    """Threads, and for the CPU a limit, so that lack of memory is an error here and no kill elsewhere."""
     torch.set_num_threads(setup.threads)
     available = proc("/proc/meminfo", "MemAvailable")
     if setup.device == "cpu" and available:
         limit = proc("/proc/self/status", "VmData") + max(0, available - HEADROOM)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+        Path("/proc/self/oom_score_adj").write_text("1000")  # if it comes to that, kill this process first
 
 
 def proc(file: str, key: str) -> int:
@@ -212,48 +215,47 @@ def prefill_memory(setup: Setup, side: str, length: int) -> Measured:
     if not before:
         raise RuntimeError("memory is measured with Linux's /proc; elsewhere give --no-memory")
     Path("/proc/self/clear_refs").write_text("5")
-    with noting_lack_of_memory(measured):
+    with noting_failure(measured):
         prefill(model, ids)
         measured.extra = proc("/proc/self/status", "VmHWM") - before
     return measured
 
 
 @torch.inference_mode()
-def prefill_times(setup: Setup, lengths: list[int]) -> dict[int, dict[str, Measured]]:
-    """Seconds of a prompt at each length, stock and patched in turn; on a GPU its memory too."""
+def prefill_times(setup: Setup, results: Results) -> Results:
+    """Adds the seconds of a prompt at each length, stock and patched in turn; on a GPU its memory too."""
     prepare_process(setup)
     models = {side: load(setup, side) for side in SIDES}
-    results: dict[int, dict[str, Measured]] = {}
-    exhausted: set[str] = set()
-    for length in lengths:
+    failures: dict[str, str] = {}
+    for length, cells in results.items():
         ids = tokens(setup, length)
-        cells = results[length] = {side: Measured(out_of_memory=side in exhausted) for side in SIDES}
-        # The first runs of a process set up libraries, and on a GPU those of a length fill a memory pool.
-        if setup.device != "cpu" or length == lengths[0]:
-            for side in SIDES:
-                with noting_lack_of_memory(cells[side]):
-                    if not cells[side].out_of_memory:
-                        prefill(models[side], ids)
+        for side in SIDES:
+            cells[side].failure = failures.get(side) or cells[side].failure
+        # A process's first runs set up libraries; on a GPU, a length's first run fills a memory pool.
+        warm_ups = 1 if setup.device != "cpu" or length == min(results) else 0
         started = time.monotonic()
-        for turn in range(setup.repeats):
-            if turn and time.monotonic() - started > setup.seconds:
+        for turn in range(-warm_ups, setup.repeats):
+            if turn > 0 and time.monotonic() - started > setup.seconds:
                 break
-            for side in SIDES:
-                if not cells[side].out_of_memory:
-                    measure_prefill(setup, models[side], ids, cells[side])
-        exhausted = {side for side in SIDES if cells[side].out_of_memory}
-        say(f"prefill {length}: " + times(cells))
+            for side, cell in cells.items():
+                if cell.failure is None:
+                    with noting_failure(cell):
+                        measure_prefill(setup, models[side], ids, cell, keep=turn >= 0)
+                    if cell.failure:
+                        failures[side] = cell.failure  # longer prompts will not do better
+                        release()
+        say(f"prefill {length}: " + described(cells, milliseconds, "ms"))
     return results
 
 
-def measure_prefill(setup: Setup, model: Any, ids: torch.Tensor, measured: Measured) -> None:
-    """One timed run, added to ``measured``."""
+def measure_prefill(setup: Setup, model: Any, ids: torch.Tensor, measured: Measured, *, keep: bool) -> None:
+    """One timed run, added to ``measured`` if it is to be kept."""
     before = 0
-    with noting_lack_of_memory(measured):
-        if setup.device != "cpu":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        taken, logits = seconds(setup, partial(prefill, model, ids))
+    if setup.device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    taken, logits = seconds(setup, partial(prefill, model, ids))
+    if keep:
         measured.seconds.append(taken)
         measured.logits = logits.cpu()
         if setup.device != "cpu":
@@ -261,29 +263,27 @@ def measure_prefill(setup: Setup, model: Any, ids: torch.Tensor, measured: Measu
 
 
 @torch.inference_mode()
-def decode_times(setup: Setup, lengths: list[int]) -> dict[int, dict[str, Measured]]:
-    """Seconds a token at each length of the cache, stock and patched in turn, token by token."""
+def decode_times(setup: Setup, results: Results) -> Results:
+    """Adds the seconds a token at each length of the cache, stock and patched in turn, token by token."""
     prepare_process(setup)
     models = {side: load(setup, side) for side in SIDES}
-    results = {}
-    for length in lengths:
-        cells = results[length] = {side: Measured() for side in SIDES}
+    for length, cells in results.items():
         caches = {side: random_cache(setup, length) for side in SIDES}
         steps = setup.repeats * DECODE_STEPS
         ids = tokens(setup, WARM_UP + steps)
         for step in range(-WARM_UP, steps):
             token = ids[:, WARM_UP + step, None]
             mask = torch.ones(1, length + WARM_UP + step + 1, dtype=torch.int64, device=setup.device)
-            for side in SIDES:
-                if not cells[side].out_of_memory:
-                    with noting_lack_of_memory(cells[side]):
+            for side, cell in cells.items():
+                if cell.failure is None:
+                    with noting_failure(cell):
                         call = partial(decode, models[side], token, mask, caches[side])
                         taken, logits = seconds(setup, call)
-                        cells[side].seconds += [taken] if step >= 0 else []
-                        cells[side].logits = logits.cpu()
+                        cell.seconds += [taken] if step >= 0 else []
+                        cell.logits = logits.cpu()
         del caches
         release()
-        say(f"decode {length}: " + times(cells))
+        say(f"decode {length}: " + described(cells, milliseconds, "ms"))
     return results
 
 
@@ -322,32 +322,30 @@ def fresh(function: Callable[..., T], *args: Any) -> T:
         return pool.submit(function, *args).result()
 
 
-def memory_on_cpu(setup: Setup, lengths: list[int], results: dict[int, dict[str, Measured]]) -> None:
-    """Fills in the extra memory, and marks the sides that will not have enough for a timed run."""
-    for length in lengths:
-        cells = results[length] = {}
+def memory_on_cpu(setup: Setup, results: Results) -> None:
+    """Fills in the extra memory; what fails here is not timed."""
+    for length, cells in results.items():
         for side in SIDES:
             try:
                 cells[side] = fresh(prefill_memory, setup, side, length)
-            except BrokenProcessPool:  # killed for its memory all the same
-                cells[side] = Measured(out_of_memory=True)
-        words = (f"{side} {megabytes(cells[side])}" for side in SIDES)
-        say(f"memory {length}: {', '.join(words)}")
+            except BrokenProcessPool:  # killed all the same
+                cells[side].failure = "out of memory"
+        say(f"memory {length}: " + described(cells, megabytes, "MB"))
 
 
-def times(cells: dict[str, Measured]) -> str:
-    return ", ".join(f"{side} {milliseconds(cells[side])} ms" for side in SIDES)
+def described(cells: dict[str, Measured], text: Callable[[Measured], str], unit: str) -> str:
+    return ", ".join(f"{side} {text(cells[side])} {unit}" for side in SIDES)
 
 
 def milliseconds(measured: Measured) -> str:
-    if measured.out_of_memory:
-        return "out of memory"
+    if measured.failure:
+        return measured.failure
     return f"{1000 * statistics.median(measured.seconds):.4g}" if measured.seconds else "-"
 
 
 def megabytes(measured: Measured) -> str:
-    if measured.out_of_memory:
-        return "out of memory"
+    if measured.failure:
+        return measured.failure
     return "-" if measured.extra is None else f"{measured.extra / 1e6:.0f}"
 
 
@@ -355,16 +353,17 @@ def factor(first: float | None, second: float | None) -> str:
     return f"{first / second:.2f}x" if first and second else "-"
 
 
-def rows_of(results: dict[int, dict[str, Measured]], *, memory: bool) -> Iterator[list[str]]:
+def rows_of(results: Results, *, memory: bool) -> Iterator[list[str]]:
     """The lines of a table, one a length."""
     for length, cells in results.items():
         stock, patched = (cells[side] for side in SIDES)
-        medians = [statistics.median(cell.seconds) if cell.seconds else None for cell in (stock, patched)]
+        compared = not stock.failure and not patched.failure
+        medians = [statistics.median(cell.seconds) if compared else None for cell in (stock, patched)]
         row = [str(length), milliseconds(stock), milliseconds(patched), factor(*medians)]
         if memory:
-            row += [megabytes(stock), megabytes(patched), factor(stock.extra, patched.extra)]
-        both = stock.logits is not None and patched.logits is not None
-        row.append(f"{difference(stock.logits, patched.logits):.1e}" if both else "-")
+            ratio = factor(stock.extra, patched.extra) if compared else "-"
+            row += [megabytes(stock), megabytes(patched), ratio]
+        row.append(f"{difference(stock.logits, patched.logits):.1e}" if compared else "-")
         yield [*row, str(max(len(stock.seconds), len(patched.seconds)))]
 
 
@@ -418,15 +417,12 @@ def main(
         setup = Setup(Path(temporary), longest=max([*lengths, *cached]) + 4096, **options)
         fresh(make_repositories, setup)
         same = fresh(float32_difference, setup, min(lengths, default=512))
-        extra: dict[int, dict[str, Measured]] = {}
+        prompts: Results = {length: {side: Measured() for side in SIDES} for length in lengths}
         if memory and not cuda:
-            memory_on_cpu(setup, lengths, extra)
-        fitting = [n for n in lengths if not any(cell.out_of_memory for cell in extra.get(n, {}).values())]
-        prompts = fresh(prefill_times, setup, fitting)
-        for length, cells in extra.items():
-            for side, cell in cells.items():
-                prompts.setdefault(length, extra[length])[side].extra = cell.extra
-        decoding = fresh(decode_times, setup, cached)
+            memory_on_cpu(setup, prompts)
+        prompts = fresh(prefill_times, setup, prompts)
+        decoding = {length: {side: Measured() for side in SIDES} for length in cached}
+        decoding = fresh(decode_times, setup, decoding)
 
     head = ["tokens", "stock ms", "patched ms", "stock / patched"]
     shown = memory or cuda

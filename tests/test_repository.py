@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from transformers import AutoTokenizer
 
 import converter
 from converter import convert
@@ -52,10 +53,25 @@ def test_config(make_source: MakeSource, tmp_path: Path, family: str) -> None:
         **{auto: f"modeling_ntk_{family}.Ntk{camel}{end}" for auto, end in HEADS.items()},
     }
     ours = {"model_type", "architectures", "auto_map", "alibi_scaling", "ntk_convert", "max_seq_len"}
+    ours |= {"tokenizer_class"}
     assert {key: value for key, value in config.items() if key not in ours} == {
         key: value for key, value in original.items() if key not in ours
     }
     assert fingerprint(source) == before
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon"])
+def test_a_tokenizer_that_names_no_class_loads_as_before(
+    make_source: MakeSource, tmp_path: Path, family: str
+) -> None:
+    """transformers then chooses by model_type, which is a new one in the result."""
+    source = make_source(family)
+    edit_json(source / "tokenizer_config.json", {"tokenizer_class": None})
+    quick(source, tmp_path / "out")
+    before = AutoTokenizer.from_pretrained(source)
+    after = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert type(after) is type(before)
+    assert after("w10 w11") == before("w10 w11")
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -90,7 +90,7 @@ verbose_option = click.option("-v", "--verbose", is_flag=True, help="Say more, w
 )
 @click.version_option(__version__, prog_name="ntk-convert")
 def cli() -> None:
-    r"""Bake linear or NTK-aware ALiBi scaling into a BLOOM, MPT or Falcon-RW checkpoint.
+    """Bake linear or NTK-aware ALiBi scaling into a BLOOM, MPT or Falcon-RW checkpoint.
 
     \b
     ntk-convert bigscience/bloom-1b7 --scale 2 --out ./bloom-ntk

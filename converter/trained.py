@@ -38,7 +38,7 @@ def trained_length(family: Family, config: Config, source: Source, given: int | 
     hint = config.get(family.length_hint) if family.length_hint else None
     says = ""
     if hint is not None:
-        says = f"; config.json has {family.length_hint} {hint!r}, which {family.length_doubt}"
+        says = f"; config.json has {family.length_hint} {hint!r}, but that key {family.length_doubt}"
     origin = config.get("_name_or_path")
     if isinstance(origin, str) and origin in family.train_lengths:
         known = family.train_lengths[origin]

@@ -127,7 +127,7 @@ def test_for_people(pristine: Callable[..., Path], run: Callable[..., Run]) -> N
             {"seq_length": 4096},
             None,
             None,
-            "not known; config.json has seq_length 4096, which is absent or",
+            "not known; config.json has seq_length 4096, but that key is absent or",
         ),
         ("bloom", {"seq_length": 4096}, 77, 77, "--train-length"),
         (

@@ -1,0 +1,56 @@
+"""The README names what exists: options, files, families, make targets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from converter.cli import cli
+from converter.families import FAMILIES
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_option_is_one_of_the_command_line() -> None:
+    ours = {name for command in cli.commands.values() for option in command.params for name in option.opts}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README)) - {"--help", "--version"}
+    assert named <= ours
+
+
+def test_every_command_is_documented() -> None:
+    for name in cli.commands:
+        assert name in README
+
+
+def test_every_file_of_the_layout_exists() -> None:
+    layout = README.split("## How it is laid out")[1].split("```")[1]
+    folder = ROOT
+    for line in layout.strip().splitlines():
+        name = line.split()[0]
+        if not line.startswith(" "):
+            folder = ROOT / name
+            assert folder.is_dir(), name
+            continue
+        for found in re.findall(r"[\w*/]+(?:\.py|/)(?=[\s,]|$)", line):
+            assert list(folder.glob(found)), found
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", README))
+def test_every_link_leads_somewhere(link: str) -> None:
+    assert link.startswith("https://") or (ROOT / link).exists()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_family_is_in_the_table(family) -> None:
+    [row] = [line for line in README.splitlines() if line.startswith(f"| {family.title} |")]
+    for model_type in family.model_types:
+        assert f"`{model_type}`" in row
+
+
+def test_every_make_target_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"`make ([\w.-]+)`", README)) | {"demo", "test"}:
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target

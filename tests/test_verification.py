@@ -177,6 +177,15 @@ def test_wrong_tensors_are_caught_before_anything_is_written(tmp_path: Path, cha
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
+def test_weights_that_are_not_numbers_are_caught(tmp_path: Path) -> None:
+    source = tiny.bloom(tmp_path / "source", 4)
+    tensors = load_file(source / "model.safetensors")
+    tensors["transformer.h.0.mlp.dense_h_to_4h.bias"][0] = torch.nan
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(VerificationError, match="by nan"):
+        convert(source, tmp_path / "out", scale=2)
+
+
 def test_dead_buffers_of_old_checkpoints_are_no_failure(tmp_path: Path) -> None:
     source = tiny.falcon(tmp_path / "source", 4)
     tensors = load_file(source / "model.safetensors")

@@ -340,7 +340,12 @@ def described(cells: dict[str, Measured], text: Callable[[Measured], str], unit:
 def milliseconds(measured: Measured) -> str:
     if measured.failure:
         return measured.failure
-    return f"{1000 * statistics.median(measured.seconds):.4g}" if measured.seconds else "-"
+    return number(1000 * statistics.median(measured.seconds)) if measured.seconds else "-"
+
+
+def number(value: float) -> str:
+    """Three digits or more, never with an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def megabytes(measured: Measured) -> str:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from converter import UnsupportedModel, VerificationError, convert, families
 from converter.verification import verify
 from tests import tiny
+from tests.conftest import edit_json
 from tests.patched import FAMILIES, SCALINGS, VARIANTS, Convert
 
 Tensors = dict[str, torch.Tensor]
@@ -154,13 +155,18 @@ def add(tensors: Tensors) -> None:
     tensors["transformer.h.2.mlp.dense_h_to_4h.bias"] = torch.zeros(4)
 
 
+def add_other(tensors: Tensors) -> None:
+    tensors["transformer.h.1.mlp.more.bias"] = torch.zeros(4)
+
+
 def reshape(tensors: Tensors) -> None:
     tensors["transformer.ln_f.weight"] = torch.zeros(5)
 
 
 WRONG_TENSORS = {
     drop: "'transformer.h.1.mlp.dense_h_to_4h.bias' is missing",
-    add: "'transformer.h.2.mlp.dense_h_to_4h.bias' is left over",
+    add: "config.json says 2 layers, and the weights have 3",
+    add_other: "'transformer.h.1.mlp.more.bias' is left over",
     reshape: r"'transformer.ln_f.weight' has shape \[5\], not \[96\]",
 }
 
@@ -175,6 +181,13 @@ def test_wrong_tensors_are_caught_before_anything_is_written(tmp_path: Path, cha
     with pytest.raises(VerificationError, match=WRONG_TENSORS[change]):
         convert(source, tmp_path / "out", scale=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def test_a_config_of_too_many_layers_is_caught_at_once(tmp_path: Path) -> None:
+    source = tiny.bloom(tmp_path / "source", 4)
+    edit_json(source / "config.json", {"n_layer": 10_000_000})
+    with pytest.raises(VerificationError, match="says 10000000 layers, and the weights have 2"):
+        convert(source, tmp_path / "out", scale=2)
 
 
 def test_weights_that_are_not_numbers_are_caught(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def verify(repository: Path, family: Family, source_config: Config) -> list[Chec
 
     with Patched.load(repository, family) as patched:
         return [
-            tensors.check(patched),
+            tensors.check(patched, family),
             slopes.check(patched, family),
             paths.check(patched),
             stock.check(patched, family, source_config),

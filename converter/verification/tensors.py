@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from converter.errors import VerificationError
+from converter.families.base import Family
 from converter.verification.check import Check
 from converter.verification.patched import Patched, build
 
@@ -15,7 +16,7 @@ DEAD = re.compile(
 PREFIX = "transformer."
 
 
-def check(patched: Patched) -> Check:
+def check(patched: Patched, family: Family) -> Check:
     """Compares names and shapes with the model's, built without memory.
 
     Stored names may lack the trunk's prefix or have it in excess, as transformers allows when it
@@ -24,6 +25,10 @@ def check(patched: Patched) -> Check:
     Raises:
         VerificationError: names the first missing, left over or misshapen tensor.
     """
+    # First, since building a model of a million layers would take a while to find them missing.
+    in_config, stored_layers = patched.build_config().num_hidden_layers, count_layers(patched, family)
+    if in_config != stored_layers:
+        raise VerificationError(f"config.json says {in_config} layers, and the weights have {stored_layers}")
     model = build(patched.architecture, patched.build_config(), device="meta")
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     stored = {}
@@ -50,3 +55,12 @@ def check(patched: Patched) -> Check:
     return Check(
         "tensors", f"all {len(stored)} tensors fit {type(model).__name__}; none missing, none left over"
     )
+
+
+def count_layers(patched: Patched, family: Family) -> int:
+    """How many layers the stored tensors belong to."""
+    layer = re.compile(
+        rf"({re.escape(PREFIX)})?{re.escape(family.layers_prefix.removeprefix(PREFIX))}\.(\d+)\."
+    )
+    found = (layer.match(name) for name in patched.checkpoint.tensors)
+    return len({match[2] for match in found if match})

@@ -211,11 +211,11 @@ def test_tensor_in_the_index_but_in_no_file(
     assert "'transformer.ghost'" in refused(source, *SCALE)
 
 
-def test_a_tensor_that_the_model_lacks_fails_verification(
+def test_a_layer_that_the_config_lacks_fails_verification(
     make_source: Callable[..., Path], refused: Callable[..., str]
 ) -> None:
     source = make_source("bloom", {"n_layer": 1})
-    assert "transformer.h.1." in refused(source, *SCALE)
+    assert "config.json says 1 layers, and the weights have 2" in refused(source, *SCALE)
 
 
 def test_out_is_not_empty(

@@ -183,6 +183,23 @@ def test_wrong_tensors_are_caught_before_anything_is_written(tmp_path: Path, cha
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
+@pytest.mark.parametrize("key", ["use_cache", "initializer_range", "id2label"])
+def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, key: str) -> None:
+    source = tiny.bloom(tmp_path / "source", 4)
+    edit_json(source / "config.json", {key: "nonsense"})
+    with pytest.raises(
+        VerificationError, match=r"does not run with this config.json \(\w+Error: "
+    ) as failure:
+        convert(source, tmp_path / "out", scale=2)
+    assert "\n" not in str(failure.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_model_that_returns_tuples_is_verified_too(tmp_path: Path) -> None:
+    source = tiny.bloom(tmp_path / "source", 4, return_dict=False)
+    assert convert(source, tmp_path / "out", scale=2).checks
+
+
 def test_a_config_of_too_many_layers_is_caught_at_once(tmp_path: Path) -> None:
     source = tiny.bloom(tmp_path / "source", 4)
     edit_json(source / "config.json", {"n_layer": 10_000_000})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from converter.errors import AlreadyConverted, SourceError, UnsupportedModel
 from converter.families import bloom, falcon, mpt
-from converter.families.base import HEADS, Config, Family, Geometry
+from converter.families.base import HEADS, Config, Family, Geometry, count
 
 __all__ = ["FAMILIES", "HEADS", "Config", "Family", "Geometry", "check", "converted", "recognise"]
 
@@ -74,4 +74,6 @@ def check(config: Config) -> Family:
     family.check(config)
     family.architectures(config)
     family.geometry(config)
+    for size in ("vocab_size", "num_labels"):
+        count(config, size, default=1)
     return family

@@ -12,9 +12,14 @@ The cost does not grow with the model: no check holds more than a few layers' we
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from converter.errors import ConverterError, VerificationError
 from converter.families.base import Config, Family
 from converter.verification.check import Check
+
+if TYPE_CHECKING:
+    from converter.verification.patched import Patched
 
 __all__ = ["Check", "verify"]
 
@@ -31,15 +36,30 @@ def verify(repository: Path, family: Family, source_config: Config) -> list[Chec
         What was checked, in order; a check that could not apply is marked as skipped and says why.
 
     Raises:
-        VerificationError: the first check that failed.
+        VerificationError: the first check that failed, or a model that cannot be built or run at all.
     """
-    from converter.verification import paths, slopes, stock, tensors
     from converter.verification.patched import Patched
 
-    with Patched.load(repository, family) as patched:
-        return [
-            tensors.check(patched, family),
-            slopes.check(patched, family),
-            paths.check(patched),
-            stock.check(patched, family, source_config),
-        ]
+    try:
+        with Patched.load(repository, family) as patched:
+            return run(patched, family, source_config)
+    except ConverterError:
+        raise
+    except Exception as error:  # a value that the model cannot be built from can raise anything
+        reason = str(error).partition("\n")[0]
+        raise VerificationError(
+            f"the model does not run with this config.json ({type(error).__name__}: {reason}); "
+            "correct the value there"
+        ) from error
+
+
+def run(patched: Patched, family: Family, source_config: Config) -> list[Check]:
+    """All checks, in order."""
+    from converter.verification import paths, slopes, stock, tensors
+
+    return [
+        tensors.check(patched, family),
+        slopes.check(patched, family),
+        paths.check(patched),
+        stock.check(patched, family, source_config),
+    ]

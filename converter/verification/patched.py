@@ -105,5 +105,6 @@ class Patched:
 
 def build(model_class: Any, config: Any, device: str = "cpu") -> Any:
     """A model of the given class in float32 and evaluation mode; on "meta", without memory."""
+    config.return_dict = True
     with torch.device(device):
         return model_class(config).float().eval()

@@ -233,6 +233,7 @@ def main(
     gigabytes: float, bin_gigabytes: float, shards: int, repeats: int, folder: Path | None, write: bool
 ) -> None:
     """Conversion beside ``cp -r`` (safetensors) and transformers' load and save (.bin)."""
+    report.clean_up_when_terminated()
     load_before = report.load()
     sections = []
     with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -68,6 +69,11 @@ def command() -> str:
             words.append(word)
         skip = word == "--folder"
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+
+
+def clean_up_when_terminated() -> None:
+    """Makes SIGTERM an ordinary exit, so that temporary folders are removed then too."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

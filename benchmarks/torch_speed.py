@@ -413,6 +413,7 @@ def main(
         lengths = [512, 2048, 4096, 8192, *([16384, 32768] if cuda else [])]
     if cached is None:
         cached = [512, 2048, 8192, *([32768] if cuda else [])]
+    report.clean_up_when_terminated()
     load_before = report.load()
     with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:
         # The converted repository's code is cached under a name; a cache of our own is never stale.

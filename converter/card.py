@@ -116,7 +116,7 @@ def front_matter(text: str) -> dict[str, Any]:
         return {}
     try:
         data = yaml.safe_load(found.group(1))
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except Exception:  # PyYAML raises more kinds than its own on hostile input
         return {}
     return data if isinstance(data, dict) else {}
 

@@ -94,18 +94,20 @@ def load(path: Path) -> dict[str, torch.Tensor]:
             raise SourceError(
                 f"{path.name}: {name!r} is a {tensor.layout} {tensor.dtype} tensor, which no model uses"
             )
+        if tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise SourceError(f"{path.name}: {name!r} claims more elements than it stores; it is damaged")
     return state
 
 
 def distinct(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """``state`` without the second and later names of one and the same tensor, each dense and on its own.
 
-    Modules list their head last, so what stays of a tied pair is the embedding; the loading class
-    ties the head to it again. Tensors that only share some memory are both kept, the later copied.
+    Of a tied pair the embedding stays, whatever the order; the loading class ties the head to it
+    again. Tensors that only share some memory are both kept, the later copied.
     """
     result: dict[str, torch.Tensor] = {}
     storages, views = set(), set()
-    for name, tensor in state.items():
+    for name, tensor in sorted(state.items(), key=lambda item: item[0].startswith("lm_head.")):
         storage = tensor.untyped_storage().data_ptr()
         view = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() == 0 or view not in views:

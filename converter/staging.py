@@ -29,7 +29,7 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
     Raises:
         OutputError: occupied without ``overwrite``, in or around the source, or in no folder.
     """
-    place = out.expanduser().resolve()
+    place = Path(os.path.expanduser(out)).resolve()  # noqa: PTH111 -- leaves an unknown user alone
     origin = source.resolve()
     if not place.parent.is_dir():
         raise OutputError(f"the folder {place.parent} does not exist; create it or change --out {out}")
@@ -42,6 +42,11 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
         raise OutputError(f"--out {out} is or holds the current folder; name a new folder")
     if place.is_dir() and any(place.iterdir()) and not overwrite:
         raise OutputError(f"--out {out} exists and is not empty; name another folder or give --overwrite")
+    if place.is_dir() and any(place.iterdir()) and not (place / "config.json").is_file():
+        raise OutputError(
+            f"--out {out} holds no config.json, so it is no model's folder; --overwrite replaces "
+            "only such folders, name another one"
+        )
     if not os.access(place.parent, os.W_OK | os.X_OK):
         raise OutputError(f"no permission to write in {place.parent}; change --out {out}")
     return place

@@ -24,7 +24,8 @@ from torch import nn
 # Extra channels of a folded query or key: 2 parts of the slope x 3 digits of the position, 1 for the
 # padding mask, 1 unused. A multiple of 8, as fused kernels want.
 CHANNELS = 8
-# A position is written in base 256: a digit is exact in bfloat16's 8 bits, three reach 2 ** 24.
+# A position is written in base 256: a digit is exact in bfloat16's 8 bits, three reach 2 ** 24. The sum
+# is the kernel's float32, so that its rounding grows with slope * position, as it does in stock models.
 BASE = 256
 # Score of a padded key, below that of any real one. Built as a product of two factors that float16
 # can hold for every softmax scale down to 1 / 256.

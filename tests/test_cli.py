@@ -116,6 +116,7 @@ def test_overwrite(pristine: Callable[..., Path], run: Callable[..., Run], tmp_p
     out = tmp_path / "out"
     out.mkdir()
     (out / "stale").write_text("old")
+    (out / "config.json").write_text("{}")
     assert run(pristine("bloom"), *FAST, "--out", out).code == 1
     assert run(pristine("bloom"), *FAST, "--out", out, "--overwrite").code == 0
     assert not (out / "stale").exists()

@@ -316,6 +316,16 @@ def test_a_token_that_cannot_be_one_is_not_shown(token: str, run: Callable[..., 
     assert "cret" not in result.err
 
 
+def test_overwrite_replaces_model_folders_only(
+    make_source: Callable[..., Path], refused: Callable[..., str], tmp_path: Path
+) -> None:
+    source = make_source()
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "letter.txt").write_text("dear")
+    assert "holds no config.json" in refused(source, *SCALE, "--overwrite", out=tmp_path / "documents")
+    assert (tmp_path / "documents" / "letter.txt").read_text() == "dear"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_no_permission(make_source: Callable[..., Path], refused: Callable[..., str], tmp_path: Path) -> None:
     source = make_source()

@@ -216,6 +216,7 @@ def test_stopped_while_copying(
     if overwrite:
         out.mkdir()
         (out / "a").write_text("old")
+        (out / "config.json").write_text("{}")
     weights = big_source / "model.safetensors"
     before = fingerprint(out), weights.stat().st_size, weights.stat().st_mtime_ns
     process = start(big_source, out, "--no-verify", *["--overwrite"] * overwrite)

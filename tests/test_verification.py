@@ -183,7 +183,50 @@ def test_wrong_tensors_are_caught_before_anything_is_written(tmp_path: Path, cha
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
-@pytest.mark.parametrize("key", ["use_cache", "initializer_range", "id2label"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale": 5000},
+        {"scale": 1000, "method": "linear"},
+        {"dynamic": "length", "rate": 0.002, "train_length": 2048},
+        {"dynamic": "position", "rate": 8, "train_length": 1_000_000},
+    ],
+    ids=str,
+)
+def test_extreme_scalings_pass(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Slopes of a millionth, and lengths that a probe must not spend gigabytes on."""
+    source = tiny.mpt(tmp_path / "source", 12, attn_config={"alibi_bias_max": 16})
+    assert convert(source, tmp_path / "out", **options).checks
+
+
+def test_a_tensor_stored_twice_is_caught(tmp_path: Path) -> None:
+    source = tiny.bloom(tmp_path / "source", 4)
+    tensors = load_file(source / "model.safetensors")
+    tensors["ln_f.weight"] = tensors["transformer.ln_f.weight"] + 1
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(VerificationError, match=r"'transformer\.ln_f\.weight' is stored twice"):
+        convert(source, tmp_path / "out", scale=2)
+
+
+def test_an_option_that_the_stock_class_refuses_skips_only_that_check(tmp_path: Path) -> None:
+    """llm-foundry writes clip_qkv as an integer, which transformers 5 does not take."""
+    source = tiny.mpt(tmp_path / "source", 4, attn_config={"clip_qkv": 6.0})
+    config = json.loads((source / "config.json").read_text())
+    config["attn_config"]["clip_qkv"] = 6
+    (source / "config.json").write_text(json.dumps(config))
+    checks = convert(source, tmp_path / "out", scale=2).checks
+    assert not any(check.skipped for check in checks[:3])
+
+
+def test_a_head_listed_before_its_tied_embedding(tmp_path: Path) -> None:
+    source = tiny.bloom(tmp_path / "source", 4, fmt="bin")
+    state = torch.load(source / "pytorch_model.bin", weights_only=True)
+    head = state.pop("lm_head.weight")
+    torch.save({"lm_head.weight": head, **state}, source / "pytorch_model.bin")
+    assert convert(source, tmp_path / "out", scale=2).checks
+
+
+@pytest.mark.parametrize("key", ["layer_norm_epsilon", "initializer_range", "id2label"])
 def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, key: str) -> None:
     source = tiny.bloom(tmp_path / "source", 4)
     edit_json(source / "config.json", {key: "nonsense"})

@@ -53,6 +53,7 @@ def check(config: Config) -> None:
             f"attn_config.alibi is {options['alibi']!r}: this MPT (SEA-LION v1 is one) was trained with "
             "learned positions, so it has no slopes to scale; no conversion can lengthen it"
         )
+    check_softmax_scale(options)
     for where, values, known in (
         ("attn_config.", options, ATTENTION),
         ("ffn_config.", ffn, FFN),
@@ -73,6 +74,16 @@ def check(config: Config) -> None:
         if not (value is None or _number(value) or (key == "logit_scale" and value == "inv_sqrt_d_model")):
             raise SourceError(f"config.json: {where}{key} is {value!r}, expected a number or null")
     bias_max(config)
+
+
+def check_softmax_scale(options: Config) -> None:
+    """The template divides the slopes by this scale, and half precision must hold the result."""
+    scale = options.get("softmax_scale")
+    number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if scale is not None and not (number and 1 / 256 <= scale <= 16):
+        raise UnsupportedModel(
+            f"attn_config.softmax_scale is {scale!r}; only an MPT with one of 1/256 to 16 can be converted"
+        )
 
 
 def geometry(config: Config) -> Geometry:

@@ -11,6 +11,8 @@ The cost does not grow with the model: no check holds more than a few layers' we
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +43,7 @@ def verify(repository: Path, family: Family, source_config: Config) -> list[Chec
     from converter.verification.patched import Patched
 
     try:
-        with Patched.load(repository, family) as patched:
+        with one_thread(), Patched.load(repository, family) as patched:
             return run(patched, family, source_config)
     except ConverterError:
         raise
@@ -51,6 +53,19 @@ def verify(repository: Path, family: Family, source_config: Config) -> list[Chec
             f"the model does not run with this config.json ({type(error).__name__}: {reason}); "
             "correct the value there"
         ) from error
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """On a busy machine, threads that wait for each other make such small models much slower."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def run(patched: Patched, family: Family, source_config: Config) -> list[Check]:

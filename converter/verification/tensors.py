@@ -36,7 +36,10 @@ def check(patched: Patched, family: Family) -> Check:
         if DEAD.search(name):
             continue
         spellings = (name, PREFIX + name, name.removeprefix(PREFIX))
-        stored[next((spelling for spelling in spellings if spelling in expected), name)] = tensor.shape
+        full = next((spelling for spelling in spellings if spelling in expected), name)
+        if full in stored:
+            raise VerificationError(f"the tensor {full!r} is stored twice, with and without {PREFIX!r}")
+        stored[full] = tensor.shape
 
     tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
     missing = sorted(expected.keys() - stored.keys() - tied)

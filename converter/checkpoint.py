@@ -44,6 +44,8 @@ class Tensor:
     start: int
     """Offset of the first byte from the start of the file's data, in bytes."""
     end: int
+    offset: int
+    """Of the first byte from the start of the file, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]
     """
     entries = parse_object(header, f"the header of {file}")
     entries.pop("__metadata__", None)
-    tensors = {name: _tensor(name, entry, file) for name, entry in entries.items()}
+    tensors = {name: _tensor(name, entry, file, 8 + len(header)) for name, entry in entries.items()}
     reached = 0
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
         if tensor.start != reached:
@@ -207,7 +209,7 @@ def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]
     return tensors
 
 
-def _tensor(name: str, entry: object, file: str) -> Tensor:
+def _tensor(name: str, entry: object, file: str, data: int) -> Tensor:
     damaged = SourceError(f"{file} is damaged: the entry of tensor {name!r} is not valid; download it again")
     if not isinstance(entry, dict):
         raise damaged
@@ -218,7 +220,7 @@ def _tensor(name: str, entry: object, file: str) -> Tensor:
         raise SourceError(f"{file}: the tensor {name!r} has dtype {dtype!r}, which no supported model uses")
     if math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
         raise damaged
-    return Tensor(name, dtype, tuple(shape), file, offsets[0], offsets[1])
+    return Tensor(name, dtype, tuple(shape), file, *offsets, data + offsets[0])
 
 
 def _counts(values: Any) -> TypeGuard[list[int]]:

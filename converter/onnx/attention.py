@@ -1,0 +1,42 @@
+"""What the two forms of attention have in common."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from converter.families import Geometry
+from converter.onnx.alibi import Alibi, Tokens
+from converter.onnx.graph import Value
+
+
+class Cache(NamedTuple):
+    """Keys and values of one layer, each [B, key-value heads, tokens, ``head_size``]."""
+
+    key: Value
+    value: Value
+
+
+class Attention(Protocol):
+    """Causal attention with ALiBi over cached and new tokens.
+
+    What all layers share is computed once, when it is made. Layouts are token-major: N = rows times
+    new tokens, then heads, then channels.
+    """
+
+    head_size: int
+    """Channels of a cached key or value."""
+
+    def __init__(self, tokens: Tokens, alibi: Alibi, geometry: Geometry, softmax_scale: float): ...
+
+    def __call__(self, query: Value, key: Value, value: Value, past: Cache) -> tuple[Value, Cache]:
+        """Attention of the new tokens.
+
+        Args:
+            query: [N, heads, head_dim].
+            key, value: [N, key-value heads, head_dim].
+            past: of this layer.
+
+        Returns:
+            The heads' outputs [N, heads * head_dim], and the layer's cache with the new tokens.
+        """
+        ...

@@ -1,0 +1,114 @@
+"""From a converted repository to a graph over its weights; neither torch nor a weight is loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import onnx_ir as ir
+
+from converter import families
+from converter.checkpoint import Checkpoint, read_checkpoint
+from converter.errors import SourceError, UnsupportedModel
+from converter.jsonfile import read_object
+from converter.onnx.attention import Attention
+from converter.onnx.attention_ort import OrtAttention
+from converter.onnx.attention_portable import PortableAttention
+from converter.onnx.families import decoder_class
+from converter.onnx.graph import Graph
+from converter.onnx.weights import DTYPES, Weights
+from converter.scaling import Scaling
+
+Profile = Literal["ort", "portable"]
+PROFILES: tuple[Profile, ...] = get_args(Profile)
+FORMS: dict[Profile, type[Attention]] = {"ort": OrtAttention, "portable": PortableAttention}
+COMPUTE = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+"""Names of the dtypes that a graph can compute in."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A converted repository: what its graphs are built from."""
+
+    folder: Path
+    config: dict[str, Any]
+    family: families.Family
+    checkpoint: Checkpoint
+
+    @property
+    def scaling(self) -> Scaling:
+        return Scaling.from_json(self.config.get("alibi_scaling"))
+
+    @property
+    def geometry(self) -> families.Geometry:
+        return self.family.geometry(self.config)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of most weights, as in ``COMPUTE``."""
+        names = {dtype: name for name, dtype in COMPUTE.items()}
+        stored = self.checkpoint.dtypes[0]
+        if stored not in DTYPES:
+            raise SourceError(f"the weights are {stored}; graphs are built over {', '.join(DTYPES)}")
+        return names[DTYPES[stored]]
+
+
+def open_repository(folder: Path) -> Repository:
+    """Reads a converted repository's config and the headers of its weights.
+
+    Raises:
+        SourceError: no converted repository, or a damaged one.
+        UnsupportedModel: a class or family that has no graph.
+    """
+    if not folder.is_dir():
+        raise SourceError(f"{folder} is no folder; name a repository that ntk-convert wrote")
+    if not (folder / "config.json").is_file():
+        raise SourceError(f"{folder} has no config.json; name a repository that ntk-convert wrote")
+    config = read_object(folder / "config.json")
+    family = families.recognise(config)
+    if not families.converted(config):
+        raise SourceError(
+            f"{folder} is not converted (model_type {config['model_type']!r}); convert it first: "
+            "ntk-convert MODEL --scale A --out DIR --onnx"
+        )
+    decoder_class(family)
+    named = config.get("architectures") or []
+    if named != [f"Ntk{family.camel}ForCausalLM"]:
+        raise UnsupportedModel(
+            f"architectures is {json.dumps(named)}; only causal language models have a graph"
+        )
+    return Repository(folder, config, family, read_checkpoint(folder))
+
+
+def build_graph(
+    repository: Repository, *, profile: Profile, dtype: str, last_logits: bool, convert_weights: bool
+) -> Graph:
+    """The graph of a repository's causal language model.
+
+    Args:
+        repository: what to build it from.
+        profile: ``ort`` or ``portable``.
+        dtype: what it computes in, a name of ``COMPUTE``.
+        last_logits: logits of each row's last token only.
+        convert_weights: whether weights of another dtype are converted when the graph is saved with a
+            copy of them, or else by casts in the graph.
+
+    Raises:
+        SourceError: a tensor that is missing or does not fit the config.
+        UnsupportedModel: an option of the config that has no graph.
+    """
+    graph = Graph(COMPUTE[dtype])
+    decoder = decoder_class(repository.family)(
+        graph,
+        FORMS[profile],
+        fused=profile == "ort",
+        config=repository.config,
+        family=repository.family,
+        geometry=repository.geometry,
+        weights=Weights(repository.folder, repository.checkpoint),
+        convert_weights=convert_weights,
+    )
+    decoder.build(repository.scaling, last_logits=last_logits)
+    return graph

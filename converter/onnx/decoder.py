@@ -1,0 +1,288 @@
+"""A decoder-only model as a graph; a family says how its layers are put together.
+
+Hidden states are [N, hidden] throughout, N = rows times new tokens, so that every linear layer is one
+Gemm, which reads a weight as PyTorch stores it ([out, in]).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from converter.errors import UnsupportedModel
+from converter.families import Config, Family, Geometry
+from converter.families.base import count
+from converter.onnx.alibi import Alibi, Tokens
+from converter.onnx.attention import Attention, Cache
+from converter.onnx.graph import ORT, Graph, Value
+from converter.onnx.weights import Weights
+from converter.scaling import Scaling
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+
+
+class Decoder:
+    """Base of the families' graphs.
+
+    Args:
+        graph: empty.
+        attention: the form of attention.
+        fused: use onnxruntime's fused norms and activations.
+        config: of the converted repository.
+        family, geometry: what it is.
+        weights: its tensors.
+        in_memory: turn weights into the graph's dtype when they are written, not when they are loaded.
+    """
+
+    token_embedding: ClassVar[str] = "word_embeddings"
+    final_norm: ClassVar[str] = "ln_f"
+
+    def __init__(
+        self,
+        graph: Graph,
+        attention: type[Attention],
+        *,
+        fused: bool,
+        config: Config,
+        family: Family,
+        geometry: Geometry,
+        weights: Weights,
+        convert_weights: bool,
+    ):
+        self.graph = graph
+        self.fused = fused
+        self.config = config
+        self.family = family
+        self.geometry = geometry
+        self.weights = weights
+        self.convert_weights = convert_weights
+        self.hidden = geometry.num_heads * geometry.head_dim
+        self.attention_form = attention
+        self._parameters: dict[str, Value] = {}
+
+    # What a family may override.
+
+    @property
+    def epsilon(self) -> float:
+        """Of the norms."""
+        return float(self.config.get("layer_norm_epsilon", 1e-5))
+
+    @property
+    def norm_bias(self) -> bool:
+        """Whether norms have a bias."""
+        return True
+
+    @property
+    def softmax_scale(self) -> float:
+        """The factor on q.k."""
+        return float(self.geometry.head_dim**-0.5)
+
+    def enter(self, hidden: Value) -> Value:
+        """From token embeddings to the first layer's input."""
+        return hidden
+
+    def layer(self, residual: Residual, prefix: str, attend: Any) -> None:
+        """One layer, whose tensors' names start with ``prefix``; ``attend(q, k, v)`` is its attention."""
+        raise NotImplementedError
+
+    def project(self, logits: Value) -> Value:
+        """The last step to the logits."""
+        return logits
+
+    # The whole.
+
+    def build(self, scaling: Scaling, *, last_logits: bool) -> None:
+        """Builds the graph of the causal language model.
+
+        Args:
+            scaling: what its config's ``alibi_scaling`` says.
+            last_logits: logits [B, 1, vocabulary] of each row's last token only.
+        """
+        graph, geometry = self.graph, self.geometry
+        ids = graph.input("input_ids", ir.DataType.INT64, ["batch_size", "sequence_length"])
+        mask = graph.input("attention_mask", ir.DataType.INT64, ["batch_size", "total_sequence_length"])
+        tokens = Tokens(graph, ids, mask)
+        factor = self.family.bias_scale(geometry.head_dim)
+        slopes = tuple(slope * factor for slope in self.family.stock_slopes(self.config))
+        attention = self.attention_form(tokens, Alibi(slopes, scaling), geometry, self.softmax_scale)
+        sizes = ["batch_size", geometry.num_kv_heads, "past_sequence_length", attention.head_size]
+        pasts = [
+            Cache(
+                *(graph.input(f"past_key_values.{index}.{end}", graph.dtype, sizes) for end in Cache._fields)
+            )
+            for index in range(geometry.num_layers)
+        ]
+
+        with graph.scope("embeddings"):
+            vocabulary = count(self.config, "vocab_size")
+            table = self.parameter(f"{self.token_embedding}.weight", vocabulary, self.hidden)
+            flat = graph.reshape(ids, -1)
+            residual = Residual(self, self.enter(graph.op("Gather", table, flat)))
+        presents = []
+        for index, past in enumerate(pasts):
+            with graph.scope(f"layers.{index}"):
+                prefix = f"{self.family.layers_prefix.removeprefix('transformer.')}.{index}"
+
+                def attend(query: Value, key: Value, value: Value, past: Cache = past) -> Value:
+                    output, present = attention(query, key, value, past)
+                    presents.append(present)
+                    return output
+
+                self.layer(residual, prefix, attend)
+        with graph.scope("head"):
+            if last_logits:
+                residual.keep_last(tokens)
+            hidden = residual.norm(self.final_norm)
+            tied = self.config.get("tie_word_embeddings", True) or self.weights.find("lm_head.weight") is None
+            head = table if tied else self.parameter("lm_head.weight", vocabulary, self.hidden)
+            logits = self.project(graph.op("Gemm", hidden, head, transB=1))
+            per_row = graph.constant([1]) if last_logits else tokens.new
+            shape = graph.op("Concat", tokens.rows, per_row, graph.constant([vocabulary]), axis=0)
+            logits = graph.op("Reshape", logits, shape)
+            # Neither NumPy nor samplers know bfloat16.
+            dtype = ir.DataType.FLOAT if graph.dtype == ir.DataType.BFLOAT16 else graph.dtype
+            if dtype != graph.dtype:
+                logits = graph.cast(logits, dtype)
+        length: Any = 1 if last_logits else "sequence_length"
+        graph.output(logits, "logits", dtype, ["batch_size", length, vocabulary])
+        sizes = [*sizes[:2], "total_sequence_length", sizes[3]]
+        for index, present in enumerate(presents):
+            for end, value in zip(Cache._fields, present, strict=True):
+                graph.output(value, f"present.{index}.{end}", graph.dtype, sizes)
+
+    # Building stones.
+
+    def parameter(self, name: str, *shape: int) -> Value:
+        """A weight in the graph's dtype."""
+        if name not in self._parameters:
+            tensor: Any = self.weights.external(name, shape)
+            self._parameters[name] = self._in_dtype(tensor)
+        return self._parameters[name]
+
+    def _in_dtype(self, tensor: ir.ExternalTensor) -> Value:
+        graph = self.graph
+        if tensor.dtype == graph.dtype:
+            return graph.initialiser(tensor)
+        if not self.convert_weights:
+            return graph.cast(graph.initialiser(tensor))
+
+        def convert() -> ir.TensorProtocol:
+            values = tensor.numpy().astype(graph.dtype.numpy())
+            tensor.release()
+            return ir.tensor(values, dtype=graph.dtype, name=tensor.name)
+
+        return graph.initialiser(
+            ir.LazyTensor(convert, dtype=graph.dtype, shape=tensor.shape, name=tensor.name)
+        )
+
+    def linear(self, states: Value, name: str, inputs: int, outputs: int, *, bias: bool = True) -> Value:
+        """[N, inputs] to [N, outputs] by the weight [outputs, inputs] called ``name``."""
+        weight = self.parameter(f"{name}.weight", outputs, inputs)
+        added = self.parameter(f"{name}.bias", outputs) if bias else None
+        return self.graph.op("Gemm", states, weight, added, transB=1, name=name.split(".")[-1])
+
+    def norm_parameters(self, name: str) -> tuple[Value, Value | None]:
+        """Weight and bias of a norm over the hidden size."""
+        weight = self.parameter(f"{name}.weight", self.hidden)
+        return weight, self.parameter(f"{name}.bias", self.hidden) if self.norm_bias else None
+
+    def layer_norm(self, states: Value, name: str) -> Value:
+        """LayerNorm over the hidden size."""
+        return self.graph.op("LayerNormalization", states, *self.norm_parameters(name), epsilon=self.epsilon)
+
+    def heads(self, states: Value, sizes: Sequence[int]) -> list[Value]:
+        """Splits the channels of fused heads.
+
+        Args:
+            states: [N, groups, sum of sizes, head_dim].
+            sizes: how many heads of a group make each part.
+
+        Returns:
+            For each part, [N, groups * its size, head_dim].
+        """
+        graph = self.graph
+        parts = graph.op("Split", states, graph.constant(list(sizes)), axis=2, outputs=len(sizes))
+        groups = self.geometry.num_kv_heads
+        return [
+            graph.reshape(part, -1, groups * size, self.geometry.head_dim)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+
+    def activation(self, states: Value, kind: str) -> Value:
+        """One of ``ACTIVATIONS``; gelu is the exact one."""
+        graph = self.graph
+        if kind == "gelu":
+            return graph.op("Gelu", states, domain=ORT if self.fused else "")
+        if kind == "gelu_tanh":
+            if self.fused:
+                return graph.op("FastGelu", states, domain=ORT)
+            return graph.op("Gelu", states, approximate="tanh")
+        if kind == "relu":
+            return graph.op("Relu", states)
+        if kind == "silu":
+            return graph.op("Mul", states, graph.op("Sigmoid", states))
+        raise UnsupportedModel(f"no graph for the activation {kind!r}; only for {', '.join(ACTIVATIONS)}")
+
+    def factor(self, states: Value, factor: float) -> Value:
+        """``states`` times a number."""
+        return self.graph.op("Mul", states, self.graph.constant(np.asarray(factor)))
+
+
+class Residual:
+    """The residual stream; an addition waits for the norm after it, so that one operator does both."""
+
+    def __init__(self, decoder: Decoder, value: Value):
+        self.decoder = decoder
+        self._value = value
+        self._pending: Value | None = None
+
+    @property
+    def value(self) -> Value:
+        """[N, hidden], with everything added."""
+        if self._pending is not None:
+            self._value = self.decoder.graph.op("Add", self._value, self._pending)
+            self._pending = None
+        return self._value
+
+    def restart(self, value: Value) -> None:
+        """Makes ``value`` the stream."""
+        self._value, self._pending = value, None
+
+    def add(self, output: Value) -> None:
+        """Adds a layer's output [N, hidden]."""
+        self._value, self._pending = self.value, output
+
+    def norm(self, name: str) -> Value:
+        """LayerNorm of the stream, which stays as it is."""
+        decoder = self.decoder
+        if self._pending is None or not decoder.fused:
+            return decoder.layer_norm(self.value, name)
+        normed, self._value = decoder.graph.op(
+            "SkipLayerNormalization",
+            self._pending,
+            self._value,
+            *decoder.norm_parameters(name),
+            domain=ORT,
+            outputs=(True, False, False, True),
+            epsilon=decoder.epsilon,
+        )[::3]
+        self._pending = None
+        return normed
+
+    def keep_last(self, tokens: Tokens) -> None:
+        """Keeps only each row's last token: [B, hidden]."""
+        graph = self.decoder.graph
+        shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
+
+        def last(states: Value) -> Value:
+            by_row = graph.op("Reshape", states, shape)
+            end = graph.op(
+                "Slice", by_row, graph.constant([-1]), graph.constant([1 << 31]), graph.constant([1])
+            )
+            return graph.op("Squeeze", end, graph.constant([1]))
+
+        self._value = last(self._value)
+        self._pending = None if self._pending is None else last(self._pending)

@@ -1,0 +1,59 @@
+"""MPT: query, key and value one after the other, options in ``attn_config``, usually no biases."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from converter.families.mpt import attention
+from converter.onnx.decoder import Decoder, Residual
+from converter.onnx.graph import Value
+
+
+class Mpt(Decoder):
+    token_embedding: ClassVar[str] = "wte"
+    final_norm: ClassVar[str] = "norm_f"
+
+    @property
+    def biases(self) -> bool:
+        return not self.config.get("no_bias", True)
+
+    @property
+    def norm_bias(self) -> bool:
+        return self.biases
+
+    @property
+    def softmax_scale(self) -> float:
+        given = attention(self.config).get("softmax_scale")
+        return super().softmax_scale if given is None else float(given)
+
+    def layer(self, residual: Residual, prefix: str, attend: Any) -> None:
+        hidden, biases = self.hidden, self.biases
+        inner_width = int(self.config.get("expansion_ratio", 4) * hidden)
+
+        output = self.attention(residual.norm(f"{prefix}.norm_1"), f"{prefix}.attn", attend)
+        residual.add(self.linear(output, f"{prefix}.attn.out_proj", hidden, hidden, bias=biases))
+
+        normed = residual.norm(f"{prefix}.norm_2")
+        inner = self.linear(normed, f"{prefix}.ffn.up_proj", hidden, inner_width, bias=biases)
+        inner = self.activation(inner, "gelu")
+        residual.add(self.linear(inner, f"{prefix}.ffn.down_proj", inner_width, hidden, bias=biases))
+
+    def attention(self, states: Value, prefix: str, attend: Any) -> Value:
+        graph, hidden, options = self.graph, self.hidden, attention(self.config)
+        fused = self.linear(states, f"{prefix}.Wqkv", hidden, 3 * hidden, bias=self.biases)
+        clip = options.get("clip_qkv")
+        if clip:
+            fused = graph.op("Clip", fused, graph.constant(-float(clip)), graph.constant(float(clip)))
+        query, key, value = graph.op("Split", fused, graph.constant([hidden] * 3), axis=1, outputs=3)
+        if options.get("qk_ln"):
+            query, key = (
+                self.layer_norm(part, f"{prefix}.{name}") for part, name in ((query, "q_ln"), (key, "k_ln"))
+            )
+        sizes = (-1, self.geometry.num_heads, self.geometry.head_dim)
+        return attend(*(graph.reshape(part, *sizes) for part in (query, key, value)))
+
+    def project(self, logits: Value) -> Value:
+        scale = self.config.get("logit_scale")
+        if scale is None:
+            return logits
+        return self.factor(logits, self.hidden**-0.5 if scale == "inv_sqrt_d_model" else float(scale))

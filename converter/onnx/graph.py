@@ -1,0 +1,170 @@
+"""A growing ONNX graph: operators, constants, scoped names. The weights are not held, only named.
+
+The graph is an onnx-ir graph of standard ONNX operators; those of onnxruntime, which onnxruntime
+documents in its ContribOperators.md, are called with ``domain=ORT``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from converter import __version__
+
+OPSET = 21
+"""The first with 4-bit integers and blockwise DequantizeLinear, which quantised graphs need."""
+IR_VERSION = 10
+ORT = "com.microsoft"
+"""Domain of the operators that only onnxruntime has."""
+
+Dimension = int | str
+Value = ir.Value
+
+
+class Graph:
+    """Nodes are added in the order in which they run.
+
+    Args:
+        dtype: what the graph computes in: FLOAT, FLOAT16 or BFLOAT16.
+    """
+
+    def __init__(self, dtype: ir.DataType):
+        self.dtype = dtype
+        self.main = ir.Graph([], [], nodes=[], opset_imports={"": OPSET, ORT: 1}, name="ntk_convert")
+        self._open = self.main
+        self._scopes: list[str] = []
+        self._used: dict[str, int] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
+
+    @contextlib.contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Names the nodes made inside ``/name/...``, so that a viewer shows the model's structure."""
+        self._scopes.append(name)
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> Value:
+        """Declares an input of the graph; a dimension that is a string is dynamic."""
+        value = ir.val(name, dtype, shape)
+        self.main.inputs.append(value)
+        return value
+
+    def output(self, value: Value, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> None:
+        """Declares that ``value``, not an output already, leaves the graph under ``name``."""
+        value.name, value.dtype, value.shape = name, dtype, ir.Shape(shape)
+        self.main.outputs.append(value)
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: Value | None,
+        outputs: int | Sequence[bool] = 1,
+        domain: str = "",
+        name: str | None = None,
+        **attributes: Any,
+    ) -> Any:
+        """Adds a node and returns its output, or a tuple of them.
+
+        Args:
+            inputs: None leaves an optional input out.
+            outputs: their number, or for each whether it is wanted (an unwanted one has no name).
+            name: of the node below the open scope; its operator by default.
+            attributes: as in the operator's documentation; None leaves one out.
+        """
+        wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
+        path = self._unique("/" + "/".join([*self._scopes, name or op_type]))
+        ends = ["output"] if len(wanted) == 1 else [f"output_{number}" for number in range(len(wanted))]
+        values = [ir.val(f"{path}_{end}" if kept else "") for end, kept in zip(ends, wanted, strict=True)]
+        given = {key: value for key, value in attributes.items() if value is not None}
+        # Trailing inputs that are left out are not written at all.
+        trimmed = list(inputs)
+        while trimmed and trimmed[-1] is None:
+            trimmed.pop()
+        self._open.append(ir.node(op_type, trimmed, given, domain=domain, outputs=values, name=path))
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def constant(self, content: Any, dtype: ir.DataType | None = None) -> Value:
+        """A small constant, shared by all who ask for the same.
+
+        Args:
+            content: numbers or an array; Python ints and lists of them are int64.
+            dtype: the graph's own by default for anything but integers.
+        """
+        array = np.asarray(content)
+        if dtype is None:
+            dtype = ir.DataType.INT64 if array.dtype.kind == "i" else self.dtype
+        array = array.astype(dtype.numpy())
+        key = (dtype.name, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = f"constant_{len(self._constants)}"
+            value = ir.val(name, const_value=ir.tensor(array, dtype=dtype, name=name))
+            self.main.register_initializer(value)
+            self._constants[key] = value
+        return self._constants[key]
+
+    def float32(self, content: Any) -> Value:
+        """A float32 constant, whatever the graph computes in."""
+        return self.constant(np.asarray(content, dtype=np.float32), ir.DataType.FLOAT)
+
+    def initialiser(self, tensor: Any) -> Value:
+        """A stored tensor (anything with onnx-ir's tensor interface) under its own name."""
+        if tensor.name not in self.main.initializers:
+            self.main.register_initializer(ir.val(tensor.name, const_value=tensor))
+        return self.main.initializers[tensor.name]
+
+    def cast(self, value: Value, dtype: ir.DataType | None = None) -> Value:
+        """Casts to ``dtype``, the graph's own by default."""
+        return self.op("Cast", value, to=int(dtype or self.dtype))
+
+    def reshape(self, value: Value, *shape: int) -> Value:
+        """Reshapes to known sizes, one of which may be -1."""
+        return self.op("Reshape", value, self.constant(shape))
+
+    def loop(self, trips: Value, step: Callable[[Value], Value]) -> Value:
+        """Runs ``step`` for 0 to ``trips`` - 1 and stacks what it returns along a new first axis.
+
+        Args:
+            trips: int64 scalar.
+            step: from the iteration's number (int64 scalar) to a value whose shape never varies. It may
+                use any value made before.
+        """
+        number = ir.val(self._unique("iteration"), ir.DataType.INT64, [])
+        going = ir.val(self._unique("going"), ir.DataType.BOOL, [])
+        body = ir.Graph([number, going], [], nodes=[], name=self._unique("body"))
+        outer, self._open = self._open, body
+        try:
+            result = step(number)
+            body.outputs.extend([self.op("Identity", going), result])
+        finally:
+            self._open = outer
+        return self.op("Loop", trips, None, body=body)
+
+    def save(self, path: Path, metadata: dict[str, str], data: str | None = None) -> None:
+        """Writes the graph.
+
+        Args:
+            path: the file.
+            metadata: recorded in it as properties of the model.
+            data: name of a file beside it that gets a copy of all weights; without one the graph goes
+                on pointing to where they are.
+        """
+        model = ir.Model(
+            self.main,
+            ir_version=IR_VERSION,
+            producer_name="ntk-convert",
+            producer_version=__version__,
+            metadata_props=metadata,
+        )
+        ir.save(model, path, format="protobuf", external_data=data, size_threshold_bytes=1024)
+
+    def _unique(self, name: str) -> str:
+        count = self._used.get(name, 0)
+        self._used[name] = count + 1
+        return name if count == 0 else f"{name}_{count}"

@@ -1,0 +1,64 @@
+"""A checkpoint's tensors as the initialisers of a graph: pointers into safetensors files, no copies.
+
+ONNX external data is (file, offset, length) of raw little-endian bytes, and so is a tensor of a
+safetensors file (onnx.proto, ``TensorProto.external_data``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from converter.checkpoint import Checkpoint, Tensor
+from converter.errors import SourceError
+
+DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
+"""safetensors dtype -> ONNX dtype, of the weights that graphs are built over."""
+PREFIX = "transformer."
+
+
+class Weights:
+    """Looks tensors up by the names that the model's code uses.
+
+    Args:
+        folder: where the checkpoint is.
+        checkpoint: its tensors.
+    """
+
+    def __init__(self, folder: Path, checkpoint: Checkpoint):
+        self.folder = folder
+        self.checkpoint = checkpoint
+
+    def find(self, name: str) -> Tensor | None:
+        """The stored tensor, whose name may lack the trunk's prefix; None if there is none."""
+        tensors = self.checkpoint.tensors
+        return tensors.get(PREFIX + name) or tensors.get(name)
+
+    def external(self, name: str, shape: tuple[int, ...]) -> ir.ExternalTensor:
+        """The tensor as external data, relative to the checkpoint's folder.
+
+        Raises:
+            SourceError: missing, of another shape, or of a dtype that is no float of 2 or 4 bytes.
+        """
+        tensor = self.find(name)
+        if tensor is None:
+            raise SourceError(f"the weights have no tensor {name!r}, which the graph needs")
+        if tensor.shape != shape:
+            raise SourceError(
+                f"the tensor {tensor.name!r} has shape {list(tensor.shape)}, not {list(shape)} "
+                "as config.json says"
+            )
+        if tensor.dtype not in DTYPES:
+            raise SourceError(
+                f"the tensor {tensor.name!r} is {tensor.dtype}; graphs are built over {', '.join(DTYPES)}"
+            )
+        return ir.ExternalTensor(
+            tensor.file,
+            tensor.offset,
+            tensor.end - tensor.start,
+            DTYPES[tensor.dtype],
+            shape=ir.Shape(shape),
+            name=tensor.name,
+            base_dir=self.folder,
+        )

@@ -220,7 +220,7 @@ def _tensor(name: str, entry: object, file: str, data: int) -> Tensor:
         raise SourceError(f"{file}: the tensor {name!r} has dtype {dtype!r}, which no supported model uses")
     if math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
         raise damaged
-    return Tensor(name, dtype, tuple(shape), file, *offsets, data + offsets[0])
+    return Tensor(name, dtype, tuple(shape), file, offsets[0], offsets[1], data + offsets[0])
 
 
 def _counts(values: Any) -> TypeGuard[list[int]]:

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from converter.onnx.graph import Graph, Value
 from converter.scaling import Scaling
@@ -79,7 +80,7 @@ class Alibi:
     scaling: Scaling
 
     @property
-    def constant_slopes(self) -> np.ndarray | None:
+    def constant_slopes(self) -> NDArray[np.float64] | None:
         """float64 [H]: the slopes, or None if they depend on the tokens."""
         if self.scaling.dynamic is not None:
             return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from converter.families import Geometry
 from converter.onnx.alibi import Alibi, Tokens
@@ -62,14 +63,14 @@ class OrtAttention:
                 (value, self.value_channels),
             )
         )
-        output, present_key, present_value = graph.op(
+        output, present_key, present_value = graph.ops(
             "GroupQueryAttention",
             *joined,
             *past,
             self.last_key,
             self.total,
             domain=ORT,
-            outputs=3,
+            outputs=("output", "present_key", "present_value"),
             num_heads=geometry.num_heads,
             kv_num_heads=geometry.num_kv_heads,
             scale=self.softmax_scale,
@@ -91,9 +92,9 @@ class OrtAttention:
         centre = graph.op("Mul", graph.op("Reshape", centre, self.by_row), slopes)
         constant = alibi.constant_slopes
         if constant is not None:
-            weight = (constant * BASE / scale).astype(np.float32)
-            leading = split(weight)
-            sides = [leading, leading, leading, *[weight - leading] * 3, np.full_like(weight, padding)]
+            whole = (constant * BASE / scale).astype(np.float32)
+            part = split(whole)
+            sides = [part, part, part, *[whole - part] * 3, np.full_like(whole, padding)]
             fixed = graph.float32(np.stack(sides, axis=-1)[None])
             shape = graph.op("Concat", count, graph.constant([1, 1]), axis=0)
             columns = [graph.op("Expand", fixed, shape)]
@@ -133,7 +134,8 @@ class OrtAttention:
         return self.graph.reshape(values, -1, 1)
 
 
-def split(weight: np.ndarray) -> np.ndarray:
-    """The 8 leading bits of each float32 (Veltkamp), exact in bfloat16 and float16."""
+def split(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The 8 leading bits of each number (Veltkamp), exact in bfloat16 and float16."""
     spread = weight * np.float32(SPLIT)
-    return spread - (spread - weight)
+    leading: NDArray[np.float32] = spread - (spread - weight)
+    return leading

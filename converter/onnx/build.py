@@ -23,7 +23,7 @@ from converter.scaling import Scaling
 
 Profile = Literal["ort", "portable"]
 PROFILES: tuple[Profile, ...] = get_args(Profile)
-FORMS: dict[Profile, type[Attention]] = {"ort": OrtAttention, "portable": PortableAttention}
+FORMS: dict[str, type[Attention]] = {"ort": OrtAttention, "portable": PortableAttention}
 COMPUTE = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 """Names of the dtypes that a graph can compute in."""
 

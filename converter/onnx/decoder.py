@@ -6,7 +6,7 @@ Gemm, which reads a weight as PyTorch stores it ([out, in]).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,11 +17,14 @@ from converter.families import Config, Family, Geometry
 from converter.families.base import count
 from converter.onnx.alibi import Alibi, Tokens
 from converter.onnx.attention import Attention, Cache
-from converter.onnx.graph import ORT, Graph, Value
+from converter.onnx.graph import ORT, Dimension, Graph, Value
 from converter.onnx.weights import Weights
 from converter.scaling import Scaling
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+
+Attend = Callable[[Value, Value, Value], Value]
+"""A layer's attention: query, key and value, as in ``Attention``, to the heads' outputs."""
 
 
 class Decoder:
@@ -34,7 +37,7 @@ class Decoder:
         config: of the converted repository.
         family, geometry: what it is.
         weights: its tensors.
-        in_memory: turn weights into the graph's dtype when they are written, not when they are loaded.
+        convert_weights: turn weights into the graph's dtype when they are written, not when loaded.
     """
 
     token_embedding: ClassVar[str] = "word_embeddings"
@@ -84,7 +87,7 @@ class Decoder:
         """From token embeddings to the first layer's input."""
         return hidden
 
-    def layer(self, residual: Residual, prefix: str, attend: Any) -> None:
+    def layer(self, residual: Residual, prefix: str, attend: Attend) -> None:
         """One layer, whose tensors' names start with ``prefix``; ``attend(q, k, v)`` is its attention."""
         raise NotImplementedError
 
@@ -108,13 +111,14 @@ class Decoder:
         factor = self.family.bias_scale(geometry.head_dim)
         slopes = tuple(slope * factor for slope in self.family.stock_slopes(self.config))
         attention = self.attention_form(tokens, Alibi(slopes, scaling), geometry, self.softmax_scale)
-        sizes = ["batch_size", geometry.num_kv_heads, "past_sequence_length", attention.head_size]
-        pasts = [
-            Cache(
-                *(graph.input(f"past_key_values.{index}.{end}", graph.dtype, sizes) for end in Cache._fields)
-            )
-            for index in range(geometry.num_layers)
-        ]
+
+        def cache_shape(length: str) -> tuple[Dimension, ...]:
+            return ("batch_size", geometry.num_kv_heads, length, attention.head_size)
+
+        def cached(name: str) -> Value:
+            return graph.input(f"past_key_values.{name}", graph.dtype, cache_shape("past_sequence_length"))
+
+        pasts = [Cache(cached(f"{n}.key"), cached(f"{n}.value")) for n in range(geometry.num_layers)]
 
         with graph.scope("embeddings"):
             vocabulary = count(self.config, "vocab_size")
@@ -140,7 +144,7 @@ class Decoder:
             head = table if tied else self.parameter("lm_head.weight", vocabulary, self.hidden)
             logits = self.project(graph.op("Gemm", hidden, head, transB=1))
             per_row = graph.constant([1]) if last_logits else tokens.new
-            shape = graph.op("Concat", tokens.rows, per_row, graph.constant([vocabulary]), axis=0)
+            shape = graph.op("Concat", tokens.rows, per_row, graph.constant([-1]), axis=0)
             logits = graph.op("Reshape", logits, shape)
             # Neither NumPy nor samplers know bfloat16.
             dtype = ir.DataType.FLOAT if graph.dtype == ir.DataType.BFLOAT16 else graph.dtype
@@ -148,10 +152,10 @@ class Decoder:
                 logits = graph.cast(logits, dtype)
         length: Any = 1 if last_logits else "sequence_length"
         graph.output(logits, "logits", dtype, ["batch_size", length, vocabulary])
-        sizes = [*sizes[:2], "total_sequence_length", sizes[3]]
+        shape_of_present = cache_shape("total_sequence_length")
         for index, present in enumerate(presents):
             for end, value in zip(Cache._fields, present, strict=True):
-                graph.output(value, f"present.{index}.{end}", graph.dtype, sizes)
+                graph.output(value, f"present.{index}.{end}", graph.dtype, shape_of_present)
 
     # Building stones.
 
@@ -182,7 +186,7 @@ class Decoder:
         """[N, inputs] to [N, outputs] by the weight [outputs, inputs] called ``name``."""
         weight = self.parameter(f"{name}.weight", outputs, inputs)
         added = self.parameter(f"{name}.bias", outputs) if bias else None
-        return self.graph.op("Gemm", states, weight, added, transB=1, name=name.split(".")[-1])
+        return self.graph.op("Gemm", states, weight, added, transB=1, name=last_part(name))
 
     def norm_parameters(self, name: str) -> tuple[Value, Value | None]:
         """Weight and bias of a norm over the hidden size."""
@@ -191,7 +195,10 @@ class Decoder:
 
     def layer_norm(self, states: Value, name: str) -> Value:
         """LayerNorm over the hidden size."""
-        return self.graph.op("LayerNormalization", states, *self.norm_parameters(name), epsilon=self.epsilon)
+        weight, bias = self.norm_parameters(name)
+        return self.graph.op(
+            "LayerNormalization", states, weight, bias, name=last_part(name), epsilon=self.epsilon
+        )
 
     def heads(self, states: Value, sizes: Sequence[int]) -> list[Value]:
         """Splits the channels of fused heads.
@@ -204,7 +211,8 @@ class Decoder:
             For each part, [N, groups * its size, head_dim].
         """
         graph = self.graph
-        parts = graph.op("Split", states, graph.constant(list(sizes)), axis=2, outputs=len(sizes))
+        names = [f"part_{number}" for number in range(len(sizes))]
+        parts = graph.ops("Split", states, graph.constant(list(sizes)), outputs=names, axis=2)
         groups = self.geometry.num_kv_heads
         return [
             graph.reshape(part, -1, groups * size, self.geometry.head_dim)
@@ -229,6 +237,11 @@ class Decoder:
     def factor(self, states: Value, factor: float) -> Value:
         """``states`` times a number."""
         return self.graph.op("Mul", states, self.graph.constant(np.asarray(factor)))
+
+
+def last_part(name: str) -> str:
+    """``a.b.c`` -> ``c``, a node's name."""
+    return name.split(".")[-1]
 
 
 class Residual:
@@ -260,15 +273,16 @@ class Residual:
         decoder = self.decoder
         if self._pending is None or not decoder.fused:
             return decoder.layer_norm(self.value, name)
-        normed, self._value = decoder.graph.op(
+        normed, self._value = decoder.graph.ops(
             "SkipLayerNormalization",
             self._pending,
             self._value,
             *decoder.norm_parameters(name),
             domain=ORT,
-            outputs=(True, False, False, True),
+            name=last_part(name),
+            outputs=("output", None, None, "sum"),
             epsilon=decoder.epsilon,
-        )[::3]
+        )
         self._pending = None
         return normed
 

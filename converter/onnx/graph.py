@@ -65,30 +65,43 @@ class Graph:
         self,
         op_type: str,
         *inputs: Value | None,
-        outputs: int | Sequence[bool] = 1,
         domain: str = "",
         name: str | None = None,
         **attributes: Any,
-    ) -> Any:
-        """Adds a node and returns its output, or a tuple of them.
+    ) -> Value:
+        """Adds a node of one output and returns that.
 
         Args:
             inputs: None leaves an optional input out.
-            outputs: their number, or for each whether it is wanted (an unwanted one has no name).
             name: of the node below the open scope; its operator by default.
             attributes: as in the operator's documentation; None leaves one out.
         """
-        wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
+        [output] = self.ops(op_type, *inputs, outputs=["output"], domain=domain, name=name, **attributes)
+        return output
+
+    def ops(
+        self,
+        op_type: str,
+        *inputs: Value | None,
+        outputs: Sequence[str | None],
+        domain: str = "",
+        name: str | None = None,
+        **attributes: Any,
+    ) -> tuple[Value, ...]:
+        """As ``op``, for a node of several outputs, whose names are given.
+
+        Args:
+            outputs: None leaves an optional one out; it is not returned.
+        """
         path = self._unique("/" + "/".join([*self._scopes, name or op_type]))
-        ends = ["output"] if len(wanted) == 1 else [f"output_{number}" for number in range(len(wanted))]
-        values = [ir.val(f"{path}_{end}" if kept else "") for end, kept in zip(ends, wanted, strict=True)]
+        values = [ir.val("" if output is None else f"{path}_{output}") for output in outputs]
         given = {key: value for key, value in attributes.items() if value is not None}
         # Trailing inputs that are left out are not written at all.
         trimmed = list(inputs)
         while trimmed and trimmed[-1] is None:
             trimmed.pop()
         self._open.append(ir.node(op_type, trimmed, given, domain=domain, outputs=values, name=path))
-        return values[0] if len(values) == 1 else tuple(values)
+        return tuple(value for value in values if value.name)
 
     def constant(self, content: Any, dtype: ir.DataType | None = None) -> Value:
         """A small constant, shared by all who ask for the same.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from converter.onnx.decoder import Decoder, Residual
+from converter.onnx.decoder import Attend, Decoder, Residual
 from converter.onnx.graph import Value
 
 
@@ -12,7 +10,7 @@ class Bloom(Decoder):
     def enter(self, hidden: Value) -> Value:
         return self.layer_norm(hidden, "word_embeddings_layernorm")
 
-    def layer(self, residual: Residual, prefix: str, attend: Any) -> None:
+    def layer(self, residual: Residual, prefix: str, attend: Attend) -> None:
         hidden, geometry = self.hidden, self.geometry
         after_norm = self.config.get("apply_residual_connection_post_layernorm", False)
 

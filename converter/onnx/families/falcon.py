@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from converter.families.base import count
-from converter.onnx.decoder import Decoder, Residual
+from converter.onnx.decoder import Attend, Decoder, Residual
 from converter.onnx.graph import Value
 
 ACTIVATIONS = {
@@ -24,7 +22,7 @@ class Falcon(Decoder):
     def biases(self) -> bool:
         return bool(self.config.get("bias", False))
 
-    def layer(self, residual: Residual, prefix: str, attend: Any) -> None:
+    def layer(self, residual: Residual, prefix: str, attend: Attend) -> None:
         config = self.config
         new = config.get("new_decoder_architecture", False)
         norms = config.get("num_ln_in_parallel_attn")
@@ -41,7 +39,7 @@ class Falcon(Decoder):
         residual.add(output)
         residual.add(self.mlp(residual.norm(f"{prefix}.post_attention_layernorm"), prefix))
 
-    def attention(self, states: Value, prefix: str, attend: Any) -> Value:
+    def attention(self, states: Value, prefix: str, attend: Attend) -> Value:
         hidden, geometry, prefix = self.hidden, self.geometry, f"{prefix}.self_attention"
         per_group = geometry.num_heads // geometry.num_kv_heads
         width = geometry.num_kv_heads * (per_group + 2) * geometry.head_dim
@@ -54,6 +52,6 @@ class Falcon(Decoder):
         hidden = self.hidden
         width = count(self.config, "ffn_hidden_size", default=4 * hidden)
         inner = self.linear(states, f"{prefix}.mlp.dense_h_to_4h", hidden, width, bias=self.biases)
-        kind = self.config.get("activation", "gelu")
+        kind = str(self.config.get("activation", "gelu"))
         inner = self.activation(inner, ACTIVATIONS.get(kind, kind))
         return self.linear(inner, f"{prefix}.mlp.dense_4h_to_h", width, hidden, bias=self.biases)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from converter.families.mpt import attention
-from converter.onnx.decoder import Decoder, Residual
+from converter.onnx.decoder import Attend, Decoder, Residual
 from converter.onnx.graph import Value
 
 
@@ -26,7 +26,7 @@ class Mpt(Decoder):
         given = attention(self.config).get("softmax_scale")
         return super().softmax_scale if given is None else float(given)
 
-    def layer(self, residual: Residual, prefix: str, attend: Any) -> None:
+    def layer(self, residual: Residual, prefix: str, attend: Attend) -> None:
         hidden, biases = self.hidden, self.biases
         inner_width = int(self.config.get("expansion_ratio", 4) * hidden)
 
@@ -38,19 +38,21 @@ class Mpt(Decoder):
         inner = self.activation(inner, "gelu")
         residual.add(self.linear(inner, f"{prefix}.ffn.down_proj", inner_width, hidden, bias=biases))
 
-    def attention(self, states: Value, prefix: str, attend: Any) -> Value:
+    def attention(self, states: Value, prefix: str, attend: Attend) -> Value:
         graph, hidden, options = self.graph, self.hidden, attention(self.config)
         fused = self.linear(states, f"{prefix}.Wqkv", hidden, 3 * hidden, bias=self.biases)
         clip = options.get("clip_qkv")
         if clip:
             fused = graph.op("Clip", fused, graph.constant(-float(clip)), graph.constant(float(clip)))
-        query, key, value = graph.op("Split", fused, graph.constant([hidden] * 3), axis=1, outputs=3)
+        names = ("query", "key", "value")
+        query, key, value = graph.ops("Split", fused, graph.constant([hidden] * 3), outputs=names, axis=1)
         if options.get("qk_ln"):
             query, key = (
                 self.layer_norm(part, f"{prefix}.{name}") for part, name in ((query, "q_ln"), (key, "k_ln"))
             )
         sizes = (-1, self.geometry.num_heads, self.geometry.head_dim)
-        return attend(*(graph.reshape(part, *sizes) for part in (query, key, value)))
+        query, key, value = (graph.reshape(part, *sizes) for part in (query, key, value))
+        return attend(query, key, value)
 
     def project(self, logits: Value) -> Value:
         scale = self.config.get("logit_scale")

@@ -16,28 +16,41 @@ if TYPE_CHECKING:
     from converter.errors import (
         AlreadyConverted,
         ConverterError,
+        MissingPackage,
         OutputError,
+        ProviderError,
         SourceError,
         UnsupportedModel,
         UsageError,
+        ValidationError,
         VerificationError,
     )
     from converter.inspection import Inspection, inspect
+    from converter.onnx.export import ExportResult, export
+    from converter.onnx.options import OnnxOptions
+    from converter.onnx.validate import validate
     from converter.pipeline import ConversionResult, convert
 
 __all__ = [
     "AlreadyConverted",
     "ConversionResult",
     "ConverterError",
+    "ExportResult",
     "Inspection",
+    "MissingPackage",
+    "OnnxOptions",
     "OutputError",
+    "ProviderError",
     "SourceError",
     "UnsupportedModel",
     "UsageError",
+    "ValidationError",
     "VerificationError",
     "__version__",
     "convert",
+    "export",
     "inspect",
+    "validate",
 ]
 
 _MODULES = {
@@ -45,6 +58,10 @@ _MODULES = {
     "ConversionResult": "converter.pipeline",
     "inspect": "converter.inspection",
     "Inspection": "converter.inspection",
+    "export": "converter.onnx.export",
+    "ExportResult": "converter.onnx.export",
+    "OnnxOptions": "converter.onnx.options",
+    "validate": "converter.onnx.validate",
 }
 
 

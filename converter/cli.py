@@ -1,4 +1,4 @@
-"""``ntk-convert``: a shell over ``converter.convert`` and ``converter.inspect``.
+"""``ntk-convert``: a shell over ``converter.convert``, ``inspect``, ``export`` and ``validate``.
 
 The result goes to stdout, everything said about it to stderr. Exit codes: 0, 1 (failed), 2 (usage).
 Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 import click
 
 from converter import __version__
-from converter.errors import ConverterError
+from converter.errors import ConverterError, UsageError
+from converter.onnx.options import DTYPES, PROFILES, OnnxOptions
 from converter.scaling import DYNAMICS, METHODS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,7 +82,30 @@ hub_options = options(
         "--cache-dir", type=click.Path(path_type=Path), metavar="DIR", help="The Hub cache's folder."
     ),
 )
+provider_option = click.option(
+    "--provider", type=click.Choice(["cpu", "cuda"]), help="Validate there; by default wherever it can be."
+)
+onnx_options = options(
+    click.option(
+        "--onnx-profile",
+        type=click.Choice(PROFILES),
+        default="ort",
+        show_default=True,
+        help="onnxruntime's fused attention, or standard ONNX operators only.",
+    ),
+    click.option(
+        "--onnx-dtype",
+        type=click.Choice(DTYPES),
+        default="native",
+        show_default=True,
+        help="What the graph computes in, or its weights' bits.",
+    ),
+    click.option("--onnx-standalone", is_flag=True, help="Copy the weights beside the graph, in onnx/."),
+    click.option("--last-logits", is_flag=True, help="Logits of each row's last token only."),
+    provider_option,
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="The result as one JSON object on stdout.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Say more, with tracebacks of failures.")
 
 
@@ -95,6 +119,7 @@ def cli() -> None:
     \b
     ntk-convert bigscience/bloom-1b7 --scale 2 --out ./bloom-ntk
     ntk-convert inspect bigscience/bloom-1b7 --scale 2
+    ntk-convert export ./bloom-ntk
 
     MODEL is a local folder or a Hub id. Without a command, convert is meant.
     """
@@ -108,15 +133,27 @@ def cli() -> None:
 @click.option("--overwrite", is_flag=True, help="Replace the folder when the new one is complete.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 @click.option("--no-verify", is_flag=True, help="Do not run the result before it is put in place.")
+@click.option("--onnx", "with_onnx", is_flag=True, help="Write a validated ONNX graph too.")
+@onnx_options
 @json_option
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@quiet_option
 @verbose_option
-def convert(as_json: bool, quiet: bool, verbose: bool, no_verify: bool, **arguments: Any) -> None:
+def convert(
+    as_json: bool, quiet: bool, verbose: bool, no_verify: bool, with_onnx: bool, **arguments: Any
+) -> None:
     """Write a scaled copy of MODEL that plain transformers loads."""
     from converter import report
     from converter.pipeline import convert as run
 
-    result = run(verify=not no_verify, progress=not quiet and sys.stderr.isatty(), **arguments)
+    onnx = _onnx_options(arguments)
+    if onnx != OnnxOptions() and not with_onnx:
+        raise UsageError("the options of a graph need --onnx; give it too, or drop them")
+    result = run(
+        verify=not no_verify,
+        onnx=onnx if with_onnx else None,
+        progress=not quiet and sys.stderr.isatty(),
+        **arguments,
+    )
     if as_json:
         click.echo(json.dumps(result.to_json()))
     elif result.dry_run:
@@ -140,6 +177,66 @@ def inspect(as_json: bool, verbose: bool, **arguments: Any) -> None:  # noqa: AR
 
     inspection = run(**arguments)
     click.echo(json.dumps(inspection.to_json()) if as_json else report.inspection(inspection))
+
+
+@cli.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@onnx_options
+@click.option("--no-validate", is_flag=True, help="Do not run the graph before it is put in place.")
+@json_option
+@quiet_option
+@verbose_option
+def export(
+    folder: Path,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,  # noqa: ARG001 -- see main
+    no_validate: bool,
+    **arguments: Any,
+) -> None:
+    """Write an ONNX graph of the converted repository DIR into it, validated under onnxruntime."""
+    from converter import report
+    from converter.onnx.export import export as run
+
+    options = _onnx_options(arguments, validate=not no_validate)
+    result = run(folder, options, progress=not quiet and sys.stderr.isatty())
+    click.echo(json.dumps(result.to_json()) if as_json else str(result.path))
+    if not quiet:
+        click.echo(report.exported(result), err=True)
+
+
+@cli.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@provider_option
+@json_option
+@quiet_option
+@verbose_option
+def validate(
+    folder: Path,
+    provider: str | None,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,  # noqa: ARG001 -- see main
+) -> None:
+    """Run DIR's ONNX graphs against its torch model; one that fails is renamed to *.failed."""
+    from converter import report
+    from converter.onnx.validate import validate as run
+
+    result = run(folder, provider=provider, progress=not quiet and sys.stderr.isatty())
+    click.echo(json.dumps(result.to_json()) if as_json else report.validation(result))
+    result.check()
+
+
+def _onnx_options(arguments: dict[str, Any], *, validate: bool = True) -> OnnxOptions:
+    """Takes the graph's options out of a command's arguments."""
+    return OnnxOptions(
+        profile=arguments.pop("onnx_profile"),
+        dtype=arguments.pop("onnx_dtype"),
+        standalone=arguments.pop("onnx_standalone"),
+        last_logits=arguments.pop("last_logits"),
+        provider=arguments.pop("provider"),
+        validate=validate,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,7 +6,10 @@ ConverterError              one line for the user: what is wrong and what to do
 ├── UnsupportedModel        not a model that this scaling can be baked into
 ├── AlreadyConverted        the source is itself a converted repository
 ├── OutputError             the output folder cannot be used
-└── VerificationError       the converted repository failed its checks
+├── VerificationError       the converted repository failed its checks
+├── ValidationError         an ONNX graph failed its checks
+├── ProviderError           onnxruntime cannot run where it was asked to
+└── MissingPackage          an optional package is not installed
 """
 
 
@@ -40,3 +43,15 @@ class OutputError(ConverterError):
 
 class VerificationError(ConverterError):
     """The converted repository does not do what it must."""
+
+
+class ValidationError(ConverterError):
+    """An ONNX graph does not compute what the model computes, or does not belong to it."""
+
+
+class ProviderError(ConverterError):
+    """An execution provider of onnxruntime that is not there, or that fell back to another."""
+
+
+class MissingPackage(ConverterError):
+    """A package of an optional extra is not installed."""

@@ -14,6 +14,8 @@ from converter.card import write_card
 from converter.checkpoint import read_checkpoint, target_names
 from converter.errors import SourceError
 from converter.families import Config, Family
+from converter.onnx.export import ExportResult, check_packages, export
+from converter.onnx.options import OnnxOptions
 from converter.repository import converted_config, small_files, write_repository
 from converter.scaling import Dynamic, Method, Request, Scaling
 from converter.source import CARD, CONFIG, Source, open_source
@@ -47,6 +49,8 @@ class ConversionResult:
     """Key of config.json -> (value in the source or None, value in the result or None)."""
     checks: Sequence[Check]
     """What verification found right; empty without verification."""
+    onnx: ExportResult | None
+    """The graph, if one was asked for."""
     seconds: float
     dry_run: bool
 
@@ -67,6 +71,7 @@ class ConversionResult:
                 for key, (before, after) in self.config_changes.items()
             },
             "checks": [check.to_json() for check in self.checks],
+            "onnx": self.onnx.to_json() if self.onnx else None,
             "seconds": round(self.seconds, 3),
             "dry_run": self.dry_run,
         }
@@ -88,6 +93,7 @@ def convert(
     overwrite: bool = False,
     dry_run: bool = False,
     verify: bool = True,
+    onnx: OnnxOptions | None = None,
     progress: bool = False,
 ) -> ConversionResult:
     """Writes a copy of an ALiBi checkpoint whose slopes are scaled, for plain transformers to load.
@@ -113,6 +119,7 @@ def convert(
         overwrite: replace ``out`` if it is not empty, once the new folder is complete.
         dry_run: write nothing and only say what would be written.
         verify: check the result by running it, before it is renamed.
+        onnx: also write such a graph, validated.
         progress: draw progress bars on stderr.
 
     Raises:
@@ -122,8 +129,11 @@ def convert(
         AlreadyConverted: it is a converted repository.
         OutputError: ``out`` is occupied or cannot be written.
         VerificationError: the result is not right, and was removed.
+        MissingPackage, ValidationError, ProviderError: of the graph, see ``export``; there is no result.
     """
     started = time.monotonic()
+    if onnx is not None:
+        check_packages()
     request = Request(method, scale, target_length, dynamic, rate, train_length)
     source = open_source(
         str(model),
@@ -144,6 +154,7 @@ def convert(
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
 
     checks: Sequence[Check] = ()
+    exported: ExportResult | None = None
     if dry_run:
         files = _planned_files(source, family, weights)
     else:
@@ -157,16 +168,22 @@ def convert(
                 from converter.verification import verify as run_checks
 
                 checks = run_checks(folder, family, config)
+            if onnx is not None:
+                exported = export(folder, onnx, progress=progress)
             write_card(
                 folder,
                 source=source,
                 family=family,
                 scaling=scaling,
                 train_length=trained.tokens,
-                command=_command(source, request, revision, place, verify=verify),
+                command=_command(source, request, revision, place, verify=verify, onnx=onnx),
                 checks=checks,
             )
-            files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+            files = {
+                path.relative_to(folder).as_posix(): path.stat().st_size
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
+            }
 
     return ConversionResult(
         path=place,
@@ -179,6 +196,7 @@ def convert(
         files=files,
         config_changes=_changes(config, new_config),
         checks=checks,
+        onnx=exported,
         seconds=time.monotonic() - started,
         dry_run=dry_run,
     )
@@ -205,7 +223,15 @@ def _changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     return {key: (before.get(key), after.get(key)) for key in keys}
 
 
-def _command(source: Source, request: Request, revision: str | None, place: Path, *, verify: bool) -> str:
+def _command(
+    source: Source,
+    request: Request,
+    revision: str | None,
+    place: Path,
+    *,
+    verify: bool,
+    onnx: OnnxOptions | None,
+) -> str:
     """The command line for the card; of local paths, which are nobody's business, only the last part."""
     options = {
         "--revision": revision,
@@ -220,4 +246,5 @@ def _command(source: Source, request: Request, revision: str | None, place: Path
     words = ["ntk-convert", source.repo_id or f"./{source.name}"]
     for option, value in options.items():
         words += [option, str(value)] if value is not None else []
+    words += onnx.words if onnx is not None else []
     return shlex.join([*words, *(["--no-verify"] if not verify else [])])

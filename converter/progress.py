@@ -1,4 +1,4 @@
-"""Progress bars on stderr, in bytes."""
+"""Progress bars on stderr."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[int], object]
-"""Called with the number of bytes just done."""
+"""Called with the number of bytes or steps just done."""
 
 
 @contextmanager
@@ -19,4 +19,16 @@ def byte_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
     from tqdm import tqdm
 
     with tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr) as bar:
+        yield bar.update
+
+
+@contextmanager
+def steps(title: str, total: int, *, show: bool) -> Iterator[Advance]:
+    """A bar of ``total`` steps; yields what moves it. Without ``show``, nothing is drawn."""
+    if not show:
+        yield int
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=title, file=sys.stderr) as bar:
         yield bar.update

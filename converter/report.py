@@ -9,6 +9,8 @@ from converter.scaling import Scaling
 
 if TYPE_CHECKING:
     from converter.inspection import Inspection
+    from converter.onnx.export import ExportResult
+    from converter.onnx.validation import GraphCheck, ValidationReport
     from converter.pipeline import ConversionResult
 
 
@@ -36,7 +38,34 @@ def summary(result: ConversionResult, *, verbose: bool) -> str:
         lines += [f"  {name}  {bytes_text(size or 0)}" for name, size in result.files.items()]
     lines += [f"checked {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in result.checks]
     lines += ["not verified (--no-verify)"] * (not result.checks)
+    lines += [exported(result.onnx)] if result.onnx else []
     return "\n".join([*lines, "load it with trust_remote_code=True; the stock class would run unscaled"])
+
+
+def exported(result: ExportResult) -> str:
+    """A finished export."""
+    lines = [f"{name}  {bytes_text(size)}" for name, size in result.files.items()]
+    lines += [validation(result.report) if result.report else "not validated (--no-validate)"]
+    return "\n".join([*lines, f"in {result.seconds:.1f} s"])
+
+
+def validation(report: ValidationReport) -> str:
+    """What was checked of each graph, and where it ran."""
+    lines = []
+    for graph in report.graphs:
+        lines.append(f"{graph.file}: {graph.profile}, {graph.dtype}; run: {graph.extent}")
+        lines += [_check(check) for check in graph.structure]
+        for place in graph.providers:
+            ran = ", ".join(place.ran) or "nothing"
+            lines.append(
+                f"  on {place.provider}: {f'skipped, {place.skipped}' if place.skipped else f'ran on {ran}'}"
+            )
+            lines += [f"  {_check(check)}" for check in place.checks]
+    return "\n".join(lines)
+
+
+def _check(check: GraphCheck) -> str:
+    return f"  {'ok    ' if check.passed else 'FAILED'}  {check.name}: {check.detail}"
 
 
 def inspection(found: Inspection) -> str:

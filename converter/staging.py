@@ -149,14 +149,15 @@ def _lock(folder: Path) -> int | None:
         held = False
     except OSError:
         # A file system without locks: the process id in the name has to do.
-        held = not _alive(folder)
+        held = not alive(folder)
     if held and folder.exists():
         return descriptor
     os.close(descriptor)
     return None
 
 
-def _alive(folder: Path) -> bool:
+def alive(folder: Path) -> bool:
+    """Whether the process that a temporary file or folder is named after still runs, this one apart."""
     pid = folder.name.partition(".ntk-convert-")[2].partition("-")[0]
     if not pid.isdigit() or int(pid) == os.getpid():
         return False

@@ -68,6 +68,17 @@ class Tokens:
         """Of values [B, T], those of the new tokens, [B, S]."""
         return self.graph.op("Slice", values, self.first_new, self.total, self.graph.constant([1]))
 
+    def last_real(self) -> Value:
+        """int64 [B]: among the N new tokens, each row's last one that is not padding."""
+        graph = self.graph
+        mask = graph.cast(self.last_columns(self.mask), ir.DataType.FLOAT)
+        within = graph.op("ArgMax", mask, axis=1, keepdims=0, select_last_index=1)
+        row = graph.op("Range", graph.constant(0), self._scalar(self.rows), graph.constant(1))
+        return graph.op("Add", graph.op("Mul", row, self.new), within)
+
+    def _scalar(self, values: Value) -> Value:
+        return self.graph.op("Squeeze", values, self.graph.constant([0]))
+
     def _dimension(self, shape: Value, axis: int) -> Value:
         return self.graph.op("Gather", shape, self.graph.constant([axis]))
 

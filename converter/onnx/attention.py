@@ -26,8 +26,6 @@ class Attention(Protocol):
     head_size: int
     """Channels of a cached key or value."""
 
-    def __init__(self, tokens: Tokens, alibi: Alibi, geometry: Geometry, softmax_scale: float): ...
-
     def __call__(self, query: Value, key: Value, value: Value, past: Cache) -> tuple[Value, Cache]:
         """Attention of the new tokens.
 
@@ -40,3 +38,11 @@ class Attention(Protocol):
             The heads' outputs [N, heads * head_dim], and the layer's cache with the new tokens.
         """
         ...
+
+
+class MakeAttention(Protocol):
+    """The class of a form of attention."""
+
+    def __call__(
+        self, tokens: Tokens, alibi: Alibi, geometry: Geometry, softmax_scale: float
+    ) -> Attention: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import onnx_ir as ir
 
@@ -13,17 +13,16 @@ from converter import families
 from converter.checkpoint import Checkpoint, read_checkpoint
 from converter.errors import SourceError, UnsupportedModel
 from converter.jsonfile import read_object
-from converter.onnx.attention import Attention
+from converter.onnx.attention import MakeAttention
 from converter.onnx.attention_ort import OrtAttention
 from converter.onnx.attention_portable import PortableAttention
 from converter.onnx.families import decoder_class
 from converter.onnx.graph import Graph
+from converter.onnx.options import Profile
 from converter.onnx.weights import DTYPES, Weights
 from converter.scaling import Scaling
 
-Profile = Literal["ort", "portable"]
-PROFILES: tuple[Profile, ...] = get_args(Profile)
-FORMS: dict[str, type[Attention]] = {"ort": OrtAttention, "portable": PortableAttention}
+FORMS: dict[Profile, MakeAttention] = {"ort": OrtAttention, "portable": PortableAttention}
 COMPUTE = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 """Names of the dtypes that a graph can compute in."""
 

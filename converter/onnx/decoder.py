@@ -16,7 +16,7 @@ from converter.errors import UnsupportedModel
 from converter.families import Config, Family, Geometry
 from converter.families.base import count
 from converter.onnx.alibi import Alibi, Tokens
-from converter.onnx.attention import Attention, Cache
+from converter.onnx.attention import Cache, MakeAttention
 from converter.onnx.graph import ORT, Dimension, Graph, Value
 from converter.onnx.weights import Weights
 from converter.scaling import Scaling
@@ -46,7 +46,7 @@ class Decoder:
     def __init__(
         self,
         graph: Graph,
-        attention: type[Attention],
+        attention: MakeAttention,
         *,
         fused: bool,
         config: Config,
@@ -287,16 +287,9 @@ class Residual:
         return normed
 
     def keep_last(self, tokens: Tokens) -> None:
-        """Keeps only each row's last token: [B, hidden]."""
+        """Keeps only each row's last real token: [B, hidden]."""
         graph = self.decoder.graph
-        shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
-
-        def last(states: Value) -> Value:
-            by_row = graph.op("Reshape", states, shape)
-            end = graph.op(
-                "Slice", by_row, graph.constant([-1]), graph.constant([1 << 31]), graph.constant([1])
-            )
-            return graph.op("Squeeze", end, graph.constant([1]))
-
-        self._value = last(self._value)
-        self._pending = None if self._pending is None else last(self._pending)
+        last = tokens.last_real()
+        self._value = graph.op("Gather", self._value, last)
+        if self._pending is not None:
+            self._pending = graph.op("Gather", self._pending, last)

@@ -15,12 +15,18 @@ import numpy as np
 import onnx_ir as ir
 
 from converter import __version__
+from converter.progress import byte_bar
 
 OPSET = 21
 """The first with 4-bit integers and blockwise DequantizeLinear, which quantised graphs need."""
 IR_VERSION = 10
 ORT = "com.microsoft"
 """Domain of the operators that only onnxruntime has."""
+
+METADATA = "ntk_convert"
+"""Property of a graph's file that says, as JSON, how it was made."""
+INLINE = 1024
+"""Bytes of the largest constant that stands in the graph's own file."""
 
 Dimension = int | str
 Value = ir.Value
@@ -159,14 +165,17 @@ class Graph:
             self._open = outer
         return self.op("Loop", trips, None, body=body)
 
-    def save(self, path: Path, metadata: dict[str, str], data: str | None = None) -> None:
+    def save(
+        self, path: Path, metadata: dict[str, str], *, copy_weights: bool = False, progress: bool = False
+    ) -> None:
         """Writes the graph.
 
         Args:
             path: the file.
             metadata: recorded in it as properties of the model.
-            data: name of a file beside it that gets a copy of all weights; without one the graph goes
-                on pointing to where they are.
+            copy_weights: copy all weights into one file beside it, called as it is with ``_data`` at the
+                end; otherwise the graph goes on pointing to where they are.
+            progress: draw a bar while they are copied.
         """
         model = ir.Model(
             self.main,
@@ -175,9 +184,31 @@ class Graph:
             producer_version=__version__,
             metadata_props=metadata,
         )
-        ir.save(model, path, format="protobuf", external_data=data, size_threshold_bytes=1024)
+        save(model, path, copy_weights=copy_weights, progress=progress)
 
     def _unique(self, name: str) -> str:
         count = self._used.get(name, 0)
         self._used[name] = count + 1
         return name if count == 0 else f"{name}_{count}"
+
+
+def save(model: ir.Model, path: Path, *, copy_weights: bool, progress: bool) -> None:
+    """See ``Graph.save``."""
+    if not copy_weights:
+        ir.save(model, path, format="protobuf")
+        return
+    total = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+
+    with byte_bar("writing weights", total, show=progress) as advance:
+
+        def written(tensor: ir.TensorProtocol, _: object) -> None:
+            advance(tensor.nbytes)
+
+        ir.save(
+            model,
+            path,
+            format="protobuf",
+            external_data=f"{path.name}_data",
+            size_threshold_bytes=INLINE,
+            callback=written,
+        )

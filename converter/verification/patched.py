@@ -99,6 +99,12 @@ class Patched:
             matrix = file.get_slice(name)
             return torch.cat([matrix[index : index + 1] for index in indices])
 
+    def first_rows(self, name: str, count: int) -> torch.Tensor:
+        """The first rows of a stored matrix, without reading the others."""
+        with self.open(name) as file:
+            rows: torch.Tensor = file.get_slice(name)[:count]
+        return rows
+
     def open(self, name: str) -> Any:
         return safe_open(self.folder / self.checkpoint.tensors[name].file, framework="pt")
 

@@ -1,0 +1,216 @@
+"""The export, from top to bottom: graphs are built, validated and only then put in place."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from converter.errors import MissingPackage, OutputError, ValidationError
+from converter.onnx.options import QUANTISED, OnnxOptions
+from converter.staging import alive
+
+if TYPE_CHECKING:
+    from converter.onnx.build import Repository
+    from converter.onnx.validation import ValidationReport
+
+GRAPH, FLOAT32_GRAPH = "model.onnx", "model_fp32.onnx"
+STANDALONE = "onnx"
+"""Folder of a graph that has its own copy of the weights, as exporters for the Hub lay it out."""
+DEFAULT = OnnxOptions()
+GENAI, REPORT = "genai_config.json", "onnx_validation.json"
+PACKAGES = ("onnx", "onnx_ir", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was exported."""
+
+    path: Path
+    """The repository, absolute."""
+    files: dict[str, int]
+    """File, relative to it -> bytes."""
+    report: ValidationReport | None
+    """None without validation."""
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as JSON."""
+        return {
+            "path": str(self.path),
+            "files": self.files,
+            "validation": self.report.to_json() if self.report else None,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def check_packages() -> None:
+    """Raises ``MissingPackage`` unless all that an export needs is installed."""
+    from importlib.util import find_spec
+
+    missing = [name.replace("_", "-") for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise MissingPackage(
+            f"ONNX needs {' and '.join(missing)}: pip install 'ntk-convert[onnx]', "
+            "or 'ntk-convert[onnx-gpu]' for CUDA"
+        )
+
+
+def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool = False) -> ExportResult:
+    """Writes an ONNX graph of a converted repository into it, validated under onnxruntime.
+
+    The graph points to the weights where they are and adds none; of half-precision weights there is a
+    second one, ``model_fp32.onnx``, which computes in float32 over the same weights, for CPUs. With
+    the profile ``ort`` a ``genai_config.json`` lets onnxruntime-genai serve the repository.
+
+    Args:
+        folder: a repository that ``convert`` wrote.
+        options: what graph to write.
+        progress: draw progress bars on stderr.
+
+    Raises:
+        MissingPackage: onnx, onnx-ir or onnxruntime is not installed.
+        SourceError: no converted repository, or a damaged one.
+        UnsupportedModel: a family or class that has no graph.
+        OutputError: there is a graph of the same name that this tool did not write.
+        ValidationError: the graph is not right; nothing was put in place.
+        ProviderError: the execution provider is not there.
+    """
+    started = time.monotonic()
+    check_packages()
+    from converter.onnx.build import open_repository
+
+    repository = open_repository(Path(folder).resolve())
+    if not os.access(repository.folder, os.W_OK | os.X_OK):
+        raise OutputError(f"no permission to write in {repository.folder}; export a copy of it")
+    remove_leftovers(repository.folder)
+    work = repository.folder / f".onnx.ntk-convert-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        work.mkdir()
+        staged = write_graphs(repository, options, work, progress=progress)
+        check_ours(repository.folder, staged)
+        report = None
+        if options.validate:
+            from converter.onnx.validation import run
+
+            graphs = {name: path for name, path in staged.items() if name.endswith(".onnx")}
+            report = run(repository, graphs, options.provider, progress=progress)
+            if report.failure:
+                raise ValidationError(f"{report.failure}; no graph was written")
+        files = publish(repository, staged, report)
+    finally:
+        remove_leftovers(repository.folder, own=True)
+    return ExportResult(repository.folder, files, report, time.monotonic() - started)
+
+
+def write_graphs(
+    repository: Repository, options: OnnxOptions, work: Path, *, progress: bool
+) -> dict[str, Path]:
+    """Builds the graphs under names of their own.
+
+    Args:
+        repository: what they are built from.
+        options: which.
+        work: an empty folder in the repository, for what does not have to stand beside the weights.
+        progress: draw a bar where weights are copied.
+
+    Returns:
+        Name in the repository -> where the file is for now: graphs, and the data of a standalone one.
+    """
+    from converter.onnx.build import COMPUTE, build_graph
+    from converter.onnx.graph import METADATA
+
+    def write(path: Path, compute: str, dtype: str, *, standalone: bool) -> Path:
+        graph = build_graph(
+            repository,
+            profile=options.profile,
+            dtype=compute,
+            last_logits=options.last_logits,
+            convert_weights=standalone,
+        )
+        made = {
+            "profile": options.profile,
+            "dtype": dtype,
+            "last_logits": options.last_logits,
+            "standalone": standalone or dtype in QUANTISED,
+            "alibi_scaling": repository.config.get("alibi_scaling"),
+        }
+        graph.save(path, {METADATA: json.dumps(made)}, copy_weights=standalone, progress=progress)
+        return path
+
+    def beside_weights(name: str) -> Path:
+        return repository.folder / f".{name}{work.name.removeprefix('.onnx')}"
+
+    dtype = repository.dtype if options.dtype == "native" else options.dtype
+    own = work / STANDALONE
+    files: dict[str, Path] = {}
+    if dtype in QUANTISED:
+        from converter.onnx.quantise import quantise
+
+        own.mkdir()
+        plain = write(beside_weights(GRAPH), "fp32", dtype, standalone=False)
+        try:
+            quantise(plain, own / GRAPH, QUANTISED[dtype], fused=options.profile == "ort", progress=progress)
+        finally:
+            plain.unlink()
+    elif options.standalone:
+        own.mkdir()
+        write(own / GRAPH, dtype, dtype, standalone=True)
+    else:
+        files[GRAPH] = write(beside_weights(GRAPH), dtype, dtype, standalone=False)
+    if dtype in COMPUTE and dtype != "fp32":
+        files[FLOAT32_GRAPH] = write(beside_weights(FLOAT32_GRAPH), "fp32", "fp32", standalone=False)
+    if own.is_dir():
+        files |= {f"{STANDALONE}/{path.name}": path for path in sorted(own.iterdir())}
+    return files
+
+
+def publish(
+    repository: Repository, staged: dict[str, Path], report: ValidationReport | None
+) -> dict[str, int]:
+    """Puts finished files in place, the graphs last; returns their sizes."""
+    from converter.onnx.genai import genai_config
+    from converter.onnx.validation import description
+
+    folder = repository.folder
+    texts: dict[str, Any] = {}
+    graphs = [name for name in staged if name.endswith(".onnx")]
+    served = FLOAT32_GRAPH if FLOAT32_GRAPH in graphs else graphs[0]
+    found = description(staged[served], served)
+    if found.profile == "ort":
+        texts[GENAI] = genai_config(repository, file_name=served, head_size=found.head_size)
+    if report is not None:
+        texts[REPORT] = report.to_json()
+    for name, content in texts.items():
+        staged[name] = folder / f".{name}.ntk-convert-{os.getpid()}"
+        staged[name].write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for name in sorted(staged, key=lambda name: name.endswith(".onnx")):
+        (folder / name).parent.mkdir(exist_ok=True)
+        staged[name].replace(folder / name)
+    return {name: (folder / name).stat().st_size for name in staged}
+
+
+def check_ours(folder: Path, names: Iterable[str]) -> None:
+    """Raises ``OutputError`` if a graph would replace one that this tool did not write."""
+    from converter.onnx.validation.structure import describe
+
+    for name in names:
+        if name.endswith(".onnx") and (folder / name).exists() and describe(folder / name) is None:
+            raise OutputError(f"{folder / name} was not written by ntk-convert; move it away first")
+
+
+def remove_leftovers(folder: Path, *, own: bool = False) -> None:
+    """Removes unfinished files: those that killed exports left in the repository, or also ``own``."""
+    for path in folder.glob(".*.ntk-convert-*"):
+        process = path.name.partition(".ntk-convert-")[2].partition("-")[0]
+        if process == str(os.getpid()) if own else not alive(path):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)

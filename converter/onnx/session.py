@@ -1,0 +1,164 @@
+"""Graphs under onnxruntime: sessions that run where they were asked to, and steps over a cache."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from converter.errors import ProviderError
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+"""Names on the command line -> onnxruntime's."""
+ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
+"""onnxruntime's names of dtypes -> their numbers in onnx.proto."""
+ONLY_FATAL = 4
+"""onnxruntime's log level; its errors are raised as well."""
+
+Array = NDArray[Any]
+Past = dict[str, Any]
+"""Input name of a cached key or value -> its content, where the session runs."""
+
+
+def available(provider: str) -> bool:
+    """Whether this installation of onnxruntime has the provider; a session may still not get it."""
+    return PROVIDERS[provider] in onnxruntime.get_available_providers()
+
+
+def check_available(provider: str) -> None:
+    """Raises ``ProviderError`` if onnxruntime has no such provider here."""
+    if not available(provider):
+        raise ProviderError(
+            f"onnxruntime {onnxruntime.__version__} has no {PROVIDERS[provider]} here, only "
+            f"{', '.join(onnxruntime.get_available_providers())}; for CUDA install onnxruntime-gpu in "
+            "place of onnxruntime"
+        )
+
+
+class Session:
+    """One graph on one provider; an ``Engine`` of the cases.
+
+    Args:
+        model: the graph's file, or its bytes.
+        provider: ``cpu`` or ``cuda``.
+        folder: of the weights, for a graph given as bytes.
+        profile: record which operator ran where, for ``operators``.
+
+    Raises:
+        ProviderError: onnxruntime has no such provider, or fell back to another.
+        Exception: whatever onnxruntime raises for a graph that it cannot load.
+    """
+
+    def __init__(
+        self, model: Path | bytes, provider: str, *, folder: Path | None = None, profile: bool = False
+    ):
+        check_available(provider)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = ONLY_FATAL
+        if folder is not None:
+            key = "session.model_external_initializers_file_folder_path"
+            options.add_session_config_entry(key, str(folder))
+        self._profiles = tempfile.TemporaryDirectory(prefix="ntk-convert-") if profile else None
+        if self._profiles is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(self._profiles.name) / "run")
+        if provider == "cuda":
+            import torch  # noqa: F401 -- brings the CUDA libraries that onnxruntime needs
+
+            onnxruntime.preload_dlls()
+        asked = list(dict.fromkeys((PROVIDERS[provider], PROVIDERS["cpu"])))
+        source: Any = model if isinstance(model, bytes) else str(model)
+        self.session = onnxruntime.InferenceSession(source, options, providers=asked)
+        self.session.disable_fallback()
+        self.providers: list[str] = self.session.get_providers()
+        if self.providers[0] != asked[0]:
+            raise ProviderError(
+                f"onnxruntime was asked for {asked[0]} and fell back to {self.providers[0]}; "
+                "its CUDA libraries do not load here"
+            )
+        self.device = provider
+        self.pasts = [
+            value for value in self.session.get_inputs() if value.name.startswith("past_key_values.")
+        ]
+
+    def step(self, ids: Array, mask: Array, past: Past | None = None) -> tuple[Array, Past]:
+        """Runs new tokens over a cache, which gets new memory at every step.
+
+        Args:
+            ids: int64 [B, S].
+            mask: int64 [B, T].
+            past: from the step before; None for none.
+
+        Returns:
+            Logits, float32 [B, S or 1, vocabulary], and the cache with the new tokens.
+        """
+        binding = self._bind(ids, mask)
+        past = past or self._buffers(len(ids), 0)
+        for name, buffer in past.items():
+            binding.bind_ortvalue_input(name, buffer)
+            binding.bind_output(present(name), self.device)
+        self.session.run_with_iobinding(binding)
+        logits, *presents = binding.get_outputs()
+        return logits.numpy().astype(np.float32), dict(zip(past, presents, strict=True))
+
+    def shared(self, rows: int, length: int) -> SharedCache:
+        """An engine whose past and present are the same memory, of ``length`` tokens at most."""
+        return SharedCache(self, self._buffers(rows, length))
+
+    def operators(self) -> Mapping[str, Mapping[str, int]]:
+        """Provider -> operator -> how often it ran; ends the profile."""
+        assert self._profiles is not None
+        events: Sequence[dict[str, Any]] = json.loads(Path(self.session.end_profiling()).read_text())
+        self._profiles.cleanup()
+        counts: dict[str, dict[str, int]] = {}
+        for event in events:
+            arguments = event.get("args", {})
+            if event.get("cat") == "Node" and arguments.get("provider"):
+                ran = counts.setdefault(arguments["provider"], {})
+                ran[arguments["op_name"]] = ran.get(arguments["op_name"], 0) + 1
+        return counts
+
+    def _bind(self, ids: Array, mask: Array) -> Any:
+        binding = self.session.io_binding()
+        binding.bind_cpu_input("input_ids", ids)
+        binding.bind_cpu_input("attention_mask", mask)
+        binding.bind_output("logits")
+        return binding
+
+    def _buffers(self, rows: int, length: int) -> Past:
+        def buffer(value: Any) -> Any:
+            shape = (rows, value.shape[1], length, value.shape[3])
+            kind = ONNX_TYPES[value.type]
+            return onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, kind, self.device, 0)
+
+        return {value.name: buffer(value) for value in self.pasts}
+
+
+class SharedCache:
+    """Steps as a server runs them, for graphs of the ``ort`` profile."""
+
+    def __init__(self, session: Session, buffers: Past):
+        self.session = session
+        self.buffers = buffers
+
+    def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Array, Any]:
+        """As ``Session.step``; the mask's width says how much of the buffers is in use."""
+        del past  # is in the buffers
+        binding = self.session._bind(ids, mask)
+        for name, buffer in self.buffers.items():
+            binding.bind_ortvalue_input(name, buffer)
+            binding.bind_ortvalue_output(present(name), buffer)
+        self.session.session.run_with_iobinding(binding)
+        logits: Array = binding.get_outputs()[0].numpy()
+        return logits.astype(np.float32), None
+
+
+def present(past: str) -> str:
+    """``past_key_values.0.key`` -> ``present.0.key``."""
+    return past.replace("past_key_values.", "present.")

@@ -1,0 +1,57 @@
+"""``validate``: the graphs that a repository has, run against its torch model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from converter.errors import SourceError
+from converter.onnx.export import REPORT, STANDALONE, check_packages
+
+if TYPE_CHECKING:
+    from converter.onnx.validation import ValidationReport
+
+FAILED = ".failed"
+"""End of the name that a graph gets when it fails, so that nothing serves it and nothing is lost."""
+
+
+def validate(folder: str | Path, *, provider: str | None = None, progress: bool = False) -> ValidationReport:
+    """Validates all graphs of a converted repository and writes the report into it.
+
+    A graph that fails is renamed to end in ``.failed``.
+
+    Args:
+        folder: a repository with graphs that ``export`` wrote.
+        provider: ``cpu``; ``cuda``, and the CPU as well; None for the CPU and, where there is one, CUDA.
+        progress: draw a progress bar on stderr.
+
+    Returns:
+        The report, whose ``failure`` says what was wrong if anything was.
+
+    Raises:
+        MissingPackage: onnx, onnx-ir or onnxruntime is not installed.
+        SourceError: no converted repository, or one without a graph.
+        ValidationError: a graph that belongs to other weights or another scaling.
+        ProviderError: the execution provider is not there.
+    """
+    check_packages()
+    from converter.onnx.build import open_repository
+    from converter.onnx.validation import run
+
+    repository = open_repository(Path(folder).resolve())
+    graphs = {
+        path.relative_to(repository.folder).as_posix(): path
+        for pattern in ("*.onnx", f"{STANDALONE}/*.onnx")
+        for path in sorted(repository.folder.glob(pattern))
+        if not path.name.startswith(".")
+    }
+    if not graphs:
+        raise SourceError(f"{folder} has no ONNX graph; write one first: ntk-convert export {folder}")
+    report = run(repository, graphs, provider, progress=progress)
+    for graph in report.graphs:
+        if not graph.passed:
+            path = graphs[graph.file]
+            path.rename(path.with_name(path.name + FAILED))
+    (repository.folder / REPORT).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+    return report

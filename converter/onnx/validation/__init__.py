@@ -1,0 +1,244 @@
+"""Checks of ONNX graphs: the file, and what it computes under onnxruntime against the torch model.
+
+structure.py   onnx's checker; the graph points to these weights and has this scaling
+cases.py       what is run: prompts, padding, decoding, chunks, greedy tokens; and how much of a model
+reference.py   the patched torch model
+excerpt.py     the first layers of a graph's file
+check.py       tolerances and the report
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+from converter.errors import ProviderError, ValidationError
+from converter.onnx.build import Repository
+from converter.onnx.session import PROVIDERS, Session, available, check_available
+from converter.onnx.validation.cases import Answer, Case, Extent, cases, extent, greedy
+from converter.onnx.validation.check import (
+    TOLERANCES,
+    GraphCheck,
+    GraphReport,
+    ProviderReport,
+    ValidationReport,
+)
+from converter.onnx.validation.excerpt import excerpt
+from converter.onnx.validation.reference import Reference
+from converter.onnx.validation.structure import Description, check_structure, describe
+from converter.progress import steps
+
+__all__ = ["TOLERANCES", "GraphCheck", "GraphReport", "ProviderReport", "ValidationReport", "run"]
+
+Array = NDArray[Any]
+HEAVY = ("GroupQueryAttention", "Gemm", "MatMul", "FusedMatMul", "MatMulNBits")
+"""Operators that must run on the provider that was asked for."""
+
+NO_BFLOAT16 = "the CPU provider has no bfloat16 kernels; model_fp32.onnx, over the same weights, runs there"
+
+
+def run(
+    repository: Repository, graphs: Mapping[str, Path], provider: str | None, *, progress: bool = False
+) -> ValidationReport:
+    """Validates graphs of one repository.
+
+    Args:
+        repository: the converted repository.
+        graphs: name in the repository -> where the file is, all made by this tool.
+        provider: ``cpu``, ``cuda`` as well, or None for the CPU and, where there is one, CUDA.
+        progress: draw a bar on stderr.
+
+    Raises:
+        ValidationError: a graph that belongs to other weights or another scaling.
+        ProviderError: the provider that was asked for is not there, or fell back to the CPU.
+    """
+    import torch
+    import transformers
+
+    started = time.monotonic()
+    if provider is not None:
+        check_available(provider)
+    providers = ["cpu"] if provider is None else list(dict.fromkeys(("cpu", provider)))
+    if provider is None and cuda_works():
+        providers.append("cuda")
+    described = {name: description(path, name) for name, path in graphs.items()}
+    structure = {
+        name: check_structure(path, name, described[name], repository) for name, path in graphs.items()
+    }
+    scope = extent(repository)
+    asked = list(cases(scope, one_row_chunks=any(made.profile == "ort" for made in described.values())))
+    reports = []
+    with steps("validating", 1 + len(graphs) * len(providers), show=progress) as advance:
+        right = answers(repository, scope, asked)
+        advance(1)
+        for name, path in graphs.items():
+            run = GraphRun(path, repository, scope, described[name])
+            results = []
+            for place in providers:
+                results.append(run.on(place, asked, right))
+                advance(1)
+            reports.append(
+                GraphReport(
+                    file=name,
+                    profile=described[name].profile,
+                    dtype=described[name].dtype,
+                    bytes=path.stat().st_size,
+                    tolerance=run.tolerance,
+                    extent=scope.note or "the whole model",
+                    structure=structure[name],
+                    providers=results,
+                )
+            )
+    modules = (onnx, onnxruntime, torch, transformers)
+    versions = {module.__name__: str(module.__version__) for module in modules}
+    return ValidationReport(reports, versions, round(time.monotonic() - started, 3))
+
+
+def description(path: Path, name: str) -> Description:
+    """Raises ``ValidationError`` for a file that this tool did not write."""
+    made = describe(path)
+    if made is None:
+        raise ValidationError(f"{name} was not written by ntk-convert, or is damaged")
+    return made
+
+
+class Right(NamedTuple):
+    """What the torch model says."""
+
+    answers: Mapping[str, Sequence[Answer]]
+    """Case -> its steps' logits."""
+    tokens: Array
+    """Greedy tokens, int64 [count]."""
+    scores: Array
+    """The logits they were chosen from, float32 [count, vocabulary]."""
+
+
+def answers(repository: Repository, scope: Extent, asked: Sequence[Case]) -> Right:
+    """Runs the torch model, and lets go of it."""
+    with Reference.load(repository, scope.layers, scope.vocabulary) as reference:
+        return Right({case.name: case.run(reference) for case in asked}, *greedy(reference, scope))
+
+
+def cuda_works() -> bool:
+    """Whether onnxruntime has CUDA and torch sees a device for it."""
+    if not available("cuda"):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+class GraphRun:
+    """One graph under onnxruntime."""
+
+    def __init__(self, path: Path, repository: Repository, scope: Extent, made: Description):
+        self.path = path
+        self.repository = repository
+        self.scope = scope
+        self.made = made
+        self.tolerance = TOLERANCES[made.dtype]
+
+    def on(self, provider: str, asked: Sequence[Case], right: Right) -> ProviderReport:
+        """Runs everything on one provider.
+
+        Raises:
+            ProviderError: the provider fell back to the CPU.
+        """
+        if provider == "cpu" and self.made.computes_in == "bf16":
+            why = (
+                "the CPU provider has no bfloat16 kernels; the float32 graph over the same weights ran there"
+            )
+            return ProviderReport(provider, {}, [], skipped=why)
+        try:
+            session = self.open(provider)
+        except ProviderError:
+            raise
+        except Exception as error:
+            return ProviderReport(provider, {}, [GraphCheck("load", False, one_line(error))])
+        checks = []
+        for case in asked:
+            try:
+                checks.append(self.compare(case.name, case.run(session), right.answers[case.name]))
+            except Exception as error:
+                checks.append(GraphCheck(case.name, False, one_line(error)))
+        try:
+            checks.append(self.greedy(session, right.tokens, right.scores))
+        except Exception as error:
+            checks.append(GraphCheck("greedy tokens", False, one_line(error)))
+        del session
+        ran = self.operators(provider, asked[0])
+        elsewhere = [
+            f"{operator} on {name}"
+            for name, operators in ran.items()
+            for operator in operators
+            if operator in HEAVY and name != PROVIDERS[provider]
+        ]
+        placed = ", ".join(f"{sum(found.values())} on {name}" for name, found in ran.items())
+        checks.append(
+            GraphCheck(
+                "provider", not elsewhere, "; ".join(elsewhere) or f"operators of a short prompt: {placed}"
+            )
+        )
+        return ProviderReport(provider, ran, checks)
+
+    def open(self, provider: str, *, profile: bool = False) -> Session:
+        """A session of the whole graph, or of its excerpt."""
+        if self.scope.whole:
+            return Session(self.path, provider, profile=profile)
+        cut = excerpt(self.path, self.scope.layers, self.scope.vocabulary)
+        return Session(cut, provider, folder=self.path.parent, profile=profile)
+
+    def compare(self, name: str, results: Sequence[Answer], expected: Sequence[Answer]) -> GraphCheck:
+        """The largest difference of all steps, relative to the largest logit."""
+        differences, largest = [], 0.0
+        for found, right in zip(results, expected, strict=True):
+            for ours, theirs in zip(found, right, strict=True):
+                if ours is not None and theirs is not None:
+                    differences.append(float(np.abs(ours - theirs).max()))
+                    largest = max(largest, float(np.abs(theirs).max()))
+        difference = float(np.max(differences)) / largest  # NaN if one is, which no tolerance lets pass
+        return GraphCheck(
+            name,
+            difference <= self.tolerance,
+            f"largest difference {difference:.1e} of the largest logit (at most {self.tolerance:g})",
+            difference,
+        )
+
+    def greedy(self, session: Session, tokens: Array, scores: Array) -> GraphCheck:
+        """Greedy tokens; a differing one is a tie if the reference puts the two within the tolerance."""
+        name = "greedy tokens"
+        shared = self.made.profile == "ort"
+        engine = session.shared(1, self.scope.beyond + len(tokens)) if shared else session
+        found, _ = greedy(engine, self.scope)
+        where = "past and present in one buffer" if shared else "a new cache at every step"
+        differing = np.flatnonzero(found != tokens)
+        if not len(differing):
+            return GraphCheck(name, True, f"all {len(tokens)} identical, {where}")
+        first = int(differing[0])
+        margin = float(scores[first][tokens[first]] - scores[first][found[first]])
+        margin /= float(np.abs(scores[first]).max())
+        return GraphCheck(
+            name,
+            margin <= 2 * self.tolerance,
+            f"{first} of {len(tokens)} identical, {where}; then a token whose logit is {margin:.1e} of the "
+            "largest below the reference's choice",
+            margin,
+        )
+
+    def operators(self, provider: str, case: Case) -> dict[str, dict[str, int]]:
+        """Which provider ran which operators, from onnxruntime's profile."""
+        session = self.open(provider, profile=True)
+        case.run(session)
+        return {name: dict(found) for name, found in session.operators().items()}
+
+
+def one_line(error: Exception) -> str:
+    """An exception's message without line breaks."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

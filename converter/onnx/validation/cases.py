@@ -1,0 +1,176 @@
+"""What a graph is asked, and what the reference answers: the same steps on both.
+
+A case is a sequence of steps over one cache. Both sides are engines with
+``step(ids, mask, past) -> (logits, past)``, so that prefill, chunks and decoding are one loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from converter.onnx.build import Repository
+
+Array = NDArray[Any]
+
+SHORT, STEPS, GREEDY = 48, 8, 32
+"""Tokens of a short prompt, decoding steps, greedy tokens."""
+KEPT = 256
+"""Positions of a long prompt whose logits are compared: spread over it, the last always."""
+LONGEST = 16384
+"""Tokens; a longer trained length is not run, since attention's time grows with its square."""
+LOGITS, TABLE = 100_000_000, 100_000_000
+"""Largest numbers of logits of a prompt, and of elements of an embedding; the vocabulary is cut to them."""
+OPERATIONS, ELEMENTS = 2e12, 350_000_000
+"""Largest numbers of floating-point operations (about half a minute on two cores) and of weights of the
+layers; their number is cut to them."""
+UNKNOWN_LENGTH = 512
+
+
+class Engine(Protocol):
+    """A model that runs tokens over a cache."""
+
+    def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Array, Any]:
+        """New tokens [B, S] under a mask [B, T]; returns logits [B, S or 1, vocabulary] and the cache."""
+        ...
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of a model is run, and how far."""
+
+    layers: int
+    total_layers: int
+    vocabulary: int
+    full_vocabulary: int
+    at: int
+    """Trained length in tokens, or what stands for it."""
+    beyond: int
+    """A length beyond it."""
+    note: str
+    """What was cut and why; empty if nothing was."""
+
+    @property
+    def whole(self) -> bool:
+        return self.layers == self.total_layers and self.vocabulary == self.full_vocabulary
+
+
+def extent(repository: Repository) -> Extent:
+    """Chooses what can be run within the bounds above."""
+    config, geometry = repository.config, repository.geometry
+    provenance = config.get("ntk_convert")
+    trained = provenance.get("train_length") if isinstance(provenance, dict) else None
+    trained = trained or repository.scaling.train_length
+    notes = [] if trained else [f"trained length not known, {UNKNOWN_LENGTH} taken for it"]
+    at = trained or UNKNOWN_LENGTH
+    if at > LONGEST:
+        notes.append(f"trained length {at} not reached, {LONGEST} run instead")
+        at = LONGEST
+    beyond = max(at + at // 4, min(4 * at, 2048))
+
+    hidden = geometry.num_heads * geometry.head_dim
+    vocabulary = full = int(config["vocab_size"])
+    if max(beyond * full > LOGITS, hidden * full > TABLE):
+        vocabulary = max(min(full, LOGITS // beyond, TABLE // hidden), 64)
+        notes.append(f"first {vocabulary} of {full} tokens of the vocabulary")
+
+    prefix = f"{repository.family.layers_prefix.removeprefix('transformer.')}.0."
+    layer = sum(
+        (tensor.end - tensor.start) // (2 if tensor.dtype in ("F16", "BF16") else 4)
+        for name, tensor in repository.checkpoint.tensors.items()
+        if name.removeprefix("transformer.").startswith(prefix)
+    )
+    operations = 2 * layer * (3 * at + beyond) + 4 * hidden * (3 * at**2 + beyond**2)
+    fitting = max(2, int(min(OPERATIONS // operations, ELEMENTS // max(layer, 1))))
+    layers = min(geometry.num_layers, fitting)
+    if layers < geometry.num_layers:
+        notes.append(f"first {layers} of {geometry.num_layers} layers")
+    return Extent(layers, geometry.num_layers, vocabulary, full, at, beyond, ", ".join(notes))
+
+
+class Answer(NamedTuple):
+    """The logits of one step that are compared."""
+
+    last: Array
+    """[B, vocabulary], of each row's last token."""
+    spread: Array | None
+    """[at most KEPT, vocabulary], of real tokens all over the step; None if only the last are known."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Steps over one cache, and which of their logits count."""
+
+    name: str
+    steps: Sequence[Array]
+    """int64 [B, S] of each step."""
+    mask: Array
+    """int64 [B, all steps' tokens]."""
+
+    def run(self, engine: Engine) -> list[Answer]:
+        """The logits of each step that count."""
+        results, past, seen = [], None, 0
+        for ids in self.steps:
+            mask = self.mask[:, : seen + ids.shape[1]]
+            logits, past = engine.step(ids, mask, past)
+            spread = None
+            if logits.shape[1] == ids.shape[1]:
+                real = logits[mask[:, seen:].astype(bool)]
+                spread = real[np.unique(np.linspace(0, len(real) - 1, KEPT).astype(int))]
+            results.append(Answer(logits[:, -1].copy(), spread))
+            seen += ids.shape[1]
+        return results
+
+
+def cases(run: Extent, *, one_row_chunks: bool) -> Iterator[Case]:
+    """What every graph is asked.
+
+    Args:
+        run: for the lengths and the vocabulary.
+        one_row_chunks: chunked prefill with one row only, which is all GroupQueryAttention takes.
+    """
+    generator = np.random.default_rng(0)
+
+    def tokens(rows: int, length: int) -> Array:
+        return generator.integers(0, run.vocabulary, size=(rows, length))
+
+    def whole(name: str, length: int) -> Case:
+        return Case(name, [tokens(1, length)], np.ones((1, length), dtype=np.int64))
+
+    inside = max(4, min(SHORT, run.at // 2))
+    yield whole(f"prompt of {inside}", inside)
+    yield whole(f"prompt of {run.at}", run.at)
+    yield whole(f"prompt of {run.beyond}", run.beyond)
+    yield Case("left padding", [tokens(3, 2 * SHORT)], padded(3, 2 * SHORT))
+    decoding = [tokens(2, SHORT), *(tokens(2, 1) for _ in range(STEPS))]
+    yield Case("decoding", decoding, padded(2, SHORT + STEPS))
+    rows = 1 if one_row_chunks else 2
+    chunks = [tokens(rows, length) for length in (max(run.at - 16, 8), 24, 1, 16)]
+    yield Case("chunked prefill", chunks, np.ones((rows, sum(c.shape[1] for c in chunks)), dtype=np.int64))
+
+
+def padded(rows: int, length: int) -> Array:
+    """A mask of rows that end together and start later and later."""
+    starts = np.arange(rows)[:, None] * (length // (2 * rows))
+    return (np.arange(length)[None] >= starts).astype(np.int64)
+
+
+def greedy(engine: Engine, run: Extent) -> tuple[Array, Array]:
+    """Continues a prompt that ends just inside the trained length, always with the likeliest token.
+
+    Returns:
+        The tokens, [GREEDY], and the logits they were chosen from, [GREEDY, vocabulary].
+    """
+    length = max(run.at - GREEDY // 2, 4)
+    ids = np.random.default_rng(1).integers(0, run.vocabulary, size=(1, length))
+    chosen, scores, past = [], [], None
+    for count in range(length, length + GREEDY):
+        logits, past = engine.step(ids, np.ones((1, count), dtype=np.int64), past)
+        scores.append(logits[0, -1])
+        chosen.append(int(scores[-1].argmax()))
+        ids = np.array([[chosen[-1]]])
+    return np.array(chosen), np.stack(scores)

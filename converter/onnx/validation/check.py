@@ -1,0 +1,94 @@
+"""The outcome of a graph's validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from converter.errors import ValidationError
+
+TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 6e-2, "int8": 5e-2, "int4": 0.5}
+"""Largest difference between the graph's logits and those of the torch model in float32, as a part of the
+largest logit. float32 differs by the order of sums; half precision by its rounding in every layer; the
+quantised forms mostly by what quantisation does to the weights."""
+
+
+@dataclass(frozen=True)
+class GraphCheck:
+    """One thing that a graph was asked."""
+
+    name: str
+    passed: bool
+    detail: str
+    difference: float | None = None
+    """Relative to the largest logit; None where no numbers are compared."""
+
+
+@dataclass(frozen=True)
+class ProviderReport:
+    """A graph on one execution provider."""
+
+    provider: str
+    """``cpu`` or ``cuda``."""
+    ran: Mapping[str, Mapping[str, int]]
+    """onnxruntime's provider -> operator -> count, from the profile of a short prompt."""
+    checks: Sequence[GraphCheck]
+    skipped: str | None = None
+    """Why nothing was run there."""
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """A graph and all that was checked of it."""
+
+    file: str
+    profile: str
+    dtype: str
+    bytes: int
+    tolerance: float
+    extent: str
+    """What of the model was run."""
+    structure: Sequence[GraphCheck]
+    providers: Sequence[ProviderReport]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.structure) and all(p.passed for p in self.providers)
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """All graphs of a repository."""
+
+    graphs: Sequence[GraphReport]
+    versions: Mapping[str, str]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.failure is None
+
+    @property
+    def failure(self) -> str | None:
+        """The first thing that is wrong, in one line."""
+        if not any(provider.checks for graph in self.graphs for provider in graph.providers):
+            return "nothing could be run here; see why in the report"
+        for graph in self.graphs:
+            for check in (*graph.structure, *(c for p in graph.providers for c in p.checks)):
+                if not check.passed:
+                    return f"{graph.file}: {check.name}: {check.detail}"
+        return None
+
+    def check(self) -> None:
+        """Raises ``ValidationError`` if anything is wrong."""
+        if self.failure is not None:
+            raise ValidationError(self.failure)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as JSON."""
+        return {"passed": self.passed, **asdict(self)}

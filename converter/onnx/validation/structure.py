@@ -1,0 +1,121 @@
+"""Checks of a graph's file that need no run: it is valid ONNX, and it belongs to this repository."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+import onnx_ir as ir
+
+from converter.errors import ValidationError
+from converter.onnx.build import COMPUTE, Repository
+from converter.onnx.graph import METADATA
+from converter.onnx.options import PROFILES
+from converter.onnx.validation.check import TOLERANCES, GraphCheck
+from converter.onnx.weights import DTYPES
+
+AGAIN = "export it again: ntk-convert export DIR"
+
+
+class Description(NamedTuple):
+    """What a graph's file says of itself."""
+
+    profile: str
+    dtype: str
+    last_logits: bool
+    standalone: bool
+    alibi_scaling: Any
+    head_size: int
+    """Channels of a cached key or value."""
+
+    @property
+    def computes_in(self) -> str:
+        """The dtype of its activations; quantised graphs compute in float32."""
+        return self.dtype if self.dtype in COMPUTE else "fp32"
+
+
+def describe(path: Path) -> Description | None:
+    """Reads a graph's description; None if this tool did not make it or it is no ONNX file."""
+    try:
+        model = onnx.load(path, load_external_data=False)
+        properties = {entry.key: entry.value for entry in model.metadata_props}
+        past = next(value for value in model.graph.input if value.name == "past_key_values.0.key")
+        head_size = past.type.tensor_type.shape.dim[3].dim_value
+        found = Description(**json.loads(properties[METADATA]), head_size=head_size)
+    except Exception:  # protobuf, JSON and the description's keys each raise their own
+        return None
+    return found if found.profile in PROFILES and found.dtype in TOLERANCES else None
+
+
+def check_structure(path: Path, name: str, made: Description, repository: Repository) -> list[GraphCheck]:
+    """The checker's verdict.
+
+    Args:
+        path: where the graph is; ``name``: what it is called in the repository.
+        made: its description.
+        repository: what it should belong to.
+
+    Raises:
+        ValidationError: the graph was made for another scaling or other weights.
+    """
+    scaling = repository.config.get("alibi_scaling")
+    if made.alibi_scaling != scaling:
+        raise ValidationError(
+            f"{name} was made for alibi_scaling {json.dumps(made.alibi_scaling)}, and "
+            f"config.json has {json.dumps(scaling)}; {AGAIN}"
+        )
+    model = ir.load(path)
+    pointers = [
+        value.const_value
+        for value in model.graph.initializers.values()
+        if isinstance(value.const_value, ir.ExternalTensor)
+    ]
+    if not made.standalone:
+        for tensor in pointers:
+            check_pointer(tensor, repository, name)
+    return [check_onnx(path, linked=any((path.parent / str(t.location)).is_symlink() for t in pointers))]
+
+
+def check_pointer(tensor: ir.ExternalTensor, repository: Repository, graph: str) -> None:
+    """Raises ``ValidationError`` unless the initialiser points to the stored tensor of its name."""
+    stored = repository.checkpoint.tensors.get(tensor.name or "")
+    found = (str(tensor.location), tensor.offset, tensor.length, tuple(tensor.shape.numpy()), tensor.dtype)
+    if stored is None or found != (
+        stored.file,
+        stored.offset,
+        stored.end - stored.start,
+        stored.shape,
+        DTYPES.get(stored.dtype),
+    ):
+        what = "is not in the weights" if stored is None else f"is elsewhere in {stored.file} now"
+        raise ValidationError(
+            f"{graph} does not belong to these weights: its tensor {tensor.name!r} {what}; {AGAIN}"
+        )
+
+
+def check_onnx(path: Path, *, linked: bool) -> GraphCheck:
+    """onnx's own checker, with shape inference.
+
+    Args:
+        path: the graph.
+        linked: the weights are symbolic links, as in the Hub's cache, which onnxruntime reads and the
+            checker refuses; it then gets the weights as inputs.
+    """
+    name = "onnx checker"
+    try:
+        if not linked:
+            onnx.checker.check_model(str(path), full_check=True)
+            return GraphCheck(name, True, "valid, shapes inferred")
+        model = onnx.load(path, load_external_data=False)
+        for tensor in list(model.graph.initializer):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                model.graph.input.append(
+                    onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+                )
+                model.graph.initializer.remove(tensor)
+        onnx.checker.check_model(model, full_check=True)
+    except Exception as error:  # the checker's, shape inference's, protobuf's
+        return GraphCheck(name, False, " ".join(str(error).split())[:300])
+    return GraphCheck(name, True, "valid, shapes inferred; weights are links and were taken as inputs")

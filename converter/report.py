@@ -56,10 +56,8 @@ def validation(report: ValidationReport) -> str:
         lines.append(f"{graph.file}: {graph.profile}, {graph.dtype}; run: {graph.extent}")
         lines += [_check(check) for check in graph.structure]
         for place in graph.providers:
-            ran = ", ".join(place.ran) or "nothing"
-            lines.append(
-                f"  on {place.provider}: {f'skipped, {place.skipped}' if place.skipped else f'ran on {ran}'}"
-            )
+            note = f", {place.note}" if place.note else ""
+            lines.append(f"  on {place.provider}: ran on {', '.join(place.ran) or 'nothing'}{note}")
             lines += [f"  {_check(check)}" for check in place.checks]
     return "\n".join(lines)
 

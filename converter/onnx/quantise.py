@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ class _Form:
     def __init__(self, graph: ir.Graph):
         self.graph = graph
         self._weights: dict[str | None, _Weight] = {}
-        self._count = 0
+        self._used: Counter[str] = Counter()
 
     def weight(self, stored: Value, bits: Bits, advance: Advance) -> _Weight:
         """An initialiser, quantised."""
@@ -144,8 +145,10 @@ class _Form:
         self, before: ir.Node, op_type: str, *inputs: Value | None, domain: str = "", **attributes: Any
     ) -> Value:
         """Inserts a node of one output, which is returned, ahead of another and named after it."""
-        self._count += 1
-        name = f"{before.name}/{op_type}_{self._count}"
+        name = f"{before.name}/{op_type}"
+        self._used[name] += 1
+        if self._used[name] > 1:
+            name += f"_{self._used[name] - 1}"
         output = ir.val(f"{name}_output")
         self.graph.insert_before(
             before, ir.node(op_type, inputs, attributes, domain=domain, outputs=[output], name=name)
@@ -212,18 +215,18 @@ class _Standard(_Form):
         }
 
     def product(self, node: ir.Node, weight: _Weight) -> Value:
-        table = self._dequantised(node, weight.packed, weight.scales, weight.zeros)
+        parts = (weight.packed, weight.scales, weight.zeros)
+        table = self.op(node, "DequantizeLinear", *parts, axis=0, block_size=BLOCK)
         return self.op(node, "MatMul", node.inputs[0], table)
 
     def rows(self, node: ir.Node, weight: _Weight) -> Value:
+        # onnxruntime transposes constants once, as it loads them. It fuses a head only where the
+        # table, if that is the same, is a constant of its own by then.
         parts = (
-            self.op(node, "Gather", part, node.inputs[1], axis=1)
+            self.op(node, "Gather", self.op(node, "Transpose", part, perm=[1, 0]), node.inputs[1], axis=0)
             for part in (weight.packed, weight.scales, weight.zeros)
         )
-        return self.op(node, "Transpose", self._dequantised(node, *parts), perm=[1, 0])
-
-    def _dequantised(self, node: ir.Node, *parts: Value) -> Value:
-        return self.op(node, "DequantizeLinear", *parts, axis=0, block_size=BLOCK)
+        return self.op(node, "DequantizeLinear", *parts, axis=1, block_size=BLOCK)
 
 
 def _initialiser(value: Value | None) -> Value:

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 from numpy.typing import NDArray
 
 from converter.errors import ProviderError, ValidationError
 from converter.onnx.build import Repository
 from converter.onnx.session import PROVIDERS, Session, available, check_available
-from converter.onnx.validation.cases import Answer, Case, Extent, cases, extent, greedy
+from converter.onnx.validation.cases import Answer, Case, Extent, choose_cases, extent, greedy
 from converter.onnx.validation.check import (
     TOLERANCES,
     GraphCheck,
@@ -30,7 +31,7 @@ from converter.onnx.validation.check import (
     ProviderReport,
     ValidationReport,
 )
-from converter.onnx.validation.excerpt import excerpt
+from converter.onnx.validation.derive import excerpt, in_float32, serialised
 from converter.onnx.validation.reference import Reference
 from converter.onnx.validation.structure import Description, check_structure, describe
 from converter.progress import steps
@@ -41,7 +42,7 @@ Array = NDArray[Any]
 HEAVY = ("GroupQueryAttention", "Gemm", "MatMul", "FusedMatMul", "MatMulNBits")
 """Operators that must run on the provider that was asked for."""
 
-NO_BFLOAT16 = "the CPU provider has no bfloat16 kernels; model_fp32.onnx, over the same weights, runs there"
+WIDENED = "in float32, since the CPU provider has no bfloat16 kernels"
 
 
 def run(
@@ -73,7 +74,9 @@ def run(
         name: check_structure(path, name, described[name], repository) for name, path in graphs.items()
     }
     scope = extent(repository)
-    asked = list(cases(scope, one_row_chunks=any(made.profile == "ort" for made in described.values())))
+    asked = list(
+        choose_cases(scope, one_row_chunks=any(made.profile == "ort" for made in described.values()))
+    )
     reports = []
     with steps("validating", 1 + len(graphs) * len(providers), show=progress) as advance:
         right = answers(repository, scope, asked)
@@ -90,7 +93,6 @@ def run(
                     profile=described[name].profile,
                     dtype=described[name].dtype,
                     bytes=path.stat().st_size,
-                    tolerance=run.tolerance,
                     extent=scope.note or "the whole model",
                     structure=structure[name],
                     providers=results,
@@ -143,7 +145,6 @@ class GraphRun:
         self.repository = repository
         self.scope = scope
         self.made = made
-        self.tolerance = TOLERANCES[made.dtype]
 
     def on(self, provider: str, asked: Sequence[Case], right: Right) -> ProviderReport:
         """Runs everything on one provider.
@@ -151,25 +152,23 @@ class GraphRun:
         Raises:
             ProviderError: the provider fell back to the CPU.
         """
-        if provider == "cpu" and self.made.computes_in == "bf16":
-            why = (
-                "the CPU provider has no bfloat16 kernels; the float32 graph over the same weights ran there"
-            )
-            return ProviderReport(provider, {}, [], skipped=why)
+        widened = self.widened(provider)
+        note = WIDENED if widened else None
+        tolerance = TOLERANCES["fp32" if widened else self.made.dtype]
         try:
             session = self.open(provider)
         except ProviderError:
             raise
         except Exception as error:
-            return ProviderReport(provider, {}, [GraphCheck("load", False, one_line(error))])
+            return ProviderReport(provider, {}, tolerance, [GraphCheck("load", False, one_line(error))], note)
         checks = []
         for case in asked:
             try:
-                checks.append(self.compare(case.name, case.run(session), right.answers[case.name]))
+                checks.append(self.compare(case.name, case.run(session), right.answers[case.name], tolerance))
             except Exception as error:
                 checks.append(GraphCheck(case.name, False, one_line(error)))
         try:
-            checks.append(self.greedy(session, right.tokens, right.scores))
+            checks.append(self.greedy(session, right, tolerance))
         except Exception as error:
             checks.append(GraphCheck("greedy tokens", False, one_line(error)))
         del session
@@ -186,16 +185,27 @@ class GraphRun:
                 "provider", not elsewhere, "; ".join(elsewhere) or f"operators of a short prompt: {placed}"
             )
         )
-        return ProviderReport(provider, ran, checks)
+        return ProviderReport(provider, ran, tolerance, checks, note)
 
     def open(self, provider: str, *, profile: bool = False) -> Session:
-        """A session of the whole graph, or of its excerpt."""
-        if self.scope.whole:
+        """A session of the graph's file, or of what is derived from it to be run."""
+        widen = self.widened(provider)
+        if self.scope.whole and not widen:
             return Session(self.path, provider, profile=profile)
-        cut = excerpt(self.path, self.scope.layers, self.scope.vocabulary)
-        return Session(cut, provider, folder=self.path.parent, profile=profile)
+        model = ir.load(self.path)
+        if not self.scope.whole:
+            excerpt(model, self.scope.layers, self.scope.vocabulary)
+        if widen:
+            in_float32(model)
+        return Session(serialised(model), provider, folder=self.path.parent, profile=profile)
 
-    def compare(self, name: str, results: Sequence[Answer], expected: Sequence[Answer]) -> GraphCheck:
+    def widened(self, provider: str) -> bool:
+        """Whether the provider lacks the graph's dtype, which then runs in float32."""
+        return provider == "cpu" and self.made.computes_in == "bf16"
+
+    def compare(
+        self, name: str, results: Sequence[Answer], expected: Sequence[Answer], tolerance: float
+    ) -> GraphCheck:
         """The largest difference of all steps, relative to the largest logit."""
         differences, largest = [], 0.0
         for found, right in zip(results, expected, strict=True):
@@ -206,14 +216,14 @@ class GraphRun:
         difference = float(np.max(differences)) / largest  # NaN if one is, which no tolerance lets pass
         return GraphCheck(
             name,
-            difference <= self.tolerance,
-            f"largest difference {difference:.1e} of the largest logit (at most {self.tolerance:g})",
+            difference <= tolerance,
+            f"largest difference {difference:.1e} of the largest logit (at most {tolerance:g})",
             difference,
         )
 
-    def greedy(self, session: Session, tokens: Array, scores: Array) -> GraphCheck:
+    def greedy(self, session: Session, right: Right, tolerance: float) -> GraphCheck:
         """Greedy tokens; a differing one is a tie if the reference puts the two within the tolerance."""
-        name = "greedy tokens"
+        name, tokens, scores = "greedy tokens", right.tokens, right.scores
         shared = self.made.profile == "ort"
         engine = session.shared(1, self.scope.beyond + len(tokens)) if shared else session
         found, _ = greedy(engine, self.scope)
@@ -226,7 +236,7 @@ class GraphRun:
         margin /= float(np.abs(scores[first]).max())
         return GraphCheck(
             name,
-            margin <= 2 * self.tolerance,
+            margin <= 2 * tolerance,
             f"{first} of {len(tokens)} identical, {where}; then a token whose logit is {margin:.1e} of the "
             "largest below the reference's choice",
             margin,

@@ -126,7 +126,7 @@ class Case:
         return results
 
 
-def cases(run: Extent, *, one_row_chunks: bool) -> Iterator[Case]:
+def choose_cases(run: Extent, *, one_row_chunks: bool) -> Iterator[Case]:
     """What every graph is asked.
 
     Args:

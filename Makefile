@@ -33,6 +33,7 @@ test-slow: .venv/ready
 benchmark: .venv/ready
 	.venv/bin/python benchmarks/torch_speed.py
 	.venv/bin/python benchmarks/conversion.py
+	.venv/bin/python benchmarks/onnx_speed.py
 
 wheel: .venv/ready
 	.venv/bin/python -m build --wheel
@@ -40,12 +41,12 @@ wheel: .venv/ready
 # Versions are pinned in the constraints; pyproject.toml keeps its ranges open.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,onnx]"
 	touch $@
 
 .venv-4.57/ready: pyproject.toml constraints-4.57.txt
 	$(PYTHON) -m venv .venv-4.57
-	.venv-4.57/bin/python -m pip install --quiet --constraint constraints-4.57.txt --editable ".[dev]"
+	.venv-4.57/bin/python -m pip install --quiet --constraint constraints-4.57.txt --editable ".[dev,onnx]"
 	touch $@
 
 clean:

@@ -62,12 +62,14 @@ def load() -> str:
 
 
 def command() -> str:
-    """The command line, without the options that name places on this machine."""
+    """The command line, without what names places on this machine."""
     words, skip = [], False
     for word in sys.argv[1:]:
-        if not skip and not word.startswith("--folder") and word != "--write":
+        if word.startswith("--optimum-python"):
+            words.append("--optimum-python=PATH")
+        elif not skip and not word.startswith("--folder") and word != "--write":
             words.append(word)
-        skip = word == "--folder"
+        skip = word in ("--folder", "--optimum-python")
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
 
 

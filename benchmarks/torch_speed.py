@@ -181,10 +181,16 @@ def release() -> None:
 
 
 def prepare_process(setup: Setup) -> None:
-    """Threads, and for the CPU a limit, so that lack of memory is an error here and no kill elsewhere."""
+    """Threads, and for the CPU a limit on memory."""
     torch.set_num_threads(setup.threads)
+    if setup.device == "cpu":
+        limit_memory()
+
+
+def limit_memory() -> None:
+    """Makes lack of memory an error in this process, and no kill elsewhere."""
     available = proc("/proc/meminfo", "MemAvailable")
-    if setup.device == "cpu" and available:
+    if available:
         limit = proc("/proc/self/status", "VmData") + max(0, available - HEADROOM)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
         Path("/proc/self/oom_score_adj").write_text("1000")  # if it comes to that, kill this process first

@@ -168,8 +168,6 @@ def convert(
                 from converter.verification import verify as run_checks
 
                 checks = run_checks(folder, family, config)
-            if onnx is not None:
-                exported = export(folder, onnx, progress=progress)
             write_card(
                 folder,
                 source=source,
@@ -179,6 +177,8 @@ def convert(
                 command=_command(source, request, revision, place, verify=verify, onnx=onnx),
                 checks=checks,
             )
+            if onnx is not None:
+                exported = export(folder, onnx, progress=progress)
             files = {
                 path.relative_to(folder).as_posix(): path.stat().st_size
                 for path in sorted(folder.rglob("*"))

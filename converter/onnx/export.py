@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.errors import MissingPackage, OutputError, ValidationError
+from converter.onnx.card import add_section
 from converter.onnx.options import QUANTISED, OnnxOptions
-from converter.staging import alive
+from converter.staging import alive, check_space
 
 if TYPE_CHECKING:
     from converter.onnx.build import Repository
@@ -25,6 +26,8 @@ STANDALONE = "onnx"
 """Folder of a graph that has its own copy of the weights, as exporters for the Hub lay it out."""
 DEFAULT = OnnxOptions()
 GENAI, REPORT = "genai_config.json", "onnx_validation.json"
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2}
+"""Disk space that a copy of the weights needs, in bytes for each of them, scales included."""
 PACKAGES = ("onnx", "onnx_ir", "onnxruntime")
 
 
@@ -104,9 +107,15 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
             if report.failure:
                 raise ValidationError(f"{report.failure}; no graph was written")
         files = publish(repository, staged, report)
+        add_section(repository.folder, options, resolved(repository, options), files, report)
     finally:
         remove_leftovers(repository.folder, own=True)
     return ExportResult(repository.folder, files, report, time.monotonic() - started)
+
+
+def resolved(repository: Repository, options: OnnxOptions) -> str:
+    """The dtype to write, ``native`` resolved."""
+    return repository.dtype if options.dtype == "native" else options.dtype
 
 
 def write_graphs(
@@ -147,9 +156,12 @@ def write_graphs(
     def beside_weights(name: str) -> Path:
         return repository.folder / f".{name}{work.name.removeprefix('.onnx')}"
 
-    dtype = repository.dtype if options.dtype == "native" else options.dtype
+    dtype = resolved(repository, options)
     own = work / STANDALONE
     files: dict[str, Path] = {}
+    copied = options.standalone or dtype in QUANTISED
+    if copied:
+        check_space(own, (repository.checkpoint.parameters or 0) * BYTES[dtype])
     if dtype in QUANTISED:
         from converter.onnx.quantise import quantise
 

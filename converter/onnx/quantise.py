@@ -3,8 +3,8 @@
 Each ``BLOCK`` numbers along a weight's inputs share a scale and a zero point. A weight is read, quantised
 and let go in pieces, so that whole only the quantised ones are ever held.
 
-The head and the embedding table have 8 bits always: they are where 4 bits cost most, and, with a tied
-head, both read the same stored bytes.
+The head and the embedding table have 8 bits always, for no later layer evens out an error of the logits;
+a tied head and its table read the same stored bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLOCK = 32
 INT8_ACTIVATIONS = 4
 """``accuracy_level`` of MatMulNBits: the kernel rounds activations to 8 bits, block by block.
 
-That costs no more than 8-bit weights do and far less than 4-bit ones. On the CPU every other level is
+That costs about what 8-bit weights do and far less than 4-bit ones. On the CPU every other level is
 several times slower; for 8 bits it unpacks the whole weight at each step. It is also what onnxruntime
 chooses where it fuses the standard operators.
 """
@@ -262,7 +262,8 @@ def _quantised(tensor: ir.TensorProtocol, bits: Bits) -> _Blocks:
         del weight  # a view of the file, which cannot be closed before
         tensor.release()
     packed, scales, zeros = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-    return _Blocks(packed, scales, zeros)
+    # Old releases of onnxruntime leave scales and zero points flat.
+    return _Blocks(packed, scales.reshape(len(packed), -1), zeros.reshape(len(packed), -1))
 
 
 def _columns(packed: NDArray[np.uint8], count: int, bits: Bits) -> ir.TensorProtocol:

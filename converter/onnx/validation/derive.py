@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import onnx_ir as ir
 
@@ -61,7 +62,7 @@ def excerpt(model: ir.Model, layers: int, vocabulary: int) -> None:
     graph = model.graph
     nodes = {node.name: node for node in graph}
     total = 1 + max((_layer(LAYER, name) for name in nodes if name), default=0)
-    full = graph.outputs[0].shape[2]  # type: ignore[index]
+    full: Any = graph.outputs[0].shape[2]  # type: ignore[index]
 
     for node in list(graph):
         if _layer(LAYER, node.name or "") >= 0:

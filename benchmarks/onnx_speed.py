@@ -1,0 +1,475 @@
+"""Time and memory of the graph that ``ntk-convert export`` writes beside those of its peers.
+
+    python benchmarks/onnx_speed.py --optimum-python PATH
+    python benchmarks/onnx_speed.py --layers 2 --lengths 128,512 --vocabulary 1024
+
+The peers are transformers' own ``OnnxExporter`` and optimum-onnx, the latter in an environment of its
+own. All graphs are made of the same random weights and run by the same onnxruntime, on the CPU. A
+fresh process measures each graph at each length, and the graphs take turns; a cell is the median.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import conversion
+import numpy as np
+import report
+import torch
+from torch_speed import factor, fresh, integers, limit_memory, number, proc, say
+
+STOCK = "stock"
+"""Folder of the checkpoint that all graphs come from."""
+WARM_UP = 8
+"""Tokens of the run that precedes a measurement, and untimed steps before the timed ones."""
+DECODE_STEPS = 16
+"""Timed tokens of each process."""
+TOLERANCE = 1e-3
+"""Largest difference of the last token's logits between graphs, relative to the largest logit."""
+
+OURS = [sys.executable, "-m", "converter", "export", "{out}", "--no-validate"]
+# The scripts have no braces, which stand for the folders in the other words of a command.
+TRANSFORMERS = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+
+source, out, *options = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(source).eval()
+past = DynamicCache()
+heads = model.config.n_head
+for layer in range(model.config.n_layer):
+    past.update(*torch.zeros(2, 2, heads, 5, model.config.hidden_size // heads), layer)
+mask = torch.ones(2, 8, dtype=torch.int64)
+mask[0, :2] = 0  # a mask of ones is left out of the graph
+inputs = dict(input_ids=torch.ones(2, 3, dtype=torch.int64), attention_mask=mask, past_key_values=past)
+if "last" in options:
+    inputs["logits_to_keep"] = 1
+OnnxExporter().export(model, inputs, OnnxConfig(dynamic=True)).save_pretrained(out)
+"""
+OPTIMUM = """
+import sys
+from optimum.exporters.onnx import main_export
+
+main_export(sys.argv[1], sys.argv[2], task="text-generation-with-past", do_validation=False, device="cpu")
+"""
+OPTIMUM_PYTHON = "{optimum}"
+EXPORTS = {
+    "ours": OURS,
+    "transformers": [sys.executable, "-c", TRANSFORMERS, "{source}", "{out}"],
+    "optimum": [OPTIMUM_PYTHON, "-c", OPTIMUM, "{source}", "{out}"],
+    "ours-last": [*OURS, "--last-logits"],
+    "transformers-last": [sys.executable, "-c", TRANSFORMERS, "{source}", "{out}", "last"],
+}
+"""Graph -> the command that writes it; those named ``-last`` give the last token's logits only."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a measuring process has to know."""
+
+    folder: Path
+    """Holds the checkpoint and a folder for each graph."""
+    heads: int
+    head_dim: int
+    layers: int
+    vocabulary: int
+    threads: int
+    repeats: int
+    seconds: float
+
+
+@dataclass
+class Measured:
+    """One graph at one length."""
+
+    prefill: list[float] = field(default_factory=list)
+    """Seconds of each timed prompt."""
+    extra: int | None = None
+    """Bytes at a prompt's peak beyond those before it."""
+    steps: list[float] = field(default_factory=list)
+    """Seconds of each token decoded after the prompt."""
+    logits: list[np.ndarray] = field(default_factory=list)
+    """float32 [vocabulary] after the prompt and after the last decoded token."""
+    failure: str | None = None
+    """Why there is no more; a cell of the table."""
+
+
+Results = dict[int, dict[str, Measured]]
+"""Length -> graph -> what was measured there."""
+
+
+def make_checkpoints(setup: Setup, graphs: Sequence[str]) -> None:
+    """Writes a BLOOM of random weights, and converts it once for each graph of ours."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    from converter import convert
+
+    config = BloomConfig(
+        vocab_size=setup.vocabulary,
+        hidden_size=setup.heads * setup.head_dim,
+        n_head=setup.heads,
+        n_layer=setup.layers,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = BloomForCausalLM(config)
+    for parameter in model.parameters():
+        if parameter.dim() == 2:  # large enough for attention to be peaked, so that a wrong bias shows
+            torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)
+    model.save_pretrained(setup.folder / STOCK)
+    for graph in graphs:
+        if graph.startswith("ours"):
+            convert(setup.folder / STOCK, setup.folder / graph, method="none", verify=False)
+
+
+def export(setup: Setup, graph: str, optimum_python: str | None) -> conversion.Run:
+    """Runs a graph's export as a process of its own."""
+    command = [optimum_python or "" if word == OPTIMUM_PYTHON else word for word in EXPORTS[graph]]
+    out = setup.folder / graph
+    out.mkdir(exist_ok=True)
+    return conversion.run(command, setup.folder / STOCK, out)
+
+
+class Cached:
+    """A graph in a session, with a cache handled in the way that is best for the graph.
+
+    Ours writes the new keys and values into the buffer that holds the old ones; the peers' graphs
+    return a new cache, which the next step takes as it is, without a copy through NumPy.
+    """
+
+    def __init__(self, setup: Setup, graph: str):
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = setup.threads, 1
+        options.log_severity_level = 4  # what fails is a cell of the table
+        path = setup.folder / graph / "model.onnx"
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.in_place = graph.startswith("ours")
+        self.pasts = {slot(value.name): value for value in self.session.get_inputs() if slot(value.name)}
+        self.outputs = [value.name for value in self.session.get_outputs()]
+        self.cache: dict[str, Any] = {}
+        self.length = 0
+
+    def clear(self, capacity: int = 0) -> None:
+        """Makes the cache an empty one; ``capacity`` is the tokens that a buffer must hold."""
+        from onnxruntime import OrtValue
+
+        self.length = 0
+        self.cache.clear()
+        for key, past in self.pasts.items():
+            # Fixed sizes are numbers here, or words of digits.
+            shape = [1, int(past.shape[1]), capacity if self.in_place else 0, int(past.shape[3])]
+            self.cache[key] = OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cpu")
+
+    def step(self, ids: np.ndarray) -> Any:
+        """Adds tokens [1, S] to the cache; their logits as onnxruntime's own value."""
+        self.length += ids.shape[1]
+        mask = np.ones((1, self.length), np.int64)
+        binding = self.session.io_binding()
+        binding.bind_cpu_input("input_ids", ids)
+        binding.bind_cpu_input("attention_mask", mask)
+        for key, past in self.pasts.items():
+            binding.bind_ortvalue_input(past.name, self.cache[key])
+        for name in self.outputs:
+            key = slot(name)
+            if key and self.in_place:
+                binding.bind_ortvalue_output(name, self.cache[key])
+            else:
+                binding.bind_output(name, "cpu")
+        self.session.run_with_iobinding(binding)
+        returned = dict(zip(self.outputs, binding.get_outputs(), strict=True))
+        if not self.in_place:
+            self.cache = {key: value for name, value in returned.items() if (key := slot(name))}
+        return returned["logits"]
+
+
+def slot(name: str) -> str | None:
+    """ "LAYER key" or "LAYER value" of a cache's input or output, whoever named it; None for others."""
+    found = re.search(r"\.(\d+)\.(key|value)s?$", name)
+    return f"{found[1]} {found[2]}" if found else None
+
+
+def tokens(setup: Setup, count: int) -> np.ndarray:
+    """int64 [1, count], the same for all graphs."""
+    return np.random.default_rng(count).integers(setup.vocabulary, size=(1, count))
+
+
+def measure(setup: Setup, graph: str, length: int) -> Measured:
+    """One prompt for its memory, one for its time, then tokens decoded after it; in a fresh process.
+
+    Raises:
+        RuntimeError: no /proc, by which memory is measured.
+    """
+    limit_memory()
+    measured = Measured()
+    try:
+        cached = Cached(setup, graph)
+        cached.clear(WARM_UP)
+        cached.step(tokens(setup, WARM_UP))  # brings the weights into memory, which would count as extra
+        steps = WARM_UP + DECODE_STEPS
+        ids = tokens(setup, length + steps)
+        before = proc("/proc/self/status", "VmRSS")
+        if not before:
+            raise RuntimeError("memory is measured with Linux's /proc")
+        Path("/proc/self/clear_refs").write_text("5")
+        prefill(cached, ids, length)
+        measured.extra = proc("/proc/self/status", "VmHWM") - before
+        taken, logits = prefill(cached, ids, length)
+        measured.prefill.append(taken)
+        measured.logits.append(last(logits))
+        del logits
+        for step in range(steps):
+            token = ids[:, length + step, None]
+            started = time.perf_counter()
+            logits = cached.step(token)
+            taken = time.perf_counter() - started
+            measured.steps += [taken] if step >= WARM_UP else []
+        measured.logits.append(last(logits))
+    except Exception as error:  # onnxruntime's share no base of their own
+        if not re.search(r"alloc|memory", f"{type(error).__name__} {error}"):
+            raise
+        measured.failure = "out of memory"
+    return measured
+
+
+def prefill(cached: Cached, ids: np.ndarray, length: int) -> tuple[float, Any]:
+    """Runs a prompt over an empty cache, which has room for all tokens; making it is part of the time."""
+    started = time.perf_counter()
+    cached.clear(ids.shape[1])
+    logits = cached.step(ids[:, :length])
+    return time.perf_counter() - started, logits
+
+
+def last(logits: Any) -> np.ndarray:
+    """The last token's logits; a copy."""
+    return logits.numpy()[0, -1].copy()
+
+
+@torch.inference_mode()
+def stock_logits(setup: Setup, length: int) -> list[np.ndarray]:
+    """What ``measure`` must find, from transformers' class in torch."""
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(setup.threads)
+    model = AutoModelForCausalLM.from_pretrained(setup.folder / STOCK, dtype=torch.float32).eval()
+    ids = torch.from_numpy(tokens(setup, length + WARM_UP + DECODE_STEPS))
+    logits = model(ids, use_cache=False).logits[0]
+    return [logits[length - 1].numpy(), logits[-1].numpy()]
+
+
+def difference(reference: Sequence[np.ndarray], measured: Measured) -> float:
+    """Largest difference, relative to the largest logit."""
+    pairs = zip(reference, measured.logits, strict=True)
+    return max(float(np.abs(one - other).max() / np.abs(one).max()) for one, other in pairs)
+
+
+def measure_all(setup: Setup, graphs: Sequence[str], lengths: Sequence[int]) -> tuple[Results, float]:
+    """Measures the graphs in turn, and checks that they all compute the same.
+
+    Returns:
+        What was measured, and the largest difference of logits: of the shortest prompt to torch, of
+        longer ones to the first graph.
+
+    Raises:
+        ClickException: a graph computes something else.
+    """
+    results: Results = {length: {graph: Measured() for graph in graphs} for length in lengths}
+    failures: dict[str, str] = {}
+    largest = 0.0
+    reference = fresh(stock_logits, setup, lengths[0])
+    for length, cells in results.items():
+        started = time.monotonic()
+        for turn in range(setup.repeats):
+            if turn and time.monotonic() - started > setup.seconds:
+                break
+            for graph, cell in cells.items():
+                cell.failure = failures.get(graph)
+                if cell.failure:
+                    continue
+                try:
+                    found = fresh(measure, setup, graph, length)
+                except BrokenProcessPool:  # killed all the same
+                    found = Measured(failure="out of memory")
+                if found.failure:
+                    failures[graph] = cell.failure = found.failure  # longer prompts will not do better
+                    say(f"{length}: {graph} {found.failure}")
+                    continue
+                reference = reference or found.logits
+                gap = difference(reference, found)
+                if not gap <= TOLERANCE:
+                    raise click.ClickException(
+                        f"after {length} tokens the logits of {graph} differ by {gap:.1e} of the largest"
+                    )
+                largest = max(largest, gap)
+                cell.prefill += found.prefill
+                cell.steps += found.steps
+                cell.extra = max(cell.extra or 0, found.extra or 0)
+                say(
+                    f"{length}: {graph} {number(found.prefill[0])} s, {number((found.extra or 0) / 1e6)} MB "
+                    f"extra, {number(1000 * statistics.median(found.steps))} ms a token"
+                )
+        reference = []
+    return results, largest
+
+
+def baseline(graph: str, graphs: Sequence[str]) -> str | None:
+    """Which of ours a graph is compared with: the one that returns as many logits."""
+    like = "ours-last" if graph.endswith("-last") else "ours"
+    return like if like in graphs and like != graph else None
+
+
+def rows_of(results: Results) -> Iterator[list[str]]:
+    """The lines of the table, one for each length and graph."""
+    for length, cells in results.items():
+        for graph, cell in cells.items():
+            if cell.failure:
+                yield [graph, str(length), cell.failure, *["-"] * 6]
+                continue
+            ours = cells.get(baseline(graph, list(cells)) or "", Measured())
+            time_, our_time = (median(one.prefill) for one in (cell, ours))
+            step, our_step = (median(one.steps) for one in (cell, ours))
+            yield [
+                graph,
+                str(length),
+                number(time_ or 0),
+                factor(time_, our_time),
+                number((cell.extra or 0) / 1e6),
+                factor(cell.extra, ours.extra),
+                number(1000 * (step or 0)),
+                factor(step, our_step),
+                str(len(cell.prefill)),
+            ]
+
+
+def median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def export_rows(setup: Setup, exports: dict[str, conversion.Run]) -> Iterator[list[str]]:
+    """The lines of the exports' table."""
+    for graph, run in exports.items():
+        written = sum(path.stat().st_size for path in (setup.folder / graph).glob("*.onnx*"))
+        ours = exports.get(baseline(graph, list(exports)) or "")
+        sizes = [f"{size / 1e6:.0f}" for size in (run.resident, run.anonymous)]
+        ratio = factor(run.returned, ours and ours.returned)
+        yield [graph, number(run.returned), ratio, *sizes, number(written / 1e6)]
+
+
+def optimum_versions(python: str) -> str:
+    """The versions in optimum's environment.
+
+    Raises:
+        ClickException: there is no such environment, or no optimum-onnx in it.
+    """
+    packages = ("optimum-onnx", "transformers", "torch")
+    code = f"from importlib.metadata import version; print(*map(version, {packages}))"
+    try:
+        found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise click.ClickException(f"--optimum-python {python} has no optimum-onnx: {error}") from error
+    return "optimum-onnx {} with transformers {} and torch {}".format(*found.stdout.split())
+
+
+def words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
+    chosen = [word for word in value.split(",") if word]
+    if unknown := sorted(set(chosen) - set(EXPORTS)):
+        raise click.BadParameter(f"{', '.join(unknown)}; known are {', '.join(EXPORTS)}")
+    return chosen
+
+
+@click.command()
+@click.option("--graphs", default=",".join(EXPORTS), show_default=True, callback=words)
+@click.option(
+    "--optimum-python", metavar="PATH", help="Interpreter that has optimum-onnx; without it, no optimum."
+)
+@click.option("--layers", default=6, show_default=True)
+@click.option("--heads", default=16, show_default=True)
+@click.option("--head-dim", default=64, show_default=True)
+@click.option("--vocabulary", default=32000, show_default=True, help="BLOOM's own is 250880.")
+@click.option("--lengths", default="512,2048,4096,8192", show_default=True, callback=integers)
+@click.option("--threads", default=1, show_default=True, help="Of onnxruntime.")
+@click.option("--repeats", default=3, show_default=True, help="Turns of each graph.")
+@click.option("--seconds", default=240.0, show_default=True, help="No further turns of a length after these.")
+@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="For temporary files.")
+@click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/.")
+def main(
+    graphs: list[str],
+    optimum_python: str | None,
+    lengths: list[int],
+    folder: Path | None,
+    write: bool,
+    **options: Any,
+) -> None:
+    """Ours against transformers' exporter and optimum: export, prefill, memory and decoding."""
+    report.clean_up_when_terminated()
+    load_before = report.load()
+    environment = ""
+    if "optimum" in graphs:
+        if optimum_python:
+            environment = f"; {optimum_versions(optimum_python)}"
+        else:
+            say("optimum is left out: no --optimum-python")
+            graphs.remove("optimum")
+    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:
+        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        os.environ["OMP_NUM_THREADS"] = str(options["threads"])
+        setup = Setup(Path(temporary), **options)
+        fresh(make_checkpoints, setup, graphs)
+        exports = {}
+        for graph in graphs:
+            exports[graph] = export(setup, graph, optimum_python)
+            say(f"export: {graph} {number(exports[graph].returned)} s")
+        exported = list(export_rows(setup, exports))
+        results, gap = measure_all(setup, graphs, lengths)
+
+    weights = setup.layers * 12 * (setup.heads * setup.head_dim) ** 2 * 4 / 1e6
+    all_logits = 4 * setup.vocabulary * lengths[-1] / 1e6
+    sections = [
+        f"{setup.heads} heads x {setup.head_dim}, hidden {setup.heads * setup.head_dim}, {setup.layers} "
+        f"layers ({weights:.0f} MB), vocabulary {setup.vocabulary}, float32, CPU with {setup.threads} "
+        f"thread(s), onnxruntime {version('onnxruntime')}{environment}; random weights, the same for all, "
+        f"scaling none. The last logits of all graphs agree within {gap:.1e} of the largest, after the "
+        f"prompt and after {WARM_UP + DECODE_STEPS} decoded tokens; those of {lengths[0]} tokens also with "
+        "torch's.",
+        "Ratios are to `ours`, those of `-last` to `ours-last`. A graph without `-last` returns the logits "
+        f"of all tokens, {all_logits:.0f} MB for {lengths[-1]}, which are part of its time and memory; "
+        "optimum's always does.",
+        "Export, each a process of its own, nothing validated; ours is of a folder converted before:\n\n"
+        + report.table(
+            ["graph", "s", "ratio", "peak resident MB", "peak anonymous MB", "written MB"], exported
+        ),
+        "One row: prefill with the memory it takes beyond the loaded graph (the cache included), and "
+        "decoding after it:\n\n"
+        + report.table(
+            ["graph", "tokens", "prefill s", "ratio", "extra MB", "ratio", "decode ms", "ratio", "runs"],
+            rows_of(results),
+        ),
+    ]
+    click.echo("\n" + "\n\n".join(sections))
+    if write:
+        path = report.write(
+            "onnx_speed-bloom-cpu-float32", "ONNX graphs: ours and its peers'", sections, load_before
+        )
+        say(f"wrote results/{path.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Whether optimum runs a repository's portable graph, and generates what transformers does with it.
+
+    PATH/TO/OPTIMUM/python benchmarks/optimum_loads.py FOLDER
+
+For an environment with optimum-onnx, which needs nothing else of this project. The folder is a
+converted repository with ``model.onnx``. Two prompts of different lengths, padded on the left, are
+continued greedily by both; optimum runs them with and without IOBinding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+TOLERANCE = 1e-3
+"""Largest difference of a prompt's logits, relative to the largest logit."""
+
+
+def prompts(vocabulary: int, pad: int, length: int) -> dict[str, Any]:
+    """Token numbers and mask, [2, length]; the first row is padded by a third on the left."""
+    import torch
+
+    ids = torch.randint(vocabulary, (2, length), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    ids[0, : length // 3], mask[0, : length // 3] = pad, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def compare(folder: Path, length: int, new: int) -> bool:
+    """Prints both continuations' agreement; whether there is any disagreement."""
+    import torch
+    from optimum.onnxruntime import ORTModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
+    inputs = prompts(model.config.vocab_size, model.config.pad_token_id or 0, length)
+    # An end token would hide the rest.
+    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False}
+    expected = model.generate(**inputs, **options)[:, length:]
+    with torch.inference_mode():
+        logits = model(**inputs).logits[:, -1]
+    failed = False
+    for use_io_binding in (False, True):
+        graph = ORTModelForCausalLM.from_pretrained(
+            folder, trust_remote_code=True, use_cache=True, use_io_binding=use_io_binding
+        )
+        found = graph.generate(**inputs, **options)[:, length:]
+        gap = float((graph(**inputs).logits[:, -1] - logits).abs().max() / logits.abs().max())
+        same = torch.equal(expected, found)
+        failed |= not (same and gap <= TOLERANCE)
+        print(
+            f"IOBinding {use_io_binding}: {'the same' if same else 'OTHER'} {new} tokens for 2 prompts "
+            f"({len(expected.unique())} distinct), prompt's logits differ by {gap:.1e} of the largest"
+        )
+        if not same:
+            print(f"transformers {expected.tolist()}\noptimum      {found.tolist()}")
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Whether optimum runs a repository's portable graph.")
+    parser.add_argument("folder", type=Path, help="converted repository with model.onnx")
+    parser.add_argument("--length", type=int, default=30, help="tokens of the prompts (default: 30)")
+    parser.add_argument("--new", type=int, default=24, help="tokens to generate (default: 24)")
+    arguments = parser.parse_args()
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-") as modules:
+        # The repository's code is cached under a name; a cache of our own is never stale.
+        os.environ["HF_MODULES_CACHE"] = modules
+        packages = ("optimum-onnx", "transformers", "onnxruntime", "torch")
+        print(", ".join(f"{package} {version(package)}" for package in packages))
+        return int(compare(arguments.folder.resolve(), arguments.length, arguments.new))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -122,9 +122,9 @@ class Decoder:
 
         with graph.scope("embeddings"):
             vocabulary = count(self.config, "vocab_size")
-            table = self.parameter(f"{self.token_embedding}.weight", vocabulary, self.hidden)
-            flat = graph.reshape(ids, -1)
-            residual = Residual(self, self.enter(graph.op("Gather", table, flat)))
+            table = f"{self.token_embedding}.weight"
+            rows = self.rows(table, graph.reshape(ids, -1), vocabulary)
+            residual = Residual(self, self.enter(rows))
         presents = []
         for index, past in enumerate(pasts):
             with graph.scope(f"layers.{index}"):
@@ -141,7 +141,7 @@ class Decoder:
                 residual.keep_last(tokens)
             hidden = residual.norm(self.final_norm)
             tied = self.config.get("tie_word_embeddings", True) or self.weights.find("lm_head.weight") is None
-            head = table if tied else self.parameter("lm_head.weight", vocabulary, self.hidden)
+            head = self.parameter(table if tied else "lm_head.weight", vocabulary, self.hidden)
             logits = self.project(graph.op("Gemm", hidden, head, transB=1))
             per_row = graph.constant([1]) if last_logits else tokens.new
             shape = graph.op("Concat", tokens.rows, per_row, graph.constant([-1]), axis=0)
@@ -162,16 +162,22 @@ class Decoder:
     def parameter(self, name: str, *shape: int) -> Value:
         """A weight in the graph's dtype."""
         if name not in self._parameters:
-            tensor: Any = self.weights.external(name, shape)
-            self._parameters[name] = self._in_dtype(tensor)
+            stored = self.stored(name, shape)
+            same = stored.dtype == self.graph.dtype
+            self._parameters[name] = stored if same else self.graph.cast(stored)
         return self._parameters[name]
 
-    def _in_dtype(self, tensor: ir.ExternalTensor) -> Value:
-        graph = self.graph
-        if tensor.dtype == graph.dtype:
+    def rows(self, name: str, indices: Value, count: int) -> Value:
+        """Rows [N, hidden] of a table; only they are cast, if need be, and not all of it."""
+        stored = self.stored(name, (count, self.hidden))
+        rows = self.graph.op("Gather", stored, indices)
+        return rows if stored.dtype == self.graph.dtype else self.graph.cast(rows)
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Value:
+        """A weight as it is stored, or in the graph's dtype if ``convert_weights`` says so."""
+        graph, tensor = self.graph, self.weights.external(name, shape)
+        if tensor.dtype == graph.dtype or not self.convert_weights:
             return graph.initialiser(tensor)
-        if not self.convert_weights:
-            return graph.cast(graph.initialiser(tensor))
 
         def convert() -> ir.TensorProtocol:
             values = tensor.numpy().astype(graph.dtype.numpy())

@@ -1,0 +1,172 @@
+"""examples/generate_onnx.py generates what transformers does, in one buffer."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from converter.onnx.build import build_graph, open_repository
+from tests import tiny
+from tests.patched import FAMILIES, Convert, load
+
+pytest.importorskip("onnxruntime")
+
+SCRIPT = Path(__file__).parent.parent / "examples" / "generate_onnx.py"
+NEW = 16
+LENGTHS = (60, 43, 12)
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_onnx", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def export(folder: Path, *, dtype: str = "fp32", last_logits: bool = False) -> Path:
+    graph = build_graph(
+        open_repository(folder),
+        profile="ort",
+        dtype=dtype,
+        last_logits=last_logits,
+        convert_weights=False,
+    )
+    graph.save(folder / "model.onnx", {})
+    return folder
+
+
+def prompts() -> list[list[int]]:
+    return [row[:length].tolist() for row, length in zip(tiny.token_ids(3, 60), LENGTHS, strict=True)]
+
+
+def expected(folder: Path, prompt: list[int]) -> list[int]:
+    """What transformers generates for one prompt, up to the end token."""
+    ids = torch.tensor([prompt])
+    made = load(folder).float().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW)
+    return made[0, len(prompt) :].tolist()
+
+
+def columns(steps: list[list[int | None]]) -> list[list[int]]:
+    return [[token for token in row if token is not None] for row in zip(*steps, strict=True)]
+
+
+@pytest.mark.parametrize("last_logits", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch(converted: Convert, example: ModuleType, family: str, last_logits: bool) -> None:
+    folder = export(converted(family, 4, "ntk-position"), last_logits=last_logits)
+    batch = example.Batch(example.Model(folder), 3, max(LENGTHS) + NEW)
+    made = columns(list(example.generate(batch, prompts(), NEW)))
+    assert made == [expected(folder, prompt) for prompt in prompts()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits(converted: Convert, example: ModuleType, family: str) -> None:
+    """These tiny models often repeat a token, so tokens alone show too little."""
+    folder = export(converted(family, 4, "ntk-position"))
+    batch = example.Batch(example.Model(folder), 3, max(LENGTHS) + NEW)
+    new = tiny.token_ids(3, NEW, seed=1)
+    # A copy, because every step writes to the same memory.
+    made = [batch.prefill(prompts()).copy(), *(batch.step(tokens).copy() for tokens in new.T)]
+    for row, prompt in enumerate(prompts()):
+        ids = torch.tensor([[*prompt, *new[row]]])
+        with torch.no_grad():
+            logits = load(folder)(ids).logits[0, len(prompt) - 1 :]
+        assert np.abs(np.stack(made)[:, row] - logits.numpy()).max() <= 1e-3
+
+
+def test_half_precision(converted: Convert, example: ModuleType) -> None:
+    folder = export(converted("mpt", 4, "ntk-position", dtype=torch.float16), dtype="fp16")
+    batch = example.Batch(example.Model(folder), 3, max(LENGTHS) + NEW)
+    made = columns(list(example.generate(batch, prompts(), NEW)))
+    assert made == [expected(folder, prompt) for prompt in prompts()]
+
+
+def test_a_row_stops_at_its_end_token(converted: Convert, example: ModuleType) -> None:
+    folder = export(converted("mpt", 4, "ntk-position"))
+    model = example.Model(folder)
+    assert model.end_tokens == [tiny.END]
+    free = columns(list(example.generate(example.Batch(model, 3, 100), prompts(), NEW)))
+    model.end_tokens = [free[0][3]]
+    steps = list(example.generate(example.Batch(model, 3, 100), prompts(), NEW))
+    for row, whole in zip(columns(steps), free, strict=True):
+        end = whole.index(free[0][3]) + 1 if free[0][3] in whole else NEW
+        assert row == whole[:end]
+    assert len(columns(steps)[0]) <= 4
+    assert len(list(example.generate(example.Batch(model, 1, 100), prompts()[:1], NEW))) <= 4
+
+
+def test_past_and_present_are_one_buffer(converted: Convert, example: ModuleType) -> None:
+    batch = example.Batch(example.Model(export(converted("bloom"))), 3, 80)
+    before = {name: value.data_ptr() for name, value in batch.cache.items()}
+    list(example.generate(batch, prompts(), 4))
+    presents = dict(
+        zip(
+            (output.name for output in batch.model.session.get_outputs()[1:]),
+            (value for value in batch.binding.get_outputs() if len(value.shape()) == 4),
+            strict=True,
+        )
+    )
+    assert len(presents) == len(batch.cache) == 4
+    assert batch.used == max(LENGTHS) + 3, "the last token need not be run"
+    for name, past in batch.cache.items():
+        present = presents[name.replace("past_key_values", "present")]
+        assert past.data_ptr() == present.data_ptr() == before[name]
+        content = past.numpy()
+        assert content[:, :, : batch.used].any(axis=(1, 3)).all(), "every token is in it"
+        assert not content[:, :, batch.used :].any()
+
+
+def test_what_does_not_fit_is_refused(converted: Convert, example: ModuleType) -> None:
+    model = example.Model(export(converted("bloom")))
+    with pytest.raises(ValueError, match="need 76 tokens, the buffer holds 75"):
+        next(example.generate(example.Batch(model, 3, 75), prompts(), NEW))
+    batch = example.Batch(model, 3, 60)
+    batch.prefill(prompts())
+    with pytest.raises(ValueError, match="60 \\+ 1 tokens do not fit"):
+        batch.step(np.zeros(3, np.int64))
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_missing_provider_is_refused(
+    converted: Convert, example: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = export(converted("bloom"))
+    session = type(example.Model(folder).session)
+    monkeypatch.setattr(session, "get_providers", lambda self: ["CPUExecutionProvider"])
+    with pytest.raises(RuntimeError, match="CUDAExecutionProvider does not work here"):
+        example.Model(folder, "cuda")
+
+
+def run(*arguments: str) -> str:
+    """The script's output, with proof that it needs neither torch nor transformers."""
+    code = (
+        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__'); "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(SCRIPT), *arguments, "--max-new-tokens", str(NEW)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_command_line(converted: Convert) -> None:
+    folder = export(converted("mpt", 4, "ntk"))
+    texts = ["w5 w6 w7 w8 w9 w10", "w20 w21"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    words = [expected(folder, tokenizer(text)["input_ids"]) for text in texts]
+    lines = [tokenizer.decode(row, skip_special_tokens=True) for row in words]
+    assert run(str(folder), *texts) == "\n".join(lines) + "\n"
+    assert run(str(folder), texts[0]) == lines[0] + "\n"
+
+    (folder / "tokenizer.json").unlink()
+    ids = expected(folder, [5, 6, 7])
+    assert run(str(folder), "5 6 7") == " ".join(map(str, ids)) + "\n"

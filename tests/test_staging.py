@@ -253,9 +253,9 @@ def test_killed_at_many_points_then_run_again(
         time.sleep(delay)
         process.kill()
         process.communicate()
-        if process.returncode == 0:
+        if out.exists():  # it was faster, and what it published is whole
+            assert {"README.md", "config.json", "model.safetensors.index.json"} <= set(os.listdir(out))
             shutil.rmtree(out)
-        assert not out.exists()
         assert len(staging_folders(tmp_path)) <= 1  # each run removed the one before
     process = start(source, out, *arguments)
     printed, err = process.communicate()

@@ -6,20 +6,161 @@ time.
 
 from __future__ import annotations
 
+import numpy as np
+import onnx_ir as ir
+
 from converter.families import Geometry
 from converter.onnx.alibi import Alibi, Tokens
 from converter.onnx.attention import Cache
 from converter.onnx.graph import Value
 
-BLOCK = 256
-"""Queries whose scores exist at the same time."""
+BLOCK = 128
+"""Queries whose scores exist at the same time. 256 is as fast and needs more memory."""
+FAR = -1e30
+"""Distance of a key that a query may not see. A slope times that drowns every score, yet it is finite, so
+that a query that may see no key at all averages over all of them and does not become NaN."""
 
 
 class PortableAttention:
-    """See ``Attention``. Caches are plain [B, key-value heads, tokens, head_dim]."""
+    """See ``Attention``. Caches are plain [B, key-value heads, tokens, head_dim].
+
+    Shapes: B rows, S new tokens a row, T tokens a row with the cached ones, N = B * S, H heads, G
+    key-value heads, D channels, Q queries in a block, K keys up to a block's last query.
+    """
 
     def __init__(self, tokens: Tokens, alibi: Alibi, geometry: Geometry, softmax_scale: float):
-        raise NotImplementedError
+        graph = tokens.graph
+        self.graph = graph
+        self.geometry = geometry
+        self.softmax_scale = softmax_scale
+        self.head_size = geometry.head_dim
+        self.tokens = tokens
+        self.slopes_vary = alibi.scaling.dynamic == "position"
+        with graph.scope("alibi"):
+            one = graph.constant([1])
+            heads = graph.constant([-1, geometry.head_dim])
+            self.by_row = graph.op("Concat", tokens.rows, tokens.new, heads, axis=0)
+            """int64 [4]: the shape [B, S, heads, D]."""
+            self.hidden = geometry.num_heads * geometry.head_dim
+            self.joined = graph.op("Concat", tokens.rows, graph.constant([-1, self.hidden]), axis=0)
+            """int64 [3]: the shape [B, queries of all blocks, H * D]."""
+            self.block = graph.op("Min", tokens.new, graph.constant([BLOCK]))
+            """int64 [1]: Q, so that decoding computes no more than its one query."""
+            whole = graph.op("Sub", graph.op("Add", tokens.new, self.block), one)
+            self.blocks = self._scalar(graph.op("Div", whole, self.block))
+            """int64 []: the number of blocks."""
+            self.single = graph.op("Equal", self.block, tokens.new)
+            """bool [1]: whether there is only one."""
+            self.within = self._range(self.block)
+            """int64 [Q]: 0 to Q - 1."""
+            self.last = graph.op("Sub", tokens.new, one)
+            """int64 [1]: the last query."""
+            self.key_slots = graph.op("Unsqueeze", self._range(tokens.total), graph.constant([0]))
+            """int64 [1, T]: where in the cache the keys are."""
+            real = graph.cast(tokens.mask, ir.DataType.BOOL)
+            keys = graph.op("Where", real, tokens.all_positions, graph.float32(FAR))
+            self.key_positions = graph.op("Unsqueeze", keys, graph.constant([1, 2]))
+            """float32 [B, 1, 1, T]."""
+            self.query_positions = graph.op("Unsqueeze", tokens.positions, graph.constant([1, 3]))
+            """float32 [B, 1, S, 1]."""
+            slopes = graph.op("Transpose", alibi.slopes_at(tokens), perm=[0, 2, 1])
+            self.slopes = graph.op("Unsqueeze", slopes, graph.constant([3]))
+            """float32 [1 or B, H, 1 or S, 1]."""
 
     def __call__(self, query: Value, key: Value, value: Value, past: Cache) -> tuple[Value, Cache]:
-        raise NotImplementedError
+        graph, tokens = self.graph, self.tokens
+        scaled = graph.op("Mul", query, graph.constant(np.asarray(self.softmax_scale)))
+        queries = self._by_head(scaled)
+        present = Cache(
+            graph.op("Concat", past.key, self._by_head(key), axis=2),
+            graph.op("Concat", past.value, self._by_head(value), axis=2),
+        )
+
+        def one_block() -> Value:
+            """A single block sees all keys, which are read where they are."""
+            keys = self.key_positions, self.key_slots
+            output = self._attend(queries, present, keys, graph.constant(0))
+            return graph.reshape(output, -1, self.hidden)
+
+        def many_blocks() -> Value:
+            stacked = graph.loop(self.blocks, step)
+            output = graph.op("Transpose", stacked, perm=[1, 0, 2, 3, 4])
+            output = graph.op("Reshape", output, self.joined)
+            output = self._first(tokens.new, output, axis=1)
+            return graph.reshape(output, -1, self.hidden)
+
+        def step(number: Value) -> Value:
+            """[B, Q, H, D] of a block, for which the keys beyond its last query are cut off.
+
+            It may not see them. Copying the keys before costs less than scores that a mask discards.
+            """
+            start = graph.op("Mul", number, self.block)
+            end = graph.op("Add", graph.op("Add", start, self.block), tokens.first_new)
+            cache = Cache(*(self._first(end, states, axis=2) for states in present))
+            keys = self._first(end, self.key_positions, axis=3), self._first(end, self.key_slots, axis=1)
+            return self._attend(queries, cache, keys, start)
+
+        return graph.choose(self.single, one_block, many_blocks), present
+
+    def _attend(self, queries: Value, cache: Cache, keys: tuple[Value, Value], start: Value) -> Value:
+        """The outputs of one block.
+
+        Args:
+            queries: scaled, [B, H, S, D].
+            cache: [B, G, K, D].
+            keys: their positions [B, 1, 1, K] and slots [1, K].
+            start: int64 [] or [1], the block's first query.
+
+        Returns:
+            [B, Q, H, D].
+        """
+        graph, geometry = self.graph, self.geometry
+        heads, groups, size = geometry.num_heads, geometry.num_kv_heads, geometry.head_dim
+        # The last block is filled up with the last query, again and again.
+        index = graph.op("Min", graph.op("Add", start, self.within), self.last)
+        bias = self._bias(index, *keys)
+        block = graph.op("Gather", queries, index, axis=2)
+        # Heads that share a key are rows of one product, so that no key is repeated.
+        block = graph.reshape(block, 0, groups, -1, size)
+        transposed = graph.op("Transpose", cache.key, perm=[0, 1, 3, 2])
+        scores = graph.op("MatMul", block, transposed)
+        if graph.dtype != ir.DataType.FLOAT:
+            scores = graph.cast(scores, ir.DataType.FLOAT)
+        scores = graph.op("Add", graph.reshape(scores, 0, heads, -1, 0), bias)
+        probabilities = graph.op("Softmax", scores, axis=-1)
+        if graph.dtype != ir.DataType.FLOAT:
+            probabilities = graph.cast(probabilities)
+        output = graph.op("MatMul", graph.reshape(probabilities, 0, groups, -1, 0), cache.value)
+        return graph.op("Transpose", graph.reshape(output, 0, heads, -1, size), perm=[0, 2, 1, 3])
+
+    def _bias(self, index: Value, key_positions: Value, key_slots: Value) -> Value:
+        """float32 [B, H, Q, K]: slopes times negative distances, with the masks, for queries ``index`` [Q].
+
+        The masks stand in the distances, which have no heads, so that they cost next to nothing.
+        """
+        graph = self.graph
+        positions = graph.op("Gather", self.query_positions, index, axis=2)
+        slots = graph.op("Unsqueeze", graph.op("Add", index, self.tokens.first_new), graph.constant([1]))
+        distance = graph.op("Sub", key_positions, positions)
+        later = graph.op("Greater", key_slots, slots)
+        distance = graph.op("Where", later, graph.float32(FAR), distance)
+        slopes = graph.op("Gather", self.slopes, index, axis=2) if self.slopes_vary else self.slopes
+        return graph.op("Mul", slopes, distance)
+
+    def _by_head(self, states: Value) -> Value:
+        """[N, heads, D] as [B, heads, S, D]."""
+        graph = self.graph
+        return graph.op("Transpose", graph.op("Reshape", states, self.by_row), perm=[0, 2, 1, 3])
+
+    def _first(self, count: Value, values: Value, axis: int) -> Value:
+        """The first so many along an axis."""
+        graph = self.graph
+        return graph.op("Slice", values, graph.constant([0]), count, graph.constant([axis]))
+
+    def _range(self, count: Value) -> Value:
+        """int64 [count]: 0 to ``count`` - 1."""
+        graph = self.graph
+        return graph.op("Range", graph.constant(0), self._scalar(count), graph.constant(1))
+
+    def _scalar(self, values: Value) -> Value:
+        return self.graph.op("Squeeze", values, self.graph.constant([0]))

@@ -156,14 +156,31 @@ class Graph:
         """
         number = ir.val(self._unique("iteration"), ir.DataType.INT64, [])
         going = ir.val(self._unique("going"), ir.DataType.BOOL, [])
-        body = ir.Graph([number, going], [], nodes=[], name=self._unique("body"))
+        body = self._body([number, going], lambda: [self.op("Identity", going), step(number)])
+        return self.op("Loop", trips, self.constant(True, ir.DataType.BOOL), body=body)
+
+    def choose(self, condition: Value, then: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
+        """Runs one of two branches, which may use any value made before.
+
+        Args:
+            condition: bool [] or [1].
+            then, otherwise: make a value of the same dtype and number of dimensions.
+        """
+        branches: dict[str, Any] = {
+            "then_branch": self._body([], lambda: [then()]),
+            "else_branch": self._body([], lambda: [otherwise()]),
+        }
+        return self.op("If", condition, **branches)
+
+    def _body(self, inputs: Sequence[Value], make: Callable[[], Sequence[Value]]) -> ir.Graph:
+        """A graph inside the graph: what ``make`` adds, with the values that it returns as outputs."""
+        body = ir.Graph(inputs, [], nodes=[], name=self._unique("body"))
         outer, self._open = self._open, body
         try:
-            result = step(number)
-            body.outputs.extend([self.op("Identity", going), result])
+            body.outputs.extend(make())
         finally:
             self._open = outer
-        return self.op("Loop", trips, None, body=body)
+        return body
 
     def save(
         self, path: Path, metadata: dict[str, str], *, copy_weights: bool = False, progress: bool = False

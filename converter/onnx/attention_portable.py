@@ -6,7 +6,6 @@ time.
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from converter.families import Geometry
@@ -69,8 +68,9 @@ class PortableAttention:
 
     def __call__(self, query: Value, key: Value, value: Value, past: Cache) -> tuple[Value, Cache]:
         graph, tokens = self.graph, self.tokens
-        scaled = graph.op("Mul", query, graph.constant(np.asarray(self.softmax_scale)))
-        queries = self._by_head(scaled)
+        # In float32, since a scale rounded to half precision is an error that all scores share.
+        scaled = graph.op("Mul", self._wide(query), graph.float32(self.softmax_scale))
+        queries = self._by_head(self._narrow(scaled))
         present = Cache(
             graph.op("Concat", past.key, self._by_head(key), axis=2),
             graph.op("Concat", past.value, self._by_head(value), axis=2),
@@ -124,12 +124,8 @@ class PortableAttention:
         block = graph.reshape(block, 0, groups, -1, size)
         transposed = graph.op("Transpose", cache.key, perm=[0, 1, 3, 2])
         scores = graph.op("MatMul", block, transposed)
-        if graph.dtype != ir.DataType.FLOAT:
-            scores = graph.cast(scores, ir.DataType.FLOAT)
-        scores = graph.op("Add", graph.reshape(scores, 0, heads, -1, 0), bias)
-        probabilities = graph.op("Softmax", scores, axis=-1)
-        if graph.dtype != ir.DataType.FLOAT:
-            probabilities = graph.cast(probabilities)
+        scores = graph.reshape(self._wide(scores), 0, heads, -1, 0)
+        probabilities = self._narrow(graph.op("Softmax", graph.op("Add", scores, bias), axis=-1))
         output = graph.op("MatMul", graph.reshape(probabilities, 0, groups, -1, 0), cache.value)
         return graph.op("Transpose", graph.reshape(output, 0, heads, -1, size), perm=[0, 2, 1, 3])
 
@@ -156,6 +152,16 @@ class PortableAttention:
         """The first so many along an axis."""
         graph = self.graph
         return graph.op("Slice", values, graph.constant([0]), count, graph.constant([axis]))
+
+    def _wide(self, value: Value) -> Value:
+        """From the graph's dtype to float32."""
+        graph = self.graph
+        return value if graph.dtype == ir.DataType.FLOAT else graph.cast(value, ir.DataType.FLOAT)
+
+    def _narrow(self, value: Value) -> Value:
+        """From float32 to the graph's dtype."""
+        graph = self.graph
+        return value if graph.dtype == ir.DataType.FLOAT else graph.cast(value)
 
     def _range(self, count: Value) -> Value:
         """int64 [count]: 0 to ``count`` - 1."""

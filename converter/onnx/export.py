@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.errors import MissingPackage, OutputError, ValidationError
+from converter.errors import MissingPackage, OutputError, SourceError, ValidationError
+from converter.jsonfile import read_object
 from converter.onnx.card import add_section
 from converter.onnx.options import QUANTISED, OnnxOptions
 from converter.staging import alive, check_space
@@ -205,7 +206,18 @@ def publish(
     for name in sorted(staged, key=lambda name: name.endswith(".onnx")):
         (folder / name).parent.mkdir(exist_ok=True)
         staged[name].replace(folder / name)
+    if GENAI not in texts and served_by_genai(folder) in graphs:
+        (folder / GENAI).unlink()  # it was for the graph that has just been replaced
     return {name: (folder / name).stat().st_size for name in staged}
+
+
+def served_by_genai(folder: Path) -> str | None:
+    """The graph that the repository's genai_config.json names; None without one."""
+    try:
+        name = read_object(folder / GENAI)["model"]["decoder"]["filename"]
+    except (SourceError, KeyError, TypeError):
+        return None
+    return name if isinstance(name, str) else None
 
 
 def check_ours(folder: Path, names: Iterable[str]) -> None:

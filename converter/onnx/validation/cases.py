@@ -23,12 +23,13 @@ KEPT = 256
 """Positions of a long prompt whose logits are compared: spread over it, the last always."""
 LONGEST = 16384
 """Tokens; a longer trained length is not run, since attention's time grows with its square."""
-LOGITS, TABLE = 100_000_000, 100_000_000
+LOGITS, TABLE = 25_000_000, 100_000_000
 """Largest numbers of logits of a prompt, and of elements of an embedding; the vocabulary is cut to them."""
-OPERATIONS, ELEMENTS = 2e12, 350_000_000
-"""Largest numbers of floating-point operations (about half a minute on two cores) and of weights of the
-layers; their number is cut to them."""
-UNKNOWN_LENGTH = 512
+OPERATIONS, ELEMENTS = 1e12, 350_000_000
+"""Largest numbers of floating-point operations (about a quarter of a minute on two cores) and of weights
+of the layers; their number is cut to them."""
+UNKNOWN_LENGTH, JOINT = 512, 256
+"""Tokens: taken for a trained length that is not known; of a prompt that is gone on from."""
 
 
 class Engine(Protocol):
@@ -51,6 +52,9 @@ class Extent:
     """Trained length in tokens, or what stands for it."""
     beyond: int
     """A length beyond it."""
+    joint: int
+    """Where chunks and greedy decoding go on after a prompt: at the trained length, where a dynamic scaling
+    sets in, or earlier."""
     note: str
     """What was cut and why; empty if nothing was."""
 
@@ -84,12 +88,14 @@ def extent(repository: Repository) -> Extent:
         for name, tensor in repository.checkpoint.tensors.items()
         if name.removeprefix("transformer.").startswith(prefix)
     )
-    operations = 2 * layer * (3 * at + beyond) + 4 * hidden * (3 * at**2 + beyond**2)
+    joint = at if repository.scaling.dynamic else min(at, JOINT)
+    lengths = (at, beyond, joint, joint)
+    operations = sum(2 * layer * length + 4 * hidden * length**2 for length in lengths)
     fitting = max(2, int(min(OPERATIONS // operations, ELEMENTS // max(layer, 1))))
     layers = min(geometry.num_layers, fitting)
     if layers < geometry.num_layers:
         notes.append(f"first {layers} of {geometry.num_layers} layers")
-    return Extent(layers, geometry.num_layers, vocabulary, full, at, beyond, ", ".join(notes))
+    return Extent(layers, geometry.num_layers, vocabulary, full, at, beyond, joint, ", ".join(notes))
 
 
 class Answer(NamedTuple):
@@ -149,7 +155,7 @@ def choose_cases(run: Extent, *, one_row_chunks: bool) -> Iterator[Case]:
     decoding = [tokens(2, SHORT), *(tokens(2, 1) for _ in range(STEPS))]
     yield Case("decoding", decoding, padded(2, SHORT + STEPS))
     rows = 1 if one_row_chunks else 2
-    chunks = [tokens(rows, length) for length in (max(run.at - 16, 8), 24, 1, 16)]
+    chunks = [tokens(rows, length) for length in (max(run.joint - 16, 8), 24, 1, 16)]
     yield Case("chunked prefill", chunks, np.ones((rows, sum(c.shape[1] for c in chunks)), dtype=np.int64))
 
 
@@ -160,12 +166,12 @@ def padded(rows: int, length: int) -> Array:
 
 
 def greedy(engine: Engine, run: Extent) -> tuple[Array, Array]:
-    """Continues a prompt that ends just inside the trained length, always with the likeliest token.
+    """Continues a prompt that ends just before the joint, always with the likeliest token.
 
     Returns:
         The tokens, [GREEDY], and the logits they were chosen from, [GREEDY, vocabulary].
     """
-    length = max(run.at - GREEDY // 2, 4)
+    length = max(run.joint - GREEDY // 2, 4)
     ids = np.random.default_rng(1).integers(0, run.vocabulary, size=(1, length))
     chosen, scores, past = [], [], None
     for count in range(length, length + GREEDY):

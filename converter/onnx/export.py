@@ -188,8 +188,8 @@ def publish(
     repository: Repository, staged: dict[str, Path], report: ValidationReport | None
 ) -> dict[str, int]:
     """Puts finished files in place, the graphs last; returns their sizes."""
+    from converter.onnx.describe import description
     from converter.onnx.genai import genai_config
-    from converter.onnx.validation import description
 
     folder = repository.folder
     texts: dict[str, Any] = {}
@@ -222,7 +222,7 @@ def served_by_genai(folder: Path) -> str | None:
 
 def check_ours(folder: Path, names: Iterable[str]) -> None:
     """Raises ``OutputError`` if a graph would replace one that this tool did not write."""
-    from converter.onnx.validation.structure import describe
+    from converter.onnx.describe import describe
 
     for name in names:
         if name.endswith(".onnx") and (folder / name).exists() and describe(folder / name) is None:

@@ -194,6 +194,9 @@ class Graph:
                 end; otherwise the graph goes on pointing to where they are.
             progress: draw a bar while they are copied.
         """
+        used = {node.domain for node in ir.traversal.RecursiveGraphIterator(self.main)}
+        for domain in {ORT} - used:
+            del self.main.opset_imports[domain]
         model = ir.Model(
             self.main,
             ir_version=IR_VERSION,

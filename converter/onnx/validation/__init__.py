@@ -21,8 +21,9 @@ import onnx_ir as ir
 import onnxruntime
 from numpy.typing import NDArray
 
-from converter.errors import ProviderError, ValidationError
+from converter.errors import ProviderError
 from converter.onnx.build import Repository
+from converter.onnx.describe import Description, description
 from converter.onnx.options import QUANTISED
 from converter.onnx.session import PROVIDERS, Session, available, check_available
 from converter.onnx.validation.cases import GREEDY, Answer, Case, Extent, choose_cases, extent, greedy
@@ -35,7 +36,7 @@ from converter.onnx.validation.check import (
 )
 from converter.onnx.validation.derive import excerpt, in_float32, serialised
 from converter.onnx.validation.reference import Reference
-from converter.onnx.validation.structure import Description, check_structure, describe
+from converter.onnx.validation.structure import check_structure
 from converter.progress import steps
 
 __all__ = ["TOLERANCES", "GraphCheck", "GraphReport", "ProviderReport", "ValidationReport", "run"]
@@ -103,14 +104,6 @@ def run(
     modules = (onnx, onnxruntime, torch, transformers)
     versions = {module.__name__: str(module.__version__) for module in modules}
     return ValidationReport(reports, versions, round(time.monotonic() - started, 3))
-
-
-def description(path: Path, name: str) -> Description:
-    """Raises ``ValidationError`` for a file that this tool did not write."""
-    made = describe(path)
-    if made is None:
-        raise ValidationError(f"{name} was not written by ntk-convert, or is damaged")
-    return made
 
 
 class Right(NamedTuple):

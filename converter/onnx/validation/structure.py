@@ -4,49 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
 
 from converter.errors import ValidationError
-from converter.onnx.build import COMPUTE, Repository
-from converter.onnx.graph import METADATA
-from converter.onnx.options import PROFILES
-from converter.onnx.validation.check import TOLERANCES, GraphCheck
+from converter.onnx.build import Repository
+from converter.onnx.describe import Description
+from converter.onnx.validation.check import GraphCheck
 from converter.onnx.weights import DTYPES
 
 AGAIN = "export it again: ntk-convert export DIR"
-
-
-class Description(NamedTuple):
-    """What a graph's file says of itself."""
-
-    profile: str
-    dtype: str
-    last_logits: bool
-    standalone: bool
-    alibi_scaling: Any
-    head_size: int
-    """Channels of a cached key or value."""
-
-    @property
-    def computes_in(self) -> str:
-        """The dtype of its activations; quantised graphs compute in float32."""
-        return self.dtype if self.dtype in COMPUTE else "fp32"
-
-
-def describe(path: Path) -> Description | None:
-    """Reads a graph's description; None if this tool did not make it or it is no ONNX file."""
-    try:
-        model = onnx.load(path, load_external_data=False)
-        properties = {entry.key: entry.value for entry in model.metadata_props}
-        past = next(value for value in model.graph.input if value.name == "past_key_values.0.key")
-        head_size = past.type.tensor_type.shape.dim[3].dim_value
-        found = Description(**json.loads(properties[METADATA]), head_size=head_size)
-    except Exception:  # protobuf, JSON and the description's keys each raise their own
-        return None
-    return found if found.profile in PROFILES and found.dtype in TOLERANCES else None
 
 
 def check_structure(path: Path, name: str, made: Description, repository: Repository) -> list[GraphCheck]:

@@ -1,0 +1,140 @@
+"""What the tests of ONNX graphs share: building them, running them without this project's own session,
+and the float64 reference over steps."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+from converter import convert
+from converter.onnx.build import build_graph, open_repository
+from converter.onnx.graph import METADATA
+from converter.onnx.options import Profile
+from tests import tiny
+from tests.patched import config_of
+from tests.reference import FAMILIES as REFERENCES
+from tests.reference.alibi import query_slopes
+
+Array = NDArray[Any]
+Past = dict[str, Array]
+
+PROFILES: tuple[Profile, ...] = ("ort", "portable")
+TRAIN_LENGTH = 32
+
+
+def converted_copy(source: Path, out: Path, **scaling: Any) -> Path:
+    """A converted repository whose trained length is short, so that validation takes no time."""
+    convert(source, out, verify=False, **(scaling or {"scale": 2.0, "train_length": TRAIN_LENGTH}))
+    return out
+
+
+def build(
+    folder: Path,
+    profile: Profile = "ort",
+    dtype: str = "fp32",
+    *,
+    last_logits: bool = False,
+    name: str = "graph.onnx",
+) -> Path:
+    """Writes a graph into its repository without all that an export does around it."""
+    graph = build_graph(
+        open_repository(folder), profile=profile, dtype=dtype, last_logits=last_logits, convert_weights=False
+    )
+    made = {"profile": profile, "dtype": dtype, "last_logits": last_logits, "standalone": False}
+    made["alibi_scaling"] = config_of(folder).get("alibi_scaling")
+    graph.save(folder / name, {METADATA: json.dumps(made)})
+    return folder / name
+
+
+class Engine:
+    """A graph on the CPU, in NumPy arrays from end to end."""
+
+    def __init__(self, path: Path):
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        self.session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+        self.caches = {
+            value.name: value for value in self.session.get_inputs() if value.name.startswith("past_key")
+        }
+
+    def empty(self, rows: int, length: int = 0) -> Past:
+        """Caches of zeros."""
+        kinds = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+        return {
+            name: np.zeros((rows, value.shape[1], length, value.shape[3]), kinds[value.type])
+            for name, value in self.caches.items()
+        }
+
+    def step(self, ids: Array, mask: Array, past: Past | None = None) -> tuple[Array, Past]:
+        """Logits and the new caches; ids [B, S], mask [B, T]."""
+        past = past or self.empty(len(ids))
+        logits, *presents = self.session.run(None, {"input_ids": ids, "attention_mask": mask, **past})
+        return logits, dict(zip(past, presents, strict=True))
+
+    def steps(self, ids: Array, mask: Array, ends: Sequence[int]) -> Array:
+        """Logits of all tokens, which are given in pieces that end at ``ends``."""
+        past, pieces = None, []
+        for start, end in pairwise((0, *ends)):
+            logits, past = self.step(ids[:, start:end], mask[:, :end], past)
+            pieces.append(logits)
+        return np.concatenate(pieces, axis=1)
+
+
+def expected(
+    folder: Path, family: str, ids: Array, mask: Array | None = None, ends: Sequence[int] = ()
+) -> Array:
+    """The reference's logits.
+
+    Args:
+        ends: where the steps end in which the tokens are given. A length-dynamic scaling knows no more
+            than the tokens that are there at the step, whose keys then stay in the cache as they are.
+    """
+
+    def so_far(config: Any, stock: Any, row: Any) -> Any:
+        pieces = [query_slopes(config, stock, row[:end])[:, start:] for start, end in pairwise((0, *ends))]
+        return np.concatenate(pieces, axis=1)
+
+    _, tensors = tiny.read(folder)
+    module = importlib.import_module(f"tests.reference.{family}")
+    with mock.patch.object(module, "query_slopes", so_far if ends else query_slopes):
+        return REFERENCES[family].logits(config_of(folder), tensors, ids, mask)
+
+
+def assert_close(actual: Array, right: Array, mask: Array | None = None, relative: float = 1e-5) -> None:
+    """Equal within ``relative`` of the largest logit at every real token."""
+    real = np.ones(right.shape[:2], dtype=bool) if mask is None else mask.astype(bool)
+    error = np.abs(actual.astype(np.float64) - right)[real].max() / np.abs(right[real]).max()
+    assert error <= relative, f"largest error {error:.2e} of the largest logit"
+
+
+def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes, those in the bodies of loops too."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from nodes_of(attribute.g)
+
+
+def edit(path: Path, change: Callable[[onnx.ModelProto], None]) -> None:
+    """Changes a graph's file, weights untouched."""
+    model = onnx.load(path, load_external_data=False)
+    before = model.SerializeToString(deterministic=True)
+    change(model)
+    assert model.SerializeToString(deterministic=True) != before
+    onnx.save(model, path)
+
+
+def external(tensor: onnx.TensorProto) -> dict[str, str]:
+    """Where an initialiser's bytes are: location, offset, length."""
+    return {entry.key: entry.value for entry in tensor.external_data}

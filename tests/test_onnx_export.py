@@ -1,0 +1,748 @@
+"""The export as a user sees it: what is written, what is left alone, what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from converter.errors import UsageError
+from converter.onnx.export import ExportResult, export
+from converter.onnx.families import DECODERS
+from converter.onnx.options import OnnxOptions, Profile
+from tests import tiny
+from tests.conftest import MakeSource, Run, edit_json, fingerprint
+from tests.onnx_graphs import (
+    PROFILES,
+    TRAIN_LENGTH,
+    Engine,
+    assert_close,
+    converted_copy,
+    expected,
+    external,
+    nodes_of,
+)
+from tests.patched import FAMILIES
+
+ROOT = Path(__file__).parent.parent
+CONVERT = ("--scale", "2", "--train-length", TRAIN_LENGTH)
+CARD = "README.md"
+GENAI, REPORT = "genai_config.json", "onnx_validation.json"
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+Command = Callable[..., Run]
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def repository(pristine: Callable[..., Path], tmp_path: Path) -> Make:
+    """``repository(family, **options)``: a converted tiny checkpoint in ``tmp_path / "model"``."""
+
+    def make(family: str = "bloom", **options: Any) -> Path:
+        # Dtypes are no keys of what is pristine.
+        written = "dtype" in options
+        source = tiny.FACTORIES[family](tmp_path / "source", **options) if written else None
+        return converted_copy(source or pristine(family, **options), tmp_path / "model")
+
+    return make
+
+
+@pytest.fixture
+def refused(run: Command, tmp_path: Path) -> Callable[..., str]:
+    """``refused(*words, code=1)``: a command in vain; the line, and that nothing in ``tmp_path`` changed."""
+
+    def call(*words: object, code: int = 1) -> str:
+        before, files = fingerprint(tmp_path), sorted(tmp_path.rglob("*"))
+        result = run(*words)
+        assert result.code == code, result.err
+        assert result.out == ""
+        assert result.err.startswith("error: ")
+        assert result.err.count("\n") == 1
+        assert "this is a bug" not in result.err
+        assert sorted(tmp_path.rglob("*")) == files
+        assert fingerprint(tmp_path) == before
+        return result.err
+
+    return call
+
+
+def files_of(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+def new_files(run: Command, folder: Path, *words: object) -> set[str]:
+    """What an export adds; it must leave everything but the card as it was."""
+    before = fingerprint(folder)
+    result = run("export", folder, *words)
+    assert result.code == 0, result.err
+    after = fingerprint(folder)
+    assert {name for name in before if after.get(name) != before[name]} <= {CARD}
+    return files_of(folder) - before.keys()
+
+
+# What is written
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_graph_and_what_serves_it(repository: Make, run: Command, family: str) -> None:
+    folder = repository(family)
+    assert new_files(run, folder) == {"model.onnx", GENAI, REPORT}
+    assert json.loads((folder / REPORT).read_text())["passed"] is True
+    assert json.loads((folder / GENAI).read_text())["model"]["decoder"]["filename"] == "model.onnx"
+    assert run("validate", folder).code == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_portable_profile_has_no_config_of_genai(repository: Make, run: Command, family: str) -> None:
+    folder = repository(family)
+    assert new_files(run, folder, "--onnx-profile", "portable") == {"model.onnx", REPORT}
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_half_precision_weights_get_a_float32_graph_too(
+    repository: Make, run: Command, profile: Profile, dtype: str
+) -> None:
+    folder = repository("mpt", dtype=HALF[dtype])
+    added = new_files(run, folder, "--onnx-profile", profile)
+    assert added - {GENAI} == {"model.onnx", "model_fp32.onnx", REPORT}
+    graphs = json.loads((folder / REPORT).read_text())["graphs"]
+    assert [(graph["file"], graph["dtype"]) for graph in graphs] == [
+        ("model.onnx", dtype),
+        ("model_fp32.onnx", "fp32"),
+    ]
+    ids = tiny.token_ids(1, 20)
+    logits, _ = Engine(folder / "model_fp32.onnx").step(ids, np.ones_like(ids))
+    assert_close(logits, expected(folder, "mpt", ids))
+
+
+def test_nothing_is_validated_with_no_validate(repository: Make, run: Command) -> None:
+    folder = repository()
+    assert new_files(run, folder, "--no-validate") == {"model.onnx", GENAI}
+
+
+def test_the_result_is_on_stdout_and_the_rest_on_stderr(repository: Make, run: Command) -> None:
+    folder = repository()
+    result = run("export", folder)
+    assert result.out == f"{folder}\n"
+    assert "model.onnx" in result.err
+    quiet = run("export", folder, "-q")
+    assert (quiet.out, quiet.err) == (f"{folder}\n", "")
+    values = run("export", folder, "--json").json
+    assert values["path"] == str(folder)
+    assert values["files"] == {name: (folder / name).stat().st_size for name in ("model.onnx", GENAI, REPORT)}
+    assert values["validation"] == json.loads((folder / REPORT).read_text())
+    report = run("validate", folder)
+    assert (report.code, report.err) == (0, "")
+    assert "CPUExecutionProvider" in report.out
+    assert run("validate", folder, "--json").json["passed"] is True
+
+
+def test_python_and_command_line_give_the_same(repository: Make, run: Command) -> None:
+    folder = repository()
+    result = export(folder)
+    assert isinstance(result, ExportResult)
+    graph = (folder / "model.onnx").read_bytes()
+    run("export", folder)
+    assert (folder / "model.onnx").read_bytes() == graph
+    assert result.report is not None
+    assert result.report.passed
+
+
+def test_exporting_twice_replaces(repository: Make, run: Command) -> None:
+    folder = repository()
+    assert run("export", folder, "--last-logits").code == 0
+    other = (folder / "model.onnx").read_bytes()
+    assert run("export", folder).code == 0
+    files, graph = files_of(folder), (folder / "model.onnx").read_bytes()
+    assert graph != other
+    assert run("export", folder).code == 0
+    assert files_of(folder) == files
+    assert (folder / "model.onnx").read_bytes() == graph
+    assert (folder / CARD).read_text().count("## ONNX") == 1
+
+
+def test_what_another_graph_left_does_not_stay(repository: Make, run: Command) -> None:
+    """A report of a graph that is gone, or a genai_config.json that is wrong about the new one."""
+    folder = repository()
+    assert run("export", folder).code == 0
+    assert run("export", folder, "--onnx-profile", "portable", "--no-validate").code == 0
+    assert not (folder / REPORT).exists()
+    assert not (folder / GENAI).exists()
+
+
+def test_leftovers_of_killed_exports_are_removed(repository: Make, run: Command) -> None:
+    folder = repository()
+    script = (
+        "import os, signal, sys\n"
+        "import converter.onnx.export as module\n"
+        "module.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "module.export(sys.argv[1], module.OnnxOptions(validate=False))\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(folder)], cwd=ROOT, check=False)
+    assert killed.returncode < 0
+    assert [name for name in files_of(folder) if name.startswith(".")]
+    assert run("export", folder, "--no-validate").code == 0
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+# The graph's file
+
+
+def header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Of a safetensors file: where its data starts and what is in it."""
+    content = file.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    return 8 + length, json.loads(content[8 : 8 + length])
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_initialisers_point_into_the_weights(
+    repository: Make, run: Command, profile: Profile, family: str, sharded: bool
+) -> None:
+    folder = repository(family, sharded=sharded)
+    assert run("export", folder, "--onnx-profile", profile).code == 0
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    used: dict[str, set[str]] = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            assert tensor.ByteSize() < 2048
+            continue
+        place = external(tensor)
+        start, tensors = header(folder / place["location"])
+        begin, end = tensors[tensor.name]["data_offsets"]
+        assert (int(place["offset"]), int(place["length"])) == (start + begin, end - begin)
+        assert list(tensor.dims) == tensors[tensor.name]["shape"]
+        used.setdefault(place["location"], set()).add(tensor.name)
+    stored = {file.name: header(file)[1].keys() - {"__metadata__"} for file in folder.glob("*.safetensors")}
+    assert len(stored) == 1 or sharded
+    # Every tensor is used but a tied head's second name.
+    unused = {name for names in stored.values() for name in names} - {
+        n for names in used.values() for n in names
+    }
+    assert unused <= {"lm_head.weight"}
+    assert all(used[file] <= stored[file] for file in used)
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_tensors_are_found_without_their_prefix(repository: Make, run: Command, prefix: bool) -> None:
+    assert run("export", repository(prefix=prefix)).code == 0
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_size_does_not_depend_on_the_weights(tmp_path: Path, run: Command, profile: Profile) -> None:
+    sizes = []
+    for width in (4, 16):
+        folder = converted_copy(tiny.bloom(tmp_path / f"{width}", width), tmp_path / f"out-{width}")
+        assert run("export", folder, "--no-validate", "--onnx-profile", profile).code == 0
+        sizes.append((folder / "model.onnx").stat().st_size)
+    assert abs(sizes[1] - sizes[0]) < 2048
+    assert max(sizes) < 200_000
+
+
+@pytest.mark.parametrize("last_logits", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_inputs_and_outputs_are_named_as_the_ecosystem_binds_them(
+    repository: Make, run: Command, profile: Profile, family: str, last_logits: bool
+) -> None:
+    folder = repository(family)
+    words = ["--onnx-profile", profile, *(["--last-logits"] if last_logits else [])]
+    assert run("export", folder, *words).code == 0
+    onnx.checker.check_model(str(folder / "model.onnx"), full_check=True)
+    graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+
+    def described(values: Any) -> dict[str, tuple[int, list[str | int]]]:
+        return {
+            value.name: (
+                value.type.tensor_type.elem_type,
+                [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim],
+            )
+            for value in values
+        }
+
+    size = tiny.HEAD_DIM + (8 if profile == "ort" else 0)
+    names = [f"{layer}.{part}" for layer in range(2) for part in ("key", "value")]
+    assert list(described(graph.input).items()) == [
+        ("input_ids", (7, ["batch_size", "sequence_length"])),
+        ("attention_mask", (7, ["batch_size", "total_sequence_length"])),
+        *(
+            (f"past_key_values.{name}", (1, ["batch_size", 4, "past_sequence_length", size]))
+            for name in names
+        ),
+    ]
+    length = 1 if last_logits else "sequence_length"
+    assert list(described(graph.output).items()) == [
+        ("logits", (1, ["batch_size", length, tiny.VOCAB_SIZE])),
+        *((f"present.{name}", (1, ["batch_size", 4, "total_sequence_length", size])) for name in names),
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["native", "fp16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_portable_graph_has_standard_operators_only(
+    repository: Make, run: Command, family: str, dtype: str
+) -> None:
+    folder = repository(family)
+    words = ("--onnx-profile", "portable", "--onnx-dtype", dtype, "--no-validate")
+    assert run("export", folder, *words).code == 0
+    nodes = list(nodes_of(onnx.load(folder / "model.onnx", load_external_data=False).graph))
+    assert {node.domain for node in nodes} <= {"", "ai.onnx"}
+    assert len(nodes) > 50
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_node_names_follow_the_model(repository: Make, run: Command, family: str, profile: Profile) -> None:
+    folder = repository(family)
+    run("export", folder, "--no-validate", "--onnx-profile", profile)
+    names = [node.name for node in onnx.load(folder / "model.onnx", load_external_data=False).graph.node]
+    assert len(set(names)) == len(names)
+    assert all(re.match(r"/(embeddings|alibi|head|layers\.[01])/", name) for name in names if "/" in name[1:])
+
+
+@pytest.mark.parametrize("dtype", ["native", "fp32"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_standalone_graph_needs_only_its_folder(
+    repository: Make, run: Command, tmp_path: Path, profile: Profile, dtype: str
+) -> None:
+    folder = repository("falcon", dtype=torch.float16)
+    words = ("--onnx-standalone", "--onnx-dtype", dtype, "--onnx-profile", profile)
+    added = new_files(run, folder, *words)
+    graphs = {"onnx/model.onnx", "onnx/model.onnx_data", *(["model_fp32.onnx"] if dtype == "native" else [])}
+    assert added - {GENAI} == {*graphs, REPORT}
+    if profile == "ort" and dtype == "fp32":
+        served = json.loads((folder / GENAI).read_text())["model"]["decoder"]["filename"]
+        assert served == "onnx/model.onnx"
+    assert run("validate", folder).code == 0
+    moved = shutil.move(folder / "onnx", tmp_path / "elsewhere")
+    ids = tiny.token_ids(1, 20)
+    logits, _ = Engine(Path(moved) / "model.onnx").step(ids, np.ones_like(ids))
+    tolerance = 1e-5 if dtype == "fp32" else 1e-2
+    assert_close(logits, expected(folder, "falcon", ids), relative=tolerance)
+
+
+def as_in_the_cache(folder: Path, hub: Path) -> Path:
+    """Moves a repository into the layout of the Hub's cache: links into a folder of blobs."""
+    blobs, links = hub / "blobs", hub / "snapshots/1234"
+    blobs.mkdir(parents=True)
+    links.mkdir(parents=True)
+    for number, file in enumerate(sorted(folder.iterdir())):
+        file.rename(blobs / f"{number:040d}")
+        (links / file.name).symlink_to(f"../../blobs/{number:040d}")
+    return links
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_graph_from_the_hub_s_cache_runs_and_validates(
+    repository: Make, run: Command, tmp_path: Path, profile: Profile
+) -> None:
+    """The graph itself is a link there, and so are the weights that it points to."""
+    folder = repository()
+    assert run("export", folder, "--onnx-profile", profile).code == 0
+    links = as_in_the_cache(folder, tmp_path / "hub")
+    ids = tiny.token_ids(1, 20)
+    logits, _ = Engine(links / "model.onnx").step(ids, np.ones_like(ids))
+    assert_close(logits, expected(links, "bloom", ids))
+    result = run("validate", links)
+    assert result.code == 0, result.err
+
+
+def test_a_graph_of_its_own_weights_can_be_exported_into_the_hub_s_cache(
+    repository: Make, run: Command, tmp_path: Path
+) -> None:
+    links = as_in_the_cache(repository(), tmp_path / "hub")
+    before = fingerprint(tmp_path / "hub/blobs")
+    result = run("export", links, "--onnx-standalone")
+    assert result.code == 0, result.err
+    assert run("validate", links).code == 0
+    # Blobs are named after their hashes and shared by revisions.
+    assert fingerprint(tmp_path / "hub/blobs") == before
+
+
+def test_a_graph_beside_links_to_its_weights_is_refused(
+    repository: Make, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    """onnxruntime reads such weights only where the graph is a link too."""
+    links = as_in_the_cache(repository(), tmp_path / "hub")
+    line = refused("export", links)
+    assert "link" in line
+    assert "--onnx-standalone" in line
+
+
+# In one go with the conversion
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_convert_with_a_graph(
+    pristine: Callable[..., Path], run: Command, tmp_path: Path, family: str
+) -> None:
+    out = tmp_path / "out"
+    result = run(pristine(family), *CONVERT, "--out", out, "--onnx", "--last-logits", "--json")
+    assert result.code == 0, result.err
+    values = result.json
+    assert values["files"] == {name: (out / name).stat().st_size for name in files_of(out)}
+    assert {"model.onnx", GENAI, REPORT} <= files_of(out)
+    assert not [name for name in files_of(out) if name.startswith(".")]
+    assert values["onnx"]["validation"]["passed"] is True
+    assert values["onnx"]["path"] == values["path"] == str(out)
+    card = (out / CARD).read_text(encoding="utf-8")
+    assert "--onnx --last-logits" in card
+    assert "## ONNX" in card
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_a_wrong_graph_leaves_no_conversion_either(
+    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_source()
+    monkeypatch.setattr("converter.onnx.decoder.Decoder.epsilon", 0.5)
+    line = refused(source, *CONVERT, "--out", tmp_path / "out", "--onnx")
+    assert "model.onnx: prompt of" in line
+
+
+# What it costs
+
+MEASURED = """
+import json, resource, sys, time
+from pathlib import Path
+from converter.cli import main
+read = lambda: int(Path("/proc/self/io").read_text().split()[1])
+started = time.process_time()
+import converter.onnx.build
+before = read()
+try:
+    main(["export", sys.argv[1], "--no-validate", "-q", *sys.argv[2:]])
+except SystemExit as error:
+    code = error.code
+print(json.dumps({
+    "code": code or 0,
+    "seconds": time.process_time() - started,
+    "bytes_read": read() - before,
+    "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    "modules": sorted({"torch", "transformers", "onnxruntime"} & sys.modules.keys()),
+}))
+"""
+
+
+def measured(folder: Path, *words: str) -> dict[str, Any]:
+    """An export in a process of its own, and what it used."""
+    command = [sys.executable, "-c", MEASURED, str(folder), *words]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def grow(folder: Path, *, layers: int, heads: int, head_dim: int, vocabulary: int) -> None:
+    """Makes a tiny BLOOM a large one of float16, whose weights are a hole in a sparse file."""
+    hidden = heads * head_dim
+    _, tiny_header = header(folder / "model.safetensors")
+    sizes = {4 * tiny.HEAD_DIM: hidden, 12 * tiny.HEAD_DIM: 3 * hidden, 16 * tiny.HEAD_DIM: 4 * hidden}
+    sizes[tiny.VOCAB_SIZE] = vocabulary
+    tensors: dict[str, Any] = {}
+    end = 0
+    for name, entry in tiny_header.items():
+        if name == "__metadata__" or ".h.1." in name:
+            continue
+        for layer in range(layers if ".h.0." in name else 1):
+            shape = [sizes[size] for size in entry["shape"]]
+            start, end = end, end + 2 * int(np.prod(shape))
+            tensors[name.replace(".h.0.", f".h.{layer}.")] = {
+                "dtype": "F16",
+                "shape": shape,
+                "data_offsets": [start, end],
+            }
+    content = json.dumps(tensors).encode()
+    content += b" " * (-len(content) % 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(content)) + content)
+        file.truncate(8 + len(content) + end)
+    changes = {"n_layer": layers, "hidden_size": hidden, "n_head": heads, "vocab_size": vocabulary}
+    edit_json(folder / "config.json", changes)
+
+
+@pytest.mark.parametrize("words", [(), ("--onnx-standalone", "--onnx-profile", "portable")], ids=str)
+def test_no_heavy_package_is_loaded_without_validation(repository: Make, words: tuple[str, ...]) -> None:
+    folder = repository()
+    for _ in range(2):  # nor to look at what would be replaced
+        used = measured(folder, *words)
+        assert used["code"] == 0
+        assert used["modules"] == []
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_large_checkpoint_takes_no_time_and_no_memory(repository: Make, profile: Profile) -> None:
+    """BLOOM-1b7's sizes: 3.4 GB that are never read."""
+    folder = repository()
+    grow(folder, layers=24, heads=16, head_dim=128, vocabulary=250880)
+    assert (folder / "model.safetensors").stat().st_size > 3e9
+    used = measured(folder, "--onnx-profile", profile)
+    assert used["code"] == 0
+    assert used["peak"] < 500e6
+    assert used["bytes_read"] < 30e6
+    assert used["seconds"] < 10
+    graphs = [folder / "model.onnx", folder / "model_fp32.onnx"]
+    assert all(graph.stat().st_size < 2e6 for graph in graphs)
+
+
+# What is refused
+
+
+def test_what_is_no_converted_repository(
+    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    source = make_source()
+    (tmp_path / "empty").mkdir()
+    for command in ("export", "validate"):
+        assert "is not converted (model_type 'bloom')" in refused(command, source)
+        assert "is no folder" in refused(command, tmp_path / "nowhere")
+        assert "is no folder" in refused(command, source / "config.json")
+        assert "has no config.json" in refused(command, tmp_path / "empty")
+
+
+def test_a_family_without_a_graph(
+    repository: Make, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = repository("mpt")
+    monkeypatch.delitem(DECODERS, "mpt")
+    assert "MPT has no ONNX graph yet" in refused("export", folder)
+
+
+@pytest.mark.parametrize("head", ["SequenceClassification", "Model"])
+def test_only_causal_language_models_have_a_graph(
+    repository: Make, refused: Callable[..., str], head: str
+) -> None:
+    assert "only causal language models" in refused("export", repository("bloom", head=head))
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnx_ir", "onnxruntime"])
+def test_missing_packages_are_named_with_the_extra(
+    repository: Make,
+    pristine: Callable[..., Path],
+    refused: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package: str,
+) -> None:
+    folder = repository()
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *rest: None if name == package else find(name, *rest)
+    )
+    conversion = (pristine("bloom"), *CONVERT, "--out", tmp_path / "out", "--onnx")
+    for words in (("export", folder), ("validate", folder), conversion):
+        line = refused(*words)
+        assert package.replace("_", "-") in line
+        assert "pip install 'ntk-convert[onnx]'" in line
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="CUDA")
+def test_a_provider_that_is_not_there(repository: Make, refused: Callable[..., str], run: Command) -> None:
+    folder = repository()
+    assert "has no CUDAExecutionProvider here" in refused("export", folder, "--provider", "cuda")
+    assert run("export", folder, "--provider", "cpu").code == 0
+    assert "has no CUDAExecutionProvider here" in refused("validate", folder, "--provider", "cuda")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--onnx-dtype", "fp8"),
+        ("--onnx-profile", "openvino"),
+        ("--provider", "tpu"),
+    ],
+)
+def test_unknown_choices(repository: Make, refused: Callable[..., str], words: tuple[str, ...]) -> None:
+    assert repr(words[1]) in refused("export", repository(), *words, code=2)
+    field = words[0].removeprefix("--onnx-").removeprefix("--")
+    with pytest.raises(UsageError, match=words[1]):
+        OnnxOptions(**{field: words[1]})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--onnx-dtype", "fp16"),
+        ("--onnx-profile", "portable"),
+        ("--onnx-standalone",),
+        ("--last-logits",),
+        ("--provider", "cpu"),
+    ],
+)
+def test_options_of_a_graph_without_one(
+    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    assert "need --onnx" in refused(make_source(), *CONVERT, "--out", tmp_path / "out", *words, code=2)
+
+
+@pytest.mark.parametrize("content", [b"", b"foreign", "valid"])
+def test_a_foreign_graph_is_not_overwritten(
+    repository: Make, refused: Callable[..., str], content: bytes | str
+) -> None:
+    folder = repository()
+    if isinstance(content, str):
+        node = onnx.helper.make_node("Identity", ["x"], ["y"])
+        values = [onnx.helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
+        onnx.save(
+            onnx.helper.make_model(onnx.helper.make_graph([node], "g", values[:1], values[1:])),
+            folder / "model.onnx",
+        )
+    else:
+        (folder / "model.onnx").write_bytes(content)
+    assert "was not written by ntk-convert" in refused("export", folder)
+    assert "was not written by ntk-convert" in refused("validate", folder)
+
+
+def test_a_folder_without_a_graph_has_nothing_to_validate(
+    repository: Make, refused: Callable[..., str]
+) -> None:
+    assert "has no ONNX graph" in refused("validate", repository())
+
+
+def resave(folder: Path, change: Callable[[dict[str, Any]], Any], **metadata: str) -> None:
+    """Writes the weights anew, changed."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **metadata})
+
+
+def test_a_graph_of_other_weights(repository: Make, run: Command, refused: Callable[..., str]) -> None:
+    folder = repository()
+    assert run("export", folder).code == 0
+    resave(folder, lambda tensors: None, note="x" * 100)
+    line = refused("validate", folder)
+    assert "model.onnx does not belong to these weights" in line
+    assert "ntk-convert export" in line
+    assert run("export", folder).code == 0
+
+
+def test_a_graph_of_another_scaling(repository: Make, run: Command, refused: Callable[..., str]) -> None:
+    folder = repository()
+    assert run("export", folder).code == 0
+    edit_json(folder / "config.json", {"alibi_scaling": {"type": "ntk", "factor": 3.0}})
+    line = refused("validate", folder)
+    assert 'was made for alibi_scaling {"type": "ntk", "factor": 2.0}' in line
+    assert run("export", folder).code == 0
+
+
+def test_an_activation_without_a_graph(repository: Make, refused: Callable[..., str]) -> None:
+    folder = repository("falcon")
+    edit_json(folder / "config.json", {"activation": "tanh"})
+    assert "no graph for the activation 'tanh'" in refused("export", folder)
+
+
+def test_damaged_weights(repository: Make, refused: Callable[..., str]) -> None:
+    folder = repository()
+    name = "transformer.h.1.mlp.dense_h_to_4h.weight"
+    whole = (folder / "model.safetensors").read_bytes()
+
+    resave(folder, lambda tensors: tensors.pop(name))
+    assert "no tensor 'h.1.mlp.dense_h_to_4h.weight'" in refused("export", folder)
+
+    (folder / "model.safetensors").write_bytes(whole)
+    resave(folder, lambda tensors: tensors.update({name: tensors[name][:-1].copy()}))
+    assert f"{name!r} has shape [127, 32], not [128, 32]" in refused("export", folder)
+
+    (folder / "model.safetensors").write_bytes(whole)
+    resave(folder, lambda tensors: tensors.update({name: tensors[name].astype(np.float64)}))
+    assert f"{name!r} is F64" in refused("export", folder)
+
+    (folder / "model.safetensors").write_bytes(whole)
+    resave(folder, lambda tensors: tensors.update({k: v.astype(np.float64) for k, v in tensors.items()}))
+    assert "the weights are F64" in refused("export", folder)
+
+    (folder / "model.safetensors").write_bytes(whole[:-7])
+    assert "model.safetensors" in refused("export", folder)
+
+    (folder / "model.safetensors").unlink()
+    assert "weights" in refused("export", folder)
+
+
+def test_weights_that_were_pickled(repository: Make, refused: Callable[..., str]) -> None:
+    """A graph can only point into safetensors."""
+    folder = repository()
+    tensors = load_file(folder / "model.safetensors")
+    torch.save({k: torch.from_numpy(v) for k, v in tensors.items()}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert "safetensors" in refused("export", folder)
+
+
+def test_a_config_that_does_not_fit(repository: Make, refused: Callable[..., str]) -> None:
+    folder = repository()
+    edit_json(folder / "config.json", {"vocab_size": 98})
+    assert "[97, 32], not [98, 32]" in refused("export", folder)
+    edit_json(folder / "config.json", {"vocab_size": None})
+    assert "vocab_size" in refused("export", folder)
+    edit_json(folder / "config.json", {"vocab_size": 97, "n_layer": 3})
+    assert "no tensor 'h.2." in refused("export", folder)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_weights_that_are_no_numbers(
+    repository: Make, refused: Callable[..., str], profile: Profile, value: float
+) -> None:
+    folder = repository()
+
+    def spoil(tensors: dict[str, Any]) -> None:
+        tensors["transformer.h.0.mlp.dense_h_to_4h.bias"][3] = value
+
+    resave(folder, spoil)
+    assert "model.onnx: prompt of" in refused("export", folder, "--onnx-profile", profile)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(repository: Make, refused: Callable[..., str]) -> None:
+    folder = repository()
+    folder.chmod(0o500)
+    assert "no permission" in refused("export", folder)
+
+
+def test_a_full_disk(repository: Make, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = repository()
+    usage = shutil.disk_usage(folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    assert "GB free" in refused("export", folder, "--onnx-standalone")
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (ValueError("two\nlines"), "error: unexpected ValueError: "),
+        (KeyboardInterrupt(), "error: interrupted; nothing was written\n"),
+    ],
+)
+def test_a_bug_or_an_interrupt_is_one_line_and_leaves_nothing(
+    repository: Make, run: Command, monkeypatch: pytest.MonkeyPatch, failure: BaseException, line: str
+) -> None:
+    folder = repository()
+    before, names = fingerprint(folder), sorted(folder.rglob("*"))
+
+    def broken(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("converter.onnx.validation.run", broken)
+    result = run("export", folder)
+    assert (result.code, result.out) == (1, "")
+    said = result.err.lstrip("\n")  # after ^C the line begins anew
+    assert said.startswith(line)
+    assert said.count("\n") == 1
+    assert (fingerprint(folder), sorted(folder.rglob("*"))) == (before, names)

@@ -1,0 +1,517 @@
+"""Validation: wrong graphs are caught, right ones pass, and the report says what was run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import numpy_helper
+
+from converter.errors import ProviderError, ValidationError
+from converter.onnx import session, validation
+from converter.onnx.export import export
+from converter.onnx.graph import Graph
+from converter.onnx.options import OnnxOptions, Profile
+from converter.onnx.validate import validate
+from converter.onnx.validation import TOLERANCES, cases
+from tests import tiny
+from tests.conftest import Run, fingerprint
+from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, converted_copy, edit, nodes_of
+
+Command = Callable[..., Run]
+Make = Callable[..., Path]
+Mutation = Callable[[onnx.ModelProto], None]
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+REPORT = "onnx_validation.json"
+PROMPTS = [f"prompt of {length}" for length in (16, TRAIN_LENGTH, 128)]
+CHECKS = [*PROMPTS, "left padding", "decoding", "chunked prefill", "greedy tokens", "provider"]
+LAYERS = {"bloom": "n_layer", "mpt": "n_layers", "falcon": "num_hidden_layers"}
+"""Family -> the config's key of the number of layers."""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Make:
+    """``repository(family, **options)``: a converted tiny checkpoint in ``tmp_path / "model"``."""
+
+    def make(family: str = "bloom", **options: Any) -> Path:
+        return converted_copy(tiny.FACTORIES[family](tmp_path / "source", **options), tmp_path / "model")
+
+    return make
+
+
+def exported(folder: Path, profile: Profile = "ort", **options: Any) -> Path:
+    """Exports without validation; the graph."""
+    export(folder, OnnxOptions(profile, validate=False, **options))
+    return folder / "model.onnx"
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / REPORT).read_text())
+
+
+# Graphs that are wrong in one place. The weights' layout stays right, so that only running them tells.
+
+
+def find(model: onnx.ModelProto, op_type: str, part: str = "") -> onnx.NodeProto:
+    """The first node of a kind whose name has a part."""
+    return next(n for n in nodes_of(model.graph) if n.op_type == op_type and part in n.name)
+
+
+def set_constant(model: onnx.ModelProto, shape: tuple[int, ...], change: Callable[[Any], None]) -> int:
+    """Changes float32 constants of a shape in place; how many there are."""
+    found = 0
+    for tensor in model.graph.initializer:
+        inline = tensor.data_location != onnx.TensorProto.EXTERNAL
+        if inline and tensor.data_type == onnx.TensorProto.FLOAT and tuple(tensor.dims) == shape:
+            array = numpy_helper.to_array(tensor).copy()
+            change(array)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+            found += 1
+    return found
+
+
+def change_slopes(model: onnx.ModelProto, heads: slice, factor: float) -> None:
+    """Of 4 heads: the slopes themselves, and in the fused form the channels that hold them."""
+
+    def own(array: Any) -> None:
+        array[..., heads] *= factor
+
+    def channels(array: Any) -> None:
+        array[:, heads, :6] *= factor
+
+    assert set_constant(model, (1, 1, 4), own) + set_constant(model, (1, 4, 7), channels)
+
+
+def slope_of_one_head(model: onnx.ModelProto) -> None:
+    change_slopes(model, slice(1, 2), 1.01)
+
+
+def no_scaling(model: onnx.ModelProto) -> None:
+    change_slopes(model, slice(None), 2.0)
+
+
+def padding_channel(model: onnx.ModelProto) -> None:
+    def zero(array: Any) -> None:
+        array[..., 6] = 0
+
+    assert set_constant(model, (1, 4, 7), zero)
+
+
+def pass_on(node: onnx.NodeProto, value: int) -> None:
+    """Makes a node an Identity of one of its inputs."""
+    kept = node.input[value]
+    del node.input[:]
+    node.input.append(kept)
+    node.op_type = "Identity"
+
+
+def padding_is_seen(model: onnx.ModelProto) -> None:
+    pass_on(find(model, "Where", "/alibi/"), 1)
+
+
+def later_keys_are_seen(model: onnx.ModelProto) -> None:
+    for node in nodes_of(model.graph):
+        if node.op_type == "Where" and "/layers." in node.name:
+            pass_on(node, 2)
+
+
+def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
+    for place, attribute in enumerate(node.attribute):
+        if attribute.name == name:
+            del node.attribute[place]
+            break
+    node.attribute.append(onnx.helper.make_attribute(name, value))
+
+
+def softmax_scale(model: onnx.ModelProto) -> None:
+    set_attribute(find(model, "GroupQueryAttention", "/layers.1/"), "scale", 1.01 * tiny.HEAD_DIM**-0.5)
+
+
+def sliding_window(model: onnx.ModelProto) -> None:
+    set_attribute(find(model, "GroupQueryAttention", "/layers.1/"), "local_window_size", 40)
+
+
+def scaled_query(model: onnx.ModelProto) -> None:
+    def change(array: Any) -> None:
+        if abs(array - tiny.HEAD_DIM**-0.5) < 1e-6:
+            array *= 1.01
+
+    assert set_constant(model, (), change)
+
+
+def epsilon(model: onnx.ModelProto) -> None:
+    set_attribute(find(model, "LayerNormalization"), "epsilon", 1e-3)
+
+
+def no_bias(model: onnx.ModelProto) -> None:
+    del find(model, "Gemm", "/layers.1/").input[2]
+
+
+def swapped_layers(model: onnx.ModelProto) -> None:
+    first, second = (find(model, "Gemm", f"/layers.{n}/") for n in (0, 1))
+    first.input[1], second.input[1] = second.input[1], first.input[1]
+
+
+def relu(model: onnx.ModelProto) -> None:
+    node = next(n for n in nodes_of(model.graph) if n.op_type in ("Gelu", "FastGelu"))
+    node.op_type, node.domain = "Relu", ""
+    del node.attribute[:]
+
+
+def approximate_gelu(model: onnx.ModelProto) -> None:
+    """What BLOOM has and Falcon does not: within 1e-3 of the exact one."""
+    for node in nodes_of(model.graph):
+        if node.op_type == "Gelu":
+            node.domain = ""
+            set_attribute(node, "approximate", "tanh")
+
+
+def invalid(model: onnx.ModelProto) -> None:
+    find(model, "Gemm").op_type = "Gemmm"
+
+
+MUTATIONS: dict[str, tuple[str, tuple[Profile, ...], Mutation]] = {
+    "slope of one head": ("bloom", PROFILES, slope_of_one_head),
+    "slopes unscaled": ("mpt", PROFILES, no_scaling),
+    "padding channel zeroed": ("bloom", ("ort",), padding_channel),
+    "padding is seen": ("falcon", ("portable",), padding_is_seen),
+    "later keys are seen": ("mpt", ("portable",), later_keys_are_seen),
+    "scale of the scores": ("bloom", ("ort",), softmax_scale),
+    "scale of the queries": ("bloom", ("portable",), scaled_query),
+    "sliding window": ("falcon", ("ort",), sliding_window),
+    "epsilon": ("bloom", PROFILES, epsilon),
+    "no bias": ("falcon", PROFILES, no_bias),
+    "layers swapped": ("mpt", PROFILES, swapped_layers),
+    "relu": ("bloom", PROFILES, relu),
+    "approximate gelu": ("falcon", PROFILES, approximate_gelu),
+    "invalid": ("bloom", PROFILES, invalid),
+}
+WRONG = [(name, profile) for name, (_, profiles, _) in MUTATIONS.items() for profile in profiles]
+
+
+@pytest.mark.parametrize(("mutation", "profile"), WRONG)
+def test_validate_catches_a_wrong_graph(
+    repository: Make, run: Command, mutation: str, profile: Profile
+) -> None:
+    family, _, mutate = MUTATIONS[mutation]
+    folder = repository(family)
+    graph = exported(folder, profile)
+    edit(graph, mutate)
+    content, before = graph.read_bytes(), fingerprint(folder)
+    result = run("validate", folder)
+    assert result.code == 1
+    checks = "onnx checker" if mutation == "invalid" else "|".join(CHECKS)
+    assert result.err.startswith(tuple(f"error: model.onnx: {name}: " for name in checks.split("|")))
+    assert result.err.count("\n") == 1
+    assert "FAILED" in result.out
+    assert report_of(folder)["passed"] is False
+    assert not graph.exists()
+    assert (folder / "model.onnx.failed").read_bytes() == content
+    after = fingerprint(folder)
+    assert all(after[name] == before[name] for name in before if name != "model.onnx")
+    assert after.keys() - before.keys() == {REPORT, "model.onnx.failed"}
+
+
+@pytest.mark.parametrize("padding", ["padding channel zeroed", "padding is seen"])
+def test_only_padded_rows_tell_a_lost_padding(repository: Make, run: Command, padding: str) -> None:
+    """Shows that the cases are not all alike."""
+    family, [profile], mutate = MUTATIONS[padding]
+    folder = repository(family)
+    edit(exported(folder, profile), mutate)
+    assert run("validate", folder).code == 1
+    checks = report_of(folder)["graphs"][0]["providers"][0]["checks"]
+    assert [check["name"] for check in checks if not check["passed"]] == ["left padding", "decoding"]
+
+
+@pytest.mark.parametrize("mutation", ["epsilon", "slope of one head"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_export_leaves_nothing_of_a_wrong_graph(
+    repository: Make, run: Command, monkeypatch: pytest.MonkeyPatch, profile: Profile, mutation: str
+) -> None:
+    folder = repository("bloom", dtype=torch.float16)
+    save = Graph.save
+
+    def wrong(self: Graph, path: Path, *arguments: Any, **options: Any) -> None:
+        save(self, path, *arguments, **options)
+        if "fp32" in path.name:
+            edit(path, MUTATIONS[mutation][2])
+
+    monkeypatch.setattr(Graph, "save", wrong)
+    before, names = fingerprint(folder), sorted(folder.rglob("*"))
+    result = run("export", folder, "--onnx-profile", profile)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("error: model_fp32.onnx: prompt of 16: largest difference ")
+    assert result.err.endswith("; no graph was written\n")
+    assert (fingerprint(folder), sorted(folder.rglob("*"))) == (before, names)
+
+
+@pytest.mark.parametrize("entry", ["offset", "location", "length"])
+def test_pointers_that_are_not_the_tensors_are_found_without_running(
+    repository: Make, run: Command, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    """Two tensors of the same shape change places in the file's pointers."""
+    folder = repository(sharded=entry == "location")
+    monkeypatch.setattr(validation, "answers", None)
+
+    def swap(model: onnx.ModelProto) -> None:
+        name = "transformer.h.{}.mlp.dense_h_to_4h.weight"
+        pair = [t for t in model.graph.initializer if t.name in (name.format(0), name.format(1))]
+        values = [next(e for e in t.external_data if e.key == entry) for t in pair]
+        if entry == "length":
+            values[0].value = str(int(values[0].value) - 4)
+        else:
+            assert values[0].value != values[1].value
+            values[0].value, values[1].value = values[1].value, values[0].value
+
+    edit(exported(folder), swap)
+    before = fingerprint(folder)
+    result = run("validate", folder)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("error: model.onnx does not belong to these weights: its tensor ")
+    assert result.err.count("\n") == 1
+    assert fingerprint(folder) == before
+
+
+def test_weights_that_changed_in_place_are_caught_by_running(repository: Make, run: Command) -> None:
+    """A standalone graph has its own copy, which is then an old one."""
+    folder = repository()
+    export(folder, OnnxOptions(standalone=True, validate=False))
+    assert run("validate", folder).code == 0
+    data = np.memmap(folder / "model.safetensors", np.float32, mode="r+", offset=0)
+    data[-32:] += 1
+    data.flush()
+    result = run("validate", folder)
+    assert result.code == 1
+    assert result.err.startswith("error: onnx/model.onnx: prompt of ")
+    assert (folder / "onnx/model.onnx.failed").exists()
+
+
+# The report
+
+
+@pytest.mark.parametrize("family", tiny.FACTORIES)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_report_of_a_right_graph(repository: Make, run: Command, profile: Profile, family: str) -> None:
+    folder = repository(family)
+    path = exported(folder, profile)
+    assert run("validate", folder, "--provider", "cpu").code == 0
+    report = report_of(folder)
+    assert report["passed"] is True
+    assert report["versions"].keys() == {"onnx", "onnxruntime", "torch", "transformers"}
+    assert report["versions"]["onnxruntime"] == onnxruntime.__version__
+    [graph] = report["graphs"]
+    assert (graph["file"], graph["profile"], graph["dtype"]) == ("model.onnx", profile, "fp32")
+    assert (graph["bytes"], graph["extent"]) == (path.stat().st_size, "the whole model")
+    assert [(check["name"], check["passed"]) for check in graph["structure"]] == [("onnx checker", True)]
+    [place] = graph["providers"]
+    assert (place["provider"], place["note"], place["tolerance"]) == ("cpu", None, TOLERANCES["fp32"])
+    assert place["ran"].keys() == {CPU}
+    if profile == "ort":
+        assert place["ran"][CPU]["GroupQueryAttention"] == 2
+    assert [check["name"] for check in place["checks"]] == CHECKS
+    for check in place["checks"]:
+        assert check["passed"] is True
+        if check["name"] in CHECKS[:-2]:
+            assert 0 < check["difference"] < 1e-5
+            assert f"(at most {TOLERANCES['fp32']:g})" in check["detail"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_bfloat16_graph_runs_in_float32_on_the_cpu(
+    repository: Make, run: Command, profile: Profile
+) -> None:
+    folder = repository("mpt", dtype=torch.bfloat16)
+    exported(folder, profile)
+    result = run("validate", folder)
+    assert result.code == 0, result.err
+    native, widened = report_of(folder)["graphs"]
+    assert (native["file"], native["dtype"]) == ("model.onnx", "bf16")
+    assert (widened["file"], widened["dtype"]) == ("model_fp32.onnx", "fp32")
+    [place] = native["providers"]
+    assert "in float32" in place["note"]
+    assert "in float32" in result.out
+    assert place["tolerance"] == TOLERANCES["fp32"]
+    assert widened["providers"][0]["note"] is None
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_wrong_bfloat16_graph_is_caught_on_the_cpu(
+    repository: Make, run: Command, profile: Profile
+) -> None:
+    folder = repository(dtype=torch.bfloat16)
+    edit(exported(folder, profile), slope_of_one_head)
+    result = run("validate", folder)
+    assert result.code == 1
+    assert result.err.startswith("error: model.onnx: prompt of ")
+    assert (folder / "model_fp32.onnx").exists()
+
+
+def test_all_graphs_are_validated_and_only_the_wrong_one_is_renamed(repository: Make, run: Command) -> None:
+    folder = repository(dtype=torch.float16)
+    export(folder, OnnxOptions(standalone=True, validate=False))
+    exported(folder)
+    names = ["model.onnx", "model_fp32.onnx", "onnx/model.onnx"]
+    assert run("validate", folder).code == 0
+    assert [graph["file"] for graph in report_of(folder)["graphs"]] == names
+    edit(folder / "model_fp32.onnx", relu)
+    result = run("validate", folder)
+    assert result.err.startswith("error: model_fp32.onnx: ")
+    assert [(folder / name).exists() for name in names] == [True, False, True]
+    assert (folder / "model_fp32.onnx.failed").exists()
+    # What failed is no graph any more.
+    assert run("validate", folder).code == 0
+
+
+def test_python_gives_the_report_and_raises_when_asked(repository: Make) -> None:
+    folder = repository()
+    edit(exported(folder), relu)
+    report = validate(folder)
+    assert not report.passed
+    assert report.failure is not None
+    with pytest.raises(ValidationError, match=r"model\.onnx: prompt of 16"):
+        report.check()
+
+
+# Large models, of which the first layers and tokens are run
+
+CUTS = {
+    "operations": ("OPERATIONS", "first 2 of 4 layers"),
+    "elements": ("ELEMENTS", "first 2 of 4 layers"),
+    "logits": ("LOGITS", "first 64 of 97 tokens of the vocabulary"),
+    "table": ("TABLE", "first 64 of 97 tokens of the vocabulary"),
+}
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``cut(*kinds)``: makes tiny models too large."""
+    return lambda *kinds: [monkeypatch.setattr(cases, CUTS[kind][0], 1) for kind in kinds] and None
+
+
+@pytest.mark.parametrize("kinds", [("operations",), ("elements", "table"), ("operations", "logits")], ids=str)
+@pytest.mark.parametrize("family", tiny.FACTORIES)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_excerpts_of_right_graphs_pass(
+    repository: Make,
+    run: Command,
+    cut: Callable[..., None],
+    profile: Profile,
+    family: str,
+    kinds: tuple[str, ...],
+) -> None:
+    folder = repository(family, **{LAYERS[family]: 4})
+    exported(folder, profile)
+    cut(*kinds)
+    result = run("validate", folder)
+    assert result.code == 0, result.err
+    [graph] = report_of(folder)["graphs"]
+    assert all(CUTS[kind][1] in graph["extent"] for kind in kinds)
+    if profile == "ort":
+        assert graph["providers"][0]["ran"][CPU]["GroupQueryAttention"] == 2
+
+
+@pytest.mark.parametrize("options", [{"last_logits": True}, {"dtype": "fp16"}, {"standalone": True}], ids=str)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_excerpts_of_other_kinds_of_graphs_pass(
+    repository: Make, run: Command, cut: Callable[..., None], profile: Profile, options: dict[str, Any]
+) -> None:
+    folder = repository("bloom", n_layer=4, dtype=torch.bfloat16, tie_word_embeddings=False)
+    exported(folder, profile, **options)
+    cut("operations", "logits")
+    result = run("validate", folder)
+    assert result.code == 0, result.err
+    assert all("first 2 of 4" in graph["extent"] for graph in report_of(folder)["graphs"])
+
+
+@pytest.mark.parametrize("mutation", ["slope of one head", "epsilon", "no bias", "layers swapped", "relu"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_excerpts_of_wrong_graphs_fail(
+    repository: Make, run: Command, cut: Callable[..., None], profile: Profile, mutation: str
+) -> None:
+    folder = repository("bloom", n_layer=4)
+    graph = exported(folder, profile)
+    edit(graph, MUTATIONS[mutation][2])
+    cut("operations", "logits")
+    result = run("validate", folder)
+    assert result.code == 1
+    assert result.err.startswith("error: model.onnx: prompt of ")
+    assert not graph.exists()
+
+
+# Providers
+
+
+def test_a_silent_fall_back_is_an_error(
+    repository: Make, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FallsBack(onnxruntime.InferenceSession):
+        def __init__(self, model: Any, options: Any, providers: list[str]):
+            assert providers[-1] == CPU
+            super().__init__(model, options, providers=[CPU])
+
+    folder = repository()
+    graph = exported(folder)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", FallsBack)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
+    with pytest.raises(ProviderError, match=f"asked for {CUDA} and fell back to {CPU}"):
+        session.Session(graph, "cuda")
+    before = fingerprint(folder)
+    for words in (("validate", folder), ("export", folder)):
+        result = run(*words, "--provider", "cuda")
+        assert (result.code, result.out) == (1, "")
+        assert f"fell back to {CPU}" in result.err
+        assert result.err.count("\n") == 1
+        assert fingerprint(folder) == before
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_heavy_operators_that_ran_elsewhere_are_a_failure(
+    repository: Make, run: Command, monkeypatch: pytest.MonkeyPatch, profile: Profile
+) -> None:
+    """onnxruntime gives single operators to the CPU without a word."""
+
+    class Elsewhere(session.Session):
+        def __init__(self, model: Any, provider: str, **options: Any):
+            assert provider in ("cpu", "cuda")
+            super().__init__(model, "cpu", **options)
+
+    folder = repository()
+    exported(folder, profile)
+    monkeypatch.setattr(validation, "Session", Elsewhere)
+    monkeypatch.setattr(validation, "check_available", lambda provider: None)
+    result = run("validate", folder, "--provider", "cuda")
+    assert result.code == 1
+    operator = "GroupQueryAttention" if profile == "ort" else "MatMul"
+    assert f"{operator} on {CPU}" in result.err
+    on_cpu, on_cuda = report_of(folder)["graphs"][0]["providers"]
+    assert all(check["passed"] for check in on_cpu["checks"])
+    assert [check["name"] for check in on_cuda["checks"] if not check["passed"]] == ["provider"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not (CUDA in onnxruntime.get_available_providers() and torch.cuda.is_available()), reason="no CUDA"
+)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("family", tiny.FACTORIES)
+def test_half_precision_on_cuda(repository: Make, family: str, dtype: str) -> None:
+    stored = {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+    folder = repository(family, dtype=stored)
+    exported(folder)
+    report = validate(folder, provider="cuda")
+    assert report.passed, report.failure
+    [native] = [graph for graph in report.graphs if graph.dtype == dtype]
+    on_cpu, on_cuda = native.providers
+    assert (on_cpu.provider, on_cuda.provider) == ("cpu", "cuda")
+    assert on_cuda.ran[CUDA]["GroupQueryAttention"] == 2
+    assert "GroupQueryAttention" not in on_cuda.ran.get(CPU, {})
+    assert on_cuda.tolerance == TOLERANCES[dtype]
+    assert on_cuda.note is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,7 +178,7 @@ def convert(
                 checks=checks,
             )
             if onnx is not None:
-                exported = export(folder, onnx, progress=progress)
+                exported = replace(export(folder, onnx, progress=progress), path=place)
             files = {
                 path.relative_to(folder).as_posix(): path.stat().st_size
                 for path in sorted(folder.rglob("*"))

@@ -73,13 +73,23 @@ def staged(place: Path, *, overwrite: bool) -> Iterator[Path]:
     Raises:
         OutputError: ``place`` was filled by somebody else meanwhile.
     """
-    remove_leftovers(place)
-    staging, lock = _create(place)
-    try:
+    with workspace(place) as staging:
         yield staging
         _publish(staging, place, overwrite=overwrite)
+
+
+@contextmanager
+def workspace(place: Path) -> Iterator[Path]:
+    """An empty folder beside ``place``, locked while the block runs and removed when it ends.
+
+    What earlier runs to the same place left beside it when they were killed is removed first.
+    """
+    remove_leftovers(place)
+    folder, lock = _create(place)
+    try:
+        yield folder
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
@@ -149,15 +159,14 @@ def _lock(folder: Path) -> int | None:
         held = False
     except OSError:
         # A file system without locks: the process id in the name has to do.
-        held = not alive(folder)
+        held = not _alive(folder)
     if held and folder.exists():
         return descriptor
     os.close(descriptor)
     return None
 
 
-def alive(folder: Path) -> bool:
-    """Whether the process that a temporary file or folder is named after still runs, this one apart."""
+def _alive(folder: Path) -> bool:
     pid = folder.name.partition(".ntk-convert-")[2].partition("-")[0]
     if not pid.isdigit() or int(pid) == os.getpid():
         return False

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from converter.onnx.build import build_graph, open_repository
+from converter.onnx.graph import Graph
 from converter.onnx.quantise import BLOCK, Bits, quantise
 from tests import tiny
 from tests.patched import VARIANTS, Convert, batch, load
@@ -33,15 +34,18 @@ OUTER = ("word_embeddings.weight", "wte.weight", "lm_head.weight")
 METADATA = {"made": "here"}
 
 
+def float_graph(folder: Path) -> Graph:
+    """A repository's graph in float32."""
+    return build_graph(open_repository(folder), profile="ort", dtype="fp32", last_logits=False)
+
+
 def quantised(folder: Path, bits: Bits, *, fused: bool) -> Path:
     """The path of a repository's graph, quantised."""
-    graph = build_graph(
-        open_repository(folder), profile="ort", dtype="fp32", last_logits=False, convert_weights=False
-    )
-    graph.save(folder / "plain.onnx", METADATA)
+    graph = float_graph(folder)
     target = folder / "onnx" / "model.onnx"
     target.parent.mkdir()
-    quantise(folder / "plain.onnx", target, bits, fused=fused)
+    quantise(graph.main, bits, fused=fused)
+    graph.save(target, METADATA, copy_weights=True)
     return target
 
 
@@ -152,6 +156,7 @@ def root_mean_square(values: NDArray[Any]) -> float:
 def test_only_the_operators_of_the_profile(converted: Convert, form: str) -> None:
     folder = converted("bloom")
     path = quantised(folder, 4, fused=FORMS[form])
+    float_graph(folder).save(folder / "plain.onnx", METADATA)
     plain, model = (onnx.load(file, load_external_data=False) for file in (folder / "plain.onnx", path))
     kinds = {(node.domain, node.op_type) for node in model.graph.node}
     assert (("com.microsoft", "MatMulNBits") in kinds) == FORMS[form]

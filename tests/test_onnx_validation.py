@@ -31,7 +31,15 @@ Mutation = Callable[[onnx.ModelProto], None]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 REPORT = "onnx_validation.json"
 PROMPTS = [f"prompt of {length}" for length in (16, TRAIN_LENGTH, 128)]
-CHECKS = [*PROMPTS, "left padding", "decoding", "chunked prefill", "greedy tokens", "provider"]
+CHECKS = [
+    *PROMPTS,
+    "left padding",
+    "right padding",
+    "decoding",
+    "chunked prefill",
+    "greedy tokens",
+    "provider",
+]
 LAYERS = {"bloom": "n_layer", "mpt": "n_layers", "falcon": "num_hidden_layers"}
 """Family -> the config's key of the number of layers."""
 

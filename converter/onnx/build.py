@@ -78,11 +78,22 @@ def open_repository(folder: Path) -> Repository:
         raise UnsupportedModel(
             f"architectures is {json.dumps(named)}; only causal language models have a graph"
         )
-    return Repository(folder, config, family, read_checkpoint(folder))
+    checkpoint = read_checkpoint(folder)
+    if checkpoint.format != "safetensors":
+        raise SourceError(
+            f"the weights of {folder} are no safetensors files, and graphs are built over those"
+        )
+    return Repository(folder, config, family, checkpoint)
 
 
 def build_graph(
-    repository: Repository, *, profile: Profile, dtype: str, last_logits: bool, convert_weights: bool
+    repository: Repository,
+    *,
+    profile: Profile,
+    dtype: str,
+    last_logits: bool,
+    follow_links: bool = False,
+    convert_weights: bool = False,
 ) -> Graph:
     """The graph of a repository's causal language model.
 
@@ -91,6 +102,7 @@ def build_graph(
         profile: ``ort`` or ``portable``.
         dtype: what it computes in, a name of ``COMPUTE``.
         last_logits: logits of each row's last token only.
+        follow_links: name the files of weights that links lead to, for a graph that will copy them.
         convert_weights: whether weights of another dtype are converted when the graph is saved with a
             copy of them, or else by casts in the graph.
 
@@ -106,7 +118,7 @@ def build_graph(
         config=repository.config,
         family=repository.family,
         geometry=repository.geometry,
-        weights=Weights(repository.folder, repository.checkpoint),
+        weights=Weights(repository.folder, repository.checkpoint, follow_links=follow_links),
         convert_weights=convert_weights,
     )
     decoder.build(repository.scaling, last_logits=last_logits)

@@ -48,7 +48,10 @@ def add_section(
     path = folder / CARD
     if path.is_file():
         text = SECTION.sub("", path.read_text(encoding="utf-8")).rstrip("\n")
-        path.write_text(f"{text}\n{section(options, dtype, files, report)}", encoding="utf-8")
+        new = f"{text}\n{section(options, dtype, files, report)}"
+        # In the Hub's cache a card is a link to a file that others share: it is replaced, not written to.
+        path.unlink()
+        path.write_text(new, encoding="utf-8")
 
 
 def section(options: OnnxOptions, dtype: str, files: Iterable[str], report: ValidationReport | None) -> str:

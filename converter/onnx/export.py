@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from converter.errors import MissingPackage, OutputError, SourceError, Validatio
 from converter.jsonfile import read_object
 from converter.onnx.card import add_section
 from converter.onnx.options import QUANTISED, OnnxOptions
-from converter.staging import alive, check_space
+from converter.staging import check_space, workspace
 
 if TYPE_CHECKING:
     from converter.onnx.build import Repository
@@ -93,24 +91,25 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
     repository = open_repository(Path(folder).resolve())
     if not os.access(repository.folder, os.W_OK | os.X_OK):
         raise OutputError(f"no permission to write in {repository.folder}; export a copy of it")
-    remove_leftovers(repository.folder)
-    work = repository.folder / f".onnx.ntk-convert-{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        work.mkdir()
-        staged = write_graphs(repository, options, work, progress=progress)
-        check_ours(repository.folder, staged)
-        report = None
-        if options.validate:
-            from converter.onnx.validation import run
+    if not options.copies_weights:
+        check_no_links(repository)
+    with workspace(repository.folder / STANDALONE) as work:
+        remove_leftovers(repository.folder)
+        try:
+            staged = write_graphs(repository, options, work, progress=progress)
+            check_ours(repository.folder, staged)
+            report = None
+            if options.validate:
+                from converter.onnx.validation import run
 
-            graphs = {name: path for name, path in staged.items() if name.endswith(".onnx")}
-            report = run(repository, graphs, options.provider, progress=progress)
-            if report.failure:
-                raise ValidationError(f"{report.failure}; no graph was written")
-        files = publish(repository, staged, report)
-        add_section(repository.folder, options, resolved(repository, options), files, report)
-    finally:
-        remove_leftovers(repository.folder, own=True)
+                graphs = {name: path for name, path in staged.items() if name.endswith(".onnx")}
+                report = run(repository, graphs, options.provider, progress=progress)
+                if report.failure:
+                    raise ValidationError(f"{report.failure}; no graph was written")
+            files = publish(repository, staged, report, work)
+            add_section(repository.folder, options, resolved(repository, options), files, report)
+        finally:
+            remove_leftovers(repository.folder, own=work)
     return ExportResult(repository.folder, files, report, time.monotonic() - started)
 
 
@@ -134,58 +133,55 @@ def write_graphs(
         Name in the repository -> where the file is for now: graphs, and the data of a standalone one.
     """
     from converter.onnx.build import COMPUTE, build_graph
-    from converter.onnx.graph import METADATA
+    from converter.onnx.graph import METADATA, Graph
 
-    def write(path: Path, compute: str, dtype: str, *, standalone: bool) -> Path:
-        graph = build_graph(
+    def build(compute: str, *, copied: bool = False, converted: bool = False) -> Graph:
+        return build_graph(
             repository,
             profile=options.profile,
             dtype=compute,
             last_logits=options.last_logits,
-            convert_weights=standalone,
+            follow_links=copied,
+            convert_weights=converted,
         )
+
+    def save(graph: Graph, path: Path, dtype: str, *, copied: bool = False) -> Path:
         made = {
             "profile": options.profile,
             "dtype": dtype,
             "last_logits": options.last_logits,
-            "standalone": standalone or dtype in QUANTISED,
+            "standalone": copied,
             "alibi_scaling": repository.config.get("alibi_scaling"),
         }
-        graph.save(path, {METADATA: json.dumps(made)}, copy_weights=standalone, progress=progress)
+        graph.save(path, {METADATA: json.dumps(made)}, copy_weights=copied, progress=progress)
         return path
-
-    def beside_weights(name: str) -> Path:
-        return repository.folder / f".{name}{work.name.removeprefix('.onnx')}"
 
     dtype = resolved(repository, options)
     own = work / STANDALONE
     files: dict[str, Path] = {}
-    copied = options.standalone or dtype in QUANTISED
-    if copied:
+    if options.copies_weights:
         check_space(own, (repository.checkpoint.parameters or 0) * BYTES[dtype])
+        own.mkdir()
     if dtype in QUANTISED:
         from converter.onnx.quantise import quantise
 
-        own.mkdir()
-        plain = write(beside_weights(GRAPH), "fp32", dtype, standalone=False)
-        try:
-            quantise(plain, own / GRAPH, QUANTISED[dtype], fused=options.profile == "ort", progress=progress)
-        finally:
-            plain.unlink()
+        graph = build("fp32", copied=True)
+        quantise(graph.main, QUANTISED[dtype], fused=options.profile == "ort", progress=progress)
+        save(graph, own / GRAPH, dtype, copied=True)
     elif options.standalone:
-        own.mkdir()
-        write(own / GRAPH, dtype, dtype, standalone=True)
+        save(build(dtype, copied=True, converted=True), own / GRAPH, dtype, copied=True)
     else:
-        files[GRAPH] = write(beside_weights(GRAPH), dtype, dtype, standalone=False)
-    if dtype in COMPUTE and dtype != "fp32":
-        files[FLOAT32_GRAPH] = write(beside_weights(FLOAT32_GRAPH), "fp32", "fp32", standalone=False)
+        files[GRAPH] = save(build(dtype), unfinished(repository.folder, GRAPH, work), dtype)
+    if dtype in COMPUTE and dtype != "fp32" and not options.copies_weights:
+        path = unfinished(repository.folder, FLOAT32_GRAPH, work)
+        files[FLOAT32_GRAPH] = save(build("fp32"), path, "fp32")
     if own.is_dir():
         files |= {f"{STANDALONE}/{path.name}": path for path in sorted(own.iterdir())}
     return files
 
 
 def publish(
-    repository: Repository, staged: dict[str, Path], report: ValidationReport | None
+    repository: Repository, staged: dict[str, Path], report: ValidationReport | None, work: Path
 ) -> dict[str, int]:
     """Puts finished files in place, the graphs last; returns their sizes."""
     from converter.onnx.describe import description
@@ -201,11 +197,13 @@ def publish(
     if report is not None:
         texts[REPORT] = report.to_json()
     for name, content in texts.items():
-        staged[name] = folder / f".{name}.ntk-convert-{os.getpid()}"
+        staged[name] = unfinished(folder, name, work)
         staged[name].write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for name in sorted(staged, key=lambda name: name.endswith(".onnx")):
         (folder / name).parent.mkdir(exist_ok=True)
         staged[name].replace(folder / name)
+    if report is None:
+        (folder / REPORT).unlink(missing_ok=True)  # it is about a graph that has just been replaced
     if GENAI not in texts and served_by_genai(folder) in graphs:
         (folder / GENAI).unlink()  # it was for the graph that has just been replaced
     return {name: (folder / name).stat().st_size for name in staged}
@@ -229,12 +227,24 @@ def check_ours(folder: Path, names: Iterable[str]) -> None:
             raise OutputError(f"{folder / name} was not written by ntk-convert; move it away first")
 
 
-def remove_leftovers(folder: Path, *, own: bool = False) -> None:
-    """Removes unfinished files: those that killed exports left in the repository, or also ``own``."""
+def check_no_links(repository: Repository) -> None:
+    """Raises ``OutputError`` for weights that are links: onnxruntime follows none from a real graph."""
+    for name in repository.checkpoint.files:
+        if (repository.folder / name).is_symlink():
+            raise OutputError(
+                f"{name} is a link, as in the Hub's cache, and onnxruntime refuses weights outside the "
+                "graph's folder; export a copy of the repository, or give --onnx-standalone"
+            )
+
+
+def unfinished(folder: Path, name: str, work: Path) -> Path:
+    """Where a file of this run is, beside the weights, until it is put in place."""
+    return folder / f".{name}{work.name.removeprefix('.' + STANDALONE)}"
+
+
+def remove_leftovers(folder: Path, *, own: Path | None = None) -> None:
+    """Removes unfinished files: those whose run is gone, with its working folder, and those of ``own``."""
     for path in folder.glob(".*.ntk-convert-*"):
-        process = path.name.partition(".ntk-convert-")[2].partition("-")[0]
-        if process == str(os.getpid()) if own else not alive(path):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+        run = path.parent / f".{STANDALONE}.ntk-convert-{path.name.partition('.ntk-convert-')[2]}"
+        if path != run and (run == own or not run.exists()):
+            path.unlink(missing_ok=True)

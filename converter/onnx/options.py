@@ -45,6 +45,11 @@ class OnnxOptions:
                 raise UsageError(f"{name} {value!r} is unknown; choose one of {choices}")
 
     @property
+    def copies_weights(self) -> bool:
+        """Whether the graph gets weights of its own."""
+        return self.standalone or self.dtype in QUANTISED
+
+    @property
     def words(self) -> list[str]:
         """As they stand on a command line."""
         words = ["--onnx"]

@@ -14,7 +14,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -40,19 +39,7 @@ PIECE = 1 << 24
 """How many numbers of a weight are quantised at a time."""
 
 
-def quantise(source: Path, target: Path, bits: Bits, *, fused: bool, progress: bool = False) -> None:
-    """Reads a saved graph and writes it quantised, with its weights beside it in ``TARGET_data``.
-
-    Args:
-        source, target: ``.onnx`` files.
-        bits, fused, progress: as in ``quantise_graph``.
-    """
-    model = ir.load(source)
-    quantise_graph(model.graph, bits, fused=fused, progress=progress)
-    ir.save(model, target, format="protobuf", external_data=f"{target.name}_data", size_threshold_bytes=1024)
-
-
-def quantise_graph(graph: ir.Graph, bits: Bits, *, fused: bool, progress: bool = False) -> None:
+def quantise(graph: ir.Graph, bits: Bits, *, fused: bool, progress: bool = False) -> None:
     """Quantises the linear layers, the head and the embedding table of a decoder that computes in float32.
 
     Args:

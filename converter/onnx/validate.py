@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from converter.errors import SourceError
+from converter.errors import SourceError, ValidationError
 from converter.onnx.export import REPORT, STANDALONE, check_packages
 
 if TYPE_CHECKING:
@@ -48,7 +48,11 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
     }
     if not graphs:
         raise SourceError(f"{folder} has no ONNX graph; write one first: ntk-convert export {folder}")
-    report = run(repository, graphs, provider, progress=progress)
+    try:
+        report = run(repository, graphs, provider, progress=progress)
+    except ValidationError:
+        (repository.folder / REPORT).unlink(missing_ok=True)  # what it says is no longer so
+        raise
     for graph in report.graphs:
         if not graph.passed:
             path = graphs[graph.file]

@@ -24,11 +24,13 @@ class Weights:
     Args:
         folder: where the checkpoint is.
         checkpoint: its tensors.
+        follow_links: name the files that links lead to, for a graph that copies the weights.
     """
 
-    def __init__(self, folder: Path, checkpoint: Checkpoint):
+    def __init__(self, folder: Path, checkpoint: Checkpoint, *, follow_links: bool):
         self.folder = folder
         self.checkpoint = checkpoint
+        self.follow_links = follow_links
 
     def find(self, name: str) -> Tensor | None:
         """The stored tensor, whose name may lack the trunk's prefix; None if there is none."""
@@ -53,12 +55,14 @@ class Weights:
             raise SourceError(
                 f"the tensor {tensor.name!r} is {tensor.dtype}; graphs are built over {', '.join(DTYPES)}"
             )
+        path = self.folder / tensor.file
+        path = path.resolve() if self.follow_links else path
         return ir.ExternalTensor(
-            tensor.file,
+            path.name,
             tensor.offset,
             tensor.end - tensor.start,
             DTYPES[tensor.dtype],
             shape=ir.Shape(shape),
             name=tensor.name,
-            base_dir=self.folder,
+            base_dir=path.parent,
         )

@@ -102,7 +102,7 @@ class Answer(NamedTuple):
     """The logits of one step that are compared."""
 
     last: Array
-    """[B, vocabulary], of each row's last token."""
+    """[B, vocabulary], of each row's last real token."""
     spread: Array | None
     """[at most KEPT, vocabulary], of real tokens all over the step; None if only the last are known."""
 
@@ -123,11 +123,13 @@ class Case:
         for ids in self.steps:
             mask = self.mask[:, : seen + ids.shape[1]]
             logits, past = engine.step(ids, mask, past)
-            spread = None
+            new = mask[:, seen:].astype(bool)
+            last, spread = logits[:, 0], None
             if logits.shape[1] == ids.shape[1]:
-                real = logits[mask[:, seen:].astype(bool)]
+                last = logits[np.arange(len(ids)), ids.shape[1] - 1 - new[:, ::-1].argmax(axis=1)]
+                real = logits[new]
                 spread = real[np.unique(np.linspace(0, len(real) - 1, KEPT).astype(int))]
-            results.append(Answer(logits[:, -1].copy(), spread))
+            results.append(Answer(last, spread))
             seen += ids.shape[1]
         return results
 
@@ -152,6 +154,7 @@ def choose_cases(run: Extent, *, one_row_chunks: bool) -> Iterator[Case]:
     yield whole(f"prompt of {run.at}", run.at)
     yield whole(f"prompt of {run.beyond}", run.beyond)
     yield Case("left padding", [tokens(3, 2 * SHORT)], padded(3, 2 * SHORT))
+    yield Case("right padding", [tokens(3, 2 * SHORT)], padded(3, 2 * SHORT)[:, ::-1].copy())
     decoding = [tokens(2, SHORT), *(tokens(2, 1) for _ in range(STEPS))]
     yield Case("decoding", decoding, padded(2, SHORT + STEPS))
     rows = 1 if one_row_chunks else 2

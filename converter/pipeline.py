@@ -14,7 +14,7 @@ from converter.card import write_card
 from converter.checkpoint import read_checkpoint, target_names
 from converter.errors import SourceError
 from converter.families import Config, Family
-from converter.onnx.export import ExportResult, check_packages, export
+from converter.onnx.export import ExportResult, check_requirements, export, planned_files
 from converter.onnx.options import OnnxOptions
 from converter.repository import converted_config, small_files, write_repository
 from converter.scaling import Dynamic, Method, Request, Scaling
@@ -133,7 +133,7 @@ def convert(
     """
     started = time.monotonic()
     if onnx is not None:
-        check_packages()
+        check_requirements(onnx)
     request = Request(method, scale, target_length, dynamic, rate, train_length)
     source = open_source(
         str(model),
@@ -148,6 +148,10 @@ def convert(
     scaling = resolve(request, trained, source)
     place = check_output(Path(out), source.folder, overwrite=overwrite)
     new_config = converted_config(config, family, scaling, trained.tokens, source)
+    if onnx is not None:
+        from converter.onnx.build import check_has_graph
+
+        check_has_graph(new_config, family)
 
     weights = source.weights()
     if not weights:
@@ -156,7 +160,7 @@ def convert(
     checks: Sequence[Check] = ()
     exported: ExportResult | None = None
     if dry_run:
-        files = _planned_files(source, family, weights)
+        files = _planned_files(source, family, weights, onnx)
     else:
         source.fetch([*({CARD} & source.files.keys()), *small_files(source.files), *weights])
         checkpoint = read_checkpoint(source.folder)
@@ -203,15 +207,15 @@ def convert(
 
 
 def _planned_files(
-    source: Source, family: Family, weights: Mapping[str, int | None]
+    source: Source, family: Family, weights: Mapping[str, int | None], onnx: OnnxOptions | None
 ) -> dict[str, int | None]:
     """What a conversion would write, of a local source after looking at its weights' headers."""
-    if source.local:
-        read_checkpoint(source.folder)
+    dtypes = read_checkpoint(source.folder).dtypes if source.local else ()
     files: dict[str, int | None] = dict.fromkeys((CONFIG, CARD, *family.templates))
     files |= {name: source.files[name] for name in small_files(source.files)}
     targets = target_names(weights, source.index)
-    return files | {target: weights.get(name) for name, target in targets.items()}
+    files |= {target: weights.get(name) for name, target in targets.items()}
+    return files | dict.fromkeys(planned_files(onnx, dtypes) if onnx else ())
 
 
 def _changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:

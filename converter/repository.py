@@ -19,7 +19,8 @@ PROVENANCE = "ntk_convert"
 KEPT_ENDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 KEPT_NAMES = ("license", "licence", "copying", "notice", "use_policy", "acceptable_use")
 LEFT_ENDS = (".index.json", ".safetensors", ".bin", ".py")
-# An adapter's config would make transformers look for the adapter; the others describe a training.
+# An adapter's config would make transformers look for the adapter, and the last two belong to graphs of
+# the unscaled model; the others describe a training.
 LEFT_NAMES = (
     CONFIG,
     CARD,
@@ -27,6 +28,8 @@ LEFT_NAMES = (
     "trainer_state.json",
     "all_results.json",
     "train_results.json",
+    "genai_config.json",
+    "onnx_validation.json",
 )
 
 

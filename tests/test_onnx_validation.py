@@ -464,7 +464,7 @@ def test_a_silent_fall_back_is_an_error(
             assert providers[-1] == CPU
             super().__init__(model, options, providers=[CPU])
 
-    folder = repository()
+    folder = repository(dtype=torch.float16)
     graph = exported(folder)
     monkeypatch.setattr(onnxruntime, "InferenceSession", FallsBack)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
@@ -491,7 +491,7 @@ def test_heavy_operators_that_ran_elsewhere_are_a_failure(
             assert provider in ("cpu", "cuda")
             super().__init__(model, "cpu", **options)
 
-    folder = repository()
+    folder = repository(dtype=torch.float16)
     exported(folder, profile)
     monkeypatch.setattr(validation, "Session", Elsewhere)
     monkeypatch.setattr(validation, "check_available", lambda provider: None)
@@ -502,6 +502,22 @@ def test_heavy_operators_that_ran_elsewhere_are_a_failure(
     on_cpu, on_cuda = report_of(folder)["graphs"][0]["providers"]
     assert all(check["passed"] for check in on_cpu["checks"])
     assert [check["name"] for check in on_cuda["checks"] if not check["passed"]] == ["provider"]
+
+
+def test_float32_graphs_are_not_asked_of_cuda(
+    repository: Make, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its GroupQueryAttention has half precision only, and would silently run on the CPU."""
+    folder = repository()
+    exported(folder)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(validation, "cuda_works", lambda: True)
+    assert run("validate", folder).code == 0
+    [on_cpu] = report_of(folder)["graphs"][0]["providers"]
+    assert on_cpu["provider"] == "cpu"
+    result = run("validate", folder, "--provider", "cuda")
+    assert result.code == 1
+    assert "--onnx-dtype fp16" in result.err
 
 
 @pytest.mark.gpu

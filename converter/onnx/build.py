@@ -72,18 +72,23 @@ def open_repository(folder: Path) -> Repository:
             f"{folder} is not converted (model_type {config['model_type']!r}); convert it first: "
             "ntk-convert MODEL --scale A --out DIR --onnx"
         )
-    decoder_class(family)
-    named = config.get("architectures") or []
-    if named != [f"Ntk{family.camel}ForCausalLM"]:
-        raise UnsupportedModel(
-            f"architectures is {json.dumps(named)}; only causal language models have a graph"
-        )
+    check_has_graph(config, family)
     checkpoint = read_checkpoint(folder)
     if checkpoint.format != "safetensors":
         raise SourceError(
             f"the weights of {folder} are no safetensors files, and graphs are built over those"
         )
     return Repository(folder, config, family, checkpoint)
+
+
+def check_has_graph(config: families.Config, family: families.Family) -> None:
+    """Raises ``UnsupportedModel`` for the config of a converted repository that no graph can be built of."""
+    decoder_class(family)
+    named = config.get("architectures") or []
+    if named != [f"Ntk{family.camel}ForCausalLM"]:
+        raise UnsupportedModel(
+            f"architectures is {json.dumps(named)}; only causal language models have a graph"
+        )
 
 
 def build_graph(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,8 +52,13 @@ class ExportResult:
         }
 
 
-def check_packages() -> None:
-    """Raises ``MissingPackage`` unless all that an export needs is installed."""
+def check_requirements(options: OnnxOptions = DEFAULT) -> None:
+    """What can be known before anything is read.
+
+    Raises:
+        MissingPackage: onnx, onnx-ir or onnxruntime is not installed.
+        ProviderError: onnxruntime does not have the provider.
+    """
     from importlib.util import find_spec
 
     missing = [name.replace("_", "-") for name in PACKAGES if find_spec(name) is None]
@@ -62,6 +67,10 @@ def check_packages() -> None:
             f"ONNX needs {' and '.join(missing)}: pip install 'ntk-convert[onnx]', "
             "or 'ntk-convert[onnx-gpu]' for CUDA"
         )
+    if options.provider is not None and options.validate:
+        from converter.onnx.session import check_available
+
+        check_available(options.provider)
 
 
 def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool = False) -> ExportResult:
@@ -85,7 +94,7 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         ProviderError: the execution provider is not there.
     """
     started = time.monotonic()
-    check_packages()
+    check_requirements(options)
     from converter.onnx.build import open_repository
 
     repository = open_repository(Path(folder).resolve())
@@ -97,7 +106,7 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         remove_leftovers(repository.folder)
         try:
             staged = write_graphs(repository, options, work, progress=progress)
-            check_ours(repository.folder, staged)
+            check_others(repository, staged)
             report = None
             if options.validate:
                 from converter.onnx.validation import run
@@ -111,6 +120,21 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         finally:
             remove_leftovers(repository.folder, own=work)
     return ExportResult(repository.folder, files, report, time.monotonic() - started)
+
+
+def planned_files(options: OnnxOptions, dtypes: Sequence[str]) -> list[str]:
+    """What an export would write.
+
+    Args:
+        options: what graph.
+        dtypes: safetensors dtypes of the weights, the commonest first; empty if they are not known.
+    """
+    half = options.dtype in ("fp16", "bf16") or (
+        options.dtype == "native" and dtypes[:1] not in ((), ("F32",))
+    )
+    graph = f"{STANDALONE}/{GRAPH}" if options.copies_weights else GRAPH
+    names = [graph, f"{graph}_data"] if options.copies_weights else [graph, *[FLOAT32_GRAPH] * half]
+    return names + [GENAI] * (options.profile == "ort") + [REPORT] * options.validate
 
 
 def resolved(repository: Repository, options: OnnxOptions) -> str:
@@ -218,13 +242,29 @@ def served_by_genai(folder: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def check_ours(folder: Path, names: Iterable[str]) -> None:
-    """Raises ``OutputError`` if a graph would replace one that this tool did not write."""
+def check_others(repository: Repository, names: Iterable[str]) -> None:
+    """Checks the graphs that are there already.
+
+    Raises:
+        OutputError: one that would be replaced, but was not written by this tool; or one that would stay,
+            but was made for another scaling.
+    """
     from converter.onnx.describe import describe
 
-    for name in names:
-        if name.endswith(".onnx") and (folder / name).exists() and describe(folder / name) is None:
-            raise OutputError(f"{folder / name} was not written by ntk-convert; move it away first")
+    for path in graphs_in(repository.folder):
+        made, name = describe(path), path.relative_to(repository.folder).as_posix()
+        if name in names and made is None:
+            raise OutputError(f"{path} was not written by ntk-convert; move it away first")
+        if name not in names and made and made.alibi_scaling != repository.config.get("alibi_scaling"):
+            raise OutputError(
+                f"{path} was made for another alibi_scaling than config.json has; remove it first"
+            )
+
+
+def graphs_in(folder: Path) -> list[Path]:
+    """The ONNX files of a repository, wherever ``export`` may write one."""
+    found = (path for pattern in ("*.onnx", f"{STANDALONE}/*.onnx") for path in sorted(folder.glob(pattern)))
+    return [path for path in found if not path.name.startswith(".")]
 
 
 def check_no_links(repository: Repository) -> None:

@@ -43,8 +43,8 @@ def quantise(graph: ir.Graph, bits: Bits, *, fused: bool, progress: bool = False
     """Quantises the linear layers, the head and the embedding table of a decoder that computes in float32.
 
     Args:
-        graph: as ``Decoder`` builds it, where linear layers are Gemm with ``transB``, over initialisers
-            or casts of them. Its weights are read.
+        graph: as ``Decoder`` builds it, where linear layers are Gemm or FusedMatMul with ``transB``, over
+            initialisers or casts of them. Its weights are read.
         bits: of the layers' weights.
         fused: use onnxruntime's MatMulNBits; without, DequantizeLinear and MatMul, which onnxruntime
             turns into that as it loads them.
@@ -53,7 +53,7 @@ def quantise(graph: ir.Graph, bits: Bits, *, fused: bool, progress: bool = False
     found: list[tuple[ir.Node, Value, Bits]] = []
     for node in graph:
         outer = (node.name or "").startswith(OUTER)
-        if node.op_type == "Gemm" and "transB" in node.attributes:
+        if node.op_type in ("Gemm", "FusedMatMul") and "transB" in node.attributes:
             found.append((node, _initialiser(node.inputs[1]), 8 if outer else bits))
         elif node.op_type == "Gather" and outer:
             found.append((node, _initialiser(node.inputs[0]), 8))
@@ -68,9 +68,19 @@ def quantise(graph: ir.Graph, bits: Bits, *, fused: bool, progress: bool = False
                 result = form.product(node, weight)
                 if len(node.inputs) > 2:
                     result = form.op(node, "Add", result, node.inputs[2])
-            ir.convenience.replace_all_uses_with(node.outputs[0], result)
+            _replace(node.outputs[0], result)
             graph.remove(node, safe=True)
     _drop_unused(graph)
+
+
+def _replace(old: Value, new: Value) -> None:
+    """Puts a value in another's place, as an output of the graph too."""
+    name = old.name
+    is_output = old.is_graph_output()
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    if is_output:
+        old.name = f"{name}_before"
+        new.name, new.dtype, new.shape = name, old.dtype, old.shape
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converter.errors import SourceError, ValidationError
-from converter.onnx.export import REPORT, STANDALONE, check_packages
+from converter.onnx.export import REPORT, check_requirements, graphs_in
 
 if TYPE_CHECKING:
     from converter.onnx.validation import ValidationReport
@@ -35,17 +35,13 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
         ValidationError: a graph that belongs to other weights or another scaling.
         ProviderError: the execution provider is not there.
     """
-    check_packages()
+    check_requirements()
     from converter.onnx.build import open_repository
     from converter.onnx.validation import run
 
     repository = open_repository(Path(folder).resolve())
-    graphs = {
-        path.relative_to(repository.folder).as_posix(): path
-        for pattern in ("*.onnx", f"{STANDALONE}/*.onnx")
-        for path in sorted(repository.folder.glob(pattern))
-        if not path.name.startswith(".")
-    }
+    found = graphs_in(repository.folder)
+    graphs = {path.relative_to(repository.folder).as_posix(): path for path in found}
     if not graphs:
         raise SourceError(f"{folder} has no ONNX graph; write one first: ntk-convert export {folder}")
     try:

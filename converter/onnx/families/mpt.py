@@ -43,7 +43,7 @@ class Mpt(Decoder):
         fused = self.linear(states, f"{prefix}.Wqkv", hidden, 3 * hidden, bias=self.biases)
         clip = options.get("clip_qkv")
         if clip:
-            fused = graph.op("Clip", fused, graph.constant(-float(clip)), graph.constant(float(clip)))
+            fused = self.clamp(fused, float(clip))
         names = ("query", "key", "value")
         query, key, value = graph.ops("Split", fused, graph.constant([hidden] * 3), outputs=names, axis=1)
         if options.get("qk_ln"):

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from converter.onnx.options import QUANTISED, OnnxOptions
 from converter.source import CARD
 
 if TYPE_CHECKING:
-    from converter.onnx.options import OnnxOptions
-    from converter.onnx.validation import ValidationReport
+    from converter.onnx.validation import GraphReport, ProviderReport, ValidationReport
 
 SECTION = re.compile(r"\n## ONNX\n.*?(?=\n## |\Z)", re.DOTALL)
 
@@ -75,11 +75,17 @@ def section(options: OnnxOptions, dtype: str, files: Iterable[str], report: Vali
     lines.append("")
     for graph in report.graphs if report else ():
         for place in graph.providers:
-            worst = max((check.difference or 0.0 for check in place.checks), default=0.0)
-            lines.append(
-                f"`{graph.file}` was run on {', '.join(place.ran)} against the torch model in float32 "
-                f"({graph.extent}): largest difference {worst:.1e} of the largest logit. "
-                "Details: `onnx_validation.json`."
-            )
+            note = f", {place.note}" if place.note else ""
+            lines.append(f"`{graph.file}` ran on {', '.join(place.ran)}{note}: {_worst(graph, place)}.")
+    if report:
+        scope = report.graphs[0].extent
+        lines += ["", f"Compared with the torch model in float32 ({scope}); see `onnx_validation.json`."]
     text = "\n".join(lines).rstrip("\n") + "\n"
     return text + (GENAI if "genai_config.json" in names else "")
+
+
+def _worst(graph: GraphReport, place: ProviderReport) -> str:
+    worst = max((check.difference or 0.0 for check in place.checks), default=0.0)
+    if graph.dtype in QUANTISED:
+        return f"root mean square of the differences at most {worst:.1e} of the logits'"
+    return f"largest difference {worst:.1e} of the largest logit"

@@ -5,9 +5,8 @@ What onnxruntime-genai 0.18 makes of it was found out by running it. It needs ``
 takes from the graph.
 
 It pads the rows of a batch on the right and masks nothing but trailing padding tokens, so the mask of a
-shorter row gets a hole between prompt and new tokens. The graph counts positions in the mask and is right
-about that; but from a graph with only the last logits genai takes such a row's first token from its
-padding: those are for rows of one length. Padding on the left is not masked at all.
+shorter row gets a hole between prompt and new tokens. The graph counts positions in the mask, and gives
+the last logits of the last real token, so it is right about that. Padding on the left is not masked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """``ntk-convert``: a shell over ``converter.convert``, ``inspect``, ``export`` and ``validate``.
 
-The result goes to stdout, everything said about it to stderr. Exit codes: 0, 1 (failed), 2 (usage).
+The result goes to stdout: the path first, then a graph's report. Everything said about it goes to stderr.
+Exit codes: 0, 1 (failed), 2 (usage).
 Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
 """
 
@@ -160,6 +161,8 @@ def convert(
         click.echo(report.plan(result))
     else:
         click.echo(str(result.path))
+    if result.onnx is not None and not as_json and not quiet:
+        click.echo(report.exported(result.onnx))
     if not quiet and not result.dry_run:
         click.echo(report.summary(result, verbose=verbose), err=True)
 
@@ -201,8 +204,8 @@ def export(
     options = _onnx_options(arguments, validate=not no_validate)
     result = run(folder, options, progress=not quiet and sys.stderr.isatty())
     click.echo(json.dumps(result.to_json()) if as_json else str(result.path))
-    if not quiet:
-        click.echo(report.exported(result), err=True)
+    if not as_json and not quiet:
+        click.echo(report.exported(result))
 
 
 @cli.command()
@@ -223,7 +226,10 @@ def validate(
     from converter.onnx.validate import validate as run
 
     result = run(folder, provider=provider, progress=not quiet and sys.stderr.isatty())
-    click.echo(json.dumps(result.to_json()) if as_json else report.validation(result))
+    if as_json:
+        click.echo(json.dumps(result.to_json()))
+    elif not quiet:
+        click.echo(report.validation(result))
     result.check()
 
 

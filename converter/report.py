@@ -38,7 +38,6 @@ def summary(result: ConversionResult, *, verbose: bool) -> str:
         lines += [f"  {name}  {bytes_text(size or 0)}" for name, size in result.files.items()]
     lines += [f"checked {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in result.checks]
     lines += ["not verified (--no-verify)"] * (not result.checks)
-    lines += [exported(result.onnx)] if result.onnx else []
     return "\n".join([*lines, "load it with trust_remote_code=True; the stock class would run unscaled"])
 
 

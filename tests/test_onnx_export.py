@@ -135,11 +135,12 @@ def test_nothing_is_validated_with_no_validate(repository: Make, run: Command) -
     assert new_files(run, folder, "--no-validate") == {"model.onnx", GENAI}
 
 
-def test_the_result_is_on_stdout_and_the_rest_on_stderr(repository: Make, run: Command) -> None:
+def test_path_and_report_are_on_stdout(repository: Make, run: Command) -> None:
     folder = repository()
     result = run("export", folder)
-    assert result.out == f"{folder}\n"
-    assert "model.onnx" in result.err
+    assert result.out.startswith(f"{folder}\nmodel.onnx")
+    assert "ran on CPUExecutionProvider" in result.out
+    assert result.err == ""
     quiet = run("export", folder, "-q")
     assert (quiet.out, quiet.err) == (f"{folder}\n", "")
     values = run("export", folder, "--json").json

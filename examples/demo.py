@@ -1,4 +1,4 @@
-"""Convert the embedded checkpoint, load the result and show it beside the stock model.
+"""Convert the embedded checkpoint, load the result, its ONNX graph too, and show it beside the stock model.
 
     python examples/demo.py [--items 100] [--scale 4]
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from generate_onnx import Batch, Model, generate
 from lines_task import VOCABULARY, Prompt, evaluation_prompt
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -45,6 +46,14 @@ def continuation(model: Any, tokenizer: Any, text: str) -> str:
     return tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
+def onnx_continuation(folder: Path, tokenizer: Any, text: str) -> str:
+    """What onnxruntime makes of it, from the graph beside the weights."""
+    ids = tokenizer(text)["input_ids"]
+    batch = Batch(Model(folder), rows=1, length=len(ids) + 4)
+    tokens = [token for [token] in generate(batch, [ids], max_new_tokens=4) if token is not None]
+    return tokenizer.decode(tokens, skip_special_tokens=True)
+
+
 def show(prompt: Prompt, said: dict[str, str]) -> None:
     """Prints one prompt, shortened, and what each model says."""
     lines = prompt.text.splitlines()
@@ -68,8 +77,9 @@ def main() -> None:
     logging.disable_progress_bar()
 
     source = EXAMPLES / "tiny-bloom"
-    words = ["--scale", f"{options.scale:g}", "--out", str(options.out), "--overwrite"]
-    print(f"$ ntk-convert examples/{source.name}", *words[:3], options.out.name, words[4], flush=True)
+    words = ["--scale", f"{options.scale:g}", "--train-length", str(TRAIN_LENGTH), "--onnx", "--overwrite"]
+    print(f"$ ntk-convert examples/{source.name}", *words, "--out", options.out.name, flush=True)
+    words += ["--out", str(options.out)]
     subprocess.run([sys.executable, "-m", "converter", str(source), *words], check=True)
 
     tokenizer = AutoTokenizer.from_pretrained(options.out, trust_remote_code=True)
@@ -93,9 +103,11 @@ def main() -> None:
 
     prompt = prompts[int(gained.argmax())]
     print(f"\n{'A prompt that only the scaled model answers' if gained.any() else 'A prompt'}, as text:\n")
-    show(prompt, {name: continuation(model, tokenizer, prompt.text) for name, model in models.items()})
+    said = {name: continuation(model, tokenizer, prompt.text) for name, model in models.items()}
+    show(prompt, said | {"onnx": onnx_continuation(options.out, tokenizer, prompt.text)})
     seconds = time.monotonic() - started
-    print(f"\n{options.out.name}/ is a repository that plain transformers loads. {seconds:.0f} s in all.")
+    name = options.out.name
+    print(f"\n{name}/ is a repository that transformers and onnxruntime load. {seconds:.0f} s in all.")
 
 
 if __name__ == "__main__":

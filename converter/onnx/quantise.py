@@ -80,7 +80,7 @@ def _replace(old: Value, new: Value) -> None:
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     if is_output:
         old.name = f"{name}_before"
-        new.name, new.dtype, new.shape = name, old.dtype, old.shape
+        new.name, new.type, new.shape = name, old.type, old.shape
 
 
 @dataclass(frozen=True)

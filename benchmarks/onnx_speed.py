@@ -465,8 +465,9 @@ def main(
     ]
     click.echo("\n" + "\n\n".join(sections))
     if write:
+        size = f"{options['layers']}x{options['heads'] * options['head_dim']}"
         path = report.write(
-            "onnx_speed-bloom-cpu-float32", "ONNX graphs: ours and its peers'", sections, load_before
+            f"onnx_speed-bloom-{size}-cpu-float32", "ONNX graphs: ours and its peers'", sections, load_before
         )
         say(f"wrote results/{path.name}")
 

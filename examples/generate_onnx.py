@@ -2,7 +2,7 @@
 
     python examples/generate_onnx.py DIR "a prompt" ["another"] [--max-new-tokens 32] [--provider cuda]
 
-DIR has model.onnx, config.json and tokenizer.json; without the last, prompts are token ids ("5 6 7").
+DIR has an ONNX graph, config.json and tokenizer.json; without the last, prompts are token ids ("5 6 7").
 Keys and values stay in one buffer for each layer, which the graph reads as past and writes as present.
 """
 
@@ -29,9 +29,9 @@ class Model:
             the cache is bfloat16, which NumPy does not have.
     """
 
-    def __init__(self, folder: Path, provider: str = "cpu", file_name: str = "model.onnx"):
+    def __init__(self, folder: Path, provider: str = "cpu"):
         self.device = provider
-        self.session = ort.InferenceSession(folder / file_name, providers=[PROVIDERS[provider]])
+        self.session = ort.InferenceSession(graph_file(folder, provider), providers=[PROVIDERS[provider]])
         if PROVIDERS[provider] not in self.session.get_providers():
             raise RuntimeError(f"{PROVIDERS[provider]} does not work here; see onnxruntime's warnings")
         self.caches = [item for item in self.session.get_inputs() if item.name.startswith("past_key_values")]
@@ -123,6 +123,12 @@ def generate(
         if ended.all() or number == max_new_tokens - 1:
             return
         logits = batch.step(tokens)
+
+
+def graph_file(folder: Path, provider: str) -> Path:
+    """The repository's graph: on CPUs the one that computes in float32, where there is such a one."""
+    names = (["model_fp32.onnx"] if provider == "cpu" else []) + ["model.onnx", "onnx/model.onnx"]
+    return next((folder / name for name in names if (folder / name).is_file()), folder / "model.onnx")
 
 
 def end_tokens(folder: Path) -> list[int]:

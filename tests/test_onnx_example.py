@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from converter import OnnxOptions, convert
 from converter.onnx.build import build_graph, open_repository
 from tests import tiny
 from tests.patched import FAMILIES, Convert, load
@@ -170,3 +171,14 @@ def test_the_command_line(converted: Convert) -> None:
     (folder / "tokenizer.json").unlink()
     ids = expected(folder, [5, 6, 7])
     assert run(str(folder), "5 6 7") == " ".join(map(str, ids)) + "\n"
+
+
+def test_bfloat16_weights_run_on_a_cpu(tmp_path: Path, example: ModuleType) -> None:
+    """By the float32 graph that stands beside the other one."""
+    source, folder = tiny.mpt(tmp_path / "source", dtype=torch.bfloat16, use_cache=True), tmp_path / "out"
+    convert(source, folder, scale=2, verify=False, onnx=OnnxOptions(validate=False))
+    assert example.graph_file(folder, "cuda") == folder / "model.onnx"
+    assert example.graph_file(folder, "cpu") == folder / "model_fp32.onnx"
+    batch = example.Batch(example.Model(folder), 1, LENGTHS[0] + NEW)
+    found = columns(list(example.generate(batch, prompts()[:1], NEW)))
+    assert found == [expected(folder, prompts()[0])]

@@ -23,7 +23,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-pytest_plugins = ("tests.patched",)
+pytest_plugins = ("tests.patched", "tests.onnx_graphs")
 
 # The user's token, cache and saved code stay out of the tests, and each worker has its own. Set
 # before anything imports huggingface_hub, which reads it once.
@@ -99,6 +99,25 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Run]]:
     before = signal.getsignal(signal.SIGTERM)
     yield call
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def refused(run: Callable[..., Run], tmp_path: Path) -> Callable[..., str]:
+    """``refused(*words, code=1)``: a command in vain; the line, and that nothing in ``tmp_path`` changed."""
+
+    def call(*words: object, code: int = 1) -> str:
+        before, files = fingerprint(tmp_path), sorted(tmp_path.rglob("*"))
+        result = run(*words)
+        assert result.code == code, result.err
+        assert result.out == ""
+        assert result.err.startswith("error: ")
+        assert result.err.count("\n") == 1
+        assert "this is a bug" not in result.err
+        assert sorted(tmp_path.rglob("*")) == files
+        assert fingerprint(tmp_path) == before
+        return result.err
+
+    return call
 
 
 def edit_json(path: Path, changes: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from numpy.typing import NDArray
 
 from converter import convert
@@ -27,6 +28,7 @@ from tests.reference.alibi import query_slopes
 
 Array = NDArray[Any]
 Past = dict[str, Array]
+Make = Callable[..., Path]
 
 PROFILES: tuple[Profile, ...] = ("ort", "portable")
 TRAIN_LENGTH = 32
@@ -138,3 +140,16 @@ def edit(path: Path, change: Callable[[onnx.ModelProto], None]) -> None:
 def external(tensor: onnx.TensorProto) -> dict[str, str]:
     """Where an initialiser's bytes are: location, offset, length."""
     return {entry.key: entry.value for entry in tensor.external_data}
+
+
+@pytest.fixture
+def repository(pristine: Callable[..., Path], tmp_path: Path) -> Make:
+    """``repository(family, **options)``: a converted tiny checkpoint in ``tmp_path / "model"``."""
+
+    def make(family: str = "bloom", **options: Any) -> Path:
+        # Dtypes are no keys of what is pristine.
+        written = "dtype" in options
+        source = tiny.FACTORIES[family](tmp_path / "source", **options) if written else None
+        return converted_copy(source or pristine(family, **options), tmp_path / "model")
+
+    return make

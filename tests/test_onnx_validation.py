@@ -23,10 +23,9 @@ from converter.onnx.validate import validate
 from converter.onnx.validation import TOLERANCES, cases
 from tests import tiny
 from tests.conftest import Run, fingerprint
-from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, converted_copy, edit, nodes_of
+from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Make, edit, nodes_of
 
 Command = Callable[..., Run]
-Make = Callable[..., Path]
 Mutation = Callable[[onnx.ModelProto], None]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 REPORT = "onnx_validation.json"
@@ -42,16 +41,6 @@ CHECKS = [
 ]
 LAYERS = {"bloom": "n_layer", "mpt": "n_layers", "falcon": "num_hidden_layers"}
 """Family -> the config's key of the number of layers."""
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Make:
-    """``repository(family, **options)``: a converted tiny checkpoint in ``tmp_path / "model"``."""
-
-    def make(family: str = "bloom", **options: Any) -> Path:
-        return converted_copy(tiny.FACTORIES[family](tmp_path / "source", **options), tmp_path / "model")
-
-    return make
 
 
 def exported(folder: Path, profile: Profile = "ort", **options: Any) -> Path:

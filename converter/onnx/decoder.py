@@ -6,6 +6,7 @@ Gemm, which reads a weight as PyTorch stores it ([out, in]).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -27,7 +28,7 @@ Attend = Callable[[Value, Value, Value], Value]
 """A layer's attention: query, key and value, as in ``Attention``, to the heads' outputs."""
 
 
-class Decoder:
+class Decoder(ABC):
     """Base of the families' graphs.
 
     Args:
@@ -66,7 +67,7 @@ class Decoder:
         self.attention_form = attention
         self._parameters: dict[str, Value] = {}
 
-    # What a family may override.
+    # What a family says, ``layer`` above all.
 
     @property
     def epsilon(self) -> float:
@@ -87,9 +88,9 @@ class Decoder:
         """From token embeddings to the first layer's input."""
         return hidden
 
+    @abstractmethod
     def layer(self, residual: Residual, prefix: str, attend: Attend) -> None:
         """One layer, whose tensors' names start with ``prefix``; ``attend(q, k, v)`` is its attention."""
-        raise NotImplementedError
 
     def project(self, logits: Value) -> Value:
         """The last step to the logits."""

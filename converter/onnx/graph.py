@@ -204,31 +204,26 @@ class Graph:
             producer_version=__version__,
             metadata_props=metadata,
         )
-        save(model, path, copy_weights=copy_weights, progress=progress)
+        if not copy_weights:
+            ir.save(model, path, format="protobuf")
+            return
+        tensors = (value.const_value for value in self.main.initializers.values())
+        total = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        with byte_bar("writing weights", total, show=progress) as advance:
+
+            def written(tensor: ir.TensorProtocol, _: object) -> None:
+                advance(tensor.nbytes)
+
+            ir.save(
+                model,
+                path,
+                format="protobuf",
+                external_data=f"{path.name}_data",
+                size_threshold_bytes=INLINE,
+                callback=written,
+            )
 
     def _unique(self, name: str) -> str:
         count = self._used.get(name, 0)
         self._used[name] = count + 1
         return name if count == 0 else f"{name}_{count}"
-
-
-def save(model: ir.Model, path: Path, *, copy_weights: bool, progress: bool) -> None:
-    """See ``Graph.save``."""
-    if not copy_weights:
-        ir.save(model, path, format="protobuf")
-        return
-    total = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
-
-    with byte_bar("writing weights", total, show=progress) as advance:
-
-        def written(tensor: ir.TensorProtocol, _: object) -> None:
-            advance(tensor.nbytes)
-
-        ir.save(
-            model,
-            path,
-            format="protobuf",
-            external_data=f"{path.name}_data",
-            size_threshold_bytes=INLINE,
-            callback=written,
-        )

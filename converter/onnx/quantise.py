@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class _Blocks:
     """[outputs, bytes of as many zero points as there are blocks]."""
 
 
-class _Form:
+class _Form(ABC):
     """How quantised weights are stored, each once, and used."""
 
     def __init__(self, graph: ir.Graph):
@@ -126,17 +127,17 @@ class _Form:
             advance(tensor.nbytes)
         return self._weights[tensor.name]
 
+    @abstractmethod
     def store(self, blocks: _Blocks, inputs: int, bits: Bits) -> dict[str, ir.TensorProtocol]:
         """What a graph keeps of a weight: its numbers, scales and zero points, in this order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def product(self, node: ir.Node, weight: _Weight) -> Value:
         """What ``node``, a Gemm, multiplies."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self, node: ir.Node, weight: _Weight) -> Value:
         """What ``node``, a Gather of rows, looks up, in float32."""
-        raise NotImplementedError
 
     def op(
         self, before: ir.Node, op_type: str, *inputs: Value | None, domain: str = "", **attributes: Any

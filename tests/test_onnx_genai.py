@@ -220,3 +220,14 @@ def test_the_raised_limit_of_mpt_is_not_multiplied_again(converted: Convert) -> 
     repository = open_repository(converted("mpt", max_seq_len=512))
     assert repository.config["max_seq_len"] == 2048
     assert content(repository)["model"]["context_length"] == 2048
+
+
+def test_the_tokenizer_that_the_readme_warns_of(converted: Convert) -> None:
+    """Once genai reads BLOOM's tokenizer, the README need not send people to token ids."""
+    folder = converted("bloom")
+    model = export(folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(settings | {"tokenizer_class": "BloomTokenizerFast"}), encoding="utf-8")
+    with pytest.raises(Exception, match="Unsupported tokenizer class: BloomTokenizerFast"):
+        og.Tokenizer(model)

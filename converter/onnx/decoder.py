@@ -18,7 +18,7 @@ from converter.families import Config, Family, Geometry
 from converter.families.base import count
 from converter.onnx.alibi import Alibi, Tokens
 from converter.onnx.attention import Cache, MakeAttention
-from converter.onnx.graph import ORT, Dimension, Graph, Value
+from converter.onnx.graph import EMBEDDINGS, HEAD, ORT, Dimension, Graph, Value
 from converter.onnx.weights import Weights
 from converter.scaling import Scaling
 
@@ -121,7 +121,7 @@ class Decoder(ABC):
 
         pasts = [Cache(cached(f"{n}.key"), cached(f"{n}.value")) for n in range(geometry.num_layers)]
 
-        with graph.scope("embeddings"):
+        with graph.scope(EMBEDDINGS):
             vocabulary = count(self.config, "vocab_size")
             table = f"{self.token_embedding}.weight"
             rows = self.rows(table, graph.reshape(ids, -1), vocabulary)
@@ -137,7 +137,7 @@ class Decoder(ABC):
                     return output
 
                 self.layer(residual, prefix, attend)
-        with graph.scope("head"):
+        with graph.scope(HEAD):
             if last_logits:
                 residual.keep_last(tokens)
             hidden = residual.norm(self.final_norm)

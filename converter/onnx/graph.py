@@ -20,6 +20,10 @@ from converter.progress import byte_bar
 OPSET = 21
 """The first with 4-bit integers and blockwise DequantizeLinear, which quantised graphs need."""
 IR_VERSION = 10
+EMBEDDINGS, HEAD = "embeddings", "head"
+"""Scopes of what comes before the layers and after them."""
+OUTER = (f"/{EMBEDDINGS}/", f"/{HEAD}/")
+"""How the names of their nodes begin."""
 ORT = "com.microsoft"
 """Domain of the operators that only onnxruntime has."""
 

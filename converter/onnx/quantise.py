@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from converter.onnx.graph import ORT, Value
+from converter.onnx.graph import ORT, OUTER, Value
 from converter.progress import Advance, byte_bar
 
 Bits = Literal[4, 8]
@@ -34,8 +34,6 @@ That costs about what 8-bit weights do and far less than 4-bit ones. On the CPU 
 several times slower; for 8 bits it unpacks the whole weight at each step. It is also what onnxruntime
 chooses where it fuses the standard operators.
 """
-OUTER = ("/embeddings/", "/head/")
-"""Scopes of the nodes whose weights always have 8 bits."""
 PIECE = 1 << 24
 """How many numbers of a weight are quantised at a time."""
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from converter.onnx.graph import OUTER
+
 LAYER = re.compile(r"/layers\.(\d+)/")
-OUTER = ("/embeddings/", "/head/")
 CACHE = re.compile(r"(?:past_key_values|present)\.(\d+)\.")
 
 

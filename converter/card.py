@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,14 @@ from converter import __version__
 from converter.families import Family
 from converter.scaling import Scaling
 from converter.source import CARD, Source
+from converter.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from converter.verification import Check
 
 CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag")
 """Keys of the source's front matter that hold for the converted model too; its results do not."""
-TAGS = ["alibi", "ntk-alibi", "custom_code"]
+TAGS = ("alibi", "ntk-alibi", "custom_code")
 LARGEST_CARD, LARGEST_VALUE = 4 << 20, 500
 """Bytes of a card that is read at all; characters of a value, or entries of a list, that is kept."""
 FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
@@ -25,9 +27,8 @@ FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)",
 BODY = """\
 # {name}, {title}
 
-This is [{source}]({link}) with its ALiBi slopes scaled for longer contexts: {scaling}.
-Weights, tokenizer and tensor names are those of the source{commit}; only the attention's
-code and `config.json` differ.
+This is [{source}]({link}) with its {scaled}.
+Weights, tokenizer and tensor names are those of the source{commit}; only {differs}.
 
 | | |
 |---|---|
@@ -42,13 +43,11 @@ code and `config.json` differ.
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained({path!r}, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained({path!r}, trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained({path!r}{trust})
+tokenizer = AutoTokenizer.from_pretrained({tokenizer})
 ```
 
-`trust_remote_code=True` is needed, and without it loading is an error. **Do not load this repository
-with the stock class** (`{stock_class}.from_pretrained(...)`): transformers then only warns about the
-model type and gives an **unscaled** model.
+{notes}
 
 ## How it was made
 
@@ -61,12 +60,49 @@ with ntk-convert {version}. Checked before it was written:
 {checks}
 """
 
+NOTES = """\
+`trust_remote_code=True` is needed, and without it loading is an error. **Do not load this repository
+with the stock class** (`{stock_class}.from_pretrained(...)`): transformers then only warns about the
+model type and gives an **unscaled** model."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a card says of one way to scale."""
+
+    kind: str
+    """What is scaled, in the title: "ALiBi"."""
+    scaled: str
+    """Of the source, "with its ...": what was scaled, and how."""
+    differs: str
+    """From the source, "only ..."."""
+    notes: str
+    """On loading and use."""
+    tags: tuple[str, ...]
+    code: bool
+    """Whether loading it needs code of the repository."""
+
+
+def alibi_words(family: Family, scaling: Scaling) -> Words:
+    """The words for ALiBi slopes."""
+    how = f"scaled for longer contexts: {scaling}" if scaling.method != "none" else "not scaled at all"
+    return Words(
+        kind="ALiBi",
+        scaled=f"ALiBi slopes {how}",
+        differs="the attention's code and `config.json` differ",
+        notes=NOTES.format(stock_class=f"{family.camel}ForCausalLM"),
+        tags=TAGS,
+        code=True,
+    )
+
 
 def write_card(
     folder: Path,
     *,
     source: Source,
-    family: Family,
+    words: Words,
+    tokenizer: Tokenizer,
+    notes: Sequence[str],
     scaling: Scaling,
     train_length: int | None,
     command: str,
@@ -77,7 +113,9 @@ def write_card(
     Args:
         folder: the converted repository.
         source: whose front matter is carried over as far as it still holds.
-        family: its family.
+        words: what to say of its kind.
+        tokenizer: what became of the source's.
+        notes: what else its users have to know.
         scaling: what was baked in.
         train_length: trained length in tokens, None if not known.
         command: the command line that gives the same result, without secrets.
@@ -85,20 +123,29 @@ def write_card(
     """
     import yaml
 
-    matter = yaml.safe_dump(_metadata(source), sort_keys=False, allow_unicode=True)
+    matter = yaml.safe_dump(_metadata(source, words.tags), sort_keys=False, allow_unicode=True)
+    scaled = scaling.method != "none"
+    path, trust = "PATH/TO/THIS/REPOSITORY", ", trust_remote_code=True"
+    if tokenizer.elsewhere:
+        from_where = f"{tokenizer.elsewhere!r}{trust}"
+    else:
+        from_where = f"{path!r}{trust if words.code else ''}" if tokenizer.here else "..."
     body = BODY.format(
         name=_plain(source.name),
-        title=f"{scaling.method} ALiBi scaling" if scaling.method != "none" else "unscaled ALiBi",
+        title=f"{scaling.method} {words.kind} scaling" if scaled else f"unscaled {words.kind}",
         source=_plain(source.name),
         link=f"https://huggingface.co/{source.repo_id}" if source.repo_id else "#how-it-was-made",
-        scaling=scaling if scaling.method != "none" else "not at all, only the code is new",
+        scaled=words.scaled,
+        differs=words.differs,
         commit=f" at commit `{source.commit}`" if source.commit else "",
         method=scaling.method,
         strength=_strength(scaling),
         train_length=f"{train_length} tokens" if train_length else "not known",
         commit_cell=f"`{source.commit}`" if source.commit else "(local folder)",
-        path="PATH/TO/THIS/REPOSITORY",
-        stock_class=f"{family.camel}ForCausalLM",
+        path=path,
+        trust=trust if words.code else "",
+        tokenizer=from_where,
+        notes="\n\n".join([words.notes, *(f"{note[:1].upper()}{note[1:]}." for note in notes)]),
         command=command,
         version=__version__,
         checks="\n".join(f"- {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in checks)
@@ -121,7 +168,7 @@ def front_matter(text: str) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _metadata(source: Source) -> dict[str, Any]:
+def _metadata(source: Source, tags: tuple[str, ...]) -> dict[str, Any]:
     path = source.folder / CARD
     known: dict[str, Any] = {}
     if path.is_file() and path.stat().st_size <= LARGEST_CARD:
@@ -130,7 +177,7 @@ def _metadata(source: Source) -> dict[str, Any]:
     base = source.repo_id or known.get("base_model")
     if _simple(base):
         result["base_model"] = base
-    return result | {"library_name": "transformers", "tags": TAGS}
+    return result | {"library_name": "transformers", "tags": [*tags]}
 
 
 def _simple(value: object) -> bool:

@@ -183,6 +183,19 @@ def inspect(as_json: bool, verbose: bool, **arguments: Any) -> None:  # noqa: AR
 
 
 @cli.command()
+@click.option("--markdown", is_flag=True, help="As the README's table.")
+@json_option
+def families(as_json: bool, markdown: bool) -> None:
+    """List the models that can be converted."""
+    from converter import catalogue, report
+
+    if as_json:
+        click.echo(json.dumps([entry.to_json() for entry in catalogue.catalogue()]))
+    else:
+        click.echo(catalogue.markdown() if markdown else report.families(catalogue.catalogue()))
+
+
+@cli.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @onnx_options
 @click.option("--no-validate", is_flag=True, help="Do not run the graph before it is put in place.")

@@ -107,7 +107,7 @@ def open_repository(
     # and its content with the next, and stores what it got as what it asked for.
     folder = download(CONFIG, info.sha if info else revision, offline=info is None).parent
     commit = folder.name  # which is how the client names the folder of a snapshot
-    parameters = None
+    parameters = nested = None
     if info is None:
         # Offline with a cached snapshot: what the cache holds is all there is.
         files: dict[str, int | None] = {
@@ -115,13 +115,16 @@ def open_repository(
         }
     else:
         _note(folder, revision or DEFAULT_REVISION)
-        files = {file.rfilename: file.size for file in info.siblings or () if "/" not in file.rfilename}
+        listed: dict[str, int | None] = {file.rfilename: file.size for file in info.siblings or ()}
+        files = {name: size for name, size in listed.items() if "/" not in name}
+        nested = {name: size for name, size in listed.items() if "/" in name}
         parameters = info.safetensors.parameters if info.safetensors else None
 
     def fetch(name: str) -> None:
         download(name, commit, offline=info is None)
 
-    return Source(repo_id, folder, files, repo_id, commit, parameters, fetch, offline=info is None)
+    offline = info is None
+    return Source(repo_id, folder, files, repo_id, commit, parameters, fetch, offline=offline, nested=nested)
 
 
 def _note(folder: Path, revision: str) -> None:

@@ -7,17 +7,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from converter import families
-from converter.checkpoint import read_checkpoint, weight_index
-from converter.families import Config, Family
+from converter import recipe as recipes
+from converter.checkpoint import Checkpoint, read_checkpoint, weight_index
+from converter.families import Config
+from converter.recipe import Recipe
+from converter.rotary.settings import Change
 from converter.scaling import Dynamic, Method, Request, Scaling
 from converter.source import Source, open_source
-from converter.trained import resolve, trained_length
+from converter.trained import resolve
 
 
 @dataclass(frozen=True)
 class Slopes:
-    """One number per head, in the order of the heads."""
+    """Slopes, one per head in the order of the heads; of rotary positions frequencies, one per pair."""
 
     stock: tuple[float, ...]
     """As trained."""
@@ -27,6 +29,9 @@ class Slopes:
     """The scale factor a behind ``scaled``."""
     at_length: int | None
     """Tokens at which a dynamic scaling has that factor; None for a static one."""
+
+
+NONE = Slopes((), None, None, None)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,11 @@ class Inspection:
     alibi_scaling: dict[str, Any] | None
     """What is, or with the given options would be, in the config."""
     slopes: Slopes
+    """Of ALiBi; empty of rotary positions."""
+    frequencies: Slopes
+    """Of rotary positions, in radians per token; empty of ALiBi."""
+    rotary: Change | None
+    """What the scaling makes of rotary positions; None of ALiBi."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
@@ -86,7 +96,7 @@ def inspect(
     Raises:
         UsageError: options that contradict each other.
         SourceError: the checkpoint is missing, unreadable or damaged.
-        UnsupportedModel: it is not an ALiBi model of a supported family.
+        UnsupportedModel: it is no ALiBi model of a supported family, nor a rotary one that can be scaled.
     """
     asked = any(value is not None for value in (scale, target_length, dynamic, rate)) or method != "ntk"
     request = Request(method, scale, target_length, dynamic, rate, train_length) if asked else None
@@ -94,21 +104,24 @@ def inspect(
         str(model), revision=revision, token=token, cache_dir=Path(cache_dir) if cache_dir else None
     )
     config = source.config()
-    converted = families.converted(config)
-    family = families.recognise(config) if converted else families.check(config)
-    geometry = family.geometry(config)
-    trained = trained_length(family, config, source, train_length)
+    recipe = recipes.of_checkpoint(config)
+    geometry = recipe.geometry
+    trained = recipe.trained_length(source, train_length)
     if request is not None:
         scaling = resolve(request, trained, source)
+        recipe.check_scaling(scaling)
     else:
-        scaling = Scaling.from_json(config.get("alibi_scaling") if converted else None)
+        scaling = recipe.own_scaling
     weights = _weights(source, config)
+    stored = {} if weights.checkpoint is None else recipe.stored(source.folder, weights.checkpoint, config)
+    found = _slopes(recipe, stored, scaling)
+    rotary = recipe.positions == "rotary"
     return Inspection(
         source=source.name,
         commit=source.commit,
-        family=family.name,
+        family=recipe.name,
         model_type=config["model_type"],
-        converted=converted,
+        converted=recipe.converted,
         num_heads=geometry.num_heads,
         head_dim=geometry.head_dim,
         num_kv_heads=geometry.num_kv_heads,
@@ -118,8 +131,10 @@ def inspect(
         files=weights.files,
         train_length=trained.tokens,
         train_length_origin=trained.origin,
-        alibi_scaling=scaling.to_json(),
-        slopes=_slopes(family, config, scaling),
+        alibi_scaling=None if rotary else scaling.to_json(),
+        slopes=NONE if rotary else found,
+        frequencies=found if rotary else NONE,
+        rotary=recipe.change(scaling),
     )
 
 
@@ -128,6 +143,8 @@ class _Weights:
     files: Mapping[str, int | None]
     parameters: int | None
     dtype: str | None
+    checkpoint: Checkpoint | None = None
+    """Of a local source."""
 
 
 def _weights(source: Source, config: Config) -> _Weights:
@@ -138,16 +155,17 @@ def _weights(source: Source, config: Config) -> _Weights:
     dtype = declared if isinstance(declared, str) else None
     if source.local and files:
         checkpoint = read_checkpoint(source.folder)
-        return _Weights(checkpoint.files, checkpoint.parameters, next(iter(checkpoint.dtypes), dtype))
+        stored = next(iter(checkpoint.dtypes), dtype)
+        return _Weights(checkpoint.files, checkpoint.parameters, stored, checkpoint)
     counts = source.parameters or {}
     dtype = max(counts, key=lambda name: counts[name]) if counts else dtype
     return _Weights(files, sum(counts.values()) or None, dtype)
 
 
-def _slopes(family: Family, config: Config, scaling: Scaling) -> Slopes:
-    stock = family.stock_slopes(config)
+def _slopes(recipe: Recipe, stored: Config, scaling: Scaling) -> Slopes:
+    stock = recipe.stock(stored)
     if scaling.method == "none":
         return Slopes(stock, None, None, None)
     length = None if scaling.train_length is None else 2 * scaling.train_length
-    scaled = scaling.slopes(stock, length or 0)
+    scaled = recipe.scaled(stock, scaling, length or 0)
     return Slopes(stock, scaled, scaling.factor_at(length or 0), length)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter import families
+from converter import recipe as recipes
 from converter.card import write_card
 from converter.checkpoint import read_checkpoint, target_names
 from converter.errors import SourceError
-from converter.families import Config, Family
+from converter.families import Config
 from converter.onnx.export import ExportResult, check_requirements, export, planned_files
 from converter.onnx.options import OnnxOptions
-from converter.repository import converted_config, small_files, write_repository
+from converter.recipe import Recipe
+from converter.repository import copied_files, write_repository
+from converter.rotary.settings import Change
 from converter.scaling import Dynamic, Method, Request, Scaling
 from converter.source import CARD, CONFIG, Source, open_source
 from converter.staging import check_output, check_space, staged
-from converter.trained import resolve, trained_length
+from converter.subfolders import nested_files
+from converter.tokenizers import TOKENIZER_CONFIG, Tokenizer, read_tokenizer
+from converter.trained import resolve
 from converter.weights import transfer
 
 if TYPE_CHECKING:
@@ -39,14 +43,20 @@ class ConversionResult:
     source: str
     commit: str | None
     family: str
+    """An ALiBi family's name, or "rotary"."""
     model_type: str
+    rotary: Change | None
+    """What became of rotary positions; None of ALiBi."""
     scaling: Scaling
     train_length: int | None
     """In tokens; None if it is not known (and was not needed)."""
+    train_length_origin: str
     files: Mapping[str, int | None]
     """File -> bytes. A dry run has None where it cannot tell, and a ``.bin`` file's bytes as they are."""
     config_changes: Mapping[str, tuple[Any, Any]]
     """Key of config.json -> (value in the source or None, value in the result or None)."""
+    notes: Sequence[str]
+    """What the result's users have to know of its tokenizer and of files that were not copied."""
     checks: Sequence[Check]
     """What verification found right; empty without verification."""
     onnx: ExportResult | None
@@ -63,13 +73,16 @@ class ConversionResult:
             "family": self.family,
             "model_type": self.model_type,
             "method": self.scaling.method,
-            "alibi_scaling": self.scaling.to_json(),
+            "alibi_scaling": None if self.rotary else self.scaling.to_json(),
+            "rotary": asdict(self.rotary) if self.rotary else None,
             "train_length": self.train_length,
+            "train_length_origin": self.train_length_origin,
             "files": dict(self.files),
             "config_changes": {
                 key: {"before": before, "after": after}
                 for key, (before, after) in self.config_changes.items()
             },
+            "notes": list(self.notes),
             "checks": [check.to_json() for check in self.checks],
             "onnx": self.onnx.to_json() if self.onnx else None,
             "seconds": round(self.seconds, 3),
@@ -96,7 +109,8 @@ def convert(
     onnx: OnnxOptions | None = None,
     progress: bool = False,
 ) -> ConversionResult:
-    """Writes a copy of an ALiBi checkpoint whose slopes are scaled, for plain transformers to load.
+    """Writes a copy of a checkpoint whose ALiBi slopes or rotary positions are scaled, for plain
+    transformers to load.
 
     The result is built in a folder beside ``out``, verified and then renamed: whatever happens,
     ``out`` is complete or not there, and the source is only read.
@@ -143,16 +157,17 @@ def convert(
         progress=progress,
     )
     config = source.config()
-    family = families.check(config)
-    trained = trained_length(family, config, source, train_length)
+    recipe = recipes.of_source(config)
+    trained = recipe.trained_length(source, train_length)
     scaling = resolve(request, trained, source)
+    recipe.check_scaling(scaling)
     place = check_output(Path(out), source.folder, overwrite=overwrite)
-    new_config = converted_config(config, family, scaling, trained.tokens, source)
+    new_config = recipe.scaled_config(scaling, trained.tokens, source)
     if onnx is not None:
-        from converter.onnx.build import check_has_graph
+        recipe.check_graph(new_config)
 
-        check_has_graph(new_config, family)
-
+    tokenizer = read_tokenizer(source, config, code=bool(recipe.templates))
+    notes = [*([tokenizer.note] if tokenizer.note else []), *nested_files(source).notes]
     weights = source.weights()
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
@@ -160,22 +175,25 @@ def convert(
     checks: Sequence[Check] = ()
     exported: ExportResult | None = None
     if dry_run:
-        files = _planned_files(source, family, weights, onnx)
+        if source.local:
+            new_config |= recipe.stored(source.folder, read_checkpoint(source.folder), new_config)
+        files = _planned_files(source, recipe, tokenizer, weights, onnx)
     else:
-        source.fetch([*({CARD} & source.files.keys()), *small_files(source.files), *weights])
+        source.fetch([*({CARD} & source.files.keys()), *copied_files(source), *weights])
         checkpoint = read_checkpoint(source.folder)
         check_space(place, checkpoint.total_bytes + SMALL)
         with staged(place, overwrite=overwrite) as folder:
-            write_repository(folder, new_config, family, source)
             transfer(checkpoint, source.folder, folder, progress=progress)
+            new_config |= recipe.stored(folder, read_checkpoint(folder), new_config)
+            write_repository(folder, new_config, recipe.templates, source, tokenizer)
             if verify:
-                from converter.verification import verify as run_checks
-
-                checks = run_checks(folder, family, config)
+                checks = recipe.verify(folder, scaling)
             write_card(
                 folder,
                 source=source,
-                family=family,
+                words=recipe.words(scaling, trained),
+                tokenizer=tokenizer,
+                notes=notes,
                 scaling=scaling,
                 train_length=trained.tokens,
                 command=_command(source, request, revision, place, verify=verify, onnx=onnx),
@@ -193,12 +211,15 @@ def convert(
         path=place,
         source=source.name,
         commit=source.commit,
-        family=family.name,
-        model_type=family.model_type,
+        family=recipe.name,
+        model_type=recipe.model_type,
+        rotary=recipe.change(scaling),
         scaling=scaling,
         train_length=trained.tokens,
+        train_length_origin=trained.origin,
         files=files,
         config_changes=_changes(config, new_config),
+        notes=notes,
         checks=checks,
         onnx=exported,
         seconds=time.monotonic() - started,
@@ -207,12 +228,16 @@ def convert(
 
 
 def _planned_files(
-    source: Source, family: Family, weights: Mapping[str, int | None], onnx: OnnxOptions | None
+    source: Source,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    weights: Mapping[str, int | None],
+    onnx: OnnxOptions | None,
 ) -> dict[str, int | None]:
     """What a conversion would write, of a local source after looking at its weights' headers."""
     dtypes = read_checkpoint(source.folder).dtypes if source.local else ()
-    files: dict[str, int | None] = dict.fromkeys((CONFIG, CARD, *family.templates))
-    files |= {name: source.files[name] for name in small_files(source.files)}
+    files: dict[str, int | None] = dict.fromkeys((CONFIG, CARD, *recipe.templates, *tokenizer.templates))
+    files |= copied_files(source) | dict.fromkeys((TOKENIZER_CONFIG,) if tokenizer.settings else ())
     targets = target_names(weights, source.index)
     files |= {target: weights.get(name) for name, target in targets.items()}
     return files | dict.fromkeys(planned_files(onnx, dtypes) if onnx else ())

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from converter.rotary.settings import Change
 from converter.scaling import Scaling
 
 if TYPE_CHECKING:
+    from converter.catalogue import Entry
     from converter.inspection import Inspection
     from converter.onnx.export import ExportResult
     from converter.onnx.validation import GraphCheck, ValidationReport
@@ -16,7 +21,7 @@ if TYPE_CHECKING:
 
 def plan(result: ConversionResult) -> str:
     """A dry run: the table of files and the changes to config.json."""
-    lines = [f"{result.path} would hold", ""]
+    lines = [*_rotary(result.rotary), f"{result.path} would hold", ""]
     width = max(map(len, result.files))
     for name, size in result.files.items():
         lines.append(f"  {name:{width}}  {'' if size is None else bytes_text(size):>10}".rstrip())
@@ -24,6 +29,7 @@ def plan(result: ConversionResult) -> str:
     for key, (before, after) in result.config_changes.items():
         lines += [f"- {key}: {json.dumps(before)}"] if before is not None else []
         lines += [f"+ {key}: {json.dumps(after)}"] if after is not None else []
+    lines += ["", *_notes(result)] if result.notes else []
     return "\n".join(lines)
 
 
@@ -32,13 +38,48 @@ def summary(result: ConversionResult, *, verbose: bool) -> str:
     total = sum(size or 0 for size in result.files.values())
     lines = [
         f"{result.source} converted to {result.model_type}: {result.scaling}",
+        *_rotary(result.rotary),
         f"{_files(len(result.files))}, {bytes_text(total)}, in {result.seconds:.1f} s",
     ]
     if verbose:
         lines += [f"  {name}  {bytes_text(size or 0)}" for name, size in result.files.items()]
     lines += [f"checked {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in result.checks]
     lines += ["not verified (--no-verify)"] * (not result.checks)
-    return "\n".join([*lines, "load it with trust_remote_code=True; the stock class would run unscaled"])
+    lines += _notes(result)
+    how = "load it with trust_remote_code=True; the stock class would run unscaled"
+    return "\n".join([*lines, "load it as its source; only config.json differs" if result.rotary else how])
+
+
+def _notes(result: ConversionResult) -> list[str]:
+    return [f"note: {note}" for note in result.notes]
+
+
+def _rotary(change: Change | None) -> list[str]:
+    return [] if change is None else [f"rotary positions, not ALiBi: {change}"]
+
+
+def families(entries: Sequence[Entry]) -> str:
+    """What can be converted."""
+    lines = []
+    for entry in entries:
+        recognised = entry.recognised_by.replace("`", "")
+        lines += [f"{entry.title}  ({entry.positions}, {entry.kind})", *_wrapped("model_type", recognised)]
+        lines += _wrapped("models", ", ".join(entry.examples)) if entry.examples else []
+        lines += _wrapped("heads", ", ".join(entry.heads)) if entry.heads else []
+        known = ", ".join(f"{name} {length}" for name, length in entry.train_lengths.items())
+        lines += _wrapped("trained at", known) if known else []
+        lines += ["  no ONNX graph"] if not entry.onnx else []
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    """A field, in lines that fit a terminal."""
+    start = f"  {name}: "
+    width = shutil.get_terminal_size().columns
+    return textwrap.wrap(
+        text, max(width, 40), initial_indent=start, subsequent_indent="    ", break_on_hyphens=False
+    )
 
 
 def exported(result: ExportResult) -> str:
@@ -81,16 +122,18 @@ def inspection(found: Inspection) -> str:
         "weights": weights,
         "trained length": length + found.train_length_origin,
         "converted": "yes" if found.converted else "no",
-        "scaling": str(Scaling.from_json(found.alibi_scaling)),
+        "scaling": str(Scaling.from_json(found.rotary.scaling if found.rotary else found.alibi_scaling)),
     }
+    if found.rotary:
+        rows["rotary"] = f"{found.rotary.channels} channels a head, {found.rotary}"
     lines = [f"{name:16}{value}" for name, value in rows.items()]
-    slopes = found.slopes
+    slopes, row = (found.frequencies, "pair") if found.rotary else (found.slopes, "head")
     if slopes.scaled is None:
-        lines += ["", "head       stock"]
+        lines += ["", f"{row}       stock"]
         lines += [f"{head:4}  {stock:10.8f}" for head, stock in enumerate(slopes.stock)]
     else:
         at = f" at {slopes.at_length} tokens" if slopes.at_length else ""
-        lines += ["", f"head       stock      scaled  divided by (factor {slopes.factor:g}{at})"]
+        lines += ["", f"{row}       stock      scaled  divided by (factor {slopes.factor:g}{at})"]
         for head, (stock, scaled) in enumerate(zip(slopes.stock, slopes.scaled, strict=True)):
             lines.append(f"{head:4}  {stock:10.8f}  {scaled:10.8f}  {stock / scaled:.4f}")
     return "\n".join(lines)

@@ -12,6 +12,8 @@ from converter.errors import OutputError
 from converter.families import Config, Family
 from converter.scaling import Scaling
 from converter.source import CARD, CONFIG, Source
+from converter.subfolders import nested_files
+from converter.tokenizers import TOKENIZER_CONFIG, Tokenizer, read_tokenizer
 from converter.weights import copy_file
 
 PROVENANCE = "ntk_convert"
@@ -45,6 +47,11 @@ def small_files(names: Iterable[str]) -> list[str]:
     )
 
 
+def copied_files(source: Source) -> dict[str, int | None]:
+    """What is copied beside the weights, and sizes in bytes: ``small_files``, and what stands in folders."""
+    return {name: source.files[name] for name in small_files(source.files)} | nested_files(source).files
+
+
 def converted_config(
     config: Config, family: Family, scaling: Scaling, train_length: int | None, source: Source
 ) -> dict[str, Any]:
@@ -58,18 +65,15 @@ def converted_config(
         source: recorded with its commit.
     """
     result = family.normalise(config)
-    result.setdefault("tokenizer_class", family.tokenizer_class)
+    tokenizer = read_tokenizer(source, config)
+    if tokenizer.here and (tokenizer.ours or "tokenizer_class" not in result):
+        result["tokenizer_class"] = tokenizer.ours or family.tokenizer_class
     result |= {
         "architectures": family.architectures(config),
         "model_type": family.model_type,
         "auto_map": family.auto_map,
         "alibi_scaling": scaling.to_json(),
-        PROVENANCE: {
-            "source": source.name,
-            "commit": source.commit,
-            "version": __version__,
-            "train_length": train_length,
-        },
+        PROVENANCE: provenance(source, train_length),
     }
     trained = train_length or config.get(family.length_hint or "")
     if family.raise_length is not None and scaling.factor is not None and isinstance(trained, int):
@@ -78,13 +82,29 @@ def converted_config(
     return result
 
 
-def write_repository(folder: Path, config: Config, family: Family, source: Source) -> None:
-    """Writes config, templates and small files into ``folder``."""
-    text = json.dumps(config, indent=2)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-    for name in family.templates:
+def provenance(source: Source, train_length: int | None) -> dict[str, Any]:
+    """Where a result comes from."""
+    return {
+        "source": source.name,
+        "commit": source.commit,
+        "version": __version__,
+        "train_length": train_length,
+    }
+
+
+def write_repository(
+    folder: Path, config: Config, templates: Iterable[str], source: Source, tokenizer: Tokenizer
+) -> None:
+    """Writes config, templates, tokenizer and small files into ``folder``."""
+    written = {CONFIG: config}
+    if tokenizer.settings is not None:
+        written[TOKENIZER_CONFIG] = tokenizer.settings
+    for name, value in written.items():
+        (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    for name in (*templates, *tokenizer.templates):
         copy_file(templates_folder() / name, folder / name)
-    for name in small_files(source.files):
+    for name in copied_files(source).keys() - written.keys():
+        (folder / name).parent.mkdir(exist_ok=True)
         copy_file(source.folder / name, folder / name)
 
 

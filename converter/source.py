@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,13 @@ from converter.errors import SourceError, UsageError
 from converter.jsonfile import read_object
 
 CONFIG, CARD = "config.json", "README.md"
+PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
+"""A file's or folder's name that is no path, not hidden, and means the same everywhere."""
+
+
+def plain_text(text: object) -> str:
+    """Something that a source's file says, as it may stand in a card or on a terminal."""
+    return re.sub(r"[^\w./ -]", "_", str(text))[:200]
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,8 @@ class Source:
     download: Callable[[str], None] | None = None
     offline: bool = False
     """The Hub cannot be reached, and ``files`` is what its cache holds of the repository."""
+    nested: Mapping[str, int | None] | None = None
+    """As ``files``, of those in folders, where the Hub has told; None if ``folder`` has to be asked."""
 
     @property
     def local(self) -> bool:
@@ -42,6 +52,34 @@ class Source:
         for name in names:
             if self.download is not None:
                 self.download(name)
+
+    def inside(self, folder: str) -> dict[str, int | None]:
+        """Files of a folder in the root, ``folder/name``, and their sizes; empty if there is none.
+
+        A folder that is a link is left alone, and so is a file that is a link to somewhere else than
+        this checkpoint's folder (or the store that a Hub cache has beside it). So is any name that is
+        not plain.
+        """
+        if not PLAIN.fullmatch(folder):
+            return {}
+        if self.nested is not None:
+            found = dict(self.nested)
+        else:
+            path, root = self.folder / folder, self.folder.resolve()
+            if path.is_symlink() or not path.is_dir():
+                return {}
+            homes = (root, root.parent.parent / "blobs")
+            found = {
+                f"{folder}/{entry.name}": entry.stat().st_size
+                for entry in sorted(path.iterdir())
+                if entry.is_file() and any(entry.resolve().is_relative_to(home) for home in homes)
+            }
+        prefix = f"{folder}/"
+        return {
+            name: size
+            for name, size in found.items()
+            if name.startswith(prefix) and PLAIN.fullmatch(name.removeprefix(prefix))
+        }
 
     def config(self) -> dict[str, Any]:
         """The parsed ``config.json``.

@@ -22,19 +22,19 @@ class TrainLength:
 
 
 def trained_length(family: Family, config: Config, source: Source, given: int | None) -> TrainLength:
-    """The trained length: as given, as a converted repository records it, or of a known checkpoint.
+    """The trained length: as given, as a converted repository records it, of a known checkpoint, or stated.
 
     A config's own length key is not taken for it; but a copy that only says what it was made from
     (``_name_or_path``) counts as that checkpoint unless this key contradicts.
     """
-    if given is not None:
-        return TrainLength(given, "--train-length")
-    provenance = config.get(PROVENANCE)
-    recorded = provenance.get("train_length") if isinstance(provenance, dict) else None
-    if isinstance(recorded, int) and not isinstance(recorded, bool) and recorded > 0:
-        return TrainLength(recorded, "recorded when it was converted")
+    told = recorded_length(config, given)
+    if told is not None:
+        return told
     if source.repo_id is not None and source.repo_id in family.train_lengths:
         return TrainLength(family.train_lengths[source.repo_id], f"known checkpoint {source.repo_id}")
+    stated = family.config_length(config)
+    if stated is not None:
+        return TrainLength(stated, "config.json's alibi_scaling")
     hint = config.get(family.length_hint) if family.length_hint else None
     says = ""
     if hint is not None:
@@ -46,6 +46,17 @@ def trained_length(family: Family, config: Config, source: Source, given: int | 
             return TrainLength(known, f"config's _name_or_path is the known checkpoint {origin}")
         return TrainLength(None, f"not known: made from {origin}, which was trained at {known}{says}")
     return TrainLength(None, f"not known{says}")
+
+
+def recorded_length(config: Config, given: int | None) -> TrainLength | None:
+    """The trained length as given, or as a converted repository records it."""
+    if given is not None:
+        return TrainLength(given, "--train-length")
+    provenance = config.get(PROVENANCE)
+    recorded = provenance.get("train_length") if isinstance(provenance, dict) else None
+    if isinstance(recorded, int) and not isinstance(recorded, bool) and recorded > 0:
+        return TrainLength(recorded, "recorded when it was converted")
+    return None
 
 
 def resolve(request: Request, trained: TrainLength, source: Source) -> Scaling:

@@ -9,8 +9,10 @@ class NtkMptConfig(PretrainedConfig):
     """MPT's own keys, and:
 
     Args:
-        attn_config: MPT's attention options; ``alibi_bias_max``, ``softmax_scale``, ``clip_qkv``,
-            ``qk_ln`` and ``attn_pdrop`` are honoured.
+        attn_config: MPT's attention options; ``attn_type``, ``kv_n_heads``, ``alibi_bias_max``,
+            ``softmax_scale``, ``clip_qkv``, ``qk_ln`` and ``attn_pdrop`` are honoured.
+        ffn_config: MPT's feed-forward options; ``ffn_type`` ("mptmlp" or "mptglu"), ``ffn_hidden_size``
+            and ``ffn_act_fn`` ("gelu" or "silu") are honoured.
         alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
             ntk_alibi.py for the keys.
     """
@@ -35,6 +37,8 @@ class NtkMptConfig(PretrainedConfig):
         layer_norm_epsilon: float = 1e-5,
         emb_pdrop: float = 0.0,
         attn_config: dict[str, Any] | None = None,
+        ffn_config: dict[str, Any] | None = None,
+        norm_type: str = "low_precision_layernorm",
         logit_scale: float | str | None = None,
         no_bias: bool = True,
         use_cache: bool = True,
@@ -53,6 +57,8 @@ class NtkMptConfig(PretrainedConfig):
         self.layer_norm_epsilon = layer_norm_epsilon
         self.emb_pdrop = emb_pdrop
         self.attn_config = {"alibi": True} if attn_config is None else attn_config
+        self.ffn_config = {"ffn_type": "mptmlp"} if ffn_config is None else ffn_config
+        self.norm_type = norm_type
         self.logit_scale = logit_scale
         self.no_bias = no_bias
         self.use_cache = use_cache

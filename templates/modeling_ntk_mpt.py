@@ -25,8 +25,23 @@ def softmax_scale(config: NtkMptConfig) -> float:
     return (config.d_model // config.n_heads) ** -0.5 if given is None else float(given)
 
 
-def layer_norm(config: NtkMptConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon, bias=not config.no_bias)
+def kv_heads(config: NtkMptConfig) -> int:
+    """The number of key and value heads; consecutive query heads share one."""
+    kind = config.attn_config.get("attn_type")
+    if kind == "grouped_query_attention":
+        return config.attn_config["kv_n_heads"]
+    return 1 if kind == "multiquery_attention" else config.n_heads
+
+
+def layer_norm(config: NtkMptConfig, width: int) -> nn.LayerNorm:
+    return nn.LayerNorm(width, eps=config.layer_norm_epsilon, bias=not config.no_bias)
+
+
+def norm(config: NtkMptConfig) -> nn.Module:
+    """The norm of the residual stream. An RMSNorm has no bias, whatever ``no_bias`` says."""
+    if config.norm_type.endswith("rmsnorm"):
+        return nn.RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
+    return layer_norm(config, config.d_model)
 
 
 class NtkMptAttention(AlibiAttention):
@@ -34,12 +49,14 @@ class NtkMptAttention(AlibiAttention):
         options = config.attn_config
         super().__init__(config.n_heads, softmax_scale(config), options.get("attn_pdrop") or 0.0, layer_idx)
         self.clip_qkv = options.get("clip_qkv")
-        self.Wqkv = nn.Linear(config.d_model, 3 * config.d_model, bias=not config.no_bias)
+        kv_width = kv_heads(config) * (config.d_model // config.n_heads)
+        self.widths = [config.d_model, kv_width, kv_width]
+        self.Wqkv = nn.Linear(config.d_model, sum(self.widths), bias=not config.no_bias)
         self.out_proj = nn.Linear(config.d_model, config.d_model, bias=not config.no_bias)
         if options.get("qk_ln"):
             # Over the whole width, before the split into heads, as llm-foundry has it.
-            self.q_ln = layer_norm(config)
-            self.k_ln = layer_norm(config)
+            self.q_ln = layer_norm(config, config.d_model)
+            self.k_ln = layer_norm(config, kv_width)
 
     def forward(
         self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
@@ -47,12 +64,11 @@ class NtkMptAttention(AlibiAttention):
         fused = self.Wqkv(hidden_states)
         if self.clip_qkv:
             fused = fused.clamp(min=-self.clip_qkv, max=self.clip_qkv)
-        query, key, value = fused.chunk(3, dim=-1)
+        query, key, value = fused.split(self.widths, dim=-1)
         if hasattr(self, "q_ln"):
             query, key = self.q_ln(query).to(value.dtype), self.k_ln(key).to(value.dtype)
-        query, key, value = (
-            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (query, key, value)
-        )
+        size = self.widths[0] // self.num_heads
+        query, key, value = (part.unflatten(-1, (-1, size)).transpose(1, 2) for part in (query, key, value))
         output, weights = self.attend(query, key, value, plan, past_key_values)
         return self.out_proj(output), weights
 
@@ -60,20 +76,27 @@ class NtkMptAttention(AlibiAttention):
 class NtkMptMLP(nn.Module):
     def __init__(self, config: NtkMptConfig):
         super().__init__()
-        width = int(config.expansion_ratio * config.d_model)
+        options = config.ffn_config
+        width = options.get("ffn_hidden_size") or int(config.expansion_ratio * config.d_model)
+        self.activation = F.silu if (options.get("ffn_act_fn") or {}).get("name") == "silu" else F.gelu
         self.up_proj = nn.Linear(config.d_model, width, bias=not config.no_bias)
         self.down_proj = nn.Linear(width, config.d_model, bias=not config.no_bias)
+        if options.get("ffn_type") == "mptglu":
+            self.gate_proj = nn.Linear(config.d_model, width, bias=not config.no_bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.gelu(self.up_proj(hidden_states)))
+        inner = self.up_proj(hidden_states)
+        if hasattr(self, "gate_proj"):
+            return self.down_proj(self.activation(self.gate_proj(hidden_states)) * inner)
+        return self.down_proj(self.activation(inner))
 
 
 class NtkMptBlock(GradientCheckpointingLayer):
     def __init__(self, config: NtkMptConfig, layer_idx: int):
         super().__init__()
-        self.norm_1 = layer_norm(config)
+        self.norm_1 = norm(config)
         self.attn = NtkMptAttention(config, layer_idx)
-        self.norm_2 = layer_norm(config)
+        self.norm_2 = norm(config)
         self.ffn = NtkMptMLP(config)
         self.resid_pdrop = config.resid_pdrop
 
@@ -108,7 +131,7 @@ class NtkMptModel(AlibiDecoder, NtkMptPreTrainedModel):
         self.softmax_scale = softmax_scale(config)
         self.wte = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList([NtkMptBlock(config, index) for index in range(config.n_layers)])
-        self.norm_f = layer_norm(config)
+        self.norm_f = norm(config)
         self.gradient_checkpointing = False
         self.post_init()
 

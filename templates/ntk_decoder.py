@@ -37,7 +37,7 @@ class AlibiDecoder:
     softmax_scale: float
     _input_embed_layer: str
     _layers_name: str
-    _final_norm_name: str
+    _final_norm_name: str | None
 
     def get_input_embeddings(self) -> nn.Module:
         return getattr(self, self._input_embed_layer)
@@ -108,7 +108,8 @@ class AlibiDecoder:
             all_hidden_states.append(hidden_states)
             hidden_states, weights = layer(hidden_states, plan=plan, past_key_values=past_key_values)
             all_attentions.append(weights)
-        hidden_states = getattr(self, self._final_norm_name)(hidden_states)
+        if self._final_norm_name is not None:
+            hidden_states = getattr(self, self._final_norm_name)(hidden_states)
         all_hidden_states.append(hidden_states)
 
         output = BaseModelOutputWithPast(
@@ -128,13 +129,13 @@ class Head:
     def __init__(self, config: Any):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.transformer = self.trunk_class(config)
+        setattr(self, self.base_model_prefix, self.trunk_class(config))
         self.add_head(config)
         self.post_init()
 
     def run_trunk(self, input_ids: Any, kwargs: dict) -> BaseModelOutputWithPast:
         kwargs = {**kwargs, "return_dict": True}
-        return self.transformer(input_ids, **kwargs)
+        return self.base_model(input_ids, **kwargs)
 
     def wants_dict(self, return_dict: bool | None) -> bool:
         return self.config.return_dict if return_dict is None else return_dict
@@ -190,7 +191,7 @@ class CausalLMHead(Head):
             logits_to_keep: compute logits of the last so many tokens only (0: of all), or of the
                 tokens at the given indices.
         """
-        trunk = self.transformer(
+        trunk = self.base_model(
             input_ids,
             past_key_values=past_key_values,
             attention_mask=attention_mask,

@@ -3,7 +3,6 @@ and the float64 reference over steps."""
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -107,8 +106,7 @@ def expected(
         return np.concatenate(pieces, axis=1)
 
     _, tensors = tiny.read(folder)
-    module = importlib.import_module(f"tests.reference.{family}")
-    with mock.patch.object(module, "query_slopes", so_far if ends else query_slopes):
+    with mock.patch.object(REFERENCES[family], "query_slopes", so_far if ends else query_slopes):
         return REFERENCES[family].logits(config_of(folder), tensors, ids, mask)
 
 

@@ -16,6 +16,7 @@ from converter import convert
 from tests import tiny
 
 FAMILIES = tuple(tiny.FACTORIES)
+STOCK = tuple(tiny.STOCK)
 # Powers of two and not, more and fewer than the next one.
 HEADS = (16, 12, 40)
 TRAIN_LENGTH = 24
@@ -44,6 +45,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt-expansion": ("mpt", {"expansion_ratio": 2}),
     "mpt-logit-scale": ("mpt", {"logit_scale": "inv_sqrt_d_model"}),
     "mpt-biases": ("mpt", {"no_bias": False}),
+    "replit-multi-query": (
+        "replit",
+        {"attn_config": {"attn_type": "multiquery_attention", "kv_n_heads": None}},
+    ),
+    "replit-qk-ln": ("replit", {"attn_config": {"qk_ln": True}}),
+    "replit-untied": ("replit", {"tie_word_embeddings": False}),
+    "replit-rmsnorm": ("replit", {"norm_type": "rmsnorm", "no_bias": False}),
+    "replit-glu": ("replit", {"ffn_config": {"ffn_type": "mptglu", "ffn_hidden_size": 80}}),
+    "replit-silu": ("replit", {"ffn_config": {"ffn_act_fn": {"name": "silu"}}}),
+    "mosaic-gpt-no-qk-ln": ("mosaic_gpt", {"attn_qk_ln": False}),
+    "mosaic-gpt-bias-max-16": ("mosaic_gpt", {"alibi_bias_max": 16}),
+    "mosaic-gpt-clip": ("mosaic_gpt", {"attn_clip_qkv": 1.0}),
+    "mosaic-gpt-scales": ("mosaic_gpt", {"softmax_scale": 0.2, "logit_scale": "inv_sqrt_d_model"}),
+    "mosaic-gpt-biases": ("mosaic_gpt", {"no_bias": False, "mlp_ratio": 2}),
     "falcon-parallel": ("falcon", {"parallel_attn": True}),
     "falcon-multi-query": ("falcon", {"multi_query": True}),
     "falcon-grouped": (
@@ -51,6 +66,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"new_decoder_architecture": True, "parallel_attn": True, "num_kv_heads": 2},
     ),
     "falcon-no-bias": ("falcon", {"bias": False, "ffn_hidden_size": 80}),
+    "jais-width": ("jais", {"n_inner": None}),
+    "jais-sqrt-d": ("jais", {"mup_scale_qk_dot_by_d": False}),
+    "jais-untied": ("jais", {"tie_word_embeddings": False}),
+    "jais-13b-spelling": (
+        "jais",
+        {
+            **dict.fromkeys(("mup_embeddings_scale", "mup_output_alpha", "mup_width_scale")),
+            "mup_scale_qk_dot_by_d": None,
+            "embeddings_scale": 1.5,
+            "scale_qk_dot_by_d": True,
+            "width_scale": 0.11,
+        },
+    ),
+    "btlm": (
+        "jais",
+        {"model_type": "btlm", "architectures": ["BTLMLMHeadModel"], "mup_embeddings_scale": 1.5},
+    ),
+    "baichuan-plain-head": ("baichuan", {"norm_head": False}),
+    "baichuan-epsilon": ("baichuan", {"rms_norm_eps": 0.1}),
+    "refact-first-revision": ("refact", {"packed_projections": False}),
+    "refact-width": ("refact", {"n_inner": 600}),
 }
 
 Convert = Callable[..., Path]

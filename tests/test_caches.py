@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from tests.patched import FAMILIES, Convert, assert_logits, batch, load
+from converter.families import recognise
+from tests.patched import FAMILIES, Convert, assert_logits, batch, config_of, load
 
 # Scalings under which a token's logits do not depend on what comes later.
 CAUSAL = ("none", "ntk", "linear", "ntk-position", "linear-position")
@@ -46,7 +47,8 @@ def test_steps_give_what_one_pass_gives(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_length_dynamic_decoding_uses_the_length_so_far(converted: Convert, family: str) -> None:
     """As published: each step is the last row of a pass over what is there at that step."""
-    model = load(converted(family, 12, "ntk-length"))
+    folder = converted(family, 12, "ntk-length")
+    model = load(folder)
     layers = model.config.num_hidden_layers
     ids, mask = batch(rows=2, length=50)
     cache = DynamicCache()
@@ -55,8 +57,8 @@ def test_length_dynamic_decoding_uses_the_length_so_far(converted: Convert, fami
     whole = model(ids, attention_mask=mask, use_cache=False)
     # The first layer's keys do not depend on the scaling, so a one-layer model agrees exactly.
     if layers > 1:
-        name = "blocks" if family == "mpt" else "h"
-        setattr(model.transformer, name, getattr(model.transformer, name)[:1])
+        name = recognise(config_of(folder)).layers
+        setattr(model.base_model, name, getattr(model.base_model, name)[:1])
         cache = DynamicCache()
         model(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache, use_cache=True)
         step = model(ids[:, -1:], attention_mask=mask, past_key_values=cache, use_cache=True)

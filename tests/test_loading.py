@@ -22,8 +22,10 @@ from transformers import (
 )
 
 from converter import convert
+from converter.families import recognise
 from tests import tiny
-from tests.patched import FAMILIES, Convert, assert_logits, batch, config_of, load
+from tests.patched import FAMILIES, STOCK, Convert, assert_logits, batch, config_of, load
+from tests.reference import FAMILIES as REFERENCES
 
 HEADS = {
     "Model": AutoModel,
@@ -65,7 +67,7 @@ def test_the_converter_is_not_needed(converted: Convert, family: str, tmp_path: 
 
 @torch.no_grad()
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", STOCK)
 def test_every_head_gives_the_stock_head_s_numbers(family: str, head: str, tmp_path: Path) -> None:
     auto_class = HEADS[head]
     source = tiny.FACTORIES[family](tmp_path / "source", 4, head=head)
@@ -101,6 +103,39 @@ def test_every_head_gives_the_stock_head_s_numbers(family: str, head: str, tmp_p
     assert len(model(ids, return_dict=False, **options)) == len(model(ids, **options).to_tuple())
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in STOCK])
+def test_every_head_is_a_linear_map_of_the_trunk(family: str, head: str, tmp_path: Path) -> None:
+    source = tiny.FACTORIES[family](tmp_path / "source", 4, head=head)
+    convert(source, tmp_path / "out", method="none")
+    model, info = HEADS[head].from_pretrained(
+        tmp_path / "out", trust_remote_code=True, output_loading_info=True
+    )
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ids, mask = batch(rows=2, length=30, side="right")
+    ids = ids.masked_fill(mask == 0, tiny.PAD)
+    output = model.eval()(ids, attention_mask=mask)
+    config, tensors = tiny.read(tmp_path / "out")
+    hidden = torch.from_numpy(REFERENCES[family].trunk(config, tensors, ids.numpy(), mask.numpy()).hidden)
+    if head == "Model":
+        ours, expected = output.last_hidden_state, hidden
+    elif head == "SequenceClassification":
+        ends = mask.sum(1) - 1
+        ours = output.logits
+        expected = hidden[torch.arange(2), ends] @ torch.from_numpy(tensors["score.weight"]).T
+        assert torch.allclose(ours.double(), expected, atol=1e-4)
+        return
+    else:
+        name = "classifier" if head == "TokenClassification" else "qa_outputs"
+        expected = hidden @ torch.from_numpy(tensors[f"{name}.weight"]).T
+        expected = expected + torch.from_numpy(tensors[f"{name}.bias"])
+        ours = output.logits if head == "TokenClassification" else None
+        if ours is None:
+            ours = torch.stack([output.start_logits, output.end_logits], dim=-1)
+    assert torch.allclose(ours.double()[mask.bool()], expected[mask.bool()], atol=1e-4)
+
+
 @pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
 def test_classification_losses(problem: str, tmp_path: Path) -> None:
     count = 1 if problem == "regression" else 3
@@ -125,7 +160,7 @@ def test_saving_and_loading_again(converted: Convert, family: str, tmp_path: Pat
     model.save_pretrained(tmp_path / "saved")
     saved = config_of(tmp_path / "saved")
     assert saved["alibi_scaling"] == config_of(folder)["alibi_scaling"]
-    assert saved["model_type"] == f"ntk_{family}"
+    assert saved["model_type"] == config_of(folder)["model_type"]
     shutil.rmtree(folder)
     assert torch.equal(load(tmp_path / "saved")(ids).logits, model(ids).logits)
 
@@ -138,11 +173,10 @@ def test_device_maps(converted: Convert, family: str, tmp_path: Path) -> None:
     ids, mask = batch(rows=2, length=40)
     expected = model(ids, attention_mask=mask).logits
     assert_logits(load(folder, device_map="auto")(ids, attention_mask=mask).logits, expected, mask)
-    layers = "blocks" if family == "mpt" else "h"
-    placed = {
-        f"transformer.{name}": "cpu" for name, _ in model.transformer.named_children() if name != layers
-    }
-    placed |= {f"transformer.{layers}.0": "cpu", f"transformer.{layers}.1": "disk", "lm_head": "cpu"}
+    trunk, layers = model.base_model_prefix, recognise(config_of(folder)).layers
+    placed = {name: "cpu" for name, _ in model.named_children() if name != trunk}
+    placed |= {f"{trunk}.{name}": "cpu" for name, _ in model.base_model.named_children() if name != layers}
+    placed |= {f"{trunk}.{layers}.0": "cpu", f"{trunk}.{layers}.1": "disk"}
     offloaded = load(folder, device_map=placed, offload_folder=tmp_path / "offload")
     assert_logits(offloaded(ids, attention_mask=mask).logits, expected, mask)
     tokens = offloaded.generate(ids, attention_mask=mask, max_new_tokens=5)

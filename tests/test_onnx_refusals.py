@@ -16,7 +16,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from converter.errors import UsageError
-from converter.onnx.families import DECODERS
+from converter.families import FAMILIES
+from converter.onnx.families import DECODERS, ENCODERS
 from converter.onnx.options import OnnxOptions, Profile
 from tests.conftest import MakeSource, Run, edit_json, fingerprint
 from tests.onnx_graphs import (
@@ -46,12 +47,10 @@ def test_what_is_no_converted_repository(
         assert "has no config.json" in refused(command, tmp_path / "empty")
 
 
-def test_a_family_without_a_graph(
-    repository: Make, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = repository("mpt")
-    monkeypatch.delitem(DECODERS, "mpt")
-    assert "MPT has no ONNX graph yet" in refused("export", folder)
+def test_every_family_has_a_graph() -> None:
+    kinds = {"decoder": DECODERS, "encoder": ENCODERS}
+    for family in FAMILIES:
+        assert family.name in kinds[family.kind]
 
 
 @pytest.mark.parametrize("head", ["SequenceClassification", "Model"])

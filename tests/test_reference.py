@@ -205,10 +205,9 @@ def test_length_dynamic_is_the_static_scaling_of_each_row(tmp_path: Path, family
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_last_query_of_one_layer_sees_its_position_as_the_length(tmp_path: Path, family: str) -> None:
-    one_layer: dict[str, Any] = {
-        {"bloom": "n_layer", "mpt": "n_layers", "falcon": "num_hidden_layers"}[family]: 1
-    }
-    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path, 12, **one_layer))
+    two, _ = tiny.read(tiny.FACTORIES[family](tmp_path / "two", 12))
+    layers = next(name for name in ("n_layer", "n_layers", "num_hidden_layers") if name in two)
+    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path / "one", 12, **{layers: 1}))
     ids = tiny.token_ids(1, 40)
     scaling = {"type": "ntk", "rate": 1.0, "train_seq_len": 10}
     last = [

@@ -12,10 +12,24 @@ from transformers import Trainer, TrainingArguments
 from templates.ntk_alibi import Alibi, AlibiAttention, plan_attention, stock_slopes
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load
 
+# The options of the families that have one: Baichuan and Refact drop nothing.
 DROPOUT = {
     "bloom": {"attention_dropout": 0.5},
     "mpt": {"attn_config": {"attn_pdrop": 0.5}},
+    "replit": {"attn_config": {"attn_type": "multiquery_attention", "attn_pdrop": 0.5}},
+    "mosaic_gpt": {"attn_pdrop": 0.5},
     "falcon": {"attention_dropout": 0.5},
+    "jais": {"attn_pdrop": 0.5},
+}
+PROJECTIONS = {
+    "bloom": "query_key_value",
+    "mpt": "Wqkv",
+    "replit": "Wqkv",
+    "mosaic_gpt": "Wqkv",
+    "falcon": "query_key_value",
+    "jais": "c_attn",
+    "baichuan": "W_pack",
+    "refact": "attn.q",
 }
 
 
@@ -53,8 +67,7 @@ def test_gradient_checkpointing(converted: Convert, family: str, reentrant: bool
     loss, expected = gradients(model, ids, mask)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     runs = []
-    projection = "Wqkv" if family == "mpt" else "query_key_value"
-    module = next(module for name, module in model.named_modules() if name.endswith(projection))
+    module = next(module for name, module in model.named_modules() if name.endswith(PROJECTIONS[family]))
     module.register_forward_pre_hook(lambda *_: runs.append(1))
     again, checkpointed = gradients(model, ids, mask)
     assert len(runs) == 2, "the first layer was not run again in the backward pass"
@@ -62,7 +75,7 @@ def test_gradient_checkpointing(converted: Convert, family: str, reentrant: bool
     assert_same_gradients(checkpointed, expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DROPOUT)
 def test_dropout_acts_in_training_only(converted: Convert, family: str) -> None:
     model = load(converted(family, 4, "ntk"), **DROPOUT[family])
     ids, mask = batch(rows=2, length=40)
@@ -88,8 +101,7 @@ def test_attention_dropout_keeps_the_mean() -> None:
 def test_lora_adapter(converted: Convert, tmp_path: Path, family: str) -> None:
     folder = converted(family, 4, "ntk")
     ids, mask = batch(rows=2, length=40)
-    projection = "Wqkv" if family == "mpt" else "query_key_value"
-    settings = LoraConfig(task_type="CAUSAL_LM", target_modules=[projection], r=4)
+    settings = LoraConfig(task_type="CAUSAL_LM", target_modules=[PROJECTIONS[family]], r=4)
     model = get_peft_model(load(folder), settings)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []

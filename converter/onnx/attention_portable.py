@@ -1,10 +1,13 @@
 """Attention in standard ONNX operators: a loop over blocks of queries, with a bias for each block.
 
 Memory grows with the length and not with its square, since no more than one block's scores exist at a
-time.
+time. Causal for decoders, with a cache; symmetric for encoders, in every profile: no fused operator of
+onnxruntime computes ALiBi between two sides without a bias of the whole square.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import onnx_ir as ir
 
@@ -20,11 +23,11 @@ FAR = -1e30
 that a query that may see no key at all averages over all of them and does not become NaN."""
 
 
-class PortableAttention:
-    """See ``Attention``. Caches are plain [B, key-value heads, tokens, head_dim].
+class BlockwiseAttention:
+    """What both have in common: the blocks, and the attention of one.
 
     Shapes: B rows, S new tokens a row, T tokens a row with the cached ones, N = B * S, H heads, G
-    key-value heads, D channels, Q queries in a block, K keys up to a block's last query.
+    key-value heads, D channels, Q queries in a block, K keys that a block sees.
     """
 
     def __init__(self, tokens: Tokens, alibi: Alibi, geometry: Geometry, softmax_scale: float):
@@ -32,7 +35,6 @@ class PortableAttention:
         self.graph = graph
         self.geometry = geometry
         self.softmax_scale = softmax_scale
-        self.head_size = geometry.head_dim
         self.tokens = tokens
         self.slopes_vary = alibi.scaling.dynamic == "position"
         with graph.scope("alibi"):
@@ -54,71 +56,55 @@ class PortableAttention:
             """int64 [Q]: 0 to Q - 1."""
             self.last = graph.op("Sub", tokens.new, one)
             """int64 [1]: the last query."""
-            self.key_slots = graph.op("Unsqueeze", self._range(tokens.total), graph.constant([0]))
-            """int64 [1, T]: where in the cache the keys are."""
-            real = graph.cast(tokens.mask, ir.DataType.BOOL)
-            keys = graph.op("Where", real, tokens.all_positions, graph.float32(FAR))
-            self.key_positions = graph.op("Unsqueeze", keys, graph.constant([1, 2]))
-            """float32 [B, 1, 1, T]."""
-            self.query_positions = graph.op("Unsqueeze", tokens.positions, graph.constant([1, 3]))
-            """float32 [B, 1, S, 1]."""
+            self.real = graph.cast(tokens.mask, ir.DataType.BOOL)
+            """bool [B, T]."""
             slopes = graph.op("Transpose", alibi.slopes_at(tokens), perm=[0, 2, 1])
             self.slopes = graph.op("Unsqueeze", slopes, graph.constant([3]))
             """float32 [1 or B, H, 1 or S, 1]."""
 
-    def __call__(self, query: Value, key: Value, value: Value, past: Cache) -> tuple[Value, Cache]:
-        graph, tokens = self.graph, self.tokens
-        # In float32, since a scale rounded to half precision is an error that all scores share.
-        scaled = graph.op("Mul", self._wide(query), graph.float32(self.softmax_scale))
-        queries = self._by_head(self._narrow(scaled))
-        present = Cache(
-            graph.op("Concat", past.key, self._by_head(key), axis=2),
-            graph.op("Concat", past.value, self._by_head(value), axis=2),
-        )
+    def _scaled(self, query: Value) -> Value:
+        """Queries [N, H, D] as [B, H, S, D], scaled in float32: a scale rounded to half precision is an
+        error that all scores share."""
+        scaled = self.graph.op("Mul", self._wide(query), self.graph.float32(self.softmax_scale))
+        return self._by_head(self._narrow(scaled))
 
-        def one_block() -> Value:
-            """A single block sees all keys, which are read where they are."""
-            keys = self.key_positions, self.key_slots
-            output = self._attend(queries, present, keys, graph.constant(0))
-            return graph.reshape(output, -1, self.hidden)
+    def _all_blocks(self, one: Callable[[], Value], step: Callable[[Value], Value]) -> Value:
+        """[N, H * D]: ``one`` makes [B, Q, H, D] of a single block, ``step`` of the block of a number."""
+        graph = self.graph
 
-        def many_blocks() -> Value:
+        def many() -> Value:
             stacked = graph.loop(self.blocks, step)
             output = graph.op("Transpose", stacked, perm=[1, 0, 2, 3, 4])
             output = graph.op("Reshape", output, self.joined)
-            output = self._first(tokens.new, output, axis=1)
+            output = self._first(self.tokens.new, output, axis=1)
             return graph.reshape(output, -1, self.hidden)
 
-        def step(number: Value) -> Value:
-            """[B, Q, H, D] of a block, for which the keys beyond its last query are cut off.
+        return graph.choose(self.single, lambda: graph.reshape(one(), -1, self.hidden), many)
 
-            It may not see them. Copying the keys before costs less than scores that a mask discards.
-            """
-            start = graph.op("Mul", number, self.block)
-            end = graph.op("Add", graph.op("Add", start, self.block), tokens.first_new)
-            cache = Cache(*(self._first(end, states, axis=2) for states in present))
-            keys = self._first(end, self.key_positions, axis=3), self._first(end, self.key_slots, axis=1)
-            return self._attend(queries, cache, keys, start)
+    def _queries(self, start: Value) -> Value:
+        """int64 [Q]: the queries of the block that starts there.
 
-        return graph.choose(self.single, one_block, many_blocks), present
+        The last block is filled up with the last query, again and again.
+        """
+        return self.graph.op("Min", self.graph.op("Add", start, self.within), self.last)
 
-    def _attend(self, queries: Value, cache: Cache, keys: tuple[Value, Value], start: Value) -> Value:
+    def _attend(self, queries: Value, index: Value, cache: Cache, distance: Value) -> Value:
         """The outputs of one block.
 
         Args:
             queries: scaled, [B, H, S, D].
+            index: int64 [Q], which of them.
             cache: [B, G, K, D].
-            keys: their positions [B, 1, 1, K] and slots [1, K].
-            start: int64 [] or [1], the block's first query.
+            distance: float32 [B or 1, 1, Q, K], negative; ``FAR`` where a query may not look. The masks
+                stand here, where there are no heads, so that they cost next to nothing.
 
         Returns:
             [B, Q, H, D].
         """
         graph, geometry = self.graph, self.geometry
         heads, groups, size = geometry.num_heads, geometry.num_kv_heads, geometry.head_dim
-        # The last block is filled up with the last query, again and again.
-        index = graph.op("Min", graph.op("Add", start, self.within), self.last)
-        bias = self._bias(index, *keys)
+        slopes = graph.op("Gather", self.slopes, index, axis=2) if self.slopes_vary else self.slopes
+        bias = graph.op("Mul", slopes, distance)
         block = graph.op("Gather", queries, index, axis=2)
         # Heads that share a key are rows of one product, so that no key is repeated.
         block = graph.reshape(block, 0, groups, -1, size)
@@ -128,20 +114,6 @@ class PortableAttention:
         probabilities = self._narrow(graph.op("Softmax", graph.op("Add", scores, bias), axis=-1))
         output = graph.op("MatMul", graph.reshape(probabilities, 0, groups, -1, 0), cache.value)
         return graph.op("Transpose", graph.reshape(output, 0, heads, -1, size), perm=[0, 2, 1, 3])
-
-    def _bias(self, index: Value, key_positions: Value, key_slots: Value) -> Value:
-        """float32 [B, H, Q, K]: slopes times negative distances, with the masks, for queries ``index`` [Q].
-
-        The masks stand in the distances, which have no heads, so that they cost next to nothing.
-        """
-        graph = self.graph
-        positions = graph.op("Gather", self.query_positions, index, axis=2)
-        slots = graph.op("Unsqueeze", graph.op("Add", index, self.tokens.first_new), graph.constant([1]))
-        distance = graph.op("Sub", key_positions, positions)
-        later = graph.op("Greater", key_slots, slots)
-        distance = graph.op("Where", later, graph.float32(FAR), distance)
-        slopes = graph.op("Gather", self.slopes, index, axis=2) if self.slopes_vary else self.slopes
-        return graph.op("Mul", slopes, distance)
 
     def _by_head(self, states: Value) -> Value:
         """[N, heads, D] as [B, heads, S, D]."""
@@ -170,3 +142,89 @@ class PortableAttention:
 
     def _scalar(self, values: Value) -> Value:
         return self.graph.op("Squeeze", values, self.graph.constant([0]))
+
+
+class PortableAttention(BlockwiseAttention):
+    """See ``Attention``. Caches are plain [B, key-value heads, tokens, head_dim]."""
+
+    def __init__(self, tokens: Tokens, alibi: Alibi, geometry: Geometry, softmax_scale: float):
+        super().__init__(tokens, alibi, geometry, softmax_scale)
+        graph = self.graph
+        self.head_size = geometry.head_dim
+        with graph.scope("alibi"):
+            self.key_slots = graph.op("Unsqueeze", self._range(tokens.total), graph.constant([0]))
+            """int64 [1, T]: where in the cache the keys are."""
+            keys = graph.op("Where", self.real, tokens.all_positions, graph.float32(FAR))
+            self.key_positions = graph.op("Unsqueeze", keys, graph.constant([1, 2]))
+            """float32 [B, 1, 1, T]."""
+            self.query_positions = graph.op("Unsqueeze", tokens.positions, graph.constant([1, 3]))
+            """float32 [B, 1, S, 1]."""
+
+    def __call__(self, query: Value, key: Value, value: Value, past: Cache) -> tuple[Value, Cache]:
+        graph = self.graph
+        queries = self._scaled(query)
+        present = Cache(
+            graph.op("Concat", past.key, self._by_head(key), axis=2),
+            graph.op("Concat", past.value, self._by_head(value), axis=2),
+        )
+
+        def one_block() -> Value:
+            """A single block sees all keys, which are read where they are."""
+            index = self._queries(graph.constant(0))
+            distance = self._distance(index, self.key_positions, self.key_slots)
+            return self._attend(queries, index, present, distance)
+
+        def step(number: Value) -> Value:
+            """A block, for which the keys beyond its last query are cut off.
+
+            It may not see them. Copying the keys before costs less than scores that a mask discards.
+            """
+            start = graph.op("Mul", number, self.block)
+            end = graph.op("Add", graph.op("Add", start, self.block), self.tokens.first_new)
+            cache = Cache(*(self._first(end, states, axis=2) for states in present))
+            keys = self._first(end, self.key_positions, axis=3), self._first(end, self.key_slots, axis=1)
+            index = self._queries(start)
+            return self._attend(queries, index, cache, self._distance(index, *keys))
+
+        return self._all_blocks(one_block, step), present
+
+    def _distance(self, index: Value, key_positions: Value, key_slots: Value) -> Value:
+        """float32 [B, 1, Q, K], from the queries ``index`` [Q] to keys [B, 1, 1, K] in slots [1, K]."""
+        graph = self.graph
+        positions = graph.op("Gather", self.query_positions, index, axis=2)
+        slots = graph.op("Unsqueeze", graph.op("Add", index, self.tokens.first_new), graph.constant([1]))
+        distance = graph.op("Sub", key_positions, positions)
+        later = graph.op("Greater", key_slots, slots)
+        return graph.op("Where", later, graph.float32(FAR), distance)
+
+
+class SymmetricAttention(BlockwiseAttention):
+    """Of an encoder: every query sees every real key, at the distance between their slots."""
+
+    def __init__(self, tokens: Tokens, alibi: Alibi, geometry: Geometry, softmax_scale: float):
+        super().__init__(tokens, alibi, geometry, softmax_scale)
+        graph = self.graph
+        with graph.scope("alibi"):
+            self.keys = graph.cast(self._range(tokens.total), ir.DataType.FLOAT)
+            """float32 [T]: the slots."""
+            self.visible = graph.op("Unsqueeze", self.real, graph.constant([1, 2]))
+            """bool [B, 1, 1, T]."""
+
+    def __call__(self, query: Value, key: Value, value: Value) -> Value:
+        """[N, H * D] of query, key and value [N, H, D]."""
+        graph = self.graph
+        queries = self._scaled(query)
+        cache = Cache(self._by_head(key), self._by_head(value))
+
+        def step(number: Value) -> Value:
+            index = self._queries(graph.op("Mul", number, self.block))
+            return self._attend(queries, index, cache, self._distance(index))
+
+        return self._all_blocks(lambda: step(graph.constant(0)), step)
+
+    def _distance(self, index: Value) -> Value:
+        """float32 [B, 1, Q, T]."""
+        graph = self.graph
+        slots = graph.op("Unsqueeze", graph.cast(index, ir.DataType.FLOAT), graph.constant([1]))
+        distance = graph.op("Neg", graph.op("Abs", graph.op("Sub", self.keys, slots)))
+        return graph.op("Where", self.visible, distance, graph.float32(FAR))

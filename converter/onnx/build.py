@@ -16,7 +16,7 @@ from converter.jsonfile import read_object
 from converter.onnx.attention import MakeAttention
 from converter.onnx.attention_ort import OrtAttention
 from converter.onnx.attention_portable import PortableAttention
-from converter.onnx.families import decoder_class
+from converter.onnx.families import DECODERS, ENCODERS
 from converter.onnx.graph import Graph
 from converter.onnx.options import Profile
 from converter.onnx.weights import DTYPES, Weights
@@ -53,6 +53,23 @@ class Repository:
             raise SourceError(f"the weights are {stored}; graphs are built over {', '.join(DTYPES)}")
         return names[DTYPES[stored]]
 
+    @property
+    def decoder(self) -> bool:
+        """Whether it is causal and its graph has a cache."""
+        return self.family.kind == "decoder"
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether it computes a number for each token of the vocabulary."""
+        named: list[str] = self.config["architectures"]
+        return named == [self.family.language_model]
+
+    @property
+    def head(self) -> str:
+        """How its class ends: ``ForCausalLM``, ``Model``, ..."""
+        name: str = self.config["architectures"][0]
+        return name.removeprefix(f"Ntk{self.family.camel}")
+
 
 def open_repository(folder: Path) -> Repository:
     """Reads a converted repository's config and the headers of its weights.
@@ -83,12 +100,13 @@ def open_repository(folder: Path) -> Repository:
 
 def check_has_graph(config: families.Config, family: families.Family) -> None:
     """Raises ``UnsupportedModel`` for the config of a converted repository that no graph can be built of."""
-    decoder_class(family)
     named = config.get("architectures") or []
-    if named != [f"Ntk{family.camel}ForCausalLM"]:
+    if family.kind == "decoder" and named != [family.language_model]:
         raise UnsupportedModel(
-            f"architectures is {json.dumps(named)}; only causal language models have a graph"
+            f"architectures is {json.dumps(named)}; of decoders, only causal language models have a graph"
         )
+    if len(named) != 1:
+        raise UnsupportedModel(f"architectures is {json.dumps(named)}; a graph is built of one class")
 
 
 def build_graph(
@@ -100,13 +118,13 @@ def build_graph(
     follow_links: bool = False,
     convert_weights: bool = False,
 ) -> Graph:
-    """The graph of a repository's causal language model.
+    """The graph of a repository's causal language model, or of an encoder with whatever head it has.
 
     Args:
         repository: what to build it from.
         profile: ``ort`` or ``portable``.
         dtype: what it computes in, a name of ``COMPUTE``.
-        last_logits: logits of each row's last token only.
+        last_logits: logits of each row's last token only; of a decoder.
         follow_links: name the files of weights that links lead to, for a graph that will copy them.
         convert_weights: whether weights of another dtype are converted when the graph is saved with a
             copy of them, or else by casts in the graph.
@@ -116,15 +134,23 @@ def build_graph(
         UnsupportedModel: an option of the config that has no graph.
     """
     graph = Graph(COMPUTE[dtype])
-    decoder = decoder_class(repository.family)(
-        graph,
-        FORMS[profile],
-        fused=profile == "ort",
-        config=repository.config,
-        family=repository.family,
-        geometry=repository.geometry,
-        weights=Weights(repository.folder, repository.checkpoint, follow_links=follow_links),
-        convert_weights=convert_weights,
-    )
-    decoder.build(repository.scaling, last_logits=last_logits)
+    parts: dict[str, Any] = {
+        "fused": profile == "ort",
+        "config": repository.config,
+        "family": repository.family,
+        "geometry": repository.geometry,
+        "convert_weights": convert_weights,
+        "weights": Weights(
+            repository.folder,
+            repository.checkpoint,
+            f"{repository.family.base_prefix}.",
+            follow_links=follow_links,
+        ),
+    }
+    name = repository.family.name
+    if repository.decoder:
+        decoder = DECODERS[name](graph, **parts)
+        decoder.build(FORMS[profile], repository.scaling, last_logits=last_logits)
+    else:
+        ENCODERS[name](graph, **parts).build(repository.scaling, repository.head)
     return graph

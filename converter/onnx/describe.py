@@ -21,7 +21,7 @@ class Description(NamedTuple):
     standalone: bool
     alibi_scaling: Any
     head_size: int
-    """Channels of a cached key or value."""
+    """Channels of a cached key or value; 0 for an encoder, which has no cache."""
 
     @property
     def computes_in(self) -> str:
@@ -36,8 +36,8 @@ def describe(path: Path) -> Description | None:
     try:
         model = onnx.load(path, load_external_data=False)
         properties = {entry.key: entry.value for entry in model.metadata_props}
-        past = next(value for value in model.graph.input if value.name == "past_key_values.0.key")
-        head_size = past.type.tensor_type.shape.dim[3].dim_value
+        past = [value for value in model.graph.input if value.name == "past_key_values.0.key"]
+        head_size = past[0].type.tensor_type.shape.dim[3].dim_value if past else 0
         found = Description(**json.loads(properties[METADATA]), head_size=head_size)
     except Exception:  # protobuf, JSON and the description's keys each raise their own
         return None

@@ -78,7 +78,7 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
 
     The graph points to the weights where they are and adds none; of half-precision weights there is a
     second one, ``model_fp32.onnx``, which computes in float32 over the same weights, for CPUs. With
-    the profile ``ort`` a ``genai_config.json`` lets onnxruntime-genai serve the repository.
+    the profile ``ort`` a ``genai_config.json`` lets onnxruntime-genai serve a causal language model.
 
     Args:
         folder: a repository that ``convert`` wrote.
@@ -122,11 +122,12 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
     return ExportResult(repository.folder, files, report, time.monotonic() - started)
 
 
-def planned_files(options: OnnxOptions, dtypes: Sequence[str]) -> list[str]:
+def planned_files(options: OnnxOptions, dtypes: Sequence[str], *, decoder: bool = True) -> list[str]:
     """What an export would write.
 
     Args:
         options: what graph.
+        decoder: whether it has a cache.
         dtypes: safetensors dtypes of the weights, the commonest first; empty if they are not known.
     """
     half = options.dtype in ("fp16", "bf16") or (
@@ -134,7 +135,7 @@ def planned_files(options: OnnxOptions, dtypes: Sequence[str]) -> list[str]:
     )
     graph = f"{STANDALONE}/{GRAPH}" if options.copies_weights else GRAPH
     names = [graph, f"{graph}_data"] if options.copies_weights else [graph, *[FLOAT32_GRAPH] * half]
-    return names + [GENAI] * (options.profile == "ort") + [REPORT] * options.validate
+    return names + [GENAI] * (decoder and options.profile == "ort") + [REPORT] * options.validate
 
 
 def resolved(repository: Repository, options: OnnxOptions) -> str:
@@ -216,7 +217,7 @@ def publish(
     graphs = [name for name in staged if name.endswith(".onnx")]
     served = FLOAT32_GRAPH if FLOAT32_GRAPH in graphs else graphs[0]
     found = description(staged[served], served)
-    if found.profile == "ort":
+    if found.profile == "ort" and repository.decoder:
         texts[GENAI] = genai_config(repository, file_name=served, head_size=found.head_size)
     if report is not None:
         texts[REPORT] = report.to_json()

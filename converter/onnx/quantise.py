@@ -42,8 +42,8 @@ def quantise(graph: ir.Graph, bits: Bits, *, fused: bool, progress: bool = False
     """Quantises the linear layers, the head and the embedding table of a decoder that computes in float32.
 
     Args:
-        graph: as ``Decoder`` builds it, where linear layers are Gemm or FusedMatMul with ``transB``, over
-            initialisers or casts of them. Its weights are read.
+        graph: as ``Decoder`` builds it, where linear layers are Gemm or FusedMatMul over initialisers or
+            casts of them: with ``transB`` [outputs, inputs], without [inputs, outputs]. Its weights are read.
         bits: of the layers' weights.
         fused: use onnxruntime's MatMulNBits; without, DequantizeLinear and MatMul, which onnxruntime
             turns into that as it loads them.
@@ -52,7 +52,7 @@ def quantise(graph: ir.Graph, bits: Bits, *, fused: bool, progress: bool = False
     found: list[tuple[ir.Node, Value, Bits]] = []
     for node in graph:
         outer = (node.name or "").startswith(OUTER)
-        if node.op_type in ("Gemm", "FusedMatMul") and "transB" in node.attributes:
+        if node.op_type in ("Gemm", "FusedMatMul"):
             found.append((node, _initialiser(node.inputs[1]), 8 if outer else bits))
         elif node.op_type == "Gather" and outer:
             found.append((node, _initialiser(node.inputs[0]), 8))
@@ -60,7 +60,8 @@ def quantise(graph: ir.Graph, bits: Bits, *, fused: bool, progress: bool = False
     total = sum({stored.name: _tensor(stored).nbytes for _, stored, _ in found}.values())
     with byte_bar("quantising", total, show=progress) as advance:
         for node, stored, bits_here in found:
-            weight = form.weight(stored, bits_here, advance)
+            by_column = node.op_type == "Gemm" and "transB" not in node.attributes
+            weight = form.weight(stored, bits_here, advance, by_column=by_column)
             if node.op_type == "Gather":
                 result = form.rows(node, weight)
             else:
@@ -114,12 +115,12 @@ class _Form(ABC):
         self._weights: dict[str | None, _Weight] = {}
         self._used: Counter[str] = Counter()
 
-    def weight(self, stored: Value, bits: Bits, advance: Advance) -> _Weight:
-        """An initialiser, quantised."""
+    def weight(self, stored: Value, bits: Bits, advance: Advance, *, by_column: bool) -> _Weight:
+        """An initialiser, quantised; one stored [inputs, outputs] is ``by_column``."""
         tensor = _tensor(stored)
         if tensor.name not in self._weights:
-            outputs, inputs = tensor.shape.numpy()
-            parts = self.store(_quantised(tensor, bits), inputs, bits)
+            outputs, inputs = tensor.shape.numpy()[:: -1 if by_column else 1]
+            parts = self.store(_quantised(tensor, bits, by_column=by_column), inputs, bits)
             values = [self.keep(f"{tensor.name}_{part}", content) for part, content in parts.items()]
             self._weights[tensor.name] = _Weight(outputs, inputs, bits, *values)
             advance(tensor.nbytes)
@@ -240,15 +241,15 @@ def _tensor(stored: Value) -> ir.TensorProtocol:
     return stored.const_value
 
 
-def _quantised(tensor: ir.TensorProtocol, bits: Bits) -> _Blocks:
-    """A weight [outputs, inputs] of any float dtype, quantised."""
+def _quantised(tensor: ir.TensorProtocol, bits: Bits, *, by_column: bool) -> _Blocks:
+    """A weight [outputs, inputs], or [inputs, outputs] ``by_column``, of any float dtype, quantised."""
     with _quiet_root_logger():
         from onnxruntime.quantization.matmul_nbits_quantizer import (
             DefaultWeightOnlyQuantConfig,
             DefaultWeightOnlyQuantizer,
         )
     kernel = DefaultWeightOnlyQuantizer(DefaultWeightOnlyQuantConfig(block_size=BLOCK, bits=bits))
-    weight = tensor.numpy()
+    weight = tensor.numpy().T if by_column else tensor.numpy()
     step = max(1, PIECE // weight.shape[1])
     pieces = []
     for start in range(0, len(weight), step):

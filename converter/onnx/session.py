@@ -83,9 +83,13 @@ class Session:
                 "its CUDA libraries do not load here"
             )
         self.device = provider
-        self.pasts = [
-            value for value in self.session.get_inputs() if value.name.startswith("past_key_values.")
+        inputs = self.session.get_inputs()
+        self.pasts = [value for value in inputs if value.name.startswith("past_key_values.")]
+        self.has_types = any(value.name == "token_type_ids" for value in inputs)
+        self.results = [
+            value.name for value in self.session.get_outputs() if not value.name.startswith("present.")
         ]
+        """What it computes: logits, hidden states, or the two scores of an answer's ends."""
 
     def step(self, ids: Array, mask: Array, past: Past | None = None) -> tuple[Array, Past]:
         """Runs new tokens over a cache, which gets new memory at every step.
@@ -96,7 +100,8 @@ class Session:
             past: from the step before; None for none.
 
         Returns:
-            Logits, float32 [B, S or 1, vocabulary], and the cache with the new tokens.
+            Logits, float32 [B, S or 1, vocabulary] (of an encoder, whatever it computes, [B, S or 1,
+            any]), and the cache with the new tokens.
         """
         binding = self._bind(ids, mask)
         past = past or self._buffers(len(ids), 0)
@@ -104,8 +109,10 @@ class Session:
             binding.bind_ortvalue_input(name, buffer)
             binding.bind_output(present(name), self.device)
         self.session.run_with_iobinding(binding)
-        logits, *presents = binding.get_outputs()
-        return logits.numpy().astype(np.float32), dict(zip(past, presents, strict=True))
+        outputs = binding.get_outputs()
+        count = len(self.results)
+        results = [output.numpy().astype(np.float32) for output in outputs[:count]]
+        return stacked(results, ids.shape[1]), dict(zip(past, outputs[count:], strict=True))
 
     def shared(self, rows: int, length: int) -> SharedCache:
         """An engine whose past and present are the same memory, of ``length`` tokens at most."""
@@ -128,7 +135,10 @@ class Session:
         binding = self.session.io_binding()
         binding.bind_cpu_input("input_ids", ids)
         binding.bind_cpu_input("attention_mask", mask)
-        binding.bind_output("logits")
+        if self.has_types:
+            binding.bind_cpu_input("token_type_ids", np.zeros_like(ids))
+        for name in self.results:
+            binding.bind_output(name)
         return binding
 
     def _buffers(self, rows: int, length: int) -> Past:
@@ -157,6 +167,19 @@ class SharedCache:
         self.session.session.run_with_iobinding(binding)
         logits: Array = binding.get_outputs()[0].numpy()
         return logits.astype(np.float32), None
+
+
+def stacked(results: Sequence[Array], tokens: int) -> Array:
+    """What a model computes as one array [B, S or 1, any].
+
+    Args:
+        results: logits or hidden states [B, S, any]; scores of rows [B, any]; or two of tokens [B, S].
+        tokens: S.
+    """
+    if len(results) > 1:
+        return np.stack(results, axis=-1)
+    [result] = results
+    return result if result.ndim == 3 and result.shape[1] in (1, tokens) else result[:, None]
 
 
 def present(past: str) -> str:

@@ -15,7 +15,6 @@ from converter.errors import SourceError
 
 DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
 """safetensors dtype -> ONNX dtype, of the weights that graphs are built over."""
-PREFIX = "transformer."
 
 
 class Weights:
@@ -24,18 +23,20 @@ class Weights:
     Args:
         folder: where the checkpoint is.
         checkpoint: its tensors.
+        prefix: of the trunk's tensors, ending in a dot.
         follow_links: name the files that links lead to, for a graph that copies the weights.
     """
 
-    def __init__(self, folder: Path, checkpoint: Checkpoint, *, follow_links: bool):
+    def __init__(self, folder: Path, checkpoint: Checkpoint, prefix: str, *, follow_links: bool):
         self.folder = folder
+        self.prefix = prefix
         self.checkpoint = checkpoint
         self.follow_links = follow_links
 
     def find(self, name: str) -> Tensor | None:
         """The stored tensor, whose name may lack the trunk's prefix; None if there is none."""
         tensors = self.checkpoint.tensors
-        return tensors.get(PREFIX + name) or tensors.get(name)
+        return tensors.get(self.prefix + name) or tensors.get(name)
 
     def external(self, name: str, shape: tuple[int, ...]) -> ir.ExternalTensor:
         """The tensor as external data, relative to the checkpoint's folder.

@@ -75,6 +75,6 @@ def run(patched: Patched, family: Family, source_config: Config) -> list[Check]:
     return [
         tensors.check(patched, family),
         slopes.check(patched, family),
-        paths.check(patched),
+        paths.check(patched, family),
         stock.check(patched, family, source_config),
     ]

@@ -83,8 +83,9 @@ class Patched:
         config.vocab_size = PROBE_VOCABULARY
         config.num_hidden_layers = PROBE_LAYERS
         config.pad_token_id = None  # may lie outside the small vocabulary
-        if hasattr(config, "ffn_hidden_size"):
-            config.ffn_hidden_size = 4 * config.hidden_size
+        for width in ("ffn_hidden_size", "intermediate_size", "n_inner"):
+            if getattr(config, width, None) is not None:
+                setattr(config, width, 4 * config.hidden_size)
         return config
 
     def tensor(self, name: str) -> torch.Tensor:

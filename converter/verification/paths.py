@@ -8,18 +8,22 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
+from converter.families.base import Family
 from converter.verification.check import Check
 from converter.verification.patched import PROBE_VOCABULARY, Patched, build
 
-TOKENS, CHUNK, PADDING = 64, 24, 9
+TOKENS, ENCODER_TOKENS, CHUNK, PADDING = 64, 700, 24, 9
 # A trained length inside the probe, so that a dynamic scaling is at work there.
 TRAIN_LENGTH = 24
 TOLERANCE = 1e-4
 
 
 @torch.no_grad()
-def check(patched: Patched) -> Check:
+def check(patched: Patched, family: Family) -> Check:
     """Runs a small random model with this repository's heads and scaling along every path.
+
+    A decoder's are one pass, chunks and single tokens over a cache; an encoder's is one pass, over rows
+    that are longer than what it computes at once.
 
     Raises:
         VerificationError: names the path and the difference.
@@ -33,7 +37,8 @@ def check(patched: Patched) -> Check:
     for parameter in model.parameters():
         # Larger than an initialisation, so that attention is far from uniform.
         parameter.normal_(0, 0.2, generator=generator).add_(parameter.dim() == 1)
-    tokens = torch.randint(PROBE_VOCABULARY, (2, TOKENS), generator=generator)
+    length = TOKENS if family.kind == "decoder" else ENCODER_TOKENS
+    tokens = torch.randint(PROBE_VOCABULARY, (2, length), generator=generator)
     mask = torch.ones_like(tokens)
     mask[1, :PADDING] = 0
 
@@ -41,7 +46,7 @@ def check(patched: Patched) -> Check:
     steps = {"fused": model(tokens, attention_mask=mask).last_hidden_state}
     # A length-dynamic scaling is defined by the row's length, so that earlier chunks, which saw a
     # shorter row, rightly differ.
-    if not dynamic or scaling["dynamic"] == "position":
+    if family.kind == "decoder" and (not dynamic or scaling["dynamic"] == "position"):
         steps["chunked"] = in_steps(model, tokens, mask, CHUNK)
         steps["decoding"] = in_steps(model, tokens, mask, 1)
     worst = 0.0

@@ -25,8 +25,9 @@ from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
 SPAN = 40
 # Relative; and in nats over the span, float32's own rounding of the weights that are measured.
 TOLERANCE, ROUNDING = 1e-3, 2e-6
-# Keys that the probe's cache holds at most, which bounds the memory.
-LONGEST = 1 << 17
+# Keys that a probe has at most, which bounds the memory: in a decoder's cache, or in the square of an
+# encoder's attention weights.
+LONGEST = {"decoder": 1 << 17, "encoder": 256}
 
 
 def check(patched: Patched, family: Family) -> Check:
@@ -41,7 +42,7 @@ def check(patched: Patched, family: Family) -> Check:
     rate, train_length = scaling.rate, scaling.train_length
     if rate is not None and train_length is not None:
         # The factor depends on rate * tokens / train_length alone, so a long train_length may be shorter.
-        train_length = max(1, min(train_length, int(LONGEST * min(1.0, rate / 2))))
+        train_length = max(1, min(train_length, int(LONGEST[family.kind] * min(1.0, rate / 2))))
         scaling = replace(scaling, train_length=train_length)
         # Where the factor is 2 (or the whole rate, if that is more).
         lengths.append(max(2 * SPAN, math.ceil(train_length * max(1.0, 2 / rate))))
@@ -51,17 +52,18 @@ def check(patched: Patched, family: Family) -> Check:
             parameter.zero_()
     worst = 0.0
     for tokens in lengths:
-        measured = measure(model, tokens) / family.bias_scale(PROBE_HEAD_DIM)
-        expected = scaling.slopes(stock, tokens)
-        differences = np.abs(measured - np.array(expected))
-        wrong = ~((differences < TOLERANCE * np.array(expected)) | (differences * SPAN < ROUNDING))
-        head = int(wrong.argmax())
-        if wrong[head]:
+        found = (measure if family.kind == "decoder" else measure_both_sides)(model, tokens)
+        measured = found / family.bias_scale(PROBE_HEAD_DIM)
+        expected = np.tile(scaling.slopes(stock, tokens), len(measured) // len(stock))
+        differences = np.abs(measured - expected)
+        wrong = ~((differences < TOLERANCE * expected) | (differences * SPAN < ROUNDING))
+        first = int(wrong.argmax())
+        if wrong[first]:
             raise VerificationError(
-                f"head {head} runs with slope {measured[head]:.6g} at {tokens} tokens, "
-                f"not {expected[head]:.6g}"
+                f"head {first % len(stock)} runs with slope {measured[first]:.6g} at {tokens} tokens, "
+                f"not {expected[first]:.6g}"
             )
-        worst = max(worst, float((differences / np.array(expected)).max()))
+        worst = max(worst, float((differences / expected).max()))
     where = " and ".join(str(tokens) for tokens in lengths)
     return Check(
         "slopes",
@@ -87,3 +89,23 @@ def measure(model: Any, tokens: int) -> np.ndarray:
     logs: np.ndarray = output.attentions[0][0, :, 0].double().log().numpy()  # [num_heads, tokens]
     slopes: np.ndarray = (logs[:, -1] - logs[:, -1 - SPAN]) / SPAN
     return slopes
+
+
+@torch.no_grad()
+def measure_both_sides(model: Any, tokens: int) -> np.ndarray:
+    """The slopes of an all-zero encoder to the left of a token and, after them, to its right.
+
+    Returns:
+        float64 [2 * num_heads]. A length-dynamic scaling has the factor of rows of ``tokens`` tokens,
+        a position-dynamic one that of the last of so many: the row is longer to give it a right side.
+    """
+    scaling = model.config.alibi_scaling or {}
+    side = SPAN // 2
+    own = scaling.get("dynamic") == "position"
+    at, length = (tokens - 1, tokens + side) if own else (tokens // 2, tokens + 1)
+    mask = torch.ones(1, length, dtype=torch.long)
+    if not own:
+        mask[:, tokens:] = 0  # so that the length is the mask's and not the tensor's
+    output = model(torch.zeros_like(mask), attention_mask=mask, output_attentions=True)
+    logs: np.ndarray = output.attentions[0][0, :, at].double().log().numpy()  # [num_heads, length]
+    return np.concatenate([(logs[:, at] - logs[:, at + step]) / side for step in (-side, side)])

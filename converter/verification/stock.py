@@ -33,14 +33,13 @@ def check(patched: Patched, family: Family, source_config: Config) -> Check:
         VerificationError: the two differ; says by how much.
     """
     name = "stock model"
-    unfit = family.stock_unfit(source_config)
+    unfit = family.stock_unfit(source_config) if family.stock else "transformers has no class for this model"
     if unfit is not None:
         return Check(name, unfit, skipped=True)
     import transformers
 
-    stored = {full.removeprefix("transformer."): full for full in patched.checkpoint.tensors}
-    layers_prefix = family.layers_prefix.removeprefix("transformer.")
-    count, total = layers_to_run(patched, stored, layers_prefix)
+    stored = {family.below(full): full for full in patched.checkpoint.tensors}
+    count, total = layers_to_run(patched, stored, family.layers)
     stock_config_class = getattr(transformers, f"{family.camel}Config")
     stock_class = getattr(transformers, f"{family.camel}Model")
     settings = {**family.normalise(source_config), "model_type": stock_config_class.model_type}
@@ -81,12 +80,12 @@ def check(patched: Patched, family: Family, source_config: Config) -> Check:
     )
 
 
-def layers_to_run(patched: Patched, stored: Mapping[str, str], layers_prefix: str) -> tuple[int, int]:
+def layers_to_run(patched: Patched, stored: Mapping[str, str], layers: str) -> tuple[int, int]:
     """How many of the first layers to run, and how many there are."""
     sizes: dict[int, int] = {}
     for bare, full in stored.items():
-        if bare.startswith(f"{layers_prefix}."):
-            layer = int(bare[len(layers_prefix) + 1 :].split(".")[0])
+        if bare.startswith(f"{layers}."):
+            layer = int(bare[len(layers) + 1 :].split(".")[0])
             sizes[layer] = sizes.get(layer, 0) + math.prod(patched.checkpoint.tensors[full].shape)
     pair = sum(size for layer, size in sizes.items() if layer < LAYERS)
     return (min(LAYERS, len(sizes)) if pair <= LARGEST_PAIR else 1), len(sizes)

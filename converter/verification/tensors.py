@@ -9,11 +9,8 @@ from converter.families.base import Family
 from converter.verification.check import Check
 from converter.verification.patched import Patched, build
 
-# Buffers that old checkpoints carry and no version of the model reads.
-DEAD = re.compile(
-    r"(^|\.)(masked_bias|scale_mask_softmax\.causal_mask|rotary_emb\.inv_freq|maybe_rotary\.inv_freq)$"
-)
-PREFIX = "transformer."
+# Buffers of causal masks that old checkpoints of any family carry and no version of a model reads.
+UNREAD = r"(^|\.)(masked_bias|scale_mask_softmax\.causal_mask)$"
 
 
 def check(patched: Patched, family: Family) -> Check:
@@ -32,13 +29,15 @@ def check(patched: Patched, family: Family) -> Check:
     model = build(patched.architecture, patched.build_config(), device="meta")
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     stored = {}
+    unread = re.compile("|".join((UNREAD, *family.unread)))
+    prefix = f"{family.base_prefix}."
     for name, tensor in patched.checkpoint.tensors.items():
-        if DEAD.search(name):
+        if unread.search(name):
             continue
-        spellings = (name, PREFIX + name, name.removeprefix(PREFIX))
+        spellings = (name, prefix + name, family.below(name))
         full = next((spelling for spelling in spellings if spelling in expected), name)
         if full in stored:
-            raise VerificationError(f"the tensor {full!r} is stored twice, with and without {PREFIX!r}")
+            raise VerificationError(f"the tensor {full!r} is stored twice, with and without {prefix!r}")
         stored[full] = tensor.shape
 
     tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
@@ -62,8 +61,6 @@ def check(patched: Patched, family: Family) -> Check:
 
 def count_layers(patched: Patched, family: Family) -> int:
     """How many layers the stored tensors belong to."""
-    layer = re.compile(
-        rf"({re.escape(PREFIX)})?{re.escape(family.layers_prefix.removeprefix(PREFIX))}\.(\d+)\."
-    )
-    found = (layer.match(name) for name in patched.checkpoint.tensors)
-    return len({match[2] for match in found if match})
+    layer = re.compile(rf"{re.escape(family.layers)}\.(\d+)\.")
+    found = (layer.match(family.below(name)) for name in patched.checkpoint.tensors)
+    return len({match[1] for match in found if match})

@@ -12,10 +12,34 @@ is a repository's config.json as a dict, converted (``alibi_scaling``) or not.
     layers.py    LayerNorm, linear maps, GELUs, a checkpoint's tensors by name, the batch loop
     alibi.py     slopes, scaling, the factor of each query, causal attention with the bias
     bloom.py     mpt.py     falcon.py
+    bert.py      jina_bert.py     mosaic_bert.py
 """
 
-from tests.reference import bloom, falcon, mpt
+from tests.reference import baichuan, bloom, falcon, jais, jina_bert, mosaic_bert, mosaic_gpt, mpt, refact
 
-FAMILIES = {"bloom": bloom, "mpt": mpt, "falcon": falcon}
+FAMILIES = {
+    "bloom": bloom,
+    "mpt": mpt,
+    "replit": mpt,
+    "mosaic_gpt": mosaic_gpt,
+    "falcon": falcon,
+    "jais": jais,
+    "baichuan": baichuan,
+    "refact": refact,
+}
 
-__all__ = ["FAMILIES", "bloom", "falcon", "mpt"]
+ENCODERS = {"jina_bert": jina_bert, "mosaic_bert": mosaic_bert}
+
+__all__ = [
+    "ENCODERS",
+    "FAMILIES",
+    "baichuan",
+    "bloom",
+    "falcon",
+    "jais",
+    "jina_bert",
+    "mosaic_bert",
+    "mosaic_gpt",
+    "mpt",
+    "refact",
+]

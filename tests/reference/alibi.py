@@ -156,3 +156,27 @@ def attention(
         probabilities[h] = weights / weights.sum(axis=1, keepdims=True)
         output[:, h * head_dim : (h + 1) * head_dim] = probabilities[h] @ v[h]
     return output, probabilities
+
+
+def symmetric_attention(
+    q: Array, k: Array, v: Array, slopes: Array, mask: NDArray[np.int64], score_scale: float
+) -> tuple[Array, Array]:
+    """Attention of one row that sees both sides, with the ALiBi bias of encoders.
+
+        score(i, j) = score_scale * q_i.k_j - m_i * |i - j|    j real
+
+    The distance is between the slots i and j of the row, padding included. Arguments and results are
+    those of ``attention``.
+    """
+    heads, length, head_dim = q.shape
+    slots = np.arange(length)
+    distance = np.abs(slots[:, None] - slots[None, :])
+    output = np.zeros((length, heads * head_dim))
+    probabilities = np.zeros((heads, length, length))
+    for h in range(heads):
+        scores = score_scale * (q[h] @ k[h].T) - slopes[h][:, None] * distance
+        scores = np.where((mask == 1)[None, :], scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        probabilities[h] = weights / weights.sum(axis=1, keepdims=True)
+        output[:, h * head_dim : (h + 1) * head_dim] = probabilities[h] @ v[h]
+    return output, probabilities

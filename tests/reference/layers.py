@@ -39,11 +39,11 @@ def gelu_bloom(x: Array) -> Array:
 
 
 class Tensors:
-    """A checkpoint's tensors in float64, found with or without ``transformer.`` before the name."""
+    """A checkpoint's tensors in float64, found with or without the trunk's prefix before the name."""
 
-    def __init__(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(self, tensors: Mapping[str, NDArray[Any]], prefix: str = "transformer.") -> None:
         self._tensors = {
-            name.removeprefix("transformer."): np.asarray(tensor, dtype=np.float64)
+            name.removeprefix(prefix): np.asarray(tensor, dtype=np.float64)
             for name, tensor in tensors.items()
         }
 
@@ -83,6 +83,8 @@ class Network:
 
     row: Row
     embedding: str
+    prefix: str = "transformer."
+    """Of the trunk's tensors in a model with a head."""
 
     def trunk(
         self,
@@ -103,7 +105,7 @@ class Network:
         """
         ids = np.asarray(input_ids, dtype=np.int64)
         mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask, dtype=np.int64)
-        weights = Tensors(tensors)
+        weights = Tensors(tensors, self.prefix)
         hidden: list[Array] = []
         kept: list[list[Array]] = []
         for row_ids, row_mask in zip(ids, mask, strict=True):
@@ -126,5 +128,5 @@ class Network:
         """
         hidden = self.trunk(config, tensors, input_ids, attention_mask).hidden
         head = self.embedding if config.get("tie_word_embeddings", True) else "lm_head"
-        product: Array = hidden @ Tensors(tensors)[f"{head}.weight"].T
+        product: Array = hidden @ Tensors(tensors, self.prefix)[f"{head}.weight"].T
         return product

@@ -1,4 +1,8 @@
-"""MPT (MosaicML's llm-foundry): pre-norm layers, no biases as a rule, options in ``attn_config``."""
+"""MPT (MosaicML's llm-foundry): pre-norm layers, no biases as a rule, options in ``attn_config``.
+
+With grouped-query attention consecutive query heads share a key and value head; ``Wqkv`` then gives the
+whole query, followed by the few heads of the key and of the value.
+"""
 
 from __future__ import annotations
 
@@ -13,41 +17,65 @@ from tests.reference.alibi import attention, mpt_slopes, query_slopes
 from tests.reference.layers import Array, Config, Ints, Network, Tensors, gelu_exact, setting
 
 
+def _rms_norm(weights: Tensors, x: Array, name: str, epsilon: float) -> Array:
+    """Root mean square normalisation over the last axis (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+    y: Array = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * weights[f"{name}.weight"]
+    return y
+
+
 def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array, list[Array]]:
     options = setting(config, "attn_config", default={})
     if not options.get("alibi", True):
         raise ValueError("this MPT has no ALiBi")
+    ffn = setting(config, "ffn_config", default={})
     heads = setting(config, "n_heads", "num_attention_heads")
+    groups = {"grouped_query_attention": options.get("kv_n_heads"), "multiquery_attention": 1}
+    kv_heads = groups.get(options.get("attn_type", ""), heads)
     layers = setting(config, "n_layers", "num_hidden_layers")
-    epsilon = setting(config, "layer_norm_epsilon", default=1e-5)
+    epsilon = setting(config, "norm_eps", "layer_norm_epsilon", default=1e-5)
     bias = not config.get("no_bias", True)
     stock = mpt_slopes(heads, setting(options, "alibi_bias_max", default=8))
     slopes = query_slopes(config, stock, mask)
     attentions = []
+
+    def norm(x: Array, name: str) -> Array:
+        if config.get("norm_type") in ("rmsnorm", "low_precision_rmsnorm"):
+            return _rms_norm(weights, x, name, epsilon)
+        return weights.layer_norm(x, name, epsilon, bias)
+
+    def activation(x: Array) -> Array:
+        named = (ffn.get("ffn_act_fn") or {}).get("name", "gelu")
+        return x / (1.0 + np.exp(-x)) if named == "silu" else gelu_exact(x)
 
     x = weights["wte.weight"][ids]
     length, width = x.shape
     head_dim = width // heads
     score_scale = setting(options, "softmax_scale", default=1 / math.sqrt(head_dim))
     for n in range(layers):
-        normed = weights.layer_norm(x, f"blocks.{n}.norm_1", epsilon, bias)
+        normed = norm(x, f"blocks.{n}.norm_1")
         fused = weights.linear(normed, f"blocks.{n}.attn.Wqkv", bias)
         if options.get("clip_qkv"):
             fused = np.clip(fused, -options["clip_qkv"], options["clip_qkv"])
-        q, k, v = fused[:, :width], fused[:, width : 2 * width], fused[:, 2 * width :]
+        last = width + kv_heads * head_dim
+        q, k, v = fused[:, :width], fused[:, width:last], fused[:, last:]
         if options.get("qk_ln", False):
             # Over the whole vector, before it is cut into heads.
             q = weights.layer_norm(q, f"blocks.{n}.attn.q_ln", epsilon, bias)
             k = weights.layer_norm(k, f"blocks.{n}.attn.k_ln", epsilon, bias)
-        q, k, v = (part.reshape(length, heads, head_dim).transpose(1, 0, 2) for part in (q, k, v))
+        q, k, v = (part.reshape(length, -1, head_dim).transpose(1, 0, 2) for part in (q, k, v))
+        k, v = (np.repeat(part, heads // kv_heads, axis=0) for part in (k, v))
         context, probabilities = attention(q, k, v, slopes, mask, score_scale)
         attentions.append(probabilities)
         x = x + weights.linear(context, f"blocks.{n}.attn.out_proj", bias)
 
-        normed = weights.layer_norm(x, f"blocks.{n}.norm_2", epsilon, bias)
-        inner = gelu_exact(weights.linear(normed, f"blocks.{n}.ffn.up_proj", bias))
+        normed = norm(x, f"blocks.{n}.norm_2")
+        inner = weights.linear(normed, f"blocks.{n}.ffn.up_proj", bias)
+        if ffn.get("ffn_type") == "mptglu":
+            inner = inner * activation(weights.linear(normed, f"blocks.{n}.ffn.gate_proj", bias))
+        else:
+            inner = activation(inner)
         x = x + weights.linear(inner, f"blocks.{n}.ffn.down_proj", bias)
-    return weights.layer_norm(x, "norm_f", epsilon, bias), attentions
+    return norm(x, "norm_f"), attentions
 
 
 _network = Network(_row, embedding="wte")

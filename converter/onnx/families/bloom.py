@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from converter.onnx.decoder import Attend, Decoder, Residual
+from converter.onnx.decoder import Attend, Decoder
 from converter.onnx.graph import Value
+from converter.onnx.network import Residual
 
 
 class Bloom(Decoder):
     def enter(self, hidden: Value) -> Value:
-        return self.layer_norm(hidden, "word_embeddings_layernorm")
+        return self.norm(hidden, "word_embeddings_layernorm")
 
     def layer(self, residual: Residual, prefix: str, attend: Attend) -> None:
         hidden, geometry = self.hidden, self.geometry

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from converter.families.base import count
-from converter.onnx.decoder import Attend, Decoder, Residual
+from converter.onnx.decoder import Attend, Decoder
 from converter.onnx.graph import Value
+from converter.onnx.network import Residual
 
 ACTIVATIONS = {
     "gelu": "gelu",

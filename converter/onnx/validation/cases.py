@@ -78,15 +78,16 @@ def extent(repository: Repository) -> Extent:
 
     hidden = geometry.num_heads * geometry.head_dim
     vocabulary = full = int(config["vocab_size"])
-    if max(beyond * full > LOGITS, hidden * full > TABLE):
-        vocabulary = max(min(full, LOGITS // beyond, TABLE // hidden), 64)
+    most = LOGITS // beyond if repository.has_logits else full
+    if full > most or hidden * full > TABLE:
+        vocabulary = max(min(full, most, TABLE // hidden), 64)
         notes.append(f"first {vocabulary} of {full} tokens of the vocabulary")
 
-    prefix = f"{repository.family.layers_prefix.removeprefix('transformer.')}.0."
+    prefix = f"{repository.family.layers}.0."
     layer = sum(
         (tensor.end - tensor.start) // (2 if tensor.dtype in ("F16", "BF16") else 4)
         for name, tensor in repository.checkpoint.tensors.items()
-        if name.removeprefix("transformer.").startswith(prefix)
+        if repository.family.below(name).startswith(prefix)
     )
     joint = at if repository.scaling.dynamic else min(at, JOINT)
     lengths = (at, beyond, joint, joint)
@@ -134,11 +135,12 @@ class Case:
         return results
 
 
-def choose_cases(run: Extent, *, one_row_chunks: bool) -> Iterator[Case]:
+def choose_cases(run: Extent, *, cached: bool, one_row_chunks: bool) -> Iterator[Case]:
     """What every graph is asked.
 
     Args:
         run: for the lengths and the vocabulary.
+        cached: what a cache is needed for, too.
         one_row_chunks: chunked prefill with one row only, which is all GroupQueryAttention takes.
     """
     generator = np.random.default_rng(0)
@@ -155,6 +157,8 @@ def choose_cases(run: Extent, *, one_row_chunks: bool) -> Iterator[Case]:
     yield whole(f"prompt of {run.beyond}", run.beyond)
     yield Case("left padding", [tokens(3, 2 * SHORT)], padded(3, 2 * SHORT))
     yield Case("right padding", [tokens(3, 2 * SHORT)], padded(3, 2 * SHORT)[:, ::-1].copy())
+    if not cached:
+        return
     decoding = [tokens(2, SHORT), *(tokens(2, 1) for _ in range(STEPS))]
     yield Case("decoding", decoding, padded(2, SHORT + STEPS))
     rows = 1 if one_row_chunks else 2

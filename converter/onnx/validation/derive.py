@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 import onnx_ir as ir
 
-from converter.onnx.graph import OUTER
+from converter.onnx.graph import EMBEDDINGS, OUTER
 
 LAYER = re.compile(r"/layers\.(\d+)/")
 CACHE = re.compile(r"(?:past_key_values|present)\.(\d+)\.")
@@ -63,7 +62,7 @@ def excerpt(model: ir.Model, layers: int, vocabulary: int) -> None:
     graph = model.graph
     nodes = {node.name: node for node in graph}
     total = 1 + max((_layer(LAYER, name) for name in nodes if name), default=0)
-    full: Any = graph.outputs[0].shape[2]  # type: ignore[index]
+    full = _rows_of_table(graph)
 
     for node in list(graph):
         if _layer(LAYER, node.name or "") >= 0:
@@ -84,16 +83,33 @@ def excerpt(model: ir.Model, layers: int, vocabulary: int) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses():
             del graph.initializers[name]
-        elif vocabulary != full and isinstance(value.const_value, ir.ExternalTensor):
+        elif vocabulary != full and value.const_value is not None:
             _shorten(value, value.const_value, full, vocabulary)
     logits = graph.outputs[0]
-    logits.shape = ir.Shape([*logits.shape[:2], vocabulary])  # type: ignore[index]
+    if logits.shape is not None and logits.shape[-1] == full:
+        logits.shape = ir.Shape([*logits.shape[:-1], vocabulary])
 
 
-def _shorten(value: ir.Value, tensor: ir.ExternalTensor, full: int, rows: int) -> None:
+def _rows_of_table(graph: ir.Graph) -> int:
+    """The size of the vocabulary: rows of the table that the input ids look up."""
+    node = next(
+        node for node in graph if node.op_type == "Gather" and (node.name or "").startswith(f"/{EMBEDDINGS}/")
+    )
+    value = node.inputs[0]
+    assert value is not None
+    assert value.shape is not None
+    return int(value.shape[0])  # type: ignore[arg-type]
+
+
+def _shorten(value: ir.Value, tensor: ir.TensorProtocol, full: int, rows: int) -> None:
+    """Keeps the first rows of a stored table, or of what the graph itself holds one number a row of."""
     sizes = [int(size) for size in tensor.shape.numpy()]
     outer = any((use.node.name or "").startswith(OUTER) for use in value.uses())
-    if len(sizes) != 2 or sizes[0] != full or not outer:
+    if sizes[:1] != [full] or not outer:
+        return
+    if not isinstance(tensor, ir.ExternalTensor):
+        value.const_value = ir.tensor(tensor.numpy()[:rows], dtype=tensor.dtype, name=tensor.name)
+        value.shape = ir.Shape([rows, *sizes[1:]])
         return
     value.const_value = ir.ExternalTensor(
         tensor.location,

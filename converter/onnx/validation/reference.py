@@ -6,21 +6,31 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from converter.onnx.build import Repository
+from converter.onnx.session import stacked
 from converter.verification.patched import Patched, build
 
 Array = NDArray[Any]
+VOCABULARY_TENSORS = (
+    "lm_head.weight",
+    "cls.predictions.bias",
+    "cls.predictions.decoder.weight",
+    "cls.predictions.decoder.bias",
+)
+"""Those of the heads that have a row for each token of the vocabulary."""
+RESULTS = ("last_hidden_state", "logits", "start_logits", "end_logits")
+"""What a model may compute, in the order of a graph's outputs."""
 
 
 class Reference:
     """What the graph must compute: the torch model, in float32."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, *, has_cache: bool):
         self.model = model
+        self.has_cache = has_cache
 
     @classmethod
     @contextlib.contextmanager
@@ -32,11 +42,12 @@ class Reference:
             config.vocab_size = vocabulary
             config.pad_token_id = None  # may lie outside a shortened vocabulary
             model = build(patched.architecture, config, device="meta")
-            tables = {f"transformer.{repository.family.embeddings}", "lm_head.weight"}
+            family = repository.family
+            tables = {*family.tensor_names(family.embeddings), *VOCABULARY_TENSORS}
             stored = patched.checkpoint.tensors
             state = {}
             for name in model.state_dict():
-                found = next((n for n in (name, name.removeprefix("transformer.")) if n in stored), None)
+                found = next((n for n in (name, family.below(name)) if n in stored), None)
                 if found is None:
                     continue  # a tied head
                 whole = name not in tables or stored[found].shape[0] == vocabulary
@@ -44,17 +55,14 @@ class Reference:
                 state[name] = tensor.float()
             model.load_state_dict(state, strict=False, assign=True)
             model.tie_weights()
-            yield cls(model)
+            yield cls(model, has_cache=repository.decoder)
 
     def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Array, Any]:
-        """As ``Session.step``: logits, float32 [B, S, vocabulary], and the cache."""
+        """As ``Session.step``: what it computes, float32 [B, S or 1, any], and the cache."""
+        cache = {"past_key_values": past, "use_cache": True} if self.has_cache else {}
         with torch.no_grad():
             output = self.model(
-                torch.from_numpy(ids),
-                attention_mask=torch.from_numpy(mask),
-                past_key_values=past,
-                use_cache=True,
-                return_dict=True,
+                torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), return_dict=True, **cache
             )
-        logits: NDArray[np.float32] = output.logits.numpy()
-        return logits, output.past_key_values
+        results = [output[name].numpy() for name in RESULTS if name in output]
+        return stacked(results, ids.shape[1]), output.get("past_key_values")

@@ -1,0 +1,168 @@
+"""Baichuan-13B and Baichuan2-13B (Baichuan Inc.): 40 heads, standard slopes, RMSNorm, SwiGLU.
+
+Facts from the models' own modeling_baichuan.py and configuration_baichuan.py (copies:
+github.com/Mrgengli/baichuan_python of Baichuan-13B-Chat, github.com/jrd77/Baichuan2-13B-Chat). vLLM's
+baichuan.py tells positions and heads apart by hidden_size 4096 and vocab_size 125696:
+
+* ``W_pack`` holds q, k and v in that order, each of the whole width; no biases; scale 1 / sqrt(head
+  size). The bias is +slope * key position in Baichuan, -slope * distance in Baichuan2's later code: the
+  same softmax. It counts columns, padded ones included, which is again constant along a row.
+* Baichuan2's head (``NormHead``) uses the rows of lm_head at unit L2 length. What is stored is not
+  normalised; the original normalises its parameter in place at the first evaluation. No config says
+  which head a model has: see ``norm_head``. Its training loss has a term ``z_loss_weight``.
+* The 7B models have rotary positions under the same model_type, and Baichuan2-7B under the same class
+  names; old 7B checkpoints store ``rotary_emb.inv_freq``. See ``check_positions``.
+* The config class wraps ``gradient_checkpointing`` in a tuple, so that saved configs have ``[false]``.
+* The code stretches its mask beyond ``model_max_length``; its chat functions cut prompts at it.
+
+Trained length: 4096, by the README of github.com/baichuan-inc/Baichuan-13B and, of the second
+generation, Yang et al. 2023 (arXiv 2309.10305).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from converter import slopes
+from converter.errors import SourceError, UnsupportedModel
+from converter.families.base import Config, Family, Geometry, count, head_dim
+
+# (hidden_size, num_attention_heads)
+SIZES_7B, SIZES_13B = (4096, 32), (5120, 40)
+ROTARY_KEYS = ("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters")
+VOCABULARY, VOCABULARY_2 = 64000, 125696
+
+
+def check(config: Config) -> None:
+    check_positions(config)
+    norm_head(config)
+    if config.get("hidden_act", "silu") != "silu":
+        raise UnsupportedModel(
+            f"hidden_act is {config['hidden_act']!r}; only a Baichuan with 'silu' can be converted"
+        )
+    if config.get("tie_word_embeddings"):
+        raise UnsupportedModel(
+            "tie_word_embeddings is true; only a Baichuan with a head of its own can be converted"
+        )
+    weight = config.get("z_loss_weight") or 0
+    if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 <= weight < math.inf:
+        raise SourceError(f"config.json: z_loss_weight is {weight!r}, expected a number of at least 0")
+
+
+def check_positions(config: Config) -> None:
+    """Tells the 13B models, which have ALiBi, from the rotary 7B ones.
+
+    Raises:
+        UnsupportedModel: a 7B, or a config that does not say which; the message names the keys.
+    """
+    sizes = (config.get("hidden_size"), config.get("num_attention_heads"))
+    signs = [f"it has {key}" for key in ROTARY_KEYS if config.get(key) is not None]
+    if "BaiChuanForCausalLM" in (config.get("architectures") or ()):
+        signs.append("its class is BaiChuanForCausalLM (with a capital C), Baichuan-7B's")
+    if sizes == SIZES_7B:
+        signs.append(f"its hidden_size {sizes[0]} and {sizes[1]} heads are the 7B's")
+    if signs and sizes == SIZES_13B:
+        raise UnsupportedModel(
+            f"config.json is ambiguous: {sizes[0]} wide with {sizes[1]} heads, as the 13B models with ALiBi, "
+            f"but {' and '.join(signs)}, as the 7B models with rotary positions; if it is a 13B, restore the "
+            "keys of its original's config.json"
+        )
+    if signs:
+        raise UnsupportedModel(
+            f"this Baichuan has rotary positions, not ALiBi ({'; '.join(signs)}), as Baichuan-7B and "
+            "Baichuan2-7B do: there are no slopes to scale; rewritten in Llama's layout, it can be scaled "
+            "by transformers' rope_scaling"
+        )
+    if config.get("model_max_length") is None:
+        raise UnsupportedModel(
+            "config.json is ambiguous: it has neither model_max_length, as the 13B models with ALiBi do, nor "
+            "max_position_embeddings, as the 7B models with rotary positions do; restore the key from its "
+            "original's config.json"
+        )
+
+
+def norm_head(config: Config) -> bool:
+    """Whether the head is Baichuan2's, with rows of unit length.
+
+    Both generations' configs have the same keys but ``z_loss_weight``, which Baichuan2's configuration
+    class writes; Baichuan2-13B-Chat's own config.json was written by hand and lacks it, so that its
+    vocabulary is the only sign. Fine-tuned models may have another vocabulary.
+
+    Raises:
+        SourceError: ``norm_head`` is given and is no boolean.
+        UnsupportedModel: the config does not say.
+    """
+    given = config.get("norm_head")
+    if given is not None:
+        if not isinstance(given, bool):
+            raise SourceError(f"config.json: norm_head is {given!r}, expected true or false")
+        return given
+    vocabulary = config.get("vocab_size")
+    second = config.get("z_loss_weight") is not None
+    if vocabulary == VOCABULARY_2 or (second and vocabulary != VOCABULARY):
+        return True
+    if vocabulary == VOCABULARY and not second:
+        return False
+    contradiction = "it has Baichuan-13B's vocab_size 64000 and Baichuan2's key z_loss_weight"
+    unknown = f"vocab_size is {vocabulary!r} (Baichuan-13B has 64000, Baichuan2-13B 125696), no z_loss_weight"
+    raise UnsupportedModel(
+        f"config.json does not say which head this model has: {contradiction if second else unknown}; add "
+        '"norm_head": true to it if it was made from Baichuan2, and "norm_head": false if from Baichuan-13B'
+    )
+
+
+def geometry(config: Config) -> Geometry:
+    heads = count(config, "num_attention_heads")
+    return Geometry(
+        num_heads=heads,
+        head_dim=head_dim(count(config, "hidden_size"), heads),
+        num_layers=count(config, "num_hidden_layers"),
+        num_kv_heads=heads,
+    )
+
+
+def stock_slopes(config: Config) -> slopes.Slopes:
+    return slopes.stock_slopes(geometry(config).num_heads)
+
+
+def normalise(config: Config) -> dict[str, Any]:
+    result = {**config, "norm_head": norm_head(config)}
+    result.setdefault("tie_word_embeddings", False)
+    checkpointing = config.get("gradient_checkpointing", False)
+    while isinstance(checkpointing, list):  # saving a loaded model wraps it once more
+        checkpointing = bool(checkpointing) and checkpointing[0]
+    if "gradient_checkpointing" in config:
+        result["gradient_checkpointing"] = bool(checkpointing)
+    return result
+
+
+def raise_length(config: dict[str, Any], length: int) -> None:
+    """``model_max_length``, beyond which the tools that read it refuse to run."""
+    config["model_max_length"] = max(count(config, "model_max_length", default=1), length)
+
+
+FAMILY = Family(
+    name="baichuan",
+    title="Baichuan-13B",
+    camel="Baichuan",
+    model_types=("baichuan",),
+    class_prefixes=("Baichuan",),
+    check=check,
+    geometry=geometry,
+    stock_slopes=stock_slopes,
+    train_lengths={
+        f"baichuan-inc/Baichuan{generation}-13B-{kind}": 4096
+        for generation in ("", "2")
+        for kind in ("Base", "Chat")
+    },
+    length_hint="model_max_length",
+    length_doubt="is a limit that is often raised without training",
+    normalise=normalise,
+    raise_length=raise_length,
+    base_prefix="model",
+    layers="layers",
+    embeddings="embed_tokens.weight",
+    stock=False,
+    examples=("baichuan-inc/Baichuan-13B-Base", "baichuan-inc/Baichuan2-13B-Chat"),
+)

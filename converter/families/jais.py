@@ -1,0 +1,239 @@
+"""JAIS (Core42, Inception, Cerebras) and BTLM-3B-8K (Cerebras, Opentensor): one layer under two names.
+
+The authors' ``modeling_jais.py`` and ``modeling_btlm.py`` are on the Hub only. The facts are those on
+which their copies and ports agree: robertalanm/text-generation-inference (branch feature/btlm,
+``btlm_modeling.py`` and ``btlm_config.py``), vllm-project/vllm (``models/jais.py``,
+``transformers_utils/configs/jais.py``), ggml-org/llama.cpp (``conversion/jais.py``), TensorRT-LLM (its
+conversion of GPT), Cerebras/modelzoo (``btlm_hf_cs.py``) and the model cards.
+
+* Layout: GPT-2's (``wte``, ``h.N.ln_1``, ``attn.c_attn`` with q, k and v in this order, ``attn.c_proj``,
+  ``ln_2``, ``mlp.c_fc``, ``mlp.c_fc2``, ``mlp.c_proj``, ``ln_f``), Conv1D weights [inputs, outputs], a
+  bias everywhere; ``lm_head`` is tied. SwiGLU is ``c_fc(x) * silu(c_fc2(x))``; its width is ``n_inner``,
+  or 4 * ``n_embd``.
+* muP: embeddings times ``mup_embeddings_scale``, q.k divided by the head size if
+  ``mup_scale_qk_dot_by_d`` (else by its square root), logits times ``mup_output_alpha *
+  mup_width_scale``; the defaults are 1 and false. The first configs (jais-13b) spell them
+  ``embeddings_scale``, ``scale_qk_dot_by_d`` and ``width_scale``, the last being the whole factor on the
+  logits.
+* ALiBi: the bias ``-slope * |i - j|`` is added to the scaled scores, unscaled. The slopes are a
+  parameter that is stored, ``transformer.relative_pe.slopes`` [heads, 1]; stored values beat the formula.
+* Their own ``alibi_scaling`` divides every slope by one number: ``{"type": "linear", "factor": a}`` by
+  a; ``{"type": "linear", "train_seq_len": N}`` by max(1, T / N), where T counts all keys of the forward
+  pass, cached ones included. The latter is this tool's ``--method linear --dynamic length --rate 1``,
+  except that their T counts padding too. A conversion replaces it by its own.
+* ``reorder_and_upcast_attn`` computes the same scores in float32 before the softmax, so both values are
+  accepted. ``token_type_ids`` would add rows of ``wte``; no model card passes them, and the template
+  ignores them.
+* GPT-JX-3b is, by its card's sizes, BTLM-3B-8K under class names of its own (``GPTJX...``,
+  huggingface/transformers issue 25723). Its config was not to be seen, so it is accepted only if it
+  spells muP's factors as the others do; verification compares its tensors.
+* Trained lengths: the Jais paper (2,048 for 13B), the cards of jais-30b-chat-v3 ("8000" tokens, "2000"
+  before), of the jais-family and of btlm-3b-8k-base. ``n_positions`` bounds what the original can run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from converter import slopes
+from converter.errors import SourceError, UnsupportedModel
+from converter.families.base import Config, Family, Geometry, count, head_dim, respelled, stored_slopes
+
+SIZES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
+SCALES = {
+    "embeddings_scale": "mup_embeddings_scale",
+    "width_scale": "mup_width_scale",
+    "scale_qk_dot_by_d": "mup_scale_qk_dot_by_d",
+}
+
+MODEL_TYPES = ("jais", "btlm")
+FACTORS = (("mup_embeddings_scale", "embeddings_scale"), ("mup_width_scale", "width_scale"))
+
+# Option -> the one value under which the layer is what the template computes, and its default.
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "activation_function": ("swiglu", "gelu_new"),
+    "scale_attn_weights": (True, True),
+    "scale_attn_by_inverse_layer_idx": (False, False),
+    "add_cross_attention": (False, False),
+}
+# The template divides the slopes by the softmax scale, and half precision must hold the result.
+LARGEST_HEAD_DIM = 256
+
+
+def renamed(config: Config) -> bool:
+    """Whether the classes are GPT-JX's."""
+    named = config.get("architectures")
+    return isinstance(named, list) and any(str(name).startswith("GPTJX") for name in named)
+
+
+def claims(config: Config) -> bool:
+    return config.get("model_type") in MODEL_TYPES or renamed(config)
+
+
+def check(config: Config) -> None:
+    if renamed(config) and not all(any(config.get(key) for key in keys) for keys in FACTORS):
+        spelled = " and ".join(" or ".join(keys) for keys in FACTORS)
+        raise UnsupportedModel(
+            f"this GPT-JX has no {spelled}, without which its muP factors are not known; only one that "
+            "spells them as BTLM does can be converted"
+        )
+    positions = config.get("position_embedding_type", "learned")
+    if positions != "alibi":
+        raise UnsupportedModel(
+            f"position_embedding_type is {positions!r}: this model (the muP models of Cerebras-GPT are such) "
+            "has no ALiBi, so it has no slopes to scale; no conversion can lengthen it"
+        )
+    for key, (wanted, default) in OPTIONS.items():
+        value = default if config.get(key) is None else config[key]
+        if value != wanted:
+            raise UnsupportedModel(
+                f"{key} is {value!r}; only a JAIS or BTLM with {wanted!r} can be converted"
+            )
+    scales(config)
+    if geometry(config).head_dim > LARGEST_HEAD_DIM:
+        raise UnsupportedModel(
+            f"n_embd / n_head is {geometry(config).head_dim}; only a JAIS or BTLM with heads of up to "
+            f"{LARGEST_HEAD_DIM} channels can be converted"
+        )
+    own = config.get("alibi_scaling")
+    if own is not None and not _linear(own):
+        raise UnsupportedModel(
+            f"alibi_scaling is {own!r}, which is none that the code of JAIS and BTLM computes; if the model "
+            "was trained without it, remove it from config.json"
+        )
+
+
+def scales(config: Config) -> dict[str, Any]:
+    """The muP keys in the current spelling, with their defaults.
+
+    Raises:
+        SourceError: of another type, or spelled both ways with different values.
+    """
+    embeddings = _value(config, 1.0, "mup_embeddings_scale", "embeddings_scale")
+    divides = _value(config, False, "mup_scale_qk_dot_by_d", "scale_qk_dot_by_d")
+    width = _value(config, 1.0, "mup_width_scale")
+    alpha = _value(config, 1.0, "mup_output_alpha")
+    if config.get("width_scale") is not None:
+        whole = _value(config, 1.0, "width_scale")
+        both = any(config.get(key) is not None for key in ("mup_width_scale", "mup_output_alpha"))
+        if both and not math.isclose(whole, alpha * width):
+            raise SourceError(
+                f"config.json contradicts itself: width_scale {whole} and mup_output_alpha * mup_width_scale "
+                f"{alpha * width}; remove the wrong one"
+            )
+        width, alpha = whole, 1.0
+    return {
+        "mup_embeddings_scale": embeddings,
+        "mup_width_scale": width,
+        "mup_output_alpha": alpha,
+        "mup_scale_qk_dot_by_d": divides,
+    }
+
+
+def geometry(config: Config) -> Geometry:
+    heads = count(config, "n_head", "num_attention_heads")
+    return Geometry(
+        num_heads=heads,
+        head_dim=head_dim(count(config, "n_embd", "hidden_size"), heads),
+        num_layers=count(config, "n_layer", "num_hidden_layers"),
+        num_kv_heads=heads,
+    )
+
+
+def stock_slopes(config: Config) -> slopes.Slopes:
+    heads = geometry(config).num_heads
+    return stored_slopes(config, heads) or slopes.stock_slopes(heads)
+
+
+def normalise(config: Config) -> dict[str, Any]:
+    result = {key: value for key, value in respelled(config, SIZES).items() if key not in SCALES}
+    return result | scales(config)
+
+
+def config_length(config: Config) -> int | None:
+    """The ``train_seq_len`` of its own or of our ``alibi_scaling``."""
+    scaling = config.get("alibi_scaling")
+    return scaling.get("train_seq_len") if isinstance(scaling, dict) else None
+
+
+def raise_length(config: dict[str, Any], length: int) -> None:
+    """``n_positions``, which tools take for the longest input."""
+    config["n_positions"] = max(count(config, "n_positions", default=1), length)
+
+
+def _linear(scaling: object) -> bool:
+    """Whether their code accepts it: ``type`` and one of ``factor`` and ``train_seq_len``, both above 1."""
+    if not isinstance(scaling, dict) or scaling.get("type") != "linear" or len(scaling) != 2:
+        return False
+    factor, length = scaling.get("factor"), scaling.get("train_seq_len")
+    if factor is not None:
+        return _number(factor) and factor > 1
+    return isinstance(length, int) and not isinstance(length, bool) and length > 1
+
+
+def _value(config: Config, default: Any, *names: str) -> Any:
+    """The value of a key under any of its spellings, of the type that ``default`` has."""
+    found = {name: config[name] for name in names if config.get(name) is not None}
+    for name, value in found.items():
+        if not (isinstance(value, bool) if isinstance(default, bool) else _number(value)):
+            expected = "true or false" if isinstance(default, bool) else "a number"
+            raise SourceError(f"config.json: {name} is {value!r}, expected {expected}")
+    if len(set(found.values())) > 1:
+        spelled = " and ".join(f"{name} {value}" for name, value in found.items())
+        raise SourceError(f"config.json contradicts itself: {spelled}; remove the wrong one")
+    return next(iter(found.values()), default)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# Under which the same models were published, one after another.
+OWNERS = ("core42", "inceptionai", "inception-mbzuai")
+FAMILY_SIZES = {
+    "590m": 2048,
+    "1p3b": 2048,
+    "2p7b": 2048,
+    "6p7b": 2048,
+    "13b": 2048,
+    "30b-8k": 8192,
+    "30b-16k": 16384,
+}
+
+FAMILY = Family(
+    name="jais",
+    title="JAIS and BTLM",
+    camel="Jais",
+    model_types=MODEL_TYPES,
+    claims=claims,
+    sign="`jais`, `btlm`, or `GPTJX...` classes",
+    class_prefixes=("JAIS", "BTLM", "GPTJX"),
+    class_aliases={"JAISLMHeadModel": "ForCausalLM", "BTLMLMHeadModel": "ForCausalLM"},
+    check=check,
+    geometry=geometry,
+    stock_slopes=stock_slopes,
+    train_lengths={
+        **{f"{owner}/jais-13b{kind}": 2048 for owner in OWNERS for kind in ("", "-chat")},
+        **{f"{owner}/jais-30b{kind}-v1": 2048 for owner in OWNERS[:2] for kind in ("", "-chat")},
+        **{f"{owner}/jais-30b{kind}-v3": 8192 for owner in OWNERS[:2] for kind in ("", "-chat")},
+        **{
+            f"inceptionai/jais-family-{size}{kind}": length
+            for size, length in FAMILY_SIZES.items()
+            for kind in ("", "-chat")
+        },
+        "cerebras/btlm-3b-8k-base": 8192,
+        "cerebras/btlm-3b-8k-chat": 8192,
+    },
+    length_hint="n_positions",
+    length_doubt="is a limit that is raised for longer inputs without training",
+    config_length=config_length,
+    normalise=normalise,
+    raise_length=raise_length,
+    embeddings="wte.weight",
+    stored_slopes="relative_pe.slopes",
+    own_scaling=True,
+    unread=(r"(^|\.)relative_pe\.slopes$", r"(^|\.)attn\.(bias|masked_bias)$"),
+    stock=False,
+    examples=("inceptionai/jais-13b", "inceptionai/jais-30b-v3", "cerebras/btlm-3b-8k-base"),
+)

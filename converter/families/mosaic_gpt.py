@@ -1,0 +1,127 @@
+"""MosaicGPT, MPT's predecessor: mosaicml/mpt-1b-redpajama-200b, and replit-code-v1-3b as first published.
+
+Facts from mosaicml/examples v0.0.4, ``examples/llm/src/models/{mosaic_gpt,layers}``, the version that the
+model card of mpt-1b-redpajama-200b names, and from replit/ReplitLM, ``replit-code-v1-3b/`` before May 24,
+2023, a fork of the same code with the class ``ReplitLM`` and the model_type ``replit_lm`` (since then that
+repository is an ``mpt``):
+
+* The options are top-level keys: ``alibi`` (false by default), ``alibi_bias_max``, ``attn_qk_ln``,
+  ``attn_clip_qkv``, ``softmax_scale``, ``attn_pdrop``, ``mlp_ratio``, ``no_bias`` (false by default).
+* The trunk is a ModuleDict ``transformer`` of the language model, the only class there is. Each layer has
+  ``ln_1``, ``attn.{Wqkv,out_proj}``, ``ln_2``, ``mlp.{mlp_up,mlp_down}``; the last norm is ``ln_f``. Logits
+  come from ``wte`` whatever ``tie_word_embeddings`` says.
+* ``attn_qk_ln`` adds ``attn.{q_ln,k_ln}`` over the whole width, before the split into heads. Both
+  mpt-1b-redpajama-200b models were trained with it.
+* Head h of H has the slope 2^(-alibi_bias_max * h / H) for every H. mosaicml/examples changed that on
+  April 25, 2023 (#307) to the slopes of MPT, which differ if H is no power of two; no key tells the two
+  apart. The published checkpoints have 16 and 32 heads. From April 28 on (#308) the norms are called
+  ``norm_1``, ``norm_2`` and ``norm_f`` and the config has ``norm_type``; that layout is refused.
+* ``low_precision_layernorm`` concerns autocast, ``embedding_fraction`` a gradient, ``attn_uses_sequence_id``
+  packed documents in training, ``attn_impl`` the kernel: they do not change what the model computes.
+
+The trained length is that of the model cards (2048); ``max_seq_len`` is a limit that the code enforces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from converter import slopes
+from converter.errors import SourceError, UnsupportedModel
+from converter.families.base import Config, Family, Geometry, count, head_dim, respelled
+from converter.families.mpt import finite_number, raise_length
+
+SPELLINGS = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+
+# Option -> the values under which the model is the one that the template computes, None for no such key.
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "prefix_lm": (None, False),
+    "norm_type": (None,),
+    "multiquery_attention": (None, False),
+    "low_precision_layernorm": (None, True, False),
+    "attn_qk_ln": (None, True, False),
+    "no_bias": (None, True, False),
+    "tie_word_embeddings": (None, True),
+}
+
+
+def check(config: Config) -> None:
+    if config.get("alibi") is not True:
+        raise UnsupportedModel(
+            f"alibi is {config.get('alibi', False)!r}: this MosaicGPT was trained with learned positions, so "
+            "it has no slopes to scale; no conversion can lengthen it"
+        )
+    for key, good in OPTIONS.items():
+        value = config.get(key)
+        if value not in good:
+            fit = " or ".join(repr(option) for option in good if option is not None) or "no such key"
+            raise UnsupportedModel(f"{key} is {value!r}; only a MosaicGPT with {fit} can be converted")
+    scale = config.get("softmax_scale")
+    if scale is not None and not (finite_number(scale) and 1 / 256 <= scale <= 16):
+        raise UnsupportedModel(
+            f"softmax_scale is {scale!r}; only a MosaicGPT with one of 1/256 to 16 can be converted"
+        )
+    for key in ("attn_clip_qkv", "logit_scale"):
+        value = config.get(key)
+        named = key == "logit_scale" and value == "inv_sqrt_d_model"
+        if not (value is None or finite_number(value) or named):
+            raise SourceError(f"config.json: {key} is {value!r}, expected a number or null")
+    count(config, "mlp_ratio", default=4)
+    bias_max(config)
+
+
+def geometry(config: Config) -> Geometry:
+    heads = count(config, "n_heads", "num_attention_heads")
+    return Geometry(
+        num_heads=heads,
+        head_dim=head_dim(count(config, "d_model", "hidden_size"), heads),
+        num_layers=count(config, "n_layers", "num_hidden_layers"),
+        num_kv_heads=heads,
+    )
+
+
+def bias_max(config: Config) -> float:
+    """``alibi_bias_max``, 8 by default.
+
+    Raises:
+        SourceError: not a positive finite number.
+    """
+    value = config.get("alibi_bias_max", 8)
+    if not finite_number(value) or not 0 < value <= 128:
+        raise SourceError(f"config.json: alibi_bias_max is {value!r}, expected 8 or so")
+    return float(value)
+
+
+def stock_slopes(config: Config) -> slopes.Slopes:
+    heads = geometry(config).num_heads
+    return tuple(2.0 ** (-bias_max(config) * head / heads) for head in range(1, heads + 1))
+
+
+def normalise(config: Config) -> dict[str, Any]:
+    return respelled(config, SPELLINGS)
+
+
+FAMILY = Family(
+    name="mosaic_gpt",
+    title="MosaicGPT",
+    camel="MosaicGpt",
+    model_types=("mosaic_gpt", "replit_lm"),
+    class_prefixes=("MosaicGPT", "ReplitLM"),
+    class_aliases={"MosaicGPT": "ForCausalLM", "ReplitLM": "ForCausalLM"},
+    check=check,
+    geometry=geometry,
+    stock_slopes=stock_slopes,
+    train_lengths={
+        "mosaicml/mpt-1b-redpajama-200b": 2048,
+        "mosaicml/mpt-1b-redpajama-200b-dolly": 2048,
+    },
+    length_hint="max_seq_len",
+    length_doubt="is a limit that is often raised without training",
+    normalise=normalise,
+    raise_length=raise_length,
+    layers="blocks",
+    embeddings="wte.weight",
+    tokenizer_class="GPTNeoXTokenizerFast",
+    stock=False,
+    examples=("mosaicml/mpt-1b-redpajama-200b", "mosaicml/mpt-1b-redpajama-200b-dolly"),
+)

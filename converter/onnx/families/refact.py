@@ -1,0 +1,72 @@
+"""Refact: one key and value head, SwiGLU, LayerNorm without bias, a head of its own."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from converter.families.base import count
+from converter.onnx.decoder import Attend, Decoder
+from converter.onnx.graph import Value
+from converter.onnx.network import Residual
+
+MULTIPLE = 256
+"""The MLP's width is a multiple of this."""
+
+
+class Refact(Decoder):
+    token_embedding: ClassVar[str] = "wte"
+
+    @property
+    def norm_bias(self) -> bool:
+        return False
+
+    @property
+    def width(self) -> int:
+        """Of the MLP: two thirds of the nominal one, rounded up."""
+        nominal = count(self.config, "n_inner", default=4 * self.hidden)
+        return -(-(2 * nominal // 3) // MULTIPLE) * MULTIPLE
+
+    @property
+    def packed(self) -> bool:
+        return bool(self.config.get("packed_projections", True))
+
+    def layer(self, residual: Residual, prefix: str, attend: Attend) -> None:
+        hidden = self.hidden
+        output = self.attention(residual.norm(f"{prefix}.ln_1"), f"{prefix}.attn", attend)
+        residual.add(self.linear(output, f"{prefix}.attn.c_proj", hidden, hidden, bias=False))
+        inner = self.inner(residual.norm(f"{prefix}.ln_2"), f"{prefix}.mlp")
+        width = self.width
+        residual.add(self.linear(inner, f"{prefix}.mlp.c_proj", width, hidden, bias=False))
+
+    def attention(self, states: Value, prefix: str, attend: Attend) -> Value:
+        hidden, size = self.hidden, self.geometry.head_dim
+        query = self.linear(states, f"{prefix}.q", hidden, hidden, bias=False)
+        if self.packed:
+            key, value = self.split(
+                self.linear(states, f"{prefix}.kv", hidden, 2 * size, bias=False), size, size
+            )
+        else:
+            key, value = (
+                self.linear(states, f"{prefix}.{part}", hidden, size, bias=False) for part in ("k", "v")
+            )
+        query, key, value = (
+            self.graph.reshape(part, -1, heads, size)
+            for part, heads in (
+                (query, self.geometry.num_heads),
+                (key, 1),
+                (value, 1),
+            )
+        )
+        return attend(query, key, value)
+
+    def inner(self, states: Value, prefix: str) -> Value:
+        hidden, width = self.hidden, self.width
+        if self.packed:
+            both = self.linear(states, f"{prefix}.gate_up_proj", hidden, 2 * width, bias=False)
+            gate, up = self.split(both, width, width)
+        else:
+            gate, up = (
+                self.linear(states, f"{prefix}.{part}", hidden, width, bias=False)
+                for part in ("linear_1", "linear_3")
+            )
+        return self.graph.op("Mul", self.activation(gate, "silu"), up)

@@ -1,0 +1,157 @@
+"""Baichuan-13B and Baichuan2-13B with scaled ALiBi slopes."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .configuration_ntk_baichuan import NtkBaichuanConfig
+from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
+from .ntk_decoder import (
+    AlibiDecoder,
+    CausalLMHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+
+
+class NtkBaichuanRMSNorm(nn.Module):
+    def __init__(self, config: NtkBaichuanConfig):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(config.hidden_size))
+        self.eps = config.rms_norm_eps
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        wide = hidden_states.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(self.weight.dtype)
+
+
+class NtkBaichuanAttention(AlibiAttention):
+    def __init__(self, config: NtkBaichuanConfig, layer_idx: int):
+        heads, width = config.num_attention_heads, config.hidden_size
+        super().__init__(heads, (width // heads) ** -0.5, 0.0, layer_idx)
+        self.W_pack = nn.Linear(width, 3 * width, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        query, key, value = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in self.W_pack(hidden_states).chunk(3, dim=-1)
+        )
+        output, weights = self.attend(query, key, value, plan, past_key_values)
+        return self.o_proj(output), weights
+
+
+class NtkBaichuanMLP(nn.Module):
+    def __init__(self, config: NtkBaichuanConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(F.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
+
+
+class NtkBaichuanLayer(GradientCheckpointingLayer):
+    def __init__(self, config: NtkBaichuanConfig, layer_idx: int):
+        super().__init__()
+        self.input_layernorm = NtkBaichuanRMSNorm(config)
+        self.self_attn = NtkBaichuanAttention(config, layer_idx)
+        self.post_attention_layernorm = NtkBaichuanRMSNorm(config)
+        self.mlp = NtkBaichuanMLP(config)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        output, weights = self.self_attn(self.input_layernorm(hidden_states), plan, past_key_values)
+        hidden_states = hidden_states + output
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states)), weights
+
+
+class NtkBaichuanNormHead(nn.Linear):
+    """Logits from the weight's rows at unit length; the weight itself stays as it is stored.
+
+    The rows' lengths are divided out of the logits, so that no normalised copy of the weight is made.
+    The cost is reading the weight a second time in each forward pass, for its lengths: of the bytes
+    that a decoding step of Baichuan2-13B reads, a twentieth. (A CPU is slow at it in half precision:
+    there it takes several times as long as the product with the weight.) They are not kept from one
+    pass to the next, since training changes them. An adapter (LoRA) on this layer would add to the
+    normalised logits, which merging it into the weight does not: leave it out of an adapter's targets.
+    """
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(hidden_states)
+        lengths = torch.linalg.vector_norm(self.weight, dim=-1, dtype=torch.float32).clamp(min=1e-12)
+        return (logits / lengths).to(logits.dtype)
+
+
+class NtkBaichuanPreTrainedModel(PreTrainedModel):
+    config_class = NtkBaichuanConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["NtkBaichuanLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+
+
+class NtkBaichuanModel(AlibiDecoder, NtkBaichuanPreTrainedModel):
+    _input_embed_layer = "embed_tokens"
+    _layers_name = "layers"
+    _final_norm_name = "norm"
+
+    def __init__(self, config: NtkBaichuanConfig):
+        super().__init__(config)
+        self.alibi = Alibi(stock_slopes(config.num_attention_heads), config.alibi_scaling)
+        self.softmax_scale = (config.hidden_size // config.num_attention_heads) ** -0.5
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        layers = [NtkBaichuanLayer(config, index) for index in range(config.num_hidden_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.norm = NtkBaichuanRMSNorm(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+
+class NtkBaichuanForCausalLM(CausalLMHead, NtkBaichuanPreTrainedModel, GenerationMixin):
+    trunk_class = NtkBaichuanModel
+
+    def add_head(self, config: NtkBaichuanConfig) -> None:
+        head_class = NtkBaichuanNormHead if config.norm_head else nn.Linear
+        self.lm_head = head_class(config.hidden_size, config.vocab_size, bias=False)
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Takes the head that transformers makes for another vocabulary, which is a plain linear layer."""
+        if self.config.norm_head and not isinstance(new_embeddings, NtkBaichuanNormHead):
+            rows, width = new_embeddings.weight.shape
+            head = NtkBaichuanNormHead(width, rows, bias=False, device="meta")
+            head.weight = new_embeddings.weight
+            new_embeddings = head
+        self.lm_head = new_embeddings
+
+    def loss_function(self, logits: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Cross entropy and, as Baichuan2 was trained, a penalty on the largest logit of each token."""
+        loss = super().loss_function(logits, labels, **kwargs)
+        if self.config.z_loss_weight:
+            largest = logits[..., :-1, :].float().amax(dim=-1)
+            loss = loss + self.config.z_loss_weight * largest.square().mean()
+        return loss
+
+
+class NtkBaichuanForSequenceClassification(SequenceClassificationHead, NtkBaichuanPreTrainedModel):
+    trunk_class = NtkBaichuanModel
+
+
+class NtkBaichuanForTokenClassification(TokenClassificationHead, NtkBaichuanPreTrainedModel):
+    trunk_class = NtkBaichuanModel
+
+
+class NtkBaichuanForQuestionAnswering(QuestionAnsweringHead, NtkBaichuanPreTrainedModel):
+    trunk_class = NtkBaichuanModel

@@ -1,0 +1,127 @@
+"""JAIS and BTLM with scaled ALiBi slopes."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
+
+from .configuration_ntk_jais import NtkJaisConfig
+from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
+from .ntk_decoder import (
+    AlibiDecoder,
+    CausalLMHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+
+
+def softmax_scale(config: NtkJaisConfig) -> float:
+    """The factor on q.k: 1 / head size under muP, else 1 / sqrt(head size)."""
+    return (config.n_embd // config.n_head) ** (-1.0 if config.mup_scale_qk_dot_by_d else -0.5)
+
+
+class NtkJaisAttention(AlibiAttention):
+    def __init__(self, config: NtkJaisConfig, layer_idx: int):
+        super().__init__(config.n_head, softmax_scale(config), config.attn_pdrop, layer_idx)
+        self.c_attn = Conv1D(3 * config.n_embd, config.n_embd)
+        self.c_proj = Conv1D(config.n_embd, config.n_embd)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        query, key, value = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in self.c_attn(hidden_states).chunk(3, dim=-1)
+        )
+        output, weights = self.attend(query, key, value, plan, past_key_values)
+        return self.c_proj(output), weights
+
+
+class NtkJaisMLP(nn.Module):
+    """SwiGLU; ``c_fc2`` is the gate."""
+
+    def __init__(self, config: NtkJaisConfig):
+        super().__init__()
+        width = 4 * config.n_embd if config.n_inner is None else config.n_inner
+        self.c_fc = Conv1D(width, config.n_embd)
+        self.c_fc2 = Conv1D(width, config.n_embd)
+        self.c_proj = Conv1D(config.n_embd, width)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.c_proj(self.c_fc(hidden_states) * F.silu(self.c_fc2(hidden_states)))
+
+
+class NtkJaisBlock(GradientCheckpointingLayer):
+    def __init__(self, config: NtkJaisConfig, layer_idx: int):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = NtkJaisAttention(config, layer_idx)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = NtkJaisMLP(config)
+        self.resid_pdrop = config.resid_pdrop
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        output, weights = self.attn(self.ln_1(hidden_states), plan, past_key_values)
+        hidden_states = hidden_states + F.dropout(output, self.resid_pdrop, self.training)
+        output = self.mlp(self.ln_2(hidden_states))
+        return hidden_states + F.dropout(output, self.resid_pdrop, self.training), weights
+
+
+class NtkJaisPreTrainedModel(PreTrainedModel):
+    config_class = NtkJaisConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["NtkJaisBlock"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+    # The slopes, which the config repeats, and the buffers of old checkpoints' causal masks.
+    _keys_to_ignore_on_load_unexpected = [r"relative_pe\.slopes$", r"(^|\.)attn\.(bias|masked_bias)$"]
+
+
+class NtkJaisModel(AlibiDecoder, NtkJaisPreTrainedModel):
+    _input_embed_layer = "wte"
+    _layers_name = "h"
+    _final_norm_name = "ln_f"
+
+    def __init__(self, config: NtkJaisConfig):
+        super().__init__(config)
+        slopes = stock_slopes(config.n_head) if config.alibi_slopes is None else config.alibi_slopes
+        self.alibi = Alibi(slopes, config.alibi_scaling)
+        self.softmax_scale = softmax_scale(config)
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.h = nn.ModuleList([NtkJaisBlock(config, index) for index in range(config.n_layer)])
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def enter(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
+        scaled = inputs_embeds * self.config.mup_embeddings_scale
+        return F.dropout(scaled, self.config.embd_pdrop, self.training)
+
+
+class NtkJaisForCausalLM(CausalLMHead, NtkJaisPreTrainedModel, GenerationMixin):
+    trunk_class = NtkJaisModel
+    _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
+
+    def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(hidden_states) * (self.config.mup_output_alpha * self.config.mup_width_scale)
+
+
+class NtkJaisForSequenceClassification(SequenceClassificationHead, NtkJaisPreTrainedModel):
+    trunk_class = NtkJaisModel
+
+
+class NtkJaisForTokenClassification(TokenClassificationHead, NtkJaisPreTrainedModel):
+    trunk_class = NtkJaisModel
+
+
+class NtkJaisForQuestionAnswering(QuestionAnsweringHead, NtkJaisPreTrainedModel):
+    trunk_class = NtkJaisModel

@@ -1,0 +1,144 @@
+"""MosaicGPT with scaled ALiBi slopes."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .configuration_ntk_mosaic_gpt import NtkMosaicGptConfig
+from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan
+from .ntk_decoder import (
+    AlibiDecoder,
+    CausalLMHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+
+
+def plain_slopes(config: NtkMosaicGptConfig) -> list[float]:
+    """One geometric series over all heads, also if their number is no power of two."""
+    heads = config.n_heads
+    return [2.0 ** (-config.alibi_bias_max * head / heads) for head in range(1, heads + 1)]
+
+
+def softmax_scale(config: NtkMosaicGptConfig) -> float:
+    """The factor on q.k: the config's, or 1 / sqrt(head size)."""
+    given = config.softmax_scale
+    return (config.d_model // config.n_heads) ** -0.5 if given is None else float(given)
+
+
+def layer_norm(config: NtkMosaicGptConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.d_model, eps=1e-5, bias=not config.no_bias)
+
+
+class NtkMosaicGptAttention(AlibiAttention):
+    def __init__(self, config: NtkMosaicGptConfig, layer_idx: int):
+        super().__init__(config.n_heads, softmax_scale(config), config.attn_pdrop, layer_idx)
+        self.clip_qkv = config.attn_clip_qkv
+        self.Wqkv = nn.Linear(config.d_model, 3 * config.d_model, bias=not config.no_bias)
+        self.out_proj = nn.Linear(config.d_model, config.d_model, bias=not config.no_bias)
+        if config.attn_qk_ln:
+            # Over the whole width, before the split into heads.
+            self.q_ln = layer_norm(config)
+            self.k_ln = layer_norm(config)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        fused = self.Wqkv(hidden_states)
+        if self.clip_qkv:
+            fused = fused.clamp(min=-self.clip_qkv, max=self.clip_qkv)
+        query, key, value = fused.chunk(3, dim=-1)
+        if hasattr(self, "q_ln"):
+            query, key = self.q_ln(query).to(value.dtype), self.k_ln(key).to(value.dtype)
+        query, key, value = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (query, key, value)
+        )
+        output, weights = self.attend(query, key, value, plan, past_key_values)
+        return self.out_proj(output), weights
+
+
+class NtkMosaicGptMLP(nn.Module):
+    def __init__(self, config: NtkMosaicGptConfig):
+        super().__init__()
+        width = config.mlp_ratio * config.d_model
+        self.mlp_up = nn.Linear(config.d_model, width, bias=not config.no_bias)
+        self.mlp_down = nn.Linear(width, config.d_model, bias=not config.no_bias)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.mlp_down(F.gelu(self.mlp_up(hidden_states)))
+
+
+class NtkMosaicGptBlock(GradientCheckpointingLayer):
+    def __init__(self, config: NtkMosaicGptConfig, layer_idx: int):
+        super().__init__()
+        self.ln_1 = layer_norm(config)
+        self.attn = NtkMosaicGptAttention(config, layer_idx)
+        self.ln_2 = layer_norm(config)
+        self.mlp = NtkMosaicGptMLP(config)
+        self.resid_pdrop = config.resid_pdrop
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        output, weights = self.attn(self.ln_1(hidden_states), plan, past_key_values)
+        hidden_states = hidden_states + F.dropout(output, self.resid_pdrop, self.training)
+        output = self.mlp(self.ln_2(hidden_states))
+        return hidden_states + F.dropout(output, self.resid_pdrop, self.training), weights
+
+
+class NtkMosaicGptPreTrainedModel(PreTrainedModel):
+    config_class = NtkMosaicGptConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["NtkMosaicGptBlock"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+
+
+class NtkMosaicGptModel(AlibiDecoder, NtkMosaicGptPreTrainedModel):
+    _input_embed_layer = "wte"
+    _layers_name = "blocks"
+    _final_norm_name = "ln_f"
+
+    def __init__(self, config: NtkMosaicGptConfig):
+        super().__init__(config)
+        self.alibi = Alibi(plain_slopes(config), config.alibi_scaling)
+        self.softmax_scale = softmax_scale(config)
+        self.wte = nn.Embedding(config.vocab_size, config.d_model)
+        self.blocks = nn.ModuleList([NtkMosaicGptBlock(config, index) for index in range(config.n_layers)])
+        self.ln_f = layer_norm(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def enter(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
+        return F.dropout(inputs_embeds, self.config.emb_pdrop, self.training)
+
+
+class NtkMosaicGptForCausalLM(CausalLMHead, NtkMosaicGptPreTrainedModel, GenerationMixin):
+    trunk_class = NtkMosaicGptModel
+    _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
+
+    def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        logits = self.lm_head(hidden_states)
+        scale = self.config.logit_scale
+        if scale is None:
+            return logits
+        return logits * (self.config.d_model**-0.5 if scale == "inv_sqrt_d_model" else scale)
+
+
+class NtkMosaicGptForSequenceClassification(SequenceClassificationHead, NtkMosaicGptPreTrainedModel):
+    trunk_class = NtkMosaicGptModel
+
+
+class NtkMosaicGptForTokenClassification(TokenClassificationHead, NtkMosaicGptPreTrainedModel):
+    trunk_class = NtkMosaicGptModel
+
+
+class NtkMosaicGptForQuestionAnswering(QuestionAnsweringHead, NtkMosaicGptPreTrainedModel):
+    trunk_class = NtkMosaicGptModel

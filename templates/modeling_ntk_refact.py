@@ -1,0 +1,150 @@
+"""Refact-1.6B with scaled ALiBi slopes."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from .configuration_ntk_refact import NtkRefactConfig
+from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
+from .ntk_decoder import (
+    AlibiDecoder,
+    CausalLMHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+
+# The MLP's width is a multiple of this.
+MULTIPLE = 256
+
+
+def layer_norm(config: NtkRefactConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon, bias=False)
+
+
+class NtkRefactAttention(AlibiAttention):
+    """Many query heads that share one key and one value head."""
+
+    def __init__(self, config: NtkRefactConfig, layer_idx: int):
+        head_dim = config.n_embd // config.n_head
+        super().__init__(config.n_head, head_dim**-0.5, 0.0, layer_idx)
+        self.q = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        self.packed = config.packed_projections
+        if self.packed:
+            self.kv = nn.Linear(config.n_embd, 2 * head_dim, bias=False)
+        else:
+            self.k = nn.Linear(config.n_embd, head_dim, bias=False)
+            self.v = nn.Linear(config.n_embd, head_dim, bias=False)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        query = self.q(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        if self.packed:
+            key, value = self.kv(hidden_states).chunk(2, dim=-1)
+        else:
+            key, value = self.k(hidden_states), self.v(hidden_states)
+        output, weights = self.attend(query, key[:, None], value[:, None], plan, past_key_values)
+        return self.c_proj(output), weights
+
+
+class NtkRefactMLP(nn.Module):
+    def __init__(self, config: NtkRefactConfig):
+        super().__init__()
+        inner = 4 * config.n_embd if config.n_inner is None else config.n_inner
+        width = (2 * inner // 3 + MULTIPLE - 1) // MULTIPLE * MULTIPLE
+        self.packed = config.packed_projections
+        if self.packed:
+            self.gate_up_proj = nn.Linear(config.n_embd, 2 * width, bias=False)
+        else:
+            self.linear_1 = nn.Linear(config.n_embd, width, bias=False)
+            self.linear_3 = nn.Linear(config.n_embd, width, bias=False)
+        self.c_proj = nn.Linear(width, config.n_embd, bias=False)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if self.packed:
+            gate, up = self.gate_up_proj(hidden_states).chunk(2, dim=-1)
+        else:
+            gate, up = self.linear_1(hidden_states), self.linear_3(hidden_states)
+        return self.c_proj(F.silu(gate) * up)
+
+
+class NtkRefactBlock(GradientCheckpointingLayer):
+    def __init__(self, config: NtkRefactConfig, layer_idx: int):
+        super().__init__()
+        self.ln_1 = layer_norm(config)
+        self.attn = NtkRefactAttention(config, layer_idx)
+        self.ln_2 = layer_norm(config)
+        self.mlp = NtkRefactMLP(config)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        output, weights = self.attn(self.ln_1(hidden_states), plan, past_key_values)
+        hidden_states = hidden_states + output
+        return hidden_states + self.mlp(self.ln_2(hidden_states)), weights
+
+
+class NtkRefactPreTrainedModel(PreTrainedModel):
+    config_class = NtkRefactConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["NtkRefactBlock"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+
+
+class NtkRefactModel(AlibiDecoder, NtkRefactPreTrainedModel):
+    """The trunk; Refact keeps the last norm outside of it, beside the head."""
+
+    _input_embed_layer = "wte"
+    _layers_name = "h"
+    _final_norm_name = None
+
+    def __init__(self, config: NtkRefactConfig):
+        super().__init__(config)
+        self.alibi = Alibi(stock_slopes(config.n_head), config.alibi_scaling)
+        self.softmax_scale = (config.n_embd // config.n_head) ** -0.5
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.h = nn.ModuleList([NtkRefactBlock(config, index) for index in range(config.n_layer)])
+        self.gradient_checkpointing = False
+        self.post_init()
+
+
+class FinalNorm:
+    """Mixin for the heads: the norm before each of them, which a language model's checkpoint has."""
+
+    def add_head(self, config: NtkRefactConfig) -> None:
+        super().add_head(config)
+        self.ln_f = layer_norm(config)
+
+    def run_trunk(self, input_ids: Any, kwargs: dict) -> BaseModelOutputWithPast:
+        output = super().run_trunk(input_ids, kwargs)
+        output.last_hidden_state = self.ln_f(output.last_hidden_state)
+        return output
+
+
+class NtkRefactForCausalLM(FinalNorm, CausalLMHead, NtkRefactPreTrainedModel, GenerationMixin):
+    trunk_class = NtkRefactModel
+
+    def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.ln_f(hidden_states))
+
+
+class NtkRefactForSequenceClassification(FinalNorm, SequenceClassificationHead, NtkRefactPreTrainedModel):
+    trunk_class = NtkRefactModel
+
+
+class NtkRefactForTokenClassification(FinalNorm, TokenClassificationHead, NtkRefactPreTrainedModel):
+    trunk_class = NtkRefactModel
+
+
+class NtkRefactForQuestionAnswering(FinalNorm, QuestionAnsweringHead, NtkRefactPreTrainedModel):
+    trunk_class = NtkRefactModel

@@ -1,0 +1,541 @@
+"""Rotary checkpoints: formulas, configs, whole conversions of many model types, and logits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from converter import UsageError, VerificationError, convert, inspect
+from converter.rotary import settings
+from converter.rotary.frequencies import frequencies, ntk_base, scaled_frequencies
+from converter.rotary.models import MODELS, REFUSED
+from converter.scaling import Scaling
+from converter.verification.rotary import verify
+from tests import tiny
+from tests.conftest import Run, edit_json
+from tests.reference import rotary as reference
+from tests.tiny import rotary as tiny_rotary
+
+MakeRotary = Callable[..., Path]
+
+BASES = st.floats(min_value=100, max_value=1e8)
+DIMS = st.integers(min_value=2, max_value=256).map(lambda half: 2 * half)
+FACTORS = st.floats(min_value=1, max_value=64)
+
+
+@pytest.fixture(scope="session")
+def pristine_rotary(tmp_path_factory: pytest.TempPathFactory) -> MakeRotary:
+    """``pristine_rotary(model_type, **options)``: written once a session; do not change it."""
+    made: dict[str, Path] = {}
+
+    def get(model_type: str = "llama", **options: Any) -> Path:
+        key = json.dumps([model_type, options], sort_keys=True)
+        if key not in made:
+            folder = tmp_path_factory.mktemp(model_type)
+            made[key] = tiny_rotary.rotary(folder, model_type, **options)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture
+def make_rotary(pristine_rotary: MakeRotary, tmp_path: Path) -> MakeRotary:
+    """``make_rotary(model_type, changes, **options)``: a checkpoint of its own in ``tmp_path / "source"``."""
+
+    def make(model_type: str = "llama", changes: dict[str, Any] | None = None, **options: Any) -> Path:
+        folder = tmp_path / "source"
+        shutil.copytree(pristine_rotary(model_type, **options), folder)
+        if changes:
+            edit_json(folder / "config.json", changes)
+        return folder
+
+    return make
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return value
+
+
+# Formulas
+
+
+@given(BASES, DIMS, FACTORS)
+def test_ntk_keeps_the_highest_frequency_and_divides_the_lowest(base: float, dim: int, factor: float) -> None:
+    stock, scaled = frequencies(base, dim), scaled_frequencies(base, dim, "ntk", factor)
+    assert scaled[0] == stock[0] == 1
+    assert stock[-1] / scaled[-1] == pytest.approx(factor, rel=1e-9)
+    divisors = [before / after for before, after in zip(stock, scaled, strict=True)]
+    assert all(low <= high * (1 + 1e-12) for low, high in pairwise(divisors))
+
+
+@given(BASES, DIMS, FACTORS)
+def test_linear_divides_every_frequency(base: float, dim: int, factor: float) -> None:
+    stock, scaled = frequencies(base, dim), scaled_frequencies(base, dim, "linear", factor)
+    assert scaled == pytest.approx([frequency / factor for frequency in stock])
+
+
+@given(BASES, DIMS)
+def test_a_factor_of_one_changes_nothing(base: float, dim: int) -> None:
+    for method in ("ntk", "linear", "none"):
+        assert scaled_frequencies(base, dim, method, 1.0) == frequencies(base, dim)
+
+
+def test_known_values() -> None:
+    assert frequencies(10_000, 4) == pytest.approx((1, 0.01))
+    assert ntk_base(10_000, 128, 8) == pytest.approx(10_000 * 8 ** (128 / 126))
+    with pytest.raises(ValueError, match="one frequency"):
+        ntk_base(10_000, 2, 2)
+    with pytest.raises(ValueError, match="ntk-published"):
+        scaled_frequencies(10_000, 8, "ntk-published", 2)
+
+
+@given(
+    st.sampled_from([16, 64, 4096]),
+    st.sampled_from([0.5, 1.0, 2.0, 4.0]),
+    st.integers(min_value=1, max_value=100_000),
+    st.sampled_from([4, 20, 128]),
+)
+def test_transformers_dynamic_with_factor_one_is_this_projects(
+    trained: int, rate: float, tokens: int, dim: int
+) -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=dim,
+        num_attention_heads=1,
+        max_position_embeddings=round(trained / rate),
+        rope_theta=10_000.0,
+        rope_scaling={"rope_type": "dynamic", "factor": 1.0},
+    )
+    theirs, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=tokens)
+    ours = Scaling("ntk", dynamic="length", rate=rate, train_length=trained)
+    expected = scaled_frequencies(10_000.0, dim, "ntk", ours.factor_at(tokens))
+    assert theirs.double().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+# Conversions
+
+
+@pytest.mark.parametrize("spelling", ["classic", "parameters"])
+@pytest.mark.parametrize("model_type", sorted(MODELS))
+def test_every_scaling_of_every_model_type(
+    model_type: str, spelling: str, pristine_rotary: MakeRotary, tmp_path: Path
+) -> None:
+    """Verification measures the frequencies in the running version's own class."""
+    source = pristine_rotary(model_type, spelling=spelling)
+    before = config_of(source)
+    scalings: dict[str, dict[str, Any]] = {"ntk": {"scale": 4}, "none": {"method": "none"}}
+    if "linear" in MODELS[model_type].reads:
+        scalings["linear"] = {"scale": 2.5, "method": "linear"}
+    if "dynamic" in MODELS[model_type].reads:
+        scalings["dynamic"] = {"dynamic": "length", "rate": 2, "train_length": 64}
+    for name, options in scalings.items():
+        result = convert(source, tmp_path / name, **options)
+        assert [check.name for check in result.checks] == ["tensors", "frequencies"]
+        config = config_of(tmp_path / name)
+        assert config["model_type"] == result.model_type == model_type
+        assert config["architectures"] == before["architectures"]
+        assert "auto_map" not in config
+        assert "rope_parameters" not in config
+        assert hashes(tmp_path / name, "*.safetensors*") == hashes(source, "*.safetensors*")
+        assert not list((tmp_path / name).glob("*.py"))
+    assert config_of(source) == before
+
+
+def hashes(folder: Path, pattern: str) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob(pattern)}
+
+
+def test_every_supported_type_has_a_tiny_checkpoint() -> None:
+    assert sorted(tiny_rotary.SETTINGS) == sorted(MODELS)
+    assert not MODELS.keys() & REFUSED.keys()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "gpt_neox"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "none"},
+        {"scale": 4},
+        {"scale": 4, "method": "linear"},
+        {"dynamic": "length"},
+        {"dynamic": "length", "rate": 2},
+    ],
+    ids=["none", "ntk", "linear", "dynamic", "dynamic at rate 2"],
+)
+def test_logits(
+    model_type: str, options: dict[str, Any], pristine_rotary: MakeRotary, tmp_path: Path
+) -> None:
+    source = pristine_rotary(model_type)
+    result = convert(source, tmp_path / "out", **options)
+    config, tensors = tiny.read(source)
+    tokens = tiny.token_ids(1, 3 * tiny_rotary.LENGTH)[0]
+    rotary = settings.read(config)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    with torch.no_grad():
+        logits = model(torch.from_numpy(tokens)[None]).logits[0].double().numpy()
+    # Stated a second time, from the numbers of the result alone.
+    factor = result.scaling.factor_at(len(tokens))
+    base, divisor = rotary.base, 1.0
+    if result.scaling.method == "linear":
+        divisor = factor
+    else:
+        base *= factor ** (rotary.dim / (rotary.dim - 2))
+    expected = tuple(1 / (divisor * base ** (2 * pair / rotary.dim)) for pair in range(rotary.dim // 2))
+    wanted = reference.logits(config, tensors, tokens, expected)
+    assert np.abs(logits - wanted).max() < 1e-4 * np.abs(wanted).max()
+    if factor != 1:
+        stock = reference.logits(config, tensors, tokens, rotary.frequencies)
+        assert np.abs(stock - wanted).max() > 1e-2 * np.abs(wanted).max()
+
+
+def test_a_static_scaling_decodes_over_a_cache(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
+    convert(pristine_rotary("llama"), tmp_path / "out", scale=4)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    tokens = torch.from_numpy(tiny.token_ids(1, 40))
+    with torch.no_grad():
+        whole = model(tokens).logits[:, -1]
+        cache = model(tokens[:, :-1], use_cache=True).past_key_values
+        step = model(tokens[:, -1:], past_key_values=cache).logits[:, -1]
+    assert torch.allclose(whole, step, atol=1e-4)
+
+
+def test_what_the_config_says(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
+    result = convert(pristine_rotary("llama"), tmp_path / "out", scale=2)
+    config = config_of(tmp_path / "out")
+    base = 10_000 * 2 ** (16 / 14)
+    assert config["rope_theta"] == pytest.approx(base)
+    assert config["max_position_embeddings"] == 2 * tiny_rotary.LENGTH
+    assert "rope_scaling" not in config
+    assert config["ntk_convert"]["rotary"] == {
+        "scaling": {"type": "ntk", "factor": 2.0},
+        "source_config": {"max_position_embeddings": 64, "rope_theta": 10000.0},
+    }
+    assert set(result.config_changes) == {"rope_theta", "max_position_embeddings", "ntk_convert"}
+    assert result.family == "rotary"
+    assert result.train_length_origin == "config.json's max_position_embeddings"
+    assert result.rotary is not None
+    assert result.rotary.scaled_base == pytest.approx(base)
+
+
+def test_a_dynamic_config_starts_where_it_scales(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
+    convert(pristine_rotary("gpt_neox"), tmp_path / "out", dynamic="length", rate=2)
+    config = config_of(tmp_path / "out")
+    assert config["max_position_embeddings"] == tiny_rotary.LENGTH // 2
+    assert config["rope_scaling"] == {"rope_type": "dynamic", "type": "dynamic", "factor": 1.0}
+    assert config["rotary_emb_base"] == 10_000
+
+
+def test_other_lengths(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
+    def length(name: str, **options: Any) -> int:
+        convert(pristine_rotary("llama"), tmp_path / name, verify=False, **options)
+        return int(config_of(tmp_path / name)["max_position_embeddings"])
+
+    assert length("target", target_length=160) == 160
+    # A config may allow more than was trained: what it allows is never lowered, but for a dynamic one.
+    assert length("given", scale=2, train_length=16) == 64
+    assert length("dynamic", dynamic="length", train_length=16) == 16
+    assert length("none", method="none") == 64
+
+
+def test_a_second_spelling_is_kept_true(make_rotary: MakeRotary, tmp_path: Path) -> None:
+    """transformers 4.57 writes GPT-NeoX's base twice."""
+    source = make_rotary("gpt_neox", {"rope_theta": 10_000, "partial_rotary_factor": 0.5})
+    convert(source, tmp_path / "out", scale=2)
+    config = config_of(tmp_path / "out")
+    assert config["rope_theta"] == config["rotary_emb_base"] == pytest.approx(10_000 * 2 ** (8 / 6))
+
+
+def test_old_pickles(make_rotary: MakeRotary, tmp_path: Path) -> None:
+    source = make_rotary("llama")
+    _, tensors = tiny.read(source)
+    (source / "model.safetensors").unlink()
+    state = {name: torch.from_numpy(value).float() for name, value in tensors.items()}
+    # A buffer that checkpoints of 2023 carry.
+    state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    torch.save(state, source / "pytorch_model.bin")
+    result = convert(source, tmp_path / "out", scale=2)
+    assert "model.safetensors" in result.files
+    AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+
+
+@pytest.mark.parametrize("model_type", [name for name, model in MODELS.items() if model.base is not None])
+def test_what_a_config_leaves_out(model_type: str, make_rotary: MakeRotary, tmp_path: Path) -> None:
+    """The running version's own class turns by the base and the part that are assumed here."""
+    model = MODELS[model_type]
+    source = make_rotary(model_type, {model.base_key: None, model.partial_key: None})
+    rotary = settings.read(config_of(source))
+    assert (rotary.base, rotary.partial) == (model.base, model.partial)
+    verify(source, rotary, Scaling("none"))
+    convert(source, tmp_path / "out", method="none")
+    assert config_of(tmp_path / "out")[model.base_key] == rotary.base
+
+
+# What people see
+
+
+def test_the_command_line_names_rotary(
+    pristine_rotary: MakeRotary, tmp_path: Path, run: Callable[..., Run]
+) -> None:
+    result = run(pristine_rotary("llama"), "--scale", 2, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    assert "rotary positions, not ALiBi: base 10000 raised to 22081.79" in result.err
+    assert "trust_remote_code" not in result.err
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "ntk rotary scaling" in card
+    assert "base 10000 raised to 22081.79" in card
+    assert "config.json's max_position_embeddings" in card
+    assert "trust_remote_code" not in card
+    assert "ALiBi" not in card
+    assert "custom_code" not in card
+
+
+def test_dry_run(pristine_rotary: MakeRotary, tmp_path: Path, run: Callable[..., Run]) -> None:
+    words = (
+        pristine_rotary("llama"),
+        "--scale",
+        2,
+        "--method",
+        "linear",
+        "--out",
+        tmp_path / "out",
+        "--dry-run",
+    )
+    text = run(*words).out
+    assert "rotary positions, not ALiBi: positions divided by 2, base 10000 kept" in text
+    assert '+ rope_scaling: {"rope_type": "linear", "type": "linear", "factor": 2.0}' in text
+    value = run(*words, "--json").json
+    assert value["family"] == "rotary"
+    assert value["alibi_scaling"] is None
+    assert value["rotary"]["divisor"] == 2
+    assert value["rotary"]["scaling"] == {"type": "linear", "factor": 2.0}
+    assert value["checks"] == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_inspect(pristine_rotary: MakeRotary, tmp_path: Path, run: Callable[..., Run]) -> None:
+    source = pristine_rotary("gpt_neox")
+    found = inspect(source, scale=2)
+    assert (found.family, found.model_type, found.converted) == ("rotary", "gpt_neox", False)
+    assert (found.num_heads, found.head_dim, found.num_layers, found.train_length) == (4, 16, 2, 64)
+    assert found.slopes.stock == ()
+    assert found.frequencies.stock == pytest.approx((1, 0.1, 0.01, 0.001))
+    assert found.frequencies.scaled is not None
+    assert found.frequencies.scaled[-1] == pytest.approx(0.0005)
+    text = run("inspect", source).out
+    assert "rotary (model_type gpt_neox)" in text
+    assert "64 tokens, config.json's max_position_embeddings" in text
+    assert "pair       stock\n   0  1.00000000" in text
+
+    convert(source, tmp_path / "out", dynamic="length", rate=2)
+    found = inspect(tmp_path / "out")
+    assert found.converted
+    assert found.rotary is not None
+    assert found.rotary.dynamic_from == 32
+    assert found.frequencies.stock == pytest.approx((1, 0.1, 0.01, 0.001))
+    assert (found.frequencies.factor, found.frequencies.at_length) == (4, 128)
+    assert found.train_length_origin == "recorded when it was converted"
+    assert "beyond 32 tokens" in run("inspect", tmp_path / "out").out
+
+
+# Trained length
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "words"),
+    [
+        ({}, 64, "config.json's max_position_embeddings"),
+        ({"max_position_embeddings": None}, None, "config.json has no max_position_embeddings"),
+        ({"sliding_window": 32}, None, "sliding_window lets attention see 32 tokens"),
+        ({"sliding_window": 64}, 64, "config.json's max_position_embeddings"),
+        ({"sliding_window": 32, "use_sliding_window": False}, 64, "config.json's max_position_embeddings"),
+    ],
+)
+def test_trained_length(
+    changes: dict[str, Any], tokens: int | None, words: str, make_rotary: MakeRotary
+) -> None:
+    found = inspect(make_rotary("mistral", changes))
+    assert found.train_length == tokens
+    assert words in found.train_length_origin
+
+
+def test_an_unknown_trained_length_is_asked_for(
+    make_rotary: MakeRotary, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    source = make_rotary("mistral", {"sliding_window": 32})
+    line = refused(source, "--target-length", 256, "--out", tmp_path / "out", code=2)
+    assert "--train-length" in line
+
+
+# Refusals
+
+SCALE = ("--scale", 2)
+CASES: dict[str, tuple[str, dict[str, Any], tuple[object, ...], int, str]] = {
+    "ntk-published": (
+        "llama",
+        {},
+        (*SCALE, "--method", "ntk-published"),
+        2,
+        "rotary 'llama'; give --method ntk",
+    ),
+    "position": ("llama", {}, ("--dynamic", "position"), 2, "a key is turned once"),
+    "linear dynamic": ("llama", {}, ("--dynamic", "length", "--method", "linear"), 2, "no dynamic linear"),
+    "rate": ("llama", {}, ("--dynamic", "length", "--rate", 1.5), 2, "give a rate that divides 64"),
+    "phi3 linear": (
+        "phi3",
+        {},
+        (*SCALE, "--method", "linear"),
+        2,
+        "no linear rope_scaling for the rotary 'phi3'",
+    ),
+    "olmo dynamic": ("olmo", {}, ("--dynamic", "length"), 2, "needs for the rotary 'olmo'"),
+    "onnx": ("llama", {}, (*SCALE, "--onnx"), 1, "optimum-cli export onnx"),
+    "onnx dynamic": ("llama", {}, ("--dynamic", "length", "--onnx"), 1, "convert it with --scale"),
+    "rate too high": ("llama", {}, ("--dynamic", "length", "--rate", 64), 2, "at 1 tokens"),
+    "scaled": (
+        "llama",
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        SCALE,
+        1,
+        "scaled already (rope_scaling has type 'llama3')",
+    ),
+    "scaled, old key": ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, SCALE, 1, "'linear'"),
+    "scaled, new key": (
+        "llama",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+        SCALE,
+        1,
+        "rope_parameters has type 'yarn'",
+    ),
+    "multimodal": (
+        "llama",
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
+        SCALE,
+        1,
+        "scaled already",
+    ),
+    "per layer": (
+        "llama",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 1e6},
+                "sliding_attention": {"rope_theta": 1e4},
+            }
+        },
+        SCALE,
+        1,
+        "for each kind of layer (full_attention, sliding_attention)",
+    ),
+    "scaling no object": ("llama", {"rope_scaling": "linear"}, SCALE, 1, "not an object"),
+    "own code": (
+        "llama",
+        {"auto_map": {"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}},
+        SCALE,
+        1,
+        "names code of the checkpoint's own (auto_map: modeling_llama.LlamaForCausalLM)",
+    ),
+    "quantised": ("llama", {"quantization_config": {"bits": 4}}, SCALE, 1, "quantised"),
+    "two bases": ("llama", {"rope_parameters": {"rope_theta": 5e5}}, SCALE, 1, "contradicts itself"),
+    "no base": ("cohere", {"rope_theta": None}, SCALE, 1, "disagree about its default for 'cohere'"),
+    "base no number": ("llama", {"rope_theta": "10000"}, SCALE, 1, "rope_theta is '10000'"),
+    "base of one": ("llama", {"rope_theta": 1}, SCALE, 1, "not a base above 1"),
+    "part of a head": ("llama", {"partial_rotary_factor": 0.5}, SCALE, 1, "does not read for 'llama'"),
+    "odd channels": ("phi", {"partial_rotary_factor": 0.45}, SCALE, 1, "7 rotary channels"),
+    "one pair": ("stablelm", {"partial_rotary_factor": 0.125}, SCALE, 2, "give --method linear"),
+    "no head_dim": ("gemma", {"head_dim": None}, SCALE, 1, "config.json has no head_dim"),
+    "broken heads": ("llama", {"num_attention_heads": 5}, SCALE, 1, "do not divide"),
+    "other class": ("llama", {"architectures": ["MistralForCausalLM"]}, SCALE, 1, "'MistralForCausalLM'"),
+    "unknown class": ("llama", {"architectures": ["MyForCausalLM"]}, SCALE, 1, "'MyForCausalLM'"),
+    "a million layers": ("llama", {"num_hidden_layers": 1_000_000}, SCALE, 1, "1000000 layers"),
+    "a layer too few": ("llama", {"num_hidden_layers": 1}, SCALE, 1, "left over"),
+    "wrong shape": ("llama", {"vocab_size": 98}, SCALE, 1, "has shape"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refusals(case: str, make_rotary: MakeRotary, tmp_path: Path, refused: Callable[..., str]) -> None:
+    model_type, changes, options, code, words = CASES[case]
+    if "--onnx" in options:
+        pytest.importorskip("onnxruntime")
+    line = refused(make_rotary(model_type, changes), *options, "--out", tmp_path / "out", code=code)
+    assert words in line
+
+
+@pytest.mark.parametrize("model_type", sorted(REFUSED))
+def test_model_types_refused_by_name(
+    model_type: str, make_rotary: MakeRotary, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    source = make_rotary("llama", {"model_type": model_type})
+    line = refused(source, "--scale", 2, "--out", tmp_path / "out")
+    assert f"{model_type!r} has rotary positions that cannot be scaled: {REFUSED[model_type]}" in line
+
+
+def test_converted_repositories_are_no_sources(
+    pristine_rotary: MakeRotary, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    convert(pristine_rotary("llama"), tmp_path / "out", scale=2)
+    line = refused(tmp_path / "out", "--scale", 2, "--out", tmp_path / "again")
+    assert "already converted (model_type 'llama')" in line
+
+
+@pytest.mark.parametrize("command", ["export", "validate"])
+def test_graphs_are_for_optimum(
+    command: str, pristine_rotary: MakeRotary, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    convert(pristine_rotary("llama"), tmp_path / "out", scale=2)
+    assert "optimum-cli export onnx" in refused(command, tmp_path / "out")
+
+
+# Verification
+
+
+def test_verification_measures_the_running_class(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
+    source = pristine_rotary("llama")
+    convert(source, tmp_path / "out", scale=2)
+    rotary = settings.read(config_of(source))
+    verify(tmp_path / "out", rotary, Scaling("ntk", factor=2.0))
+    for wrong in (Scaling("ntk", factor=2.001), Scaling("linear", factor=2.0), Scaling("none")):
+        with pytest.raises(VerificationError, match="turns pair"):
+            verify(tmp_path / "out", rotary, wrong)
+    edit_json(tmp_path / "out" / "config.json", {"head_dim": 32})
+    with pytest.raises(VerificationError, match="has shape"):
+        verify(tmp_path / "out", rotary, Scaling("ntk", factor=2.0))
+
+
+def test_verification_sees_a_dynamic_scaling_that_starts_elsewhere(
+    pristine_rotary: MakeRotary, tmp_path: Path
+) -> None:
+    source = pristine_rotary("llama")
+    convert(source, tmp_path / "out", dynamic="length")
+    rotary = settings.read(config_of(source))
+    scaling = Scaling("ntk", dynamic="length", rate=1.0, train_length=64)
+    verify(tmp_path / "out", rotary, scaling)
+    edit_json(tmp_path / "out" / "config.json", {"max_position_embeddings": 128})
+    with pytest.raises(VerificationError, match="at 128 tokens"):
+        verify(tmp_path / "out", rotary, scaling)
+
+
+def test_inspect_refuses_a_scaling_without_rotary_form(pristine_rotary: MakeRotary) -> None:
+    with pytest.raises(UsageError):
+        inspect(pristine_rotary("llama"), method="ntk-published", scale=2)
+
+
+def test_experts_are_said_to_be_skipped(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
+    tensors, frequencies_ = convert(pristine_rotary("mixtral"), tmp_path / "out", scale=2).checks
+    assert tensors.skipped
+    assert "experts" in tensors.detail
+    assert not frequencies_.skipped

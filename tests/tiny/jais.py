@@ -1,0 +1,94 @@
+"""JAIS (``jais-30b-v3`` and the jais-family) as the original stores it: GPT-2's layout with SwiGLU and muP.
+
+BTLM differs in ``model_type`` and class names alone, and jais-13b in the spelling of the muP keys. The
+buffers of the causal masks, which checkpoints saved by old versions of transformers have, are there too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, head_tensors
+
+PREFIX = "transformer."
+HEADS = {
+    "CausalLM": "JAISLMHeadModel",
+    "Model": "JAISModel",
+    "SequenceClassification": "JAISForSequenceClassification",
+    "TokenClassification": "JAISForTokenClassification",
+    "QuestionAnswering": "JAISForQuestionAnswering",
+}
+
+
+def config(num_heads: int) -> dict[str, Any]:
+    width = HEAD_DIM * num_heads
+    return {
+        "activation_function": "swiglu",
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-5,
+        "model_type": "jais",
+        "mup_embeddings_scale": 3.0,
+        "mup_output_alpha": 2.2,
+        "mup_scale_qk_dot_by_d": True,
+        "mup_width_scale": 0.25,
+        "n_embd": width,
+        "n_head": num_heads,
+        "n_inner": 2 * width + 5,  # odd, as jais-13b's 13653 is
+        "n_layer": 2,
+        "n_positions": 64,
+        "position_embedding_type": "alibi",
+        "reorder_and_upcast_attn": False,
+        "resid_pdrop": 0.0,
+        "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
+        "use_cache": True,
+        "vocab_size": VOCAB_SIZE,
+        **SPECIAL_IDS,
+    }
+
+
+def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
+    width, positions = config["n_embd"], config["n_positions"]
+    inner = config["n_inner"] or 4 * width
+
+    def conv(name: str, inputs: int, outputs: int) -> Tensors:
+        """GPT-2's Conv1D, which stores [inputs, outputs]."""
+        return {
+            f"{name}.weight": random(f"{name}.weight", inputs, outputs, fan_in=inputs),
+            f"{name}.bias": random(f"{name}.bias", outputs),
+        }
+
+    def norm(name: str) -> Tensors:
+        return {f"{name}.{part}": random(f"{name}.{part}", width) for part in ("weight", "bias")}
+
+    vocabulary = config["vocab_size"]
+    state = {f"{PREFIX}wte.weight": random(f"{PREFIX}wte.weight", vocabulary, width, scale=0.3)}
+    for n in range(config["n_layer"]):
+        layer = f"{PREFIX}h.{n}"
+        state |= norm(f"{layer}.ln_1")
+        state[f"{layer}.attn.bias"] = torch.ones(1, 1, positions, positions).tril()
+        state[f"{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+        state |= conv(f"{layer}.attn.c_attn", width, 3 * width)
+        state |= conv(f"{layer}.attn.c_proj", width, width)
+        state |= norm(f"{layer}.ln_2")
+        state |= conv(f"{layer}.mlp.c_fc", width, inner)
+        state |= conv(f"{layer}.mlp.c_fc2", width, inner)
+        state |= conv(f"{layer}.mlp.c_proj", inner, width)
+    state |= norm(f"{PREFIX}ln_f")
+    state[f"{PREFIX}relative_pe.slopes"] = torch.tensor(_slopes(config["n_head"]))[:, None]
+    if head == "CausalLM" and not config.get("tie_word_embeddings", True):
+        state["lm_head.weight"] = random("lm_head.weight", vocabulary, width, scale=0.3)
+    return state | head_tensors(width, head, config.get("num_labels", 2), random)
+
+
+def _slopes(num_heads: int) -> list[float]:
+    """The ALiBi paper's: a geometric series, filled up with every other member of the next finer one."""
+    below = 1 << (num_heads.bit_length() - 1)
+    slopes = [256.0 ** (-(h + 1) / below) for h in range(below)]
+    if below < num_heads:
+        slopes += _slopes(2 * below)[0::2][: num_heads - below]
+    return slopes

@@ -1,0 +1,90 @@
+"""MosaicGPT as mosaicml/examples v0.0.4 writes it, with the normalised queries and keys of mpt-1b.
+
+The original has no class but the language model; the other heads are those that a user of the code
+would add.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, head_tensors
+
+PREFIX = "transformer."
+HEADS = {
+    "CausalLM": "MosaicGPT",
+    "Model": "MosaicGPTModel",
+    "SequenceClassification": "MosaicGPTForSequenceClassification",
+    "TokenClassification": "MosaicGPTForTokenClassification",
+    "QuestionAnswering": "MosaicGPTForQuestionAnswering",
+}
+
+
+def config(num_heads: int) -> dict[str, Any]:
+    return {
+        "alibi": True,
+        "alibi_bias_max": 8,
+        "architectures": ["MosaicGPT"],
+        "attn_clip_qkv": None,
+        "attn_impl": "torch",
+        "attn_pdrop": 0,
+        "attn_qk_ln": True,
+        "attn_uses_sequence_id": False,
+        "auto_map": {
+            "AutoConfig": "configuration_mosaic_gpt.MosaicGPTConfig",
+            "AutoModelForCausalLM": "mosaic_gpt.MosaicGPT",
+        },
+        "d_model": HEAD_DIM * num_heads,
+        "emb_init_std": None,
+        "emb_init_uniform_lim": None,
+        "emb_pdrop": 0,
+        "embedding_fraction": 1.0,
+        "fan_mode": "fan_in",
+        "init_device": "cpu",
+        "init_div_is_residual": True,
+        "init_gain": 0,
+        "init_nonlinearity": "relu",
+        "init_std": 0.02,
+        "logit_scale": None,
+        "low_precision_layernorm": True,
+        "max_seq_len": 2048,
+        "mlp_ratio": 4,
+        "model_type": "mosaic_gpt",
+        "n_heads": num_heads,
+        "n_layers": 2,
+        "no_bias": True,
+        "param_init_fn": "kaiming_normal_",
+        "prefix_lm": False,
+        "resid_pdrop": 0,
+        "softmax_scale": None,
+        "use_cache": False,
+        "verbose": 0,
+        "vocab_size": VOCAB_SIZE,
+        **SPECIAL_IDS,
+    }
+
+
+def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
+    width, inner = config["d_model"], config["mlp_ratio"] * config["d_model"]
+    embeddings = f"{PREFIX}wte.weight"
+    result = {embeddings: random(embeddings, config["vocab_size"], width, scale=0.3)}
+
+    def add(name: str, *shape: int) -> None:
+        for kind, sizes in (("weight", shape), ("bias", shape[:1])):
+            if kind == "weight" or not config["no_bias"]:
+                full = f"{PREFIX}{name}.{kind}"
+                result[full] = random(full, *sizes)
+
+    for n in range(config["n_layers"]):
+        block = f"blocks.{n}"
+        add(f"{block}.ln_1", width)
+        add(f"{block}.attn.Wqkv", 3 * width, width)
+        if config["attn_qk_ln"]:
+            add(f"{block}.attn.q_ln", width)
+            add(f"{block}.attn.k_ln", width)
+        add(f"{block}.attn.out_proj", width, width)
+        add(f"{block}.ln_2", width)
+        add(f"{block}.mlp.mlp_up", inner, width)
+        add(f"{block}.mlp.mlp_down", width, inner)
+    add("ln_f", width)
+    return result | head_tensors(width, head, config.get("num_labels", 2), random)

@@ -1,0 +1,160 @@
+"""JinaBERT (Jina Embeddings v2) with scaled ALiBi slopes, in both of its layouts."""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .configuration_ntk_jina_bert import NtkJinaBertConfig
+from .ntk_alibi import Alibi, stock_slopes
+from .ntk_encoder import (
+    AlibiEncoder,
+    EncoderAttention,
+    EncoderOutput,
+    GatedMLP,
+    MaskedLMHead,
+    Predictions,
+    QuestionAnsweringHead,
+    SentenceEncoding,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+    layer_norm,
+)
+from .ntk_symmetric import SymmetricAttention, SymmetricPlan
+
+GATES = {"geglu": "gelu", "reglu": "relu"}
+
+
+class NtkJinaBertSelfAttention(SymmetricAttention):
+    def __init__(self, config: NtkJinaBertConfig):
+        super().__init__(config.num_attention_heads, config.attention_probs_dropout_prob)
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        if config.qk_post_norm:
+            # Over the whole width, before the split into heads.
+            self.layer_norm_q = layer_norm(config)
+            self.layer_norm_k = layer_norm(config)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: SymmetricPlan
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        query, key, value = self.query(hidden_states), self.key(hidden_states), self.value(hidden_states)
+        if hasattr(self, "layer_norm_q"):
+            query, key = self.layer_norm_q(query), self.layer_norm_k(key)
+        return self.attend(self.split_heads(query), self.split_heads(key), self.split_heads(value), plan)
+
+
+class NtkJinaBertIntermediate(nn.Module):
+    def __init__(self, config: NtkJinaBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.act = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.act(self.dense(hidden_states))
+
+
+class NtkJinaBertLayer(GradientCheckpointingLayer):
+    def __init__(self, config: NtkJinaBertConfig):
+        super().__init__()
+        self.attention = EncoderAttention(config, NtkJinaBertSelfAttention(config))
+        if config.feed_forward_type in GATES:
+            self.mlp = GatedMLP(config, GATES[config.feed_forward_type])
+        else:
+            self.intermediate = NtkJinaBertIntermediate(config)
+            self.output = EncoderOutput(config, config.intermediate_size)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: SymmetricPlan
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        hidden_states, weights = self.attention(hidden_states, plan)
+        if hasattr(self, "mlp"):
+            return self.mlp(hidden_states), weights
+        return self.output(self.intermediate(hidden_states), hidden_states), weights
+
+
+class NtkJinaBertQkMLP(nn.Module):
+    """The feed forward layer beside normalised queries and keys: here the gate is the second half."""
+
+    def __init__(self, config: NtkJinaBertConfig):
+        super().__init__()
+        gate = GATES.get(config.feed_forward_type)
+        if gate is None:
+            self.up_layer = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        else:
+            self.up_gated_layer = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.act = ACT2FN[gate or config.hidden_act]
+        self.down_layer = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if hasattr(self, "up_layer"):
+            inner = self.act(self.up_layer(hidden_states))
+        else:
+            up, gate = self.up_gated_layer(hidden_states).chunk(2, dim=-1)
+            inner = up * self.act(gate)
+        return self.down_layer(self.dropout(inner))
+
+
+class NtkJinaBertQkLayer(GradientCheckpointingLayer):
+    def __init__(self, config: NtkJinaBertConfig):
+        super().__init__()
+        self.attention = EncoderAttention(config, NtkJinaBertSelfAttention(config))
+        self.layer_norm_1 = layer_norm(config)
+        self.layer_norm_2 = layer_norm(config)
+        self.mlp = NtkJinaBertQkMLP(config)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: SymmetricPlan
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        # The attention's output has the residual in it already; the original adds it twice.
+        output, weights = self.attention(hidden_states, plan)
+        hidden_states = self.layer_norm_1(hidden_states + output)
+        return self.layer_norm_2(hidden_states + self.mlp(hidden_states)), weights
+
+
+class NtkJinaBertPreTrainedModel(PreTrainedModel):
+    config_class = NtkJinaBertConfig
+    base_model_prefix = "bert"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["NtkJinaBertLayer", "NtkJinaBertQkLayer"]
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+    # Of other heads, and a second name of cls.predictions.bias.
+    _keys_to_ignore_on_load_unexpected = [r"pooler\.", r"^cls\."]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Predictions):
+            nn.init.zeros_(module.bias)
+
+
+class NtkJinaBertModel(SentenceEncoding, AlibiEncoder, NtkJinaBertPreTrainedModel):
+    def __init__(self, config: NtkJinaBertConfig, add_pooling_layer: bool | None = None):
+        self.layer_class = NtkJinaBertQkLayer if config.qk_post_norm else NtkJinaBertLayer
+        super().__init__(config, add_pooling_layer)
+
+    def scaled_slopes(self, config: NtkJinaBertConfig) -> Alibi:
+        return Alibi(stock_slopes(config.num_attention_heads), config.alibi_scaling)
+
+
+class NtkJinaBertForMaskedLM(MaskedLMHead, NtkJinaBertPreTrainedModel):
+    trunk_class = NtkJinaBertModel
+    _tied_weights_keys = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
+
+    def predictions(self, config: NtkJinaBertConfig) -> Predictions:
+        return Predictions(config, config.layer_norm_eps, decoder_bias=False)
+
+
+class NtkJinaBertForSequenceClassification(SequenceClassificationHead, NtkJinaBertPreTrainedModel):
+    trunk_class = NtkJinaBertModel
+
+
+class NtkJinaBertForTokenClassification(TokenClassificationHead, NtkJinaBertPreTrainedModel):
+    trunk_class = NtkJinaBertModel
+
+
+class NtkJinaBertForQuestionAnswering(QuestionAnsweringHead, NtkJinaBertPreTrainedModel):
+    trunk_class = NtkJinaBertModel

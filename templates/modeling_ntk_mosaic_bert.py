@@ -1,0 +1,87 @@
+"""MosaicBERT (and DNABERT-2) with scaled ALiBi slopes."""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .configuration_ntk_mosaic_bert import NtkMosaicBertConfig
+from .ntk_alibi import Alibi, stock_slopes
+from .ntk_encoder import (
+    AlibiEncoder,
+    EncoderAttention,
+    GatedMLP,
+    MaskedLMHead,
+    Predictions,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+from .ntk_symmetric import SymmetricAttention, SymmetricPlan
+
+PREDICTION_EPSILON = 1e-12
+"""Of the prediction head's norm, whatever the config's ``layer_norm_eps`` is."""
+
+
+class NtkMosaicBertSelfAttention(SymmetricAttention):
+    def __init__(self, config: NtkMosaicBertConfig):
+        super().__init__(config.num_attention_heads, config.attention_probs_dropout_prob)
+        self.Wqkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: SymmetricPlan
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        query, key, value = (self.split_heads(part) for part in self.Wqkv(hidden_states).chunk(3, dim=-1))
+        return self.attend(query, key, value, plan)
+
+
+class NtkMosaicBertLayer(GradientCheckpointingLayer):
+    def __init__(self, config: NtkMosaicBertConfig):
+        super().__init__()
+        self.attention = EncoderAttention(config, NtkMosaicBertSelfAttention(config))
+        self.mlp = GatedMLP(config, "gelu")
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: SymmetricPlan
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        hidden_states, weights = self.attention(hidden_states, plan)
+        return self.mlp(hidden_states), weights
+
+
+class NtkMosaicBertPreTrainedModel(PreTrainedModel):
+    config_class = NtkMosaicBertConfig
+    base_model_prefix = "bert"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["NtkMosaicBertLayer"]
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+    # Of other heads.
+    _keys_to_ignore_on_load_unexpected = [r"pooler\.", r"^cls\."]
+
+
+class NtkMosaicBertModel(AlibiEncoder, NtkMosaicBertPreTrainedModel):
+    layer_class = NtkMosaicBertLayer
+    zero_padding = True
+
+    def scaled_slopes(self, config: NtkMosaicBertConfig) -> Alibi:
+        return Alibi(stock_slopes(config.num_attention_heads), config.alibi_scaling)
+
+
+class NtkMosaicBertForMaskedLM(MaskedLMHead, NtkMosaicBertPreTrainedModel):
+    trunk_class = NtkMosaicBertModel
+    _tied_weights_keys = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
+
+    def predictions(self, config: NtkMosaicBertConfig) -> Predictions:
+        return Predictions(config, PREDICTION_EPSILON, decoder_bias=True)
+
+
+class NtkMosaicBertForSequenceClassification(SequenceClassificationHead, NtkMosaicBertPreTrainedModel):
+    trunk_class = NtkMosaicBertModel
+
+
+class NtkMosaicBertForTokenClassification(TokenClassificationHead, NtkMosaicBertPreTrainedModel):
+    trunk_class = NtkMosaicBertModel
+
+
+class NtkMosaicBertForQuestionAnswering(QuestionAnsweringHead, NtkMosaicBertPreTrainedModel):
+    trunk_class = NtkMosaicBertModel

@@ -1,0 +1,486 @@
+"""The forward pass of an ALiBi encoder, and the heads on top of it.
+
+BERT's skeleton: embeddings without positions, layers that normalise after each residual, a pooler.
+Families differ in their layers. A family's trunk and heads are classes of their own that name these
+mixins first, so that ``PreTrainedModel`` stays among their direct bases.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AutoTokenizer
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+
+from .ntk_alibi import Alibi
+from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
+
+
+def layer_norm(config: Any) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+class EncoderEmbeddings(nn.Module):
+    """Word and token type embeddings, normalised; positions are the attention's business."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(
+            config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id
+        )
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = layer_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor:
+        """[B, L, hidden] of word embeddings [B, L, hidden] and types [B, L]; type 0 if there are none."""
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(
+                inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device
+            )
+        return self.dropout(self.LayerNorm(inputs_embeds + self.token_type_embeddings(token_type_ids)))
+
+
+class EncoderOutput(nn.Module):
+    """A projection, the residual, and the norm after both."""
+
+    def __init__(self, config: Any, inputs: int):
+        super().__init__()
+        self.dense = nn.Linear(inputs, config.hidden_size)
+        self.LayerNorm = layer_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + residual)
+
+
+class EncoderAttention(nn.Module):
+    """A family's attention under BERT's names, its output projection and norm."""
+
+    def __init__(self, config: Any, attention: SymmetricAttention):
+        super().__init__()
+        self.self = attention
+        self.output = EncoderOutput(config, config.hidden_size)
+
+    def forward(
+        self, hidden_states: torch.Tensor, plan: SymmetricPlan
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        output, weights = self.self(hidden_states, plan)
+        return self.output(output, hidden_states), weights
+
+
+class GatedMLP(nn.Module):
+    """wo(act(first half of gated_layers) * second half), the residual, and the norm after both."""
+
+    def __init__(self, config: Any, activation: str):
+        super().__init__()
+        self.gated_layers = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.act = ACT2FN[activation]
+        self.wo = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.layernorm = layer_norm(config)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gated_layers(hidden_states).chunk(2, dim=-1)
+        return self.layernorm(self.wo(self.dropout(self.act(gate) * up)) + hidden_states)
+
+
+class EncoderLayers(nn.Module):
+    """The stack, under BERT's name for it."""
+
+    def __init__(self, layers: Sequence[nn.Module]):
+        super().__init__()
+        self.layer = nn.ModuleList(layers)
+
+
+class Pooler(nn.Module):
+    """tanh of a projection of each row's first token."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.dense(hidden_states[:, 0]))
+
+
+class AlibiEncoder:
+    """Mixin for a family's trunk; ``layer_class`` is the family's layer.
+
+    The family makes its ``Alibi`` from the config. A layer is called as ``layer(hidden_states, plan=...)``
+    and returns the hidden states and its attention weights or None.
+    """
+
+    layer_class: type
+    zero_padding = False
+    """Whether the hidden states of padded tokens are 0 in the end."""
+
+    def __init__(self, config: Any, add_pooling_layer: bool | None = None):
+        super().__init__(config)
+        if add_pooling_layer is None:  # a model without a head
+            add_pooling_layer = config.add_pooling_layer is not False
+        self.alibi = self.scaled_slopes(config)
+        self.embeddings = EncoderEmbeddings(config)
+        self.encoder = EncoderLayers([self.layer_class(config) for _ in range(config.num_hidden_layers)])
+        self.pooler = Pooler(config) if add_pooling_layer else None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def scaled_slopes(self, config: Any) -> Alibi:
+        raise NotImplementedError
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings.word_embeddings = value
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple | BaseModelOutputWithPooling:
+        """Runs the trunk.
+
+        Args:
+            input_ids: [B, L] token ids, or None with ``inputs_embeds``.
+            attention_mask: [B, L], 1 for real and 0 for padded tokens; None for no padding.
+            token_type_ids: [B, L]; all 0 if None.
+            inputs_embeds: [B, L, hidden] instead of ``input_ids``.
+
+        Other keywords that transformers passes to every model (``position_ids``) carry nothing that
+        ALiBi needs and are ignored.
+
+        Raises:
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a ``head_mask``; an
+                attention mask that is not [B, L].
+        """
+        config = self.config
+        output_attentions = config.output_attentions if output_attentions is None else output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
+        return_dict = config.return_dict if return_dict is None else return_dict
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass exactly one of input_ids and inputs_embeds")
+        if kwargs.get("head_mask") is not None:
+            raise ValueError("head_mask is not supported")
+        if inputs_embeds is None:
+            inputs_embeds = self.get_input_embeddings()(input_ids)
+
+        hidden_states = self.embeddings(inputs_embeds, token_type_ids)
+        eager = output_attentions or config._attn_implementation == "eager"
+        plan = plan_attention(self.alibi, hidden_states, attention_mask, eager)
+        all_hidden_states, all_attentions = [hidden_states], []
+        for layer in self.encoder.layer:
+            hidden_states, weights = layer(hidden_states, plan=plan)
+            all_hidden_states.append(hidden_states)
+            all_attentions.append(weights)
+        if self.zero_padding and plan.real is not None:
+            hidden_states = hidden_states.masked_fill(~plan.real[..., None], 0.0)
+            all_hidden_states[-1] = hidden_states
+
+        output = BaseModelOutputWithPooling(
+            last_hidden_state=hidden_states,
+            pooler_output=None if self.pooler is None else self.pooler(hidden_states),
+            hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
+            attentions=tuple(all_attentions) if output_attentions else None,
+        )
+        return output if return_dict else output.to_tuple()
+
+
+class SentenceEncoding:
+    """Mixin for a trunk that makes an embedding of a text: the mean of its tokens' hidden states."""
+
+    @torch.inference_mode()
+    def encode(
+        self,
+        sentences: str | Sequence[str],
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,  # noqa: ARG002
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: torch.device | str | None = None,
+        normalize_embeddings: bool = False,
+        **tokenizer_options: Any,
+    ) -> Any:
+        """Embeddings, float32 [texts, hidden], or [hidden] of a single text.
+
+        Args:
+            sentences: one text or several.
+            batch_size: texts that run at a time, those of like length together.
+            show_progress_bar: accepted, but nothing is drawn.
+            convert_to_numpy: return a NumPy array, else a list of tensors.
+            convert_to_tensor: return one tensor; goes before ``convert_to_numpy``.
+            device: moves the model there first.
+            normalize_embeddings: scale each to unit length.
+            tokenizer_options: for the repository's tokenizer, such as ``max_length`` in tokens,
+                which is the config's ``max_position_embeddings`` if not given.
+        """
+        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        tokenizer = AutoTokenizer.from_pretrained(self.name_or_path, trust_remote_code=True)
+        options = {"padding": True, "truncation": True, "max_length": self.config.max_position_embeddings}
+        options |= tokenizer_options
+        if device is not None:
+            self.to(device)
+        training = self.training
+        self.eval()
+        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+        embeddings: list[Any] = [None] * len(texts)
+        for start in range(0, len(order), batch_size):
+            indices = order[start : start + batch_size]
+            batch = tokenizer([texts[index] for index in indices], return_tensors="pt", **options)
+            batch = batch.to(self.device)
+            hidden_states = self(**batch, return_dict=True).last_hidden_state.float()
+            pooled = mean_pooling(hidden_states, batch["attention_mask"])
+            if normalize_embeddings:
+                pooled = F.normalize(pooled, dim=-1)
+            for index, embedding in zip(indices, pooled, strict=True):
+                embeddings[index] = embedding
+        self.train(training)
+
+        if convert_to_tensor:
+            result: Any = torch.stack(embeddings) if embeddings else torch.empty(0)
+        elif convert_to_numpy:
+            result = np.asarray([embedding.cpu().numpy() for embedding in embeddings])
+        else:
+            result = embeddings
+        return result[0] if isinstance(sentences, str) else result
+
+
+def mean_pooling(hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """[B, hidden]: the mean over each row's real tokens of [B, L, hidden]."""
+    weights = attention_mask[..., None].to(hidden_states.dtype)
+    return (hidden_states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+
+class Head:
+    """Mixin for a trunk with a head; ``trunk_class`` is the family's trunk."""
+
+    trunk_class: type
+    pools = False
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        trunk = self.trunk_class(config, add_pooling_layer=self.pools or bool(config.add_pooling_layer))
+        setattr(self, self.base_model_prefix, trunk)
+        self.add_head(config)
+        self.post_init()
+
+    def run_trunk(self, input_ids: Any, kwargs: dict) -> BaseModelOutputWithPooling:
+        trunk = getattr(self, self.base_model_prefix)
+        return trunk(input_ids, **{**kwargs, "return_dict": True})
+
+    def wants_dict(self, return_dict: bool | None) -> bool:
+        return self.config.return_dict if return_dict is None else return_dict
+
+    def add_dropout(self, config: Any) -> None:
+        rate = config.classifier_dropout
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
+
+
+class PredictionTransform(nn.Module):
+    def __init__(self, config: Any, epsilon: float):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.transform_act_fn = ACT2FN[config.hidden_act]
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=epsilon)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.LayerNorm(self.transform_act_fn(self.dense(hidden_states)))
+
+
+class Predictions(nn.Module):
+    """Token logits; the bias is the decoder's own, or a tensor beside it as BERT stores it."""
+
+    def __init__(self, config: Any, epsilon: float, decoder_bias: bool):
+        super().__init__()
+        self.transform = PredictionTransform(config, epsilon)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=decoder_bias)
+        self.bias = None if decoder_bias else nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        logits = self.decoder(self.transform(hidden_states))
+        return logits if self.bias is None else logits + self.bias
+
+
+class MaskedLMModule(nn.Module):
+    """BERT's name for what holds the prediction head."""
+
+    def __init__(self, predictions: Predictions):
+        super().__init__()
+        self.predictions = predictions
+
+
+class MaskedLMHead(Head):
+    """Logits [B, L, vocabulary] of the token in each place; the decoder is tied if configured."""
+
+    def predictions(self, config: Any) -> Predictions:
+        raise NotImplementedError
+
+    def add_head(self, config: Any) -> None:
+        self.cls = MaskedLMModule(self.predictions(config))
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.cls.predictions.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.cls.predictions.decoder = new_embeddings
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """As transformers' own, which knows nothing of a bias beside the decoder."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        bias = self.cls.predictions.bias
+        if bias is not None:
+            added = embeddings.num_embeddings - len(bias)
+            self.cls.predictions.bias = nn.Parameter(F.pad(bias.data, (0, added)), bias.requires_grad)
+        return embeddings
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple | MaskedLMOutput:
+        """Runs trunk and head; arguments as the trunk's, and ``labels`` [B, L] token ids; -100 is ignored."""
+        trunk = self.run_trunk(input_ids, kwargs)
+        logits = self.cls.predictions(trunk.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.to(logits.device).flatten())
+        output = MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=trunk.hidden_states, attentions=trunk.attentions
+        )
+        return output if self.wants_dict(return_dict) else output.to_tuple()
+
+
+class SequenceClassificationHead(Head):
+    """Scores [B, labels] of each row, from the pooled first token."""
+
+    pools = True
+
+    def add_head(self, config: Any) -> None:
+        self.add_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple | SequenceClassifierOutput:
+        """Runs trunk and head; arguments as the trunk's, and:
+
+        Args:
+            labels: [B] class indices or, for regression or several labels, float targets; the loss
+                follows ``config.problem_type`` or is chosen by the labels.
+        """
+        trunk = self.run_trunk(input_ids, kwargs)
+        scores = self.classifier(self.dropout(trunk.pooler_output))
+        output = SequenceClassifierOutput(
+            loss=None if labels is None else self.classification_loss(scores, labels.to(scores.device)),
+            logits=scores,
+            hidden_states=trunk.hidden_states,
+            attentions=trunk.attentions,
+        )
+        return output if self.wants_dict(return_dict) else output.to_tuple()
+
+    def classification_loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        problem = self.config.problem_type
+        if problem is None:
+            if self.num_labels == 1:
+                problem = "regression"
+            else:
+                whole = labels.dtype in (torch.long, torch.int)
+                problem = "single_label_classification" if whole else "multi_label_classification"
+            self.config.problem_type = problem
+        if problem == "regression":
+            return F.mse_loss(scores.flatten(), labels.flatten())
+        if problem == "single_label_classification":
+            return F.cross_entropy(scores, labels)
+        return F.binary_cross_entropy_with_logits(scores, labels)
+
+
+class TokenClassificationHead(Head):
+    """Scores [B, L, labels] of every token."""
+
+    def add_head(self, config: Any) -> None:
+        self.add_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple | TokenClassifierOutput:
+        """Runs trunk and head; arguments as the trunk's, and ``labels`` [B, L] class indices."""
+        trunk = self.run_trunk(input_ids, kwargs)
+        scores = self.classifier(self.dropout(trunk.last_hidden_state))
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(scores.flatten(0, 1), labels.to(scores.device).flatten())
+        output = TokenClassifierOutput(
+            loss=loss, logits=scores, hidden_states=trunk.hidden_states, attentions=trunk.attentions
+        )
+        return output if self.wants_dict(return_dict) else output.to_tuple()
+
+
+class QuestionAnsweringHead(Head):
+    """Scores [B, L] of every token as the answer's start and as its end."""
+
+    def add_head(self, config: Any) -> None:
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple | QuestionAnsweringModelOutput:
+        """Runs trunk and head; arguments as the trunk's, and:
+
+        Args:
+            start_positions, end_positions: [B] token indices of the answer; one beyond the sequence
+                means that the row has none and adds nothing to the loss.
+        """
+        trunk = self.run_trunk(input_ids, kwargs)
+        start, end = self.qa_outputs(trunk.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            beyond = start.shape[1]
+            first, last = (
+                target.to(start.device).reshape(-1).clamp(0, beyond)
+                for target in (start_positions, end_positions)
+            )
+            loss = F.cross_entropy(start, first, ignore_index=beyond)
+            loss = (loss + F.cross_entropy(end, last, ignore_index=beyond)) / 2
+        output = QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start,
+            end_logits=end,
+            hidden_states=trunk.hidden_states,
+            attentions=trunk.attentions,
+        )
+        return output if self.wants_dict(return_dict) else output.to_tuple()

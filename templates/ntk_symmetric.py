@@ -1,0 +1,186 @@
+"""Bidirectional ALiBi: every query sees every key, with a bias of -slope * |i - j|.
+
+No folding into the dot product gives |i - j| (see ntk_alibi.py for what causal ALiBi does), but with
+the queries in reverse order the bias is constant along the anti-diagonals: a Toeplitz matrix, of which
+every row is a window on one vector of 2 L - 1 numbers. torch's fused kernel on the CPU reads that view
+as it is, so that no [L, L] tensor exists, in training either. Padding is a product of two channels.
+
+Measured on one CPU thread, 12 heads x 64, 8192 tokens, float32: the whole bias takes 3.9 GB and two to
+three times as long as the view, which takes 0.1 GB, 0.3 GB with padding, and about as long as attention
+without any bias.
+
+Where the kernel wants aligned rows (accelerators), copies views (torch.compile) or does not take
+dropout, and where every query has slopes of its own, blocks of queries get their bias one after
+another. Their biases are made again in the backward pass instead of being kept.
+
+Shapes below: B rows, H heads, L tokens (queries and keys), D head size.
+This file is part of a converted repository and needs nothing but torch.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from .ntk_alibi import CHANNELS, PADDED_KEY, PADDED_QUERY, Alibi, fold
+
+# Queries of a block. Few keep a CPU's caches warm; an accelerator needs many to be busy.
+CPU_BLOCK, BLOCK = 128, 1024
+
+
+class SymmetricPlan(NamedTuple):
+    """What one forward pass knows about positions; made once, used by every layer."""
+
+    slopes: torch.Tensor
+    """float32 [1 or B, H, 1 or L]; the last is L where every query has its own."""
+    real: torch.Tensor | None
+    """bool [B, L], False for padded tokens; None if there are none."""
+    eager: bool = False
+    """Compute the attention weights, in float32, and return them."""
+
+
+def plan_attention(
+    alibi: Alibi, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, eager: bool
+) -> SymmetricPlan:
+    """Prepares this forward pass.
+
+    Distances are between the slots of a row. Only dynamic scalings ask which of the tokens are real,
+    and how many.
+
+    Args:
+        hidden_states: [B, L, hidden], for its sizes and device.
+        attention_mask: [B, L], 1 for real and 0 for padded tokens; None means no padding.
+        eager: for the path that returns attention weights.
+
+    Raises:
+        ValueError: for a mask of another shape.
+    """
+    rows, length = hidden_states.shape[:2]
+    if attention_mask is None:
+        positions = torch.arange(length, device=hidden_states.device)[None]
+        return SymmetricPlan(alibi.at(positions), None, eager)
+    if attention_mask.shape != (rows, length):
+        shape = list(attention_mask.shape)
+        raise ValueError(f"attention_mask must be [rows, tokens], here [{rows}, {length}], got {shape}")
+    real = attention_mask.to(device=hidden_states.device, dtype=torch.bool)
+    return SymmetricPlan(alibi.at((real.cumsum(-1) - 1).clamp(min=0)), real, eager)
+
+
+class SymmetricAttention(nn.Module):
+    """The attention that every encoder shares; a family adds its projections.
+
+    Args:
+        num_heads: H.
+        dropout: probability of dropping an attention weight while training.
+    """
+
+    def __init__(self, num_heads: int, dropout: float):
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout = dropout
+
+    def split_heads(self, states: torch.Tensor) -> torch.Tensor:
+        """[B, L, H * D] to [B, H, L, D]."""
+        return states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: SymmetricPlan
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """ALiBi attention of all tokens over all real tokens.
+
+        Args:
+            query, key, value: [B, H, L, D].
+            plan: from ``plan_attention``.
+
+        Returns:
+            The heads' outputs [B, L, H * D], and the weights [B, H, L, L] if the plan is eager, or None.
+        """
+        size, scale = query.shape[-1], query.shape[-1] ** -0.5
+        dropout = self.dropout if self.training else 0.0
+        weights = None
+        if plan.eager:
+            bias = distance_bias(plan.slopes, torch.arange(query.shape[2], device=query.device), key)
+            if plan.real is not None:
+                bias = bias.masked_fill(~plan.real[:, None, None, :], torch.finfo(bias.dtype).min)
+            scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale + bias
+            weights = F.dropout(scores.softmax(dim=-1), p=dropout).to(value.dtype)
+            output = torch.matmul(weights, value)
+        else:
+            if plan.real is not None:
+                query, key, value = without_padding(query, key, value, plan.real, scale)
+            # Traced code would write the view out, so that blocks are what saves memory there.
+            eager_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling()
+            if eager_cpu and plan.slopes.shape[-1] == 1 and dropout == 0.0:
+                output = toeplitz_attention(query, key, value, plan.slopes, scale)
+            else:
+                rows = CPU_BLOCK if eager_cpu else BLOCK
+                output = blockwise_attention(query, key, value, plan.slopes, scale, dropout, rows)
+            output = output[..., :size]
+        return output.transpose(1, 2).flatten(2), weights
+
+
+def without_padding(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, real: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, key and value [B, H, L, D + CHANNELS] whose scores of padded keys are below any other."""
+    first = torch.arange(CHANNELS, device=query.device) == 0
+    query_channels = (first * (PADDED_QUERY / scale))[None, None, None]
+    key_channels = (~real)[:, None, :, None] * (first * PADDED_KEY)
+    return fold(query, query_channels), fold(key, key_channels), F.pad(value, (0, CHANNELS))
+
+
+def toeplitz_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slopes: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """The heads' outputs [B, H, L, D] for slopes [1 or B, H, 1]."""
+    length = query.shape[2]
+    distances = (torch.arange(2 * length - 1, device=query.device) - (length - 1)).abs()
+    # float32 whatever the states are: the kernel adds it to float32 scores.
+    bias = (slopes * -distances).unfold(-1, length, 1)
+    reverse = query.flip(2)
+    return F.scaled_dot_product_attention(reverse, key, value, attn_mask=bias, scale=scale).flip(2)
+
+
+def blockwise_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slopes: torch.Tensor,
+    scale: float,
+    dropout: float,
+    rows: int,
+) -> torch.Tensor:
+    """The heads' outputs [B, H, L, D] for slopes [1 or B, H, 1 or L], ``rows`` queries at a time."""
+
+    def attend(
+        block: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        block_slopes: torch.Tensor,
+        block_slots: torch.Tensor,
+    ) -> torch.Tensor:
+        bias = distance_bias(block_slopes, block_slots, key).to(block.dtype)
+        return F.scaled_dot_product_attention(
+            block, key, value, attn_mask=bias, dropout_p=dropout, scale=scale
+        )
+
+    queries = query.split(rows, dim=2)
+    slots = torch.arange(query.shape[2], device=query.device).split(rows)
+    own = slopes.split(rows, dim=-1) if slopes.shape[-1] > 1 else (slopes,) * len(queries)
+    if len(queries) == 1:
+        return attend(query, key, value, slopes, slots[0])
+    blocks = zip(queries, own, slots, strict=True)
+    if torch.is_grad_enabled() and query.requires_grad:
+        return torch.cat(
+            [checkpoint(attend, q, key, value, m, at, use_reentrant=False) for q, m, at in blocks], dim=2
+        )
+    return torch.cat([attend(q, key, value, m, at) for q, m, at in blocks], dim=2)
+
+
+def distance_bias(slopes: torch.Tensor, slots: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """float32 [1 or B, H, Q, L]: the bias of the queries in ``slots`` [Q] on the keys [B, H, L, D]."""
+    keys = torch.arange(key.shape[2], device=key.device)
+    distances = (slots[:, None] - keys[None, :]).abs()
+    return slopes[..., None] * -distances

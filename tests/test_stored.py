@@ -1,0 +1,119 @@
+"""What the stored tensors say about positions: other ones than ALiBi are refused, stored slopes are read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from converter import UnsupportedModel, convert, inspect
+from converter.errors import SourceError
+from converter.families import FAMILIES
+from converter.stored import LEARNED, ROTARY, check_positions
+from tests import tiny
+from tests.conftest import MakeSource
+from tests.patched import config_of
+
+SLOPES = "transformer.relative_pe.slopes"
+FOREIGN = {
+    "transformer.h.0.self_attention.rotary_emb.inv_freq": "rotary",
+    "transformer.h.1.self_attention.maybe_rotary.inv_freq": "rotary",
+    "model.layers.0.self_attn.rope.freqs": "rotary",
+    "transformer.wpe.weight": "learned",
+    "bert.embeddings.position_embeddings.weight": "learned",
+}
+
+
+def add(folder: Path, fmt: str, name: str, tensor: torch.Tensor) -> None:
+    """Adds a tensor to a checkpoint of one file, or replaces it."""
+    if fmt == "bin":
+        file = folder / "pytorch_model.bin"
+        torch.save({**torch.load(file, weights_only=True), name: tensor}, file)
+        return
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), name: tensor}, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("fmt", ["safetensors", "bin"])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_other_positions_under_an_alibi_config_are_refused(
+    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path, name: str, fmt: Literal["bin"]
+) -> None:
+    source = make_source("bloom", fmt=fmt)
+    add(source, fmt, name, torch.ones(4, 4))
+    line = refused(source, "--scale", 2, "--no-verify", "--out", tmp_path / "out")
+    assert repr(name) in line
+    assert f"{FOREIGN[name]} positions and not the ALiBi" in line
+    if fmt == "safetensors":
+        assert repr(name) in refused("inspect", source)
+        assert repr(name) in refused(source, "--scale", 2, "--dry-run", "--out", tmp_path / "out")
+
+
+@pytest.mark.parametrize("family", {**tiny.FACTORIES, **tiny.ENCODERS})
+def test_no_family_s_own_tensors_look_like_other_positions(tmp_path: Path, family: str) -> None:
+    _, tensors = tiny.read({**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path, 4))
+    check_positions(tensors)
+    assert not any(ROTARY.search(name) or LEARNED.search(name) for name in tensors)
+
+
+def test_names_that_only_resemble_them_pass() -> None:
+    check_positions(["transformer.h.0.mlp.europe.weight", "embeddings.position_ids", "h.0.property.weight"])
+    for name in FOREIGN:
+        with pytest.raises(UnsupportedModel):
+            check_positions(["lm_head.weight", name])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("fmt", ["safetensors", "bin"])
+def test_stored_slopes_are_read_in_every_dtype(tmp_path: Path, fmt: Literal["bin"], dtype: Any) -> None:
+    source = tiny.FACTORIES["jais"](tmp_path / "source", 4, fmt=fmt)
+    slopes = torch.tensor([0.75, 0.3, 0.11, 0.01]).to(dtype)
+    add(source, fmt, SLOPES, slopes[:, None])
+    convert(source, tmp_path / "out", method="none")
+    assert config_of(tmp_path / "out")["alibi_slopes"] == slopes.double().tolist()
+    assert inspect(tmp_path / "out").slopes.stock == tuple(slopes.double().tolist())
+
+
+WRONG: dict[str, Any] = {
+    "too few": torch.tensor([0.5, 0.25]),
+    "negative": torch.tensor([0.5, 0.25, -0.1, 0.2]),
+    "not a number": torch.tensor([0.5, 0.25, float("nan"), 0.2]),
+    "infinite": torch.tensor([0.5, 0.25, float("inf"), 0.2]),
+    "zero": torch.tensor([0.5, 0.25, 0.0, 0.2]),
+    "integers": torch.tensor([4, 3, 2, 1]),
+}
+
+
+@pytest.mark.parametrize("problem", WRONG)
+def test_what_is_no_slopes_is_refused(
+    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path, problem: str
+) -> None:
+    source = make_source("jais")
+    add(source, "safetensors", SLOPES, WRONG[problem][:, None])
+    line = refused(source, "--scale", 2, "--out", tmp_path / "out")
+    assert repr(SLOPES) in line
+    with pytest.raises(SourceError):
+        inspect(source)
+
+
+def test_without_the_tensor_the_formula_holds(tmp_path: Path) -> None:
+    source = tiny.FACTORIES["jais"](tmp_path / "source", 4)
+    file = source / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(file).items() if name != SLOPES}
+    save_file(kept, file, metadata={"format": "pt"})
+    convert(source, tmp_path / "out", scale=2)
+    assert "alibi_slopes" not in config_of(tmp_path / "out")
+    assert inspect(tmp_path / "out").slopes.stock == (0.25, 0.0625, 0.015625, 0.00390625)
+
+
+def test_only_families_that_store_slopes_read_them(tmp_path: Path) -> None:
+    assert [family.name for family in FAMILIES if family.stored_slopes] == ["jais"]
+    source = tiny.bloom(tmp_path / "source", 4)
+    shutil.copytree(source, tmp_path / "copy")
+    convert(source, tmp_path / "out", scale=2, verify=False)
+    assert "alibi_slopes" not in config_of(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Bakes linear and NTK-aware ALiBi scaling into Hugging Face checkpoints.
+"""Bakes linear and NTK-aware scaling into Hugging Face checkpoints with ALiBi, or rotary positions.
 
     >>> from converter import convert, inspect
     >>> result = convert("bigscience/bloom-1b7", "bloom-ntk", scale=2)
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from converter.catalogue import supported
     from converter.errors import (
         AlreadyConverted,
         ConverterError,
@@ -50,6 +51,7 @@ __all__ = [
     "convert",
     "export",
     "inspect",
+    "supported",
     "validate",
 ]
 
@@ -61,6 +63,7 @@ _MODULES = {
     "export": "converter.onnx.export",
     "ExportResult": "converter.onnx.export",
     "OnnxOptions": "converter.onnx.options",
+    "supported": "converter.catalogue",
     "validate": "converter.onnx.validate",
 }
 

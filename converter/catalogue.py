@@ -34,8 +34,8 @@ class Entry:
         return asdict(self)
 
 
-def catalogue() -> list[Entry]:
-    """Every supported family, decoders first."""
+def supported() -> list[Entry]:
+    """Every family that can be converted: ALiBi decoders, ALiBi encoders, rotary models."""
     alibi = [
         Entry(
             name=family.name,
@@ -70,7 +70,7 @@ COLUMNS = ("family", "models", "`model_type` of the source", "attention", "train
 def markdown() -> str:
     """The README's table."""
     rows = [COLUMNS, ("---",) * len(COLUMNS)]
-    for entry in catalogue():
+    for entry in supported():
         rotary = entry.positions == "rotary"
         known = len(entry.train_lengths)
         rows.append(

@@ -115,12 +115,13 @@ verbose_option = click.option("-v", "--verbose", is_flag=True, help="Say more, w
 )
 @click.version_option(__version__, prog_name="ntk-convert")
 def cli() -> None:
-    """Bake linear or NTK-aware ALiBi scaling into a BLOOM, MPT or Falcon-RW checkpoint.
+    """Bake linear or NTK-aware position scaling into a checkpoint (ALiBi; rotary by its config).
 
     \b
     ntk-convert bigscience/bloom-1b7 --scale 2 --out ./bloom-ntk
     ntk-convert inspect bigscience/bloom-1b7 --scale 2
     ntk-convert export ./bloom-ntk
+    ntk-convert families
 
     MODEL is a local folder or a Hub id. Without a command, convert is meant.
     """
@@ -190,9 +191,9 @@ def families(as_json: bool, markdown: bool) -> None:
     from converter import catalogue, report
 
     if as_json:
-        click.echo(json.dumps([entry.to_json() for entry in catalogue.catalogue()]))
+        click.echo(json.dumps([entry.to_json() for entry in catalogue.supported()]))
     else:
-        click.echo(catalogue.markdown() if markdown else report.families(catalogue.catalogue()))
+        click.echo(catalogue.markdown() if markdown else report.families(catalogue.supported()))
 
 
 @cli.command()

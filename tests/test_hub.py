@@ -174,6 +174,36 @@ def test_inspecting_downloads_no_weights(
     assert found.json == local | {"source": ID, "commit": commit}
 
 
+def test_files_in_folders_come_too(
+    make_source: Pristine, hub: HubServer, command: Command, work: Path
+) -> None:
+    source = make_source("bloom")
+    modules = [{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    nested = {
+        "1_Pooling/config.json": "{}",
+        "1_Pooling/notes.md": "left",
+        "additional_chat_templates/tools.jinja": "{{ tools }}",
+        "2_Unnamed/config.json": "{}",
+    }
+    for name, content in ({"modules.json": json.dumps(modules)} | nested).items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(content)
+    hub.commit(ID, source)
+    run = command(*CONVERT)
+    assert run.code == 0, run.err
+    assert run.json["notes"] == ["not copied for sentence-transformers: 1_Pooling/notes.md"]
+    found = {path.relative_to(work / "out").as_posix() for path in (work / "out").glob("*/*")}
+    assert found == {"1_Pooling/config.json", "additional_chat_templates/tools.jinja"}
+    assert set(hub.downloads()).isdisjoint({"1_Pooling/notes.md", "2_Unnamed/config.json"})
+
+    # And the same from the cache.
+    shutil.move(work / "out", work / "online")
+    run = command(*CONVERT, HF_HUB_OFFLINE="1")
+    assert run.code == 0, run.err
+    for name in found:
+        assert (work / "out" / name).read_bytes() == (work / "online" / name).read_bytes()
+
+
 @pytest.mark.parametrize("safetensors", [True, False])
 def test_only_what_is_needed_is_asked_for(
     pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, safetensors: bool

@@ -1,0 +1,238 @@
+"""Tokenizers of Baichuan-13B and replit-code-v1, over the sentencepiece model of each.
+
+They give the ids and texts that the sources' own classes give under transformers 4.33, which was the
+last release to run those. The sentencepiece package is needed.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+from transformers import AddedToken, PreTrainedTokenizer
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""In the order in which those that the sentencepiece model lacks get the ids after its last."""
+LISTS = ("additional_special_tokens", "extra_special_tokens")
+
+
+class NtkSentencePieceTokenizer(PreTrainedTokenizer):
+    """What both tokenizers share: a sentencepiece model for the text between special tokens."""
+
+    model_input_names = ["input_ids", "attention_mask"]
+    strips = True
+    """Whether a special token named by a plain string takes the white space around it with it."""
+
+    def __init__(self, vocab_file: str, sp_model_kwargs: dict[str, Any] | None = None, **kwargs: Any):
+        self.vocab_file = vocab_file
+        self.sp_model_kwargs = dict(sp_model_kwargs or {})
+        # Before the base class asks for the vocabulary.
+        self.sp_model = sentencepiece.SentencePieceProcessor(model_file=vocab_file, **self.sp_model_kwargs)
+        added = dict(kwargs.pop("added_tokens_decoder", None) or {})
+        ids = {token.content: index for index, token in added.items()}
+
+        def special(token: str | AddedToken, strips: bool) -> AddedToken:
+            """The token with its rules, and with an id."""
+            content = str(token)
+            index = ids.setdefault(content, self._index(content, added))
+            token = added.get(index, token)
+            # Marked single_word in Baichuan's files, which transformers 4.33 did not look at.
+            added[index] = AddedToken(
+                content,
+                lstrip=token.lstrip if isinstance(token, AddedToken) else strips,
+                rstrip=token.rstrip if isinstance(token, AddedToken) else strips,
+                normalized=False,
+                special=True,
+            )
+            return added[index]
+
+        if kwargs.get("unk_token") is not None:
+            # Where the model spells it otherwise, it is no further token.
+            ids.setdefault(str(kwargs["unk_token"]), self.sp_model.piece_to_id(str(kwargs["unk_token"])))
+        for name in NAMED:
+            if kwargs.get(name) is not None:
+                kwargs[name] = special(kwargs[name], self.strips)
+        for name in LISTS:
+            if isinstance(kwargs.get(name), list):
+                kwargs[name] = [special(token, True) for token in kwargs[name]]
+        super().__init__(added_tokens_decoder=added, sp_model_kwargs=self.sp_model_kwargs, **kwargs)
+
+    def _index(self, content: str, added: dict[int, AddedToken]) -> int:
+        """The id of a special token: that of its piece, or the next after all others."""
+        index: int = self.sp_model.piece_to_id(content)
+        if self.sp_model.id_to_piece(index) == content:
+            return index
+        return max([self.vocab_size, *(index + 1 for index in added)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "sp_model": self.sp_model.serialized_model_proto()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        model = sentencepiece.SentencePieceProcessor(
+            model_proto=state["sp_model"], **state["sp_model_kwargs"]
+        )
+        self.__dict__ = {**state, "sp_model": model}
+
+    @property
+    def vocab_size(self) -> int:
+        """Pieces of the sentencepiece model; added tokens are not counted."""
+        return len(self.sp_model)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token -> id, added tokens included."""
+        pieces = {self.sp_model.id_to_piece(index): index for index in range(self.vocab_size)}
+        return {**pieces, **self.get_added_vocab()}
+
+    def _tokenize(self, text: str, **_: Any) -> list[str]:
+        pieces: list[str] = self.sp_model.encode(text, out_type=str)
+        return pieces
+
+    def _convert_token_to_id(self, token: str) -> int:
+        index: int = self.sp_model.piece_to_id(token)
+        return index
+
+    def _convert_id_to_token(self, index: int) -> str:
+        piece: str = self.sp_model.id_to_piece(index)
+        return piece
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """Text of tokens; those that the sentencepiece model does not know stand between spaces."""
+        added = self.get_added_vocab()
+        parts: list[str] = []
+        run: list[str] = []
+        for token in tokens:
+            if added.get(token, 0) < self.vocab_size:
+                run.append(token)
+                continue
+            parts += [self._text(run), token] if run else [token]
+            run = []
+        return " ".join([*parts, self._text(run)] if run else parts)
+
+    def _text(self, pieces: list[str]) -> str:
+        text: str = self.sp_model.decode(pieces)
+        return text
+
+    def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
+        """Writes the sentencepiece model into a folder; returns its path there."""
+        name = self.vocab_files_names["vocab_file"]
+        path = Path(save_directory, f"{filename_prefix}-{name}" if filename_prefix else name)
+        source = Path(self.vocab_file)
+        if not source.is_file():
+            path.write_bytes(self.sp_model.serialized_model_proto())
+        elif source.resolve() != path.resolve():
+            shutil.copyfile(source, path)
+        return (str(path),)
+
+
+class NtkReplitTokenizer(NtkSentencePieceTokenizer):
+    """Of replit-code-v1: adds no special tokens, and those within a text leave nothing when decoded."""
+
+    vocab_files_names = {"vocab_file": "spiece.model"}
+
+    def __init__(
+        self,
+        vocab_file: str,
+        eos_token: str | AddedToken | None = "<|endoftext|>",
+        unk_token: str | AddedToken | None = "<|unk|>",
+        pad_token: str | AddedToken | None = "<|pad|>",
+        **kwargs: Any,
+    ):
+        super().__init__(vocab_file, eos_token=eos_token, unk_token=unk_token, pad_token=pad_token, **kwargs)
+
+
+class NtkBaichuanTokenizer(NtkSentencePieceTokenizer):
+    """Of Baichuan-13B and Baichuan2-13B.
+
+    Args:
+        vocab_file: the sentencepiece model.
+        add_bos_token: whether a sequence starts with bos_token; True by default.
+        add_eos_token: whether it ends with eos_token; False by default.
+        adds: both once more, ``{"bos": ..., "eos": ...}``, since transformers 5 leaves the other two out
+            when it saves a tokenizer.
+    """
+
+    vocab_files_names = {"vocab_file": "tokenizer.model"}
+    strips = False
+
+    def __init__(
+        self,
+        vocab_file: str,
+        unk_token: str | AddedToken | None = "<unk>",
+        bos_token: str | AddedToken | None = "<s>",
+        eos_token: str | AddedToken | None = "</s>",
+        add_bos_token: bool | None = None,
+        add_eos_token: bool | None = None,
+        adds: dict[str, bool] | None = None,
+        clean_up_tokenization_spaces: bool = False,
+        **kwargs: Any,
+    ):
+        saved = adds or {}
+        self.add_bos_token = saved.get("bos", True) if add_bos_token is None else add_bos_token
+        self.add_eos_token = saved.get("eos", False) if add_eos_token is None else add_eos_token
+        super().__init__(
+            vocab_file,
+            unk_token=unk_token,
+            bos_token=bos_token,
+            eos_token=eos_token,
+            add_bos_token=self.add_bos_token,
+            add_eos_token=self.add_eos_token,
+            adds=self.adds,
+            clean_up_tokenization_spaces=clean_up_tokenization_spaces,
+            **kwargs,
+        )
+
+    @property
+    def adds(self) -> dict[str, bool]:
+        """Which special tokens a sequence gets, as it is saved."""
+        return {"bos": self.add_bos_token, "eos": self.add_eos_token}
+
+    def build_inputs_with_special_tokens(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        """One sequence or two, each between the special tokens that are asked for."""
+        start = [self.bos_token_id] if self.add_bos_token else []
+        end = [self.eos_token_id] if self.add_eos_token else []
+        first = [*start, *token_ids_0, *end]
+        return first if token_ids_1 is None else [*first, *start, *token_ids_1, *end]
+
+    def get_special_tokens_mask(
+        self,
+        token_ids_0: list[int],
+        token_ids_1: list[int] | None = None,
+        already_has_special_tokens: bool = False,
+    ) -> list[int]:
+        """1 for each special token that ``build_inputs_with_special_tokens`` adds, 0 for the others."""
+        if already_has_special_tokens:
+            mask: list[int] = super().get_special_tokens_mask(
+                token_ids_0, token_ids_1, already_has_special_tokens=True
+            )
+            return mask
+        start, end = [1] * self.add_bos_token, [1] * self.add_eos_token
+        first = [*start, *(0 for _ in token_ids_0), *end]
+        return first if token_ids_1 is None else [*first, *start, *(0 for _ in token_ids_1), *end]
+
+    def create_token_type_ids_from_sequences(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        """0 for the first sequence and its special tokens, 1 for the second."""
+        first = len(self.build_inputs_with_special_tokens(token_ids_0))
+        whole = len(self.build_inputs_with_special_tokens(token_ids_0, token_ids_1))
+        return [0] * first + [1] * (whole - first)
+
+    def _text(self, pieces: list[str]) -> str:
+        # Special tokens keep their text. As in the original, the space goes before the text that
+        # precedes a special token, not between the two.
+        special = set(self.all_special_tokens)
+        text = ""
+        run: list[str] = []
+        after_special = False
+        for position, piece in enumerate(pieces):
+            if piece not in special:
+                run.append(piece)
+                after_special = False
+                continue
+            space = " " if position and not after_special else ""
+            text += space + super()._text(run) + piece
+            run = []
+            after_special = True
+        return text + super()._text(run)

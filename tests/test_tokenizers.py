@@ -1,0 +1,616 @@
+"""Tokenizers of converted repositories, and the files in folders that they need.
+
+What a sentencepiece tokenizer has to give is stated here once more, in terms of sentencepiece alone: the
+text between special tokens is the model's business, and the special tokens are the sources' own rules
+under transformers 4.33 (their classes do not run on later ones).
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from transformers import AutoTokenizer
+
+from converter import ConversionResult, convert
+from converter.source import Source
+from converter.subfolders import nested_files
+from converter.tokenizers import KNOWN, TEMPLATE
+from tests import tiny
+from tests.conftest import MakeSource, Run, edit_json
+from tests.tiny import rotary as tiny_rotary
+
+ROOT = Path(__file__).parent.parent
+CORPUS = [
+    *Path(__file__).read_text(encoding="utf-8").splitlines(),
+    *["Grüße aus Köln, façade naïve", "白日依山尽。黄河入海流。", "Привет, мир! 0123456789"] * 20,
+]
+TEXTS = [
+    "a word",
+    "def f(x):\n    return x  # twice\n\n\n\tend",
+    "  two  spaces   at both ends  ",
+    " ",
+    "\n",
+    "",
+    "Grüße, 黄河入海流。 Привет",
+    "☃ 🙂👩‍🚀 ﬁ ① \u200b\u00a0\u3000.",
+    "1234567890 3.14",
+]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the known tokenizers, as its repositories have it."""
+
+    original: str
+    module: str
+    family: str
+    model: str
+    settings: dict[str, Any]
+    special: dict[str, str]
+    training: dict[str, Any]
+    strips: bool
+
+
+def added(content: str) -> dict[str, Any]:
+    flags = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": True}
+    return {"__type": "AddedToken", "content": content, **flags}
+
+
+BAICHUAN_SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>", "unk_token": "<unk>"}
+REPLIT_SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>", "unk_token": "<|unk|>"}
+KINDS = {
+    "baichuan": Kind(
+        original="BaichuanTokenizer",
+        module="tokenization_baichuan",
+        family="baichuan",
+        model="tokenizer.model",
+        settings={
+            "add_bos_token": False,
+            "add_eos_token": False,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 4096,
+            "sp_model_kwargs": {},
+            **{name: added(content) for name, content in BAICHUAN_SPECIAL.items()},
+        },
+        special=BAICHUAN_SPECIAL,
+        training={
+            "vocab_size": 600,
+            "model_type": "bpe",
+            "byte_fallback": True,
+            "bos_id": 1,
+            "eos_id": 2,
+            "user_defined_symbols": ["<reserved_106>"],
+            "character_coverage": 0.99,
+        },
+        strips=False,
+    ),
+    "replit": Kind(
+        original="ReplitLMTokenizer",
+        module="replit_lm_tokenizer",
+        family="mpt",
+        model="spiece.model",
+        settings={
+            "bos_token": None,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 2048,
+            "padding_side": "right",
+            "sep_token": None,
+            "sp_model_kwargs": {},
+            **REPLIT_SPECIAL,
+        },
+        special=REPLIT_SPECIAL,
+        training={
+            "vocab_size": 300,
+            "model_type": "unigram",
+            "bos_id": -1,
+            "eos_id": 1,
+            "pad_id": 2,
+            "unk_piece": "<|unk|>",
+            "eos_piece": "<|endoftext|>",
+            "pad_piece": "<|pad|>",
+            "normalization_rule_name": "identity",
+            "remove_extra_whitespaces": False,
+            "add_dummy_prefix": False,
+            "user_defined_symbols": ["\n", "\t"],
+        },
+        strips=True,
+    ),
+}
+
+
+def train(**options: Any) -> bytes:
+    """A small sentencepiece model, as its file has it."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS),
+        model_writer=model,
+        minloglevel=2,
+        num_threads=1,
+        hard_vocab_limit=False,
+        **options,
+    )
+    return model.getvalue()
+
+
+@pytest.fixture(scope="session")
+def models() -> dict[str, bytes]:
+    return {name: train(**kind.training) for name, kind in KINDS.items()}
+
+
+MakeTokenizer = Callable[..., Path]
+
+
+@pytest.fixture
+def make_tokenizer(make_source: MakeSource, models: dict[str, bytes]) -> MakeTokenizer:
+    """``make_tokenizer(kind, settings, model=None)``: a source with such a tokenizer, its options changed."""
+
+    def make(name: str, settings: dict[str, Any] | None = None, model: bytes | None = None) -> Path:
+        kind = KINDS[name]
+        # Baichuan's config.json names the class too.
+        source = make_source(kind.family, {"tokenizer_class": kind.original} if name == "baichuan" else None)
+        (source / "tokenizer.json").unlink()
+        (source / kind.model).write_bytes(model or models[name])
+        (source / f"{kind.module}.py").write_text("raise SystemExit('the original must never run')")
+        original = {
+            "auto_map": {"AutoTokenizer": [f"{kind.module}.{kind.original}", None]},
+            "tokenizer_class": kind.original,
+        }
+        values = kind.settings | original | (settings or {})
+        (source / "tokenizer_config.json").write_text(json.dumps(values), encoding="utf-8")
+        return source
+
+    return make
+
+
+@pytest.fixture
+def load(make_tokenizer: MakeTokenizer, tmp_path: Path) -> Callable[..., Any]:
+    """``load(kind, settings, model=None)``: the tokenizer of such a source's conversion."""
+
+    def make(name: str, settings: dict[str, Any] | None = None, model: bytes | None = None) -> Any:
+        quick(make_tokenizer(name, settings, model), tmp_path / "out")
+        return AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+
+    return make
+
+
+def quick(source: Path, out: Path, **options: Any) -> ConversionResult:
+    return convert(source, out, scale=2, verify=False, **options)
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def processor(name: str, models: dict[str, bytes]) -> Any:
+    return sentencepiece.SentencePieceProcessor(model_proto=models[name])
+
+
+def expected(name: str, models: dict[str, bytes], text: str) -> list[int]:
+    """The ids by the rules: special tokens are cut out, with white space if they strip it."""
+    kind, model = KINDS[name], processor(name, models)
+    special = "|".join(re.escape(token) for token in sorted(set(kind.special.values())))
+    ids = []
+    parts = re.split(f"({special})", text)
+    for place, part in enumerate(parts):
+        if place % 2:
+            ids.append(model.piece_to_id(part))
+        elif kind.strips and len(parts) > 1:
+            left, right = place > 0, place < len(parts) - 1
+            part = part.lstrip() if left else part
+            ids += model.encode(part.rstrip() if right else part)
+        else:
+            ids += model.encode(part)
+    return ids
+
+
+# Ids and texts
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_ids_and_decoding_are_those_of_sentencepiece(
+    name: str, load: Callable[..., Any], models: dict[str, bytes]
+) -> None:
+    tokenizer, model = load(name), processor(name, models)
+    assert not tokenizer.is_fast
+    assert (tokenizer.vocab_size, len(tokenizer)) == (len(model), len(model))
+    assert tokenizer.get_vocab() == {model.id_to_piece(index): index for index in range(len(model))}
+    for text in TEXTS:
+        assert tokenizer(text)["input_ids"] == model.encode(text), text
+        assert tokenizer.tokenize(text) == model.encode(text, out_type=str), text
+        assert tokenizer.convert_tokens_to_string(tokenizer.tokenize(text)) == model.decode(
+            model.encode(text, out_type=str)
+        )
+        if not set(model.encode(text)) & set(tokenizer.all_special_ids):
+            assert tokenizer.decode(model.encode(text)) == model.decode(model.encode(text)), text
+    if name == "baichuan":  # bytes stand for characters without a piece
+        assert tokenizer.decode(tokenizer("☃🙂 naïve")["input_ids"]) == "☃🙂 naïve"
+    else:
+        assert tokenizer.decode(tokenizer("a  b\n\n\tc")["input_ids"]) == "a  b\n\n\tc"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_special_tokens_in_a_text(name: str, load: Callable[..., Any], models: dict[str, bytes]) -> None:
+    """They are found within words too: the original's ``single_word`` was never looked at."""
+    tokenizer = load(name)
+    for special in sorted(set(KINDS[name].special.values())):
+        for text in (
+            special,
+            f"word{special}word",
+            f"a {special} b",
+            f"{special}{special}  \n{special}",
+            f" {special}\n x",
+        ):
+            assert tokenizer(text)["input_ids"] == expected(name, models, text), text
+    assert expected(name, models, "a <|endoftext|> b") != expected(name, models, "a <s> b")
+
+
+@pytest.mark.parametrize(
+    ("add_bos_token", "add_eos_token"), [(False, False), (True, False), (False, True), (True, True)]
+)
+def test_baichuan_starts_and_ends_as_asked(
+    load: Callable[..., Any], models: dict[str, bytes], add_bos_token: bool, add_eos_token: bool
+) -> None:
+    tokenizer = load("baichuan", {"add_bos_token": add_bos_token, "add_eos_token": add_eos_token})
+    model = processor("baichuan", models)
+    start, end = [1] * add_bos_token, [2] * add_eos_token
+
+    def whole(text: str) -> list[int]:
+        return [*start, *model.encode(text), *end]
+
+    assert tokenizer("a word")["input_ids"] == whole("a word")
+    assert tokenizer("a word", add_special_tokens=False)["input_ids"] == model.encode("a word")
+    pair = tokenizer("a word", "another", return_special_tokens_mask=True, return_token_type_ids=True)
+    assert pair["input_ids"] == whole("a word") + whole("another")
+    assert pair["special_tokens_mask"] == [int(token in (1, 2)) for token in pair["input_ids"]]
+    assert pair["token_type_ids"] == [0] * len(whole("a word")) + [1] * len(whole("another"))
+    assert tokenizer.num_special_tokens_to_add() == add_bos_token + add_eos_token
+    short = tokenizer("a few words more", truncation=True, max_length=4)["input_ids"]
+    assert short == [*start, *model.encode("a few words more")[: 4 - len(start) - len(end)], *end]
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_baichuan_starts_the_same_once_it_was_saved(
+    load: Callable[..., Any], tmp_path: Path, start: bool
+) -> None:
+    tokenizer = load("baichuan", {"add_bos_token": not start})
+    tokenizer.add_bos_token, tokenizer.add_eos_token = start, not start
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = type(tokenizer).from_pretrained(tmp_path / "saved")
+    assert (again.add_bos_token, again.add_eos_token) == (start, not start)
+    assert again("word")["input_ids"] == tokenizer("word")["input_ids"]
+    other = type(tokenizer).from_pretrained(tmp_path / "saved", add_bos_token=not start)
+    assert other.add_bos_token is not start
+
+
+def test_baichuan_by_default_starts_with_bos(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    source = make_tokenizer("baichuan")
+    edit_json(source / "tokenizer_config.json", {"add_bos_token": None, "add_eos_token": None})
+    quick(source, tmp_path / "out")
+    ids = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)("word")["input_ids"]
+    assert (ids[0], ids.count(1), ids.count(2)) == (1, 1, 0)
+
+
+def test_baichuan_decodes_special_tokens_as_text(load: Callable[..., Any]) -> None:
+    """With a space before what precedes them, which is the original's way."""
+    tokenizer = load("baichuan")
+    ids = tokenizer("hello</s>")["input_ids"]
+    assert tokenizer.decode(ids) == " hello</s>"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "hello"
+    assert tokenizer.decode([1, 2, *ids]) == "<s></s> hello</s>"
+
+
+def test_replit_decodes_special_tokens_to_nothing(load: Callable[..., Any]) -> None:
+    tokenizer = load("replit")
+    ids = tokenizer("hello<|endoftext|><|pad|>x")["input_ids"]
+    assert tokenizer.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True) == "hellox"
+
+
+@pytest.mark.parametrize(("name", "side"), [("baichuan", "right"), ("baichuan", "left"), ("replit", "right")])
+def test_padding(name: str, side: str, load: Callable[..., Any], models: dict[str, bytes]) -> None:
+    settings = {"padding_side": side} if side == "left" else {}
+    tokenizer, model = load(name, settings), processor(name, models)
+    pad = model.piece_to_id(KINDS[name].special["pad_token"])
+    assert (tokenizer.padding_side, tokenizer.pad_token_id) == (side, pad)
+    rows = [model.encode(text) for text in ("a", "a few words")]
+    missing = len(rows[1]) - len(rows[0])
+    batch = tokenizer(["a", "a few words"], padding=True, return_tensors="pt")
+    before, after = (missing, 0) if side == "left" else (0, missing)
+    assert batch["input_ids"].tolist() == [[pad] * before + rows[0] + [pad] * after, rows[1]]
+    assert batch["attention_mask"].tolist() == [
+        [0] * before + [1] * len(rows[0]) + [0] * after,
+        [1] * len(rows[1]),
+    ]
+    assert set(batch) == {"input_ids", "attention_mask"}
+
+
+def test_special_tokens_that_the_model_lacks_follow_it(load: Callable[..., Any]) -> None:
+    options = KINDS["replit"].training | {"pad_id": -1}
+    model = train(**options)
+    size = len(sentencepiece.SentencePieceProcessor(model_proto=model))
+    tokenizer = load("replit", {"additional_special_tokens": ["<fim>", "<pre>"]}, model)
+    assert (tokenizer.pad_token_id, tokenizer.vocab_size, len(tokenizer)) == (size, size, size + 3)
+    assert tokenizer.convert_tokens_to_ids(["<fim>", "<pre>"]) == [size + 1, size + 2]
+    ids = tokenizer("a <pre> b<fim>c")["input_ids"]
+    assert [index for index in ids if index >= size] == [size + 2, size + 1]
+    assert tokenizer.decode(ids) == "a <pre> b <fim> c"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "abc"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_round_trips(name: str, load: Callable[..., Any], tmp_path: Path) -> None:
+    """Saved and loaded, pickled, copied: the same tokenizer."""
+    tokenizer = load(name)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(tmp_path / "saved")
+    shutil.copy(tmp_path / "out/config.json", tmp_path / "saved")
+    for file in (tmp_path / "out").glob("*.py"):
+        if not (tmp_path / "saved" / file.name).exists():
+            shutil.copy(file, tmp_path / "saved")
+    assert (tmp_path / "saved" / TEMPLATE).is_file()
+    model = KINDS[name].model
+    assert (tmp_path / "saved" / model).read_bytes() == (tmp_path / "out" / model).read_bytes()
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "saved", trust_remote_code=True)
+    assert type(loaded).__name__ == KNOWN[KINDS[name].original].ours
+    special = [f" {token} x" for token in KINDS[name].special.values()]
+    for again in (loaded, pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)):
+        assert again.get_vocab() == tokenizer.get_vocab()
+        assert again.special_tokens_map == tokenizer.special_tokens_map
+        for text in [*TEXTS, *special, "a <new> b<new>", "".join(special)]:
+            ids = tokenizer(text)["input_ids"]
+            assert again(text)["input_ids"] == ids, text
+            assert again.decode(ids) == tokenizer.decode(ids), text
+    # The file may be gone by the time it is saved again.
+    (tmp_path / "saved" / model).unlink()
+    loaded.save_pretrained(tmp_path / "again")
+    assert len(sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "again" / model))) > 0
+
+
+# What the conversion writes
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("prefix", ["", "org/model--"])
+def test_only_the_class_is_rewritten(
+    name: str, prefix: str, make_tokenizer: MakeTokenizer, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    kind = KINDS[name]
+    mapped = {"AutoTokenizer": [f"{prefix}{kind.module}.{kind.original}", None]}
+    source = make_tokenizer(name, {"auto_map": mapped})
+    done = run(source, "--scale", "2", "--out", tmp_path / "out", "--no-verify")
+    assert done.code == 0, done.err
+    ours = KNOWN[kind.original].ours
+    before, after = (read(folder / "tokenizer_config.json") for folder in (source, tmp_path / "out"))
+    assert after == before | {
+        "auto_map": {"AutoTokenizer": [f"{TEMPLATE.removesuffix('.py')}.{ours}", None]},
+        "tokenizer_class": ours,
+    }
+    assert read(tmp_path / "out/config.json")["tokenizer_class"] == ours
+    assert (tmp_path / "out" / TEMPLATE).read_bytes() == (ROOT / "templates" / TEMPLATE).read_bytes()
+    assert (tmp_path / "out" / kind.model).read_bytes() == (source / kind.model).read_bytes()
+    assert not (tmp_path / "out" / f"{kind.module}.py").exists()
+    for said in (done.err, (tmp_path / "out/README.md").read_text(encoding="utf-8")):
+        assert ours in said
+        assert "sentencepiece package" in said
+    assert type(AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)).__name__ == ours
+
+
+def test_the_class_may_be_named_by_config_json(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    source = make_tokenizer("replit")
+    (source / "tokenizer_config.json").unlink()
+    edit_json(source / "config.json", {"auto_map": {"AutoTokenizer": ["x.ReplitLMTokenizer", None]}})
+    quick(source, tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert (type(tokenizer).__name__, tokenizer.eos_token) == ("NtkReplitTokenizer", "<|endoftext|>")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_without_trust_it_is_an_error(name: str, make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    quick(make_tokenizer(name), tmp_path / "out")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=False)
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json"])
+def test_an_unknown_class_stays_with_its_source(
+    where: str, make_source: MakeSource, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    source = make_source("mpt")
+    edit_json(source / "tokenizer_config.json", {"tokenizer_class": None, "note": "kept"})
+    edit_json(source / where, {"auto_map": {"AutoTokenizer": ["mine.My](http://x)Tokenizer", None]}})
+    words = (source, "--scale", "2", "--out", tmp_path / "out", "--no-verify")
+    planned, done = run(*words, "--dry-run"), run(*words)
+    assert done.code == 0, done.err
+    assert "tokenizer_class" not in read(tmp_path / "out/config.json")
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    for said in (planned.out, done.err, card):
+        assert "the source's own code" in said
+        assert "load it from source " in said
+        assert "My__http_//x_Tokenizer" in said
+    assert "AutoTokenizer.from_pretrained('source', trust_remote_code=True)" in card
+    kept = (source / "tokenizer_config.json").read_bytes()
+    assert (tmp_path / "out/tokenizer_config.json").read_bytes() == kept
+
+
+def test_code_of_another_repository_is_named(make_source: MakeSource, tmp_path: Path) -> None:
+    source = make_source("mpt")
+    mapped = {"AutoTokenizer": [None, "org/other--mine.FastOne"]}
+    edit_json(source / "tokenizer_config.json", {"auto_map": mapped})
+    [note] = quick(source, tmp_path / "out").notes
+    assert "FastOne" in note
+    assert "org/other" in note
+
+
+def test_a_known_class_without_its_model(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    source = make_tokenizer("replit")
+    (source / "spiece.model").unlink()
+    result = quick(source, tmp_path / "out")
+    assert "no spiece.model" in result.notes[0]
+    assert TEMPLATE not in result.files
+
+
+@pytest.mark.parametrize("family", ["mosaic_bert", "bloom"])
+def test_no_tokenizer_stays_no_tokenizer(family: str, tmp_path: Path) -> None:
+    """MosaicBERT's repositories have none; transformers would make an empty one of a class's name."""
+    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source")
+    for file in source.glob("tokenizer*"):
+        file.unlink()
+    result = quick(source, tmp_path / "out")
+    assert result.to_json()["notes"] == [
+        "the source has no tokenizer files: load the tokenizer that the source's card names"
+    ]
+    assert "tokenizer_class" not in read(tmp_path / "out/config.json")
+    with pytest.raises((ValueError, OSError)):
+        AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon"])
+def test_a_tokenizer_of_transformers_needs_no_words(
+    family: str, make_source: MakeSource, tmp_path: Path
+) -> None:
+    source = make_source(family)
+    result = quick(source, tmp_path / "out")
+    assert result.notes == []
+    name = "tokenizer_config.json"
+    assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_a_rotary_result_holds_no_code(models: dict[str, bytes], tmp_path: Path) -> None:
+    source = tiny_rotary.rotary(tmp_path / "source", "llama")
+    (source / "tokenizer.model").write_bytes(models["baichuan"])
+    mapped = {"AutoTokenizer": ["x.BaichuanTokenizer", None]}
+    edit_json(source / "tokenizer_config.json", {"auto_map": mapped})
+    result = quick(source, tmp_path / "out")
+    assert "the source's own code" in result.notes[0]
+    assert not list((tmp_path / "out").glob("*.py"))
+
+
+# Files in folders
+
+
+def module(path: str, kind: str = "sentence_transformers.models.Pooling") -> dict[str, Any]:
+    return {"idx": 0, "name": "0", "path": path, "type": kind}
+
+
+ENCODER = module("", "sentence_transformers.models.Transformer")
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
+
+
+def local(folder: Path) -> Source:
+    files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    return Source(folder.name, folder, files)
+
+
+def test_what_sentence_transformers_needs_is_copied(make_source: MakeSource, tmp_path: Path) -> None:
+    source = make_source("bloom")
+    files = {
+        "modules.json": json.dumps([ENCODER, module("1_Pooling"), module("2_Dense")]),
+        "config_sentence_transformers.json": "{}",
+        "sentence_bert_config.json": "{}",
+        "1_Pooling/config.json": '{"pooling_mode_mean_tokens": true}',
+        "2_Dense/config.json": "{}",
+        "2_Dense/model.safetensors": "weights",
+        "additional_chat_templates/tools.jinja": "{{ tools }}",
+        "chat_template.jinja": "{{ messages }}",
+    }
+    left = {
+        "2_Dense/pytorch_model.bin": "the same weights",
+        "additional_chat_templates/notes.md": "x",
+        "3_Unnamed/config.json": "{}",
+        "onnx/model.onnx": "x",
+    }
+    write(source, files | left)
+    planned = quick(source, tmp_path / "out", dry_run=True)
+    result = quick(source, tmp_path / "out")
+    assert result.notes == []
+    assert planned.files.keys() == result.files.keys()
+    assert all(size in (None, result.files[name]) for name, size in planned.files.items())
+    for name, content in files.items():
+        assert (tmp_path / "out" / name).read_text(encoding="utf-8") == content
+    assert not any((tmp_path / "out" / name).exists() for name in left)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert tokenizer.chat_template == {"default": "{{ messages }}", "tools": "{{ tools }}"}
+
+
+def test_what_a_sentence_encoder_lacks_is_said(
+    make_source: MakeSource, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    source = make_source("bloom")
+    modules = [module("", "custom_st.Transformer"), module("2_Dense"), module("3_Gone")]
+    pickled = {"2_Dense/pytorch_model.bin": "weights", "2_Dense/config.json": "{}"}
+    write(source, {"modules.json": json.dumps(modules), **pickled})
+    done = run(source, "--scale", "2", "--out", tmp_path / "out", "--no-verify")
+    assert done.code == 0, done.err
+    assert sorted(path.name for path in (tmp_path / "out/2_Dense").iterdir()) == ["config.json"]
+    for said in (done.err, (tmp_path / "out/README.md").read_text(encoding="utf-8")):
+        for part in ("custom_st.Transformer", "2_Dense/pytorch_model.bin", "3_Gone"):
+            assert part in said
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "no JSON", "[" * 100_000, '"text"'])
+def test_a_damaged_list_of_modules(content: str, tmp_path: Path) -> None:
+    write(tmp_path, {"modules.json": content, "1_Pooling/config.json": "{}"})
+    found = nested_files(local(tmp_path))
+    assert found.files == {}
+    assert len(found.notes) == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "..",
+        "../beside",
+        ".",
+        "1_Pooling/..",
+        "/etc",
+        ".git",
+        "a/b",
+        "a\\b",
+        "~",
+        "",
+        "link",
+        "1\n2",
+        5,
+        ["a"],
+    ],
+)
+def test_no_path_leads_out(path: Any, tmp_path: Path) -> None:
+    root, beside = tmp_path / "root", tmp_path / "beside"
+    write(beside, {"config.json": "secret"})
+    write(root, {"modules.json": json.dumps([module(path)]), ".git/config.json": "x", "a/b/config.json": "x"})
+    (root / "link").symlink_to(beside)
+    assert nested_files(local(root)).files == {}
+    hub = dict.fromkeys(
+        ("../beside/config.json", "/etc/config.json", "a/b/config.json", "a/../config.json"), 1
+    )
+    source = local(root)
+    listed = Source(source.name, source.folder, source.files, nested=hub)
+    assert nested_files(listed).files == {}
+
+
+def test_a_file_that_is_a_link(tmp_path: Path) -> None:
+    """Out of the checkpoint it is left alone; into the store beside a Hub cache's snapshot it is a file."""
+    root = tmp_path / "models--a--b/snapshots/0123"
+    write(root, {"modules.json": json.dumps([module("1_Pooling"), module("2_Other")])})
+    write(tmp_path, {"secret.json": "secret", "models--a--b/blobs/1": "{}"})
+    for folder, target in (("1_Pooling", "models--a--b/blobs/1"), ("2_Other", "secret.json")):
+        (root / folder).mkdir()
+        (root / folder / "config.json").symlink_to(tmp_path / target)
+    found = nested_files(local(root))
+    assert found.files == {"1_Pooling/config.json": 2}
+    assert "2_Other" in found.notes[0]

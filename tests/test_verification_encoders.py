@@ -1,0 +1,93 @@
+"""Verification of encoders: right ones pass with every scaling, and each mistake is caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from converter import VerificationError, convert
+from tests import tiny
+from tests.patched import SCALINGS
+from tests.test_encoders import LAYERS
+from tests.test_verification import rewrite, run
+
+
+def converted(folder: Path, family: str, scaling: str, **changes: Any) -> Path:
+    convert(
+        tiny.ENCODERS[family](folder / "source", 12, **changes),
+        folder / "out",
+        verify=False,
+        **SCALINGS[scaling],
+    )
+    return folder / "out"
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_right_repositories_pass(tmp_path: Path, layer: str, scaling: str) -> None:
+    family, changes = LAYERS[layer]
+    checks = run(converted(tmp_path, family, scaling, **changes), tmp_path / "source")
+    assert list(checks) == ["tensors", "slopes", "paths", "stock model"]
+    assert [name for name, check in checks.items() if check.skipped] == ["stock model"]
+
+
+SLOPES, PATHS = "runs with slope", "fused attention differs"
+WRONG_CODE = {
+    # file, what stands there, what a mistake would make of it, the scaling, the message
+    "one-sided": (
+        "ntk_symmetric.py",
+        "(slots[:, None] - keys[None, :]).abs()",
+        "(slots[:, None] - keys[None, :])",
+        "ntk",
+        SLOPES,
+    ),
+    "rightwards-steeper": (
+        "ntk_symmetric.py",
+        "(slots[:, None] - keys[None, :]).abs()",
+        "torch.where(keys > slots[:, None], 2, 1) * (slots[:, None] - keys[None, :]).abs()",
+        "ntk",
+        SLOPES,
+    ),
+    "padding-counts": ("ntk_symmetric.py", "(real.cumsum(-1) - 1)", "(0 * real + 200)", "ntk-length", SLOPES),
+    "not-scaled": (
+        "ntk_alibi.py",
+        "self.slopes = [m * factor**-t for m, t in zip(self.slopes, self.exponents, strict=True)]",
+        "pass",
+        "ntk",
+        SLOPES,
+    ),
+    "toeplitz-shifted": ("ntk_symmetric.py", "- (length - 1)).abs()", "- length).abs()", "ntk", PATHS),
+    "toeplitz-not-reversed": ("ntk_symmetric.py", "reverse = query.flip(2)", "reverse = query", "ntk", PATHS),
+    "padding-seen": (
+        "ntk_symmetric.py",
+        "(~real)[:, None, :, None]",
+        "(real & False)[:, None, :, None]",
+        "ntk",
+        PATHS,
+    ),
+    "later-blocks-at-the-start": (
+        "ntk_symmetric.py",
+        "[attend(q, key, value, m, at) for q, m, at in blocks]",
+        "[attend(q, key, value, m, slots[0][: len(at)]) for q, m, at in blocks]",
+        "ntk-position",
+        PATHS,
+    ),
+    "first-block-s-slopes": (
+        "ntk_symmetric.py",
+        "[attend(q, key, value, m, at) for q, m, at in blocks]",
+        "[attend(q, key, value, own[0][..., : len(at)], at) for q, m, at in blocks]",
+        "ntk-position",
+        PATHS,
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_CODE)
+def test_wrong_code_is_caught(tmp_path: Path, mistake: str) -> None:
+    file, before, after, scaling, message = WRONG_CODE[mistake]
+    folder = converted(tmp_path, "mosaic_bert", scaling)
+    rewrite(folder / file, before, after)
+    with pytest.raises(VerificationError, match=message):
+        run(folder, tmp_path / "source")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,5 +101,19 @@ class AlibiRecipe:
 
         return verify(folder, self.family, self.config)
 
-    def words(self, scaling: Scaling, trained: TrainLength) -> Words:
-        return alibi_words(self.family, scaling)
+    @property
+    def decoder(self) -> bool:
+        return self.family.kind == "decoder"
+
+    @property
+    def notes(self) -> Sequence[str]:
+        own = self.config.get("alibi_scaling") if self.family.own_scaling else None
+        if own is None:
+            return ()
+        return (
+            f"the source's own alibi_scaling {json.dumps(own)} is replaced, not multiplied: the slopes are "
+            "scaled from those that the checkpoint stores",
+        )
+
+    def words(self, scaling: Scaling, trained: TrainLength, config: Config) -> Words:
+        return alibi_words(self.family, scaling, config)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter import __version__
-from converter.families import Family
+from converter.families import Config, Family
 from converter.scaling import Scaling
 from converter.source import CARD, Source
 from converter.tokenizers import Tokenizer
@@ -41,9 +41,9 @@ Weights, tokenizer and tensor names are those of the source{commit}; only {diffe
 ## Load
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {auto_class}, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained({path!r}{trust})
+model = {auto_class}.from_pretrained({path!r}{trust})
 tokenizer = AutoTokenizer.from_pretrained({tokenizer})
 ```
 
@@ -60,10 +60,14 @@ with ntk-convert {version}. Checked before it was written:
 {checks}
 """
 
-NOTES = """\
-`trust_remote_code=True` is needed, and without it loading is an error. **Do not load this repository
+TRUST = "`trust_remote_code=True` is needed, and without it loading is an error. "
+STOCK_NOTES = """\
+**Do not load this repository
 with the stock class** (`{stock_class}.from_pretrained(...)`): transformers then only warns about the
 model type and gives an **unscaled** model."""
+OWN_NOTES = """\
+The code is this repository's own;
+nothing of the code that the source came with is needed, or used."""
 
 
 @dataclass(frozen=True)
@@ -78,22 +82,34 @@ class Words:
     """From the source, "only ..."."""
     notes: str
     """On loading and use."""
+    auto_class: str
+    """transformers' class to load it with."""
     tags: tuple[str, ...]
     code: bool
     """Whether loading it needs code of the repository."""
 
 
-def alibi_words(family: Family, scaling: Scaling) -> Words:
-    """The words for ALiBi slopes."""
+def alibi_words(family: Family, scaling: Scaling, config: Config) -> Words:
+    """The words for ALiBi slopes; ``config`` is the result's."""
+    stock_class = config["architectures"][0].removeprefix("Ntk")
     how = f"scaled for longer contexts: {scaling}" if scaling.method != "none" else "not scaled at all"
     return Words(
         kind="ALiBi",
         scaled=f"ALiBi slopes {how}",
         differs="the attention's code and `config.json` differ",
-        notes=NOTES.format(stock_class=f"{family.camel}ForCausalLM"),
+        notes=TRUST + (STOCK_NOTES.format(stock_class=stock_class) if family.stock else OWN_NOTES),
+        auto_class=auto_class(config),
         tags=TAGS,
         code=True,
     )
+
+
+def auto_class(config: Config) -> str:
+    """transformers' class for what the config's architecture is."""
+    named = config.get("architectures") or [""]
+    found = re.search(r"(For[A-Z]\w+|LMHeadModel)$", str(named[0]))
+    end = "" if found is None else "ForCausalLM" if found[0] == "LMHeadModel" else found[0]
+    return f"AutoModel{end}"
 
 
 def write_card(
@@ -143,6 +159,7 @@ def write_card(
         train_length=f"{train_length} tokens" if train_length else "not known",
         commit_cell=f"`{source.commit}`" if source.commit else "(local folder)",
         path=path,
+        auto_class=words.auto_class,
         trust=trust if words.code else "",
         tokenizer=from_where,
         notes="\n\n".join([words.notes, *(f"{note[:1].upper()}{note[1:]}." for note in notes)]),

@@ -167,7 +167,7 @@ def convert(
         recipe.check_graph(new_config)
 
     tokenizer = read_tokenizer(source, config, code=bool(recipe.templates))
-    notes = [*([tokenizer.note] if tokenizer.note else []), *nested_files(source).notes]
+    notes = [*recipe.notes, *([tokenizer.note] if tokenizer.note else []), *nested_files(source).notes]
     weights = source.weights()
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
@@ -191,7 +191,7 @@ def convert(
             write_card(
                 folder,
                 source=source,
-                words=recipe.words(scaling, trained),
+                words=recipe.words(scaling, trained, new_config),
                 tokenizer=tokenizer,
                 notes=notes,
                 scaling=scaling,
@@ -240,7 +240,7 @@ def _planned_files(
     files |= copied_files(source) | dict.fromkeys((TOKENIZER_CONFIG,) if tokenizer.settings else ())
     targets = target_names(weights, source.index)
     files |= {target: weights.get(name) for name, target in targets.items()}
-    return files | dict.fromkeys(planned_files(onnx, dtypes) if onnx else ())
+    return files | dict.fromkeys(planned_files(onnx, dtypes, decoder=recipe.decoder) if onnx else ())
 
 
 def _changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:

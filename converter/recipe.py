@@ -98,8 +98,18 @@ class Recipe(Protocol):
         """Checks the result by running it."""
         ...
 
-    def words(self, scaling: Scaling, trained: TrainLength) -> Words:
-        """What its card says."""
+    @property
+    def decoder(self) -> bool:
+        """Whether it is causal."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a user should know about this source, each a sentence without its full stop."""
+        ...
+
+    def words(self, scaling: Scaling, trained: TrainLength, config: Config) -> Words:
+        """What the card of the result says, whose config is given."""
         ...
 
 

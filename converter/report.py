@@ -46,7 +46,7 @@ def summary(result: ConversionResult, *, verbose: bool) -> str:
     lines += [f"checked {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in result.checks]
     lines += ["not verified (--no-verify)"] * (not result.checks)
     lines += _notes(result)
-    how = "load it with trust_remote_code=True; the stock class would run unscaled"
+    how = "load it with trust_remote_code=True, by an Auto class; a class called by name may run unscaled"
     return "\n".join([*lines, "load it as its source; only config.json differs" if result.rotary else how])
 
 

@@ -19,6 +19,7 @@ from converter.card import front_matter
 from converter.families import FAMILIES, recognise
 from converter.families.base import HEADS
 from converter.repository import small_files
+from tests import tiny
 from tests.conftest import MakeSource, edit_json, fingerprint
 
 ROOT = Path(__file__).parent.parent
@@ -379,3 +380,34 @@ def test_a_value_with_yaml_s_own_signs_is_quoted(make_source: MakeSource, tmp_pa
 
 def test_front_matter_with_windows_line_ends() -> None:
     assert front_matter("---\r\nlicense: mit\r\n---\r\nText") == {"license": "mit"}
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "auto_class", "stock"),
+    [
+        ("bloom", "CausalLM", "AutoModelForCausalLM", "BloomForCausalLM"),
+        ("bloom", "Model", "AutoModel", "BloomModel"),
+        ("falcon", "SequenceClassification", "AutoModelForSequenceClassification", "FalconForSequence"),
+        ("baichuan", "CausalLM", "AutoModelForCausalLM", None),
+        ("jina_bert", "Model", "AutoModel", None),
+        ("mosaic_bert", "MaskedLM", "AutoModelForMaskedLM", None),
+    ],
+)
+def test_card_names_the_class_to_load_it_with(
+    tmp_path: Path, family: str, head: Any, auto_class: str, stock: str | None
+) -> None:
+    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4, head=head)
+    card = card_of(source, tmp_path / "out").text
+    assert f"from transformers import {auto_class}, AutoTokenizer" in card
+    assert f"model = {auto_class}.from_pretrained" in card
+    assert ("with the stock class" in card) == (stock is not None)
+    assert stock is None or f"`{stock}" in card
+
+
+@pytest.mark.parametrize("own", [{"type": "linear", "factor": 2.0}, None])
+def test_a_scaling_that_the_source_has_is_named(tmp_path: Path, own: Any) -> None:
+    source = tiny.FACTORIES["jais"](tmp_path / "source", 4, alibi_scaling=own)
+    result = convert(source, tmp_path / "out", scale=4, verify=False)
+    note = 'own alibi_scaling {"type": "linear", "factor": 2.0} is replaced, not multiplied'
+    assert any(note in line for line in result.notes) == (own is not None)
+    assert (note in (tmp_path / "out" / "README.md").read_text()) == (own is not None)

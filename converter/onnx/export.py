@@ -122,7 +122,7 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
     return ExportResult(repository.folder, files, report, time.monotonic() - started)
 
 
-def planned_files(options: OnnxOptions, dtypes: Sequence[str], *, decoder: bool = True) -> list[str]:
+def planned_files(options: OnnxOptions, dtypes: Sequence[str], *, decoder: bool) -> list[str]:
     """What an export would write.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from converter.card import Words
+from converter.card import Words, auto_class
 from converter.checkpoint import Checkpoint
 from converter.errors import SourceError, UnsupportedModel
 from converter.families import Config, Geometry, check_convertible
@@ -146,7 +146,15 @@ class RotaryRecipe:
 
         return verify(folder, self.rotary, scaling)
 
-    def words(self, scaling: Scaling, trained: TrainLength) -> Words:
+    @property
+    def decoder(self) -> bool:
+        return True
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return ()
+
+    def words(self, scaling: Scaling, trained: TrainLength, config: Config) -> Words:
         how = f"scaled for longer contexts: {scaling}" if scaling.method != "none" else "not scaled at all"
         length = f" (its trained length is {trained.origin})" if trained.tokens else ""
         return Words(
@@ -154,6 +162,7 @@ class RotaryRecipe:
             scaled=f"rotary positions {how}; {self.change(scaling)}{length}",
             differs="`config.json` differs",
             notes=NOTES + DYNAMIC_NOTES * (scaling.dynamic is not None),
+            auto_class=auto_class(config),
             tags=("rope", "ntk-rope"),
             code=False,
         )

@@ -17,6 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("ntk-convert", "torch", "transformers", "safetensors")
+PLACES = ("--optimum-python", "--code", "--python")
+"""Options that name a place on this machine."""
 
 sys.path.insert(0, str(ROOT))  # the checkout's converter, installed or not
 
@@ -65,11 +67,12 @@ def command() -> str:
     """The command line, without what names places on this machine."""
     words, skip = [], False
     for word in sys.argv[1:]:
-        if word.startswith("--optimum-python"):
-            words.append("--optimum-python=PATH")
-        elif not skip and not word.startswith("--folder") and word != "--write":
+        option = word.split("=")[0]
+        if option in PLACES:
+            words.append(f"{option}=PATH")
+        elif not skip and option not in ("--folder", "--write"):
             words.append(word)
-        skip = word in ("--folder", "--optimum-python")
+        skip = word in ("--folder", *PLACES)
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
 
 

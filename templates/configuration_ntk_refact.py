@@ -11,6 +11,7 @@ class NtkRefactConfig(PretrainedConfig):
     Args:
         packed_projections: whether key and value are one tensor, and gate and up another, as in the
             checkpoint's present revision; in its first one each is a tensor of its own.
+        final_norm_bias: whether ``ln_f`` has a bias, as in the first revision.
         alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
             ntk_alibi.py for the keys.
     """
@@ -37,6 +38,7 @@ class NtkRefactConfig(PretrainedConfig):
         use_cache: bool = True,
         tie_word_embeddings: bool = False,
         packed_projections: bool = True,
+        final_norm_bias: bool = False,
         alibi_scaling: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
@@ -50,5 +52,6 @@ class NtkRefactConfig(PretrainedConfig):
         self.initializer_range = initializer_range
         self.use_cache = use_cache
         self.packed_projections = packed_projections
+        self.final_norm_bias = final_norm_bias
         self.alibi_scaling = alibi_scaling
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)

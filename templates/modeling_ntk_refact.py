@@ -23,8 +23,8 @@ from .ntk_decoder import (
 MULTIPLE = 256
 
 
-def layer_norm(config: NtkRefactConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon, bias=False)
+def layer_norm(config: NtkRefactConfig, bias: bool = False) -> nn.LayerNorm:
+    return nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon, bias=bias)
 
 
 class NtkRefactAttention(AlibiAttention):
@@ -123,7 +123,7 @@ class FinalNorm:
 
     def add_head(self, config: NtkRefactConfig) -> None:
         super().add_head(config)
-        self.ln_f = layer_norm(config)
+        self.ln_f = layer_norm(config, config.final_norm_bias)
 
     def run_trunk(self, input_ids: Any, kwargs: dict) -> BaseModelOutputWithPast:
         output = super().run_trunk(input_ids, kwargs)

@@ -17,6 +17,7 @@ from converter import OnnxOptions, convert, export
 from converter.onnx.attention_portable import BLOCK
 from converter.onnx.options import DTYPES, Profile
 from converter.onnx.session import stacked
+from converter.onnx.validation import cases
 from tests import tiny
 from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, assert_close, build, edit, nodes_of
 from tests.patched import SCALINGS, config_of
@@ -172,3 +173,18 @@ def test_a_graph_with_another_slope_is_refused(run_cli: Any, tmp_path: Path) -> 
 def run_cli(run: Any) -> Any:
     """The command line, under a name that ``run`` of this module does not hide."""
     return run
+
+
+@pytest.mark.parametrize("head", ["MaskedLM", "Model"])
+@pytest.mark.parametrize("family", tiny.ENCODERS)
+def test_excerpts_of_large_encoders_pass(
+    run_cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, head: Any
+) -> None:
+    source = tiny.ENCODERS[family](tmp_path / "source", 4, head=head, num_hidden_layers=4)
+    convert(source, tmp_path / "out", scale=2.0, train_length=TRAIN_LENGTH, verify=False)
+    for limit in ("OPERATIONS", "LOGITS"):
+        monkeypatch.setattr(cases, limit, 1)
+    assert run_cli("export", tmp_path / "out").code == 0
+    [graph] = json.loads((tmp_path / "out" / "onnx_validation.json").read_text())["graphs"]
+    assert "first 2 of 4 layers" in graph["extent"]
+    assert ("first 64 of 97 tokens" in graph["extent"]) == (head == "MaskedLM")

@@ -39,7 +39,16 @@ CHECKS = [
     "greedy tokens",
     "provider",
 ]
-LAYERS = {"bloom": "n_layer", "mpt": "n_layers", "falcon": "num_hidden_layers"}
+LAYERS = {
+    "bloom": "n_layer",
+    "mpt": "n_layers",
+    "replit": "n_layers",
+    "mosaic_gpt": "n_layers",
+    "falcon": "num_hidden_layers",
+    "jais": "n_layer",
+    "baichuan": "num_hidden_layers",
+    "refact": "n_layer",
+}
 """Family -> the config's key of the number of layers."""
 
 

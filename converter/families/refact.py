@@ -11,6 +11,7 @@ github.com/smallcloudai/refact, which splits attn.kv and names the modules. They
   not tied, although no config says so.
 * Scale 1 / sqrt(head size). The bias is +slope * (key position + 1), which is -slope * distance to a
   softmax. The first revision has no causal mask with a cache: it takes one new token at a time.
+* The first revision's class gives ``ln_f``, and no other norm, a bias; its conversion leaves that at zero.
 * The MLP is silu(gate) * up; its width is two thirds of ``n_inner`` (4 * n_embd if null), rounded up
   to a multiple of 256. ``activation_function``, the dropouts, ``scale_attn_weights`` and the options
   of the softmax in float32 are GPTBigCode's, which the config was copied from: nothing reads them or
@@ -40,6 +41,10 @@ SPELLINGS = {
 }
 PACKED = "packed_projections"
 """Key of a converted config: whether key and value, and gate and up, are stored as one tensor."""
+
+
+FINAL_BIAS = "final_norm_bias"
+"""Key of a converted config: whether the last norm has a bias."""
 
 
 def claims(config: Config) -> bool:
@@ -82,8 +87,9 @@ def normalise(config: Config) -> dict[str, Any]:
 
 
 def fit(config: Config, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001 -- as Family.fit
-    """Which of the two layouts is stored."""
-    return {PACKED: not any(name.endswith("attn.k.weight") for name in names)}
+    """Which of the two layouts is stored, and whether the last norm has a bias."""
+    packed = not any(name.endswith("attn.k.weight") for name in names)
+    return {PACKED: packed, FINAL_BIAS: "ln_f.bias" in names}
 
 
 def raise_length(config: dict[str, Any], length: int) -> None:

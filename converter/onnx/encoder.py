@@ -116,7 +116,7 @@ class Encoder(Network, ABC):
     def output(self, states: Value, name: str, tokens: Tokens, width: int) -> None:
         """Declares [N, width] as an output [B, S, width]."""
         graph = self.graph
-        shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([width]), axis=0)
+        shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
         result = self.readable(graph.op("Reshape", states, shape))
         graph.output(result, name, self.readable_dtype, ["batch_size", "sequence_length", width])
 

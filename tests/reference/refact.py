@@ -64,7 +64,8 @@ def trunk(
     if "ln_f.weight" not in tensors:
         return result
     epsilon = setting(config, "layer_norm_epsilon", default=1e-5)
-    return Trunk(Tensors(tensors).layer_norm(result.hidden, "ln_f", epsilon, bias=False), result.attentions)
+    bias = "ln_f.bias" in tensors  # the first revision's
+    return Trunk(Tensors(tensors).layer_norm(result.hidden, "ln_f", epsilon, bias=bias), result.attentions)
 
 
 def logits(

@@ -70,6 +70,8 @@ def tensors(config: dict[str, Any], head: str, random: Random) -> dict[str, torc
             shapes[f"{block}.mlp.linear_3.weight"] = (inner, width)
     if head != "Model":
         shapes["ln_f.weight"] = (width,)
+        if not config.get("packed_projections", True):
+            shapes["ln_f.bias"] = (width,)
     if head == "CausalLM":
         shapes["lm_head.weight"] = (vocabulary, width)
     embeddings = f"{PREFIX}wte.weight"

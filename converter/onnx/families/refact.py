@@ -7,7 +7,7 @@ from typing import ClassVar
 from converter.families.base import count
 from converter.onnx.decoder import Attend, Decoder
 from converter.onnx.graph import Value
-from converter.onnx.network import Residual
+from converter.onnx.network import Norm, Residual
 
 MULTIPLE = 256
 """The MLP's width is a multiple of this."""
@@ -19,6 +19,12 @@ class Refact(Decoder):
     @property
     def norm_bias(self) -> bool:
         return False
+
+    def norm_parameters(self, name: str, width: int, kind: Norm) -> tuple[Value, Value | None]:
+        weight, bias = super().norm_parameters(name, width, kind)
+        if name == self.final_norm and self.config.get("final_norm_bias"):
+            bias = self.parameter(f"{name}.bias", width)
+        return weight, bias
 
     @property
     def width(self) -> int:

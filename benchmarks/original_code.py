@@ -1,0 +1,383 @@
+"""Where each model's own code is, and what originals.py must know to run it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Config = dict[str, Any]
+State = dict[str, torch.Tensor]
+Run = Callable[[torch.Tensor, "torch.Tensor | None", Any], tuple[torch.Tensor, Any]]
+"""Tokens, mask and cache -> what the head computes, and the new cache."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny checkpoint: its attention heads, and what differs from the config that tests/tiny writes."""
+
+    num_heads: int
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    head: str = "CausalLM"
+
+
+@dataclass(frozen=True)
+class Original:
+    """One version of a model's own code."""
+
+    family: str
+    """In tests/tiny."""
+    repository: str
+    """On GitHub."""
+    commit: str
+    folder: str
+    """Of the code in the repository: the first of ``packages``."""
+    cases: Mapping[str, Case]
+    config: str = ""
+    """The class, by its full name."""
+    model: str = ""
+    """The same of the model; ``{head}`` stands for what follows the name of the family."""
+    packages: tuple[str, ...] = ("original",)
+    """Imported without their ``__init__``, which would import a whole training library."""
+    stubs: tuple[str, ...] = ()
+    """Imported by the code and not needed to run a model; empty classes stand in for what is in them."""
+    adapt: Callable[[Config, State], None] = lambda config, state: None
+    """Changes that this version needs, in place."""
+    without: str = "$^"
+    """Names of what the code makes and no checkpoint has: tied, zero or never called."""
+    bool_mask: bool = False
+    rows_alone: bool = False
+    """The code takes no mask of padding, so padded rows are compared with these rows on their own."""
+    hub: Mapping[str, str] | None = field(default_factory=dict)
+    """``auto_map`` on the Hub, if it is not the checkpoint's; None if the code has no such form."""
+    edits: Mapping[str, str] = field(default_factory=dict)
+    """What must be in other words in a folder as on the Hub."""
+    build: Callable[[Original, Config, State], Run] | None = None
+    """Puts the model together where its own code is not to be had."""
+    note: str = ""
+
+
+def fill(model: Any, state: State, without: str) -> None:
+    """Every tensor of a checkpoint, and none but ``without`` left as it was made."""
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    missing = [name for name in missing if not re.search(without, name)]
+    if missing or unexpected:
+        raise SystemExit(f"missing {missing}, unexpected {unexpected}")
+
+
+def older_mpt(config: Config, state: State) -> None:  # noqa: ARG001
+    """Older versions refuse nulls and what newer ones write."""
+    options = config["attn_config"]
+    options["attn_impl"] = "torch"
+    if options["kv_n_heads"] is None:
+        del options["kv_n_heads"]
+    config["ffn_config"].pop("fc_type", None)
+
+
+def first_jina(config: Config, state: State) -> None:
+    """The first revision has the projections in one, and a table as large as ``model_max_length``."""
+    config["model_max_length"] = 64
+    for name in [name for name in state if ".self.query." in name]:
+        parts = [state.pop(name.replace("query", part)) for part in ("query", "key", "value")]
+        state[name.replace("query", "Wqkv")] = torch.cat(parts)
+    if "cls.predictions.bias" in state:
+        state["cls.predictions.decoder.bias"] = state.pop("cls.predictions.bias")
+
+
+def ported_jina(config: Config, state: State) -> None:
+    """The port has a second trunk, a head that is not tied yet, and a tokenizer that ``emb_pooler`` loads."""
+    config |= {"emb_pooler": None, "_attn_implementation": "eager"}
+    state |= {f"jina_{name}": tensor for name, tensor in state.items() if name.startswith("bert.")}
+    if "cls.predictions.bias" in state:
+        state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"]
+        state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
+
+
+MASKS = r"\.attn\.(masked_)?bias$"
+
+
+def jais(original: Original, config: Config, state: State) -> Run:
+    """transformers' GPT-2 with the port's slopes, attention and MLP, and its scales at both ends."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.pytorch_utils import Conv1D
+
+    port = importlib.import_module("original.btlm_modeling")
+    names = ("vocab_size", "n_embd", "n_layer", "n_head", "layer_norm_epsilon", "tie_word_embeddings")
+    gpt2 = GPT2LMHeadModel(GPT2Config(**{name: config[name] for name in names if name in config})).eval()
+    trunk, width, lowest = gpt2.transformer, config["n_embd"], torch.finfo(torch.float32).min
+    trunk.wpe.weight.data.zero_()
+    trunk.relative_pe = port.AlibiPositionEmbeddingLayer(config["n_head"])
+
+    def attend(self: Any, query: Any, key: Any, value: Any, mask: Any = None, head_mask: Any = None) -> Any:
+        queries, keys = query.size(-2), key.size(-2)
+        causal = torch.where(self.bias[:, :, keys - queries : keys, :keys], 0.0, lowest)
+        mask = causal if mask is None else (causal + mask).clamp(min=lowest)
+        bias = trunk.relative_pe(queries, queries, keys - queries)
+        return port.ShardedBTLMAttention._attn(self, query, key, value, mask, head_mask, bias)
+
+    inner = config["n_inner"] or 4 * width
+    by_size = config.get("mup_scale_qk_dot_by_d") or config.get("scale_qk_dot_by_d")
+    for block in trunk.h:
+        block.attn._attn = types.MethodType(attend, block.attn)
+        block.attn.attn_scale_power = 1.0 if by_size else 0.5
+        mlp = block.mlp
+        mlp.c_fc, mlp.c_fc2, mlp.c_proj = Conv1D(inner, width), Conv1D(inner, width), Conv1D(width, inner)
+        mlp.swiglu, mlp.act = True, port.SwiGLUActivation()
+        mlp.forward = types.MethodType(port.ShardedBTLMMLP.forward, mlp)
+    computed = {name: tensor for name, tensor in state.items() if not re.search(MASKS, name)}
+    fill(gpt2, computed, original.without)
+    embeddings_scale = config.get("mup_embeddings_scale") or config.get("embeddings_scale")
+    logits_scale = config.get("width_scale") or config["mup_output_alpha"] * config["mup_width_scale"]
+
+    def run(ids: torch.Tensor, mask: torch.Tensor | None, past: Any) -> tuple[torch.Tensor, Any]:
+        embeds = trunk.wte(ids) * embeddings_scale
+        output = gpt2(inputs_embeds=embeds, attention_mask=mask, past_key_values=past, use_cache=True)
+        return output.logits * logits_scale, output.past_key_values
+
+    return run
+
+
+def sizes(*counts: int, **changes: Any) -> dict[str, Case]:
+    return {f"{count} heads": Case(count, changes) for count in counts}
+
+
+def encoders(changes: Mapping[str, Any], *heads: str) -> dict[str, Case]:
+    """The masked language model with several numbers of attention heads, and the model's other heads."""
+    models = {f"MaskedLM, {count} heads": Case(count, changes, "MaskedLM") for count in (12, 8, 6)}
+    return models | {f"{head}, 12 heads": Case(12, changes, head) for head in ("Model", *heads)}
+
+
+def attention(num_heads: int, **options: Any) -> Case:
+    return Case(num_heads, {"attn_config": options})
+
+
+MHA: Config = {"attn_type": "multihead_attention", "kv_n_heads": None}
+MPT = {
+    "StoryWriter, 32 heads": attention(32, **MHA, alibi_bias_max=16, clip_qkv=6),
+    "12 heads, alibi_bias_max 16": attention(12, **MHA, alibi_bias_max=16),
+    "12 heads, clip_qkv, qk_ln": attention(12, **MHA, clip_qkv=1.0, qk_ln=True),
+}
+GROUPED_MPT = {
+    **{f"replit v1.5, {count} heads": Case(count) for count in (24, 16, 12)},
+    "multi-query": attention(12, attn_type="multiquery_attention", kv_n_heads=None),
+    "qk_ln": attention(12, qk_ln=True),
+    "clip_qkv": attention(12, clip_qkv=1.0),
+    "softmax_scale": attention(12, softmax_scale=0.2),
+    "logit_scale": Case(12, {"logit_scale": "inv_sqrt_d_model"}),
+    "biases, qk_ln": Case(12, {"no_bias": False, "attn_config": {"qk_ln": True}}),
+    "RMSNorm": Case(12, {"norm_type": "rmsnorm"}),
+    "RMSNorm, biases": Case(12, {"norm_type": "low_precision_rmsnorm", "no_bias": False}),
+    "GLU": Case(12, {"ffn_config": {"ffn_type": "mptglu", "ffn_hidden_size": 100}}),
+    "GLU, SiLU": Case(12, {"ffn_config": {"ffn_type": "mptglu", "ffn_act_fn": {"name": "silu"}}}),
+    "untied": Case(12, {"tie_word_embeddings": False}),
+}
+MOSAIC_GPT = {
+    **sizes(16, 12),
+    "32 heads, no attn_qk_ln": Case(32, {"attn_qk_ln": False}),
+    "12 heads, alibi_bias_max 16": Case(12, {"alibi_bias_max": 16}),
+    "attn_clip_qkv": Case(16, {"attn_clip_qkv": 1.0}),
+    "softmax_scale, logit_scale": Case(16, {"softmax_scale": 0.2, "logit_scale": 0.5}),
+    "biases, mlp_ratio 2": Case(16, {"no_bias": False, "mlp_ratio": 2}),
+}
+QK_CODE = "jinaai/jina-bert-v2-qk-post-norm"
+QK_CLASSES = ("ForMaskedLM", "", "ForSequenceClassification")
+QK_MAP = {f"AutoModel{end}": f"{QK_CODE}--modeling_bert.JinaBert{end or 'Model'}" for end in QK_CLASSES}
+QK: Config = {"_name_or_path": QK_CODE, "auto_map": QK_MAP}
+SCALES = ("mup_embeddings_scale", "mup_output_alpha", "mup_width_scale", "mup_scale_qk_dot_by_d")
+JAIS_13B: Config = {"embeddings_scale": 14.6, "width_scale": 0.111, "scale_qk_dot_by_d": True}
+TIED = r"^cls\.predictions\.decoder\.weight$"
+
+ORIGINALS = {
+    "baichuan": Original(
+        family="baichuan",
+        repository="Mrgengli/baichuan_python",
+        commit="bac52bfd3a167331cd0eb283d0a3274de89b3f82",
+        folder="",
+        config="original.configuration_baichuan.BaichuanConfig",
+        model="original.modeling_baichuan.BaichuanForCausalLM",
+        cases=sizes(40, 12, 8, norm_head=False),
+        edits={"from transformers_stream_generator.main import": "from transformers import"},
+        note="Baichuan-13B-Chat's code, in a copy of its Hub repository. Loaded without its chat "
+        "function's import of transformers_stream_generator, which `from_pretrained` would ask for.",
+    ),
+    "baichuan2": Original(
+        family="baichuan",
+        repository="jrd77/Baichuan2-13B-Chat",
+        commit="d022d7264467b2c3bc483e7a3a17105dedba50b8",
+        folder="",
+        config="original.configuration_baichuan.BaichuanConfig",
+        model="original.modeling_baichuan.BaichuanForCausalLM",
+        cases=sizes(40, 12, 8),
+        note="Baichuan2-13B-Chat's code, in a copy of its Hub repository.",
+    ),
+    "refact": Original(
+        family="refact",
+        repository="sycomix/refact",
+        commit="35834bab4849ece2007af1d6ddbbb143213c1fec",
+        folder="hf",
+        packages=("hf",),
+        config="hf.configuration_gpt_refact.GPTRefactConfig",
+        model="hf.modeling_gpt_refact.GPTRefactForCausalLM",
+        cases=sizes(40, 32, 8, packed_projections=False),
+        # Its own conversion leaves this bias at zero.
+        adapt=lambda config, state: state.update({"ln_f.bias": torch.zeros_like(state["ln_f.weight"])}),
+        rows_alone=True,
+        edits={"from hf.": "from ."},
+        note="The first revision, in a copy of its authors' repository. It takes no mask of padding: padded "
+        "rows are compared with the same rows on their own. Of the present revision, which packs two pairs "
+        "of projections, only ports were found.",
+    ),
+    "replit-mpt": Original(
+        family="replit",
+        repository="replit/ReplitLM",
+        commit="f95ecb74ae02536d7f638c86502f9d17d632f64f",
+        folder="replit-code-v1-3b",
+        config="original.configuration_mpt.MPTConfig",
+        model="original.modeling_mpt.MPTForCausalLM",
+        cases={"replit v1, 32 heads": attention(32, **MHA), **MPT},
+        adapt=older_mpt,
+        note="The MPT code of replit-code-v1-3b, in the form in which it is on the Hub.",
+    ),
+    "llm-foundry": Original(
+        family="replit",
+        repository="mosaicml/llm-foundry",
+        commit="a667ebf58ea8eacaed6924363dc88053bc201507",
+        folder="llmfoundry",
+        packages=(
+            *("llmfoundry", "llmfoundry.utils", "llmfoundry.models", "llmfoundry.models.layers"),
+            *("llmfoundry.models.mpt", "llmfoundry.models.utils"),
+        ),
+        stubs=("composer", "omegaconf"),
+        config="llmfoundry.models.mpt.configuration_mpt.MPTConfig",
+        model="llmfoundry.models.mpt.modeling_mpt.MPTForCausalLM",
+        cases=MPT | GROUPED_MPT,
+        adapt=older_mpt,
+        hub=None,
+        note="MPT in v0.5.0 of the library that trained it; `replit-mpt` has the form for the Hub.",
+    ),
+    "mosaic-gpt": Original(
+        family="mosaic_gpt",
+        repository="mosaicml/examples",
+        commit="52cd4fef69497f225a034fcd10692f8613732d10",
+        folder="examples",
+        packages=(
+            *("examples", "examples.llm", "examples.llm.src", "examples.llm.src.models"),
+            *("examples.llm.src.models.layers", "examples.llm.src.models.mosaic_gpt"),
+        ),
+        stubs=("composer", "omegaconf"),
+        config="examples.llm.src.models.mosaic_gpt.configuration_mosaic_gpt.MosaicGPTConfig",
+        model="examples.llm.src.models.mosaic_gpt.mosaic_gpt.MosaicGPT",
+        cases=MOSAIC_GPT,
+        # Composer's norm is the ordinary one outside of autocast.
+        adapt=lambda config, state: config.update(low_precision_layernorm=False),
+        bool_mask=True,
+        hub=None,
+        note="v0.0.4, which mpt-1b-redpajama-200b names; `replit-lm` has the form for the Hub.",
+    ),
+    "replit-lm": Original(
+        family="mosaic_gpt",
+        repository="replit/ReplitLM",
+        commit="1a421995c10c880379f52e26b5ba495c87bac3e2",
+        folder="replit-code-v1-3b",
+        config="original.configuration_replit_lm.ReplitLMConfig",
+        model="original.replit_lm.ReplitLM",
+        cases=MOSAIC_GPT,
+        bool_mask=True,
+        hub={
+            "AutoConfig": "configuration_replit_lm.ReplitLMConfig",
+            "AutoModelForCausalLM": "replit_lm.ReplitLM",
+        },
+        note="replit-code-v1-3b as first published: a fork of MosaicGPT.",
+    ),
+    "jais": Original(
+        family="jais",
+        repository="robertalanm/text-generation-inference",
+        commit="a6099c8cf874cf8d22f11e2a792b63a4ec75f69c",
+        folder="server/text_generation_server/models/custom_modeling",
+        stubs=("text_generation_server", "loguru"),
+        cases={
+            **sizes(40, 32, 17, 12),
+            "n_inner null, sqrt(d)": Case(16, {"n_inner": None, "mup_scale_qk_dot_by_d": False}),
+            "jais-13b's keys": Case(40, {**dict.fromkeys(SCALES), **JAIS_13B}),
+            "BTLM": Case(32, {"model_type": "btlm", "architectures": ["BTLMLMHeadModel"]}),
+            "untied": Case(12, {"tie_word_embeddings": False}),
+        },
+        without=rf"wpe|lm_head|{MASKS}",
+        hub=None,
+        build=jais,
+        note="**Not the original**: modeling_jais.py and modeling_btlm.py are on the Hub only. It is put "
+        "together from transformers' GPT-2, which they are an edited copy of, and from the slopes, attention "
+        "and MLP of an unfinished port of modeling_btlm.py, run as they stand there.",
+    ),
+    "jina": Original(
+        family="jina_bert",
+        repository="roycms/jina-embeddings-v2-base-en",
+        commit="44a6b72942202ea92138683ea4bb1081477a101d",
+        folder="",
+        config="original.configuration_jbert.JBertConfig",
+        model="original.modeling_jbert.JBert{head}",
+        cases=encoders({}, "SequenceClassification"),
+        adapt=first_jina,
+        without=TIED,
+        hub={
+            "AutoConfig": "configuration_jbert.JBertConfig",
+            "AutoModelForMaskedLM": "modeling_jbert.JBertForMaskedLM",
+        },
+        note="The first code of jina-embeddings-v2-base-en, in a copy of its Hub repository. It has query, "
+        "key and value in one tensor, and gets the checkpoint's three as one.",
+    ),
+    "jina-qk": Original(
+        family="jina_bert",
+        repository="joelpaulkoch/transformers",
+        commit="dd258ce4f31c35e670b991a1fd009305bd274ac3",
+        folder="src/transformers/models/jina_bert",
+        packages=("transformers.models.jina_bert",),
+        config="transformers.models.jina_bert.configuration_jina_bert.JinaBertConfig",
+        model="transformers.models.jina_bert.modeling_jina_bert.JinaBert{head}",
+        cases={
+            **encoders(QK, "SequenceClassification", "TokenClassification", "QuestionAnswering"),
+            "reglu": Case(12, {**QK, "feed_forward_type": "reglu"}, "MaskedLM"),
+            "feed_forward_type original": Case(12, {**QK, "feed_forward_type": "original"}, "MaskedLM"),
+        },
+        adapt=ported_jina,
+        without=r"position_embeddings|layer\.\d+\.(intermediate|output)\.",
+        hub=None,
+        note="**Not the original**: a port of jina-bert-v2-qk-post-norm, proposed to transformers.",
+    ),
+    "mosaic-bert": Original(
+        family="mosaic_bert",
+        repository="mosaicml/examples",
+        commit="daddaeff7a535273ff984b0134da4839c70a45b3",
+        folder="examples/benchmarks/bert/src",
+        config="original.configuration_bert.BertConfig",
+        model="original.bert_layers.Bert{head}",
+        cases=encoders({}, "SequenceClassification"),
+        without=TIED,
+        edits={
+            "import bert_padding as bert_padding_module": "from .bert_padding import "
+            "index_first_axis, index_put_first_axis, pad_input, unpad_input, unpad_input_only",
+            "bert_padding_module.": "",
+        },
+        note="Its authors' code, of which DNABERT-2's began as a copy. Loaded with "
+        "relative imports, which a folder of code needs.",
+    ),
+}
+
+
+def setup(packages: Iterable[str], names: Iterable[str]) -> str:
+    """Shell commands that make the environment and fetch the originals' code."""
+    folder = ".venv-originals"
+    lines = [f"python3.11 -m venv {folder}", f"{folder}/bin/pip install {' '.join(packages)}"]
+    for name in names:
+        original, into = ORIGINALS[name], f"{folder}/code/{name}"
+        lines += [
+            f"git init -q {into}",
+            f"git -C {into} fetch --depth 1 https://github.com/{original.repository} {original.commit}",
+            f"GIT_LFS_SKIP_SMUDGE=1 git -C {into} checkout -q FETCH_HEAD",
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,369 @@
+"""Whether a converted model computes what the model's own code computes, and whether that code still runs.
+
+The families whose code is not in transformers have it on GitHub, written for transformers 4.2x and 4.3x. Here
+it runs under 4.33.3, in an environment of its own, on tiny random checkpoints in the original's layout; the
+converted repository (``--method none``) runs under the transformers of this environment, and the logits are
+compared in float32. Then checkpoint and original code, in one folder as on the Hub, are loaded with
+``from_pretrained`` and asked to generate: under 4.33.3, which shows that the folder is in order, and here.
+
+    python benchmarks/originals.py --setup      # prints the commands that make what the next line needs
+    python benchmarks/originals.py --code .venv-originals/code --python .venv-originals/bin/python [NAME ...]
+
+No code of theirs is in this project: original_code.py says where each is. Some of them import einops and
+accelerate, which must be in this environment too for the second part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from original_code import ORIGINALS, Config, Original, Run, State, fill, setup
+from report import clean_up_when_terminated, load, table, write
+
+PACKAGES = ("torch==2.13.0", "transformers==4.33.3", "'numpy<2'", "einops", "accelerate==0.23.0")
+ROWS, LENGTH, CACHED, NEW = (60, 43, 26), 60, 41, 12
+"""Real tokens of each row, of the longest, in the cache before single tokens follow, and to generate."""
+WAYS = ("no mask", "left padding", "right padding", "cached", "cached, left padding")
+TOLERANCE = 1e-4
+"""Largest difference, relative to the largest logit."""
+
+
+class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Modules in which every name is a class with nothing in it but what a logger is asked for."""
+
+    def __init__(self, names: tuple[str, ...]):
+        self.names = names
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
+        found = any(f"{name}.".startswith(f"{stub}.") for stub in self.names)
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if found else None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        def attribute(name: str) -> type:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (), {"warning": lambda *_: None})
+
+        module.__getattr__ = attribute  # type: ignore[method-assign]
+
+
+def named(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def runner(model: Any, head: str, bool_mask: bool = False) -> Run:
+    """``model`` as a function."""
+
+    def run(ids: torch.Tensor, mask: torch.Tensor | None, past: Any) -> tuple[torch.Tensor, Any]:
+        cache = {"past_key_values": past, "use_cache": True} if head == "CausalLM" else {}
+        output = model(ids, attention_mask=mask.bool() if bool_mask and mask is not None else mask, **cache)
+        if head == "QuestionAnswering":
+            return torch.stack([output.start_logits, output.end_logits], -1), None
+        return output[0] if head == "Model" else output.logits, getattr(output, "past_key_values", None)
+
+    return run
+
+
+def stored(folder: Path) -> tuple[Config, State]:
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config, load_file(folder / "model.safetensors")
+
+
+def original_run(original: Original, source: Path, head: str) -> Run:
+    """The original with a checkpoint's weights."""
+    config, state = stored(source)
+    original.adapt(config, state)
+    if original.build:
+        return original.build(original, config, state)
+    for key in ("auto_map", "model_type", "architectures"):
+        config.pop(key, None)
+    name = original.model.format(head=head if head == "Model" else f"For{head}")
+    model = named(name)(named(original.config)(**config)).eval()
+    fill(model, state, original.without)
+    run = runner(model, head, original.bool_mask)
+    return by_rows(run) if original.rows_alone else run
+
+
+def by_rows(run: Run) -> Run:
+    """Padded rows one by one, without their padding."""
+
+    def alone(ids: torch.Tensor, mask: torch.Tensor | None, past: Any) -> tuple[torch.Tensor, Any]:
+        if mask is None:
+            return run(ids, None, past)
+        rows = []
+        for row, real in zip(ids, mask.bool(), strict=True):
+            logits = run(row[real][None], None, None)[0][0]
+            rows.append(logits.new_zeros(len(row), logits.shape[-1]).index_put((real,), logits))
+        return torch.stack(rows), None
+
+    return alone
+
+
+def inputs() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Tokens, and the mask of each side's padding."""
+    ids = np.random.default_rng(0).integers(4, 97, size=(len(ROWS), LENGTH))
+    right = torch.tensor([[int(column < row) for column in range(LENGTH)] for row in ROWS])
+    return torch.from_numpy(ids), {"left": right.flip(1), "right": right}
+
+
+def side(way: str) -> str | None:
+    return next((side for side in ("left", "right") if side in way), None)
+
+
+def ways(original: Original, head: str) -> Iterator[str]:
+    """What the original can do; a classification reads the first slot, which padding at the left takes."""
+    for way in WAYS:
+        cached, padded = way.startswith("cached"), side(way)
+        if cached and (head != "CausalLM" or (padded and original.rows_alone)):
+            continue
+        if head != "SequenceClassification" or padded != "left":
+            yield way
+
+
+@torch.no_grad()
+def measure(run: Run, chosen: Iterable[str]) -> dict[str, np.ndarray]:
+    """What a model computes in every way; the cached ones with one token at a time after the first."""
+    ids, masks = inputs()
+    results = {}
+    for way in chosen:
+        mask, past, parts = masks.get(side(way) or ""), None, []
+        steps = range(CACHED, LENGTH + 1) if way.startswith("cached") else (LENGTH,)
+        for start, end in zip((0, *steps), steps, strict=False):
+            part, past = run(ids[:, start:end], None if mask is None else mask[:, :end], past)
+            parts.append(part)
+        results[way] = (torch.cat(parts, 1) if len(parts) > 1 else parts[0]).numpy()
+    return results
+
+
+def child_original(name: str, code: str, work: str) -> None:
+    """In the old environment: every case of an original, from WORK/N/source to WORK/N/original.npz."""
+    original = ORIGINALS[name]
+    for package in original.packages:
+        module = types.ModuleType(package)
+        below = package.removeprefix(original.packages[0]).replace(".", "/").strip("/")
+        module.__path__ = [str(Path(code, name, original.folder, below))]
+        sys.modules[package] = module
+    sys.meta_path.insert(0, Stubs(original.stubs))
+    for number, case in enumerate(original.cases.values()):
+        folder = Path(work, str(number))
+        run = original_run(original, folder / "source", case.head)
+        np.savez(folder / "original.npz", **measure(run, ways(original, case.head)))
+
+
+def child_attempt(folder: str, head: str, expected: str) -> None:
+    """In either environment: loads a folder with the original's code, and prints what came of it."""
+    wanted, ids = np.load(expected), inputs()[0]
+    step, said = "from_pretrained", []
+    try:
+        import transformers
+
+        auto = getattr(transformers, f"AutoModelFor{head}")
+        model = auto.from_pretrained(folder, trust_remote_code=True).eval()
+        said.append("loads")
+        found = model.state_dict()
+        for name, tensor in stored(Path(folder))[1].items():
+            if name not in found or not torch.equal(found[name], tensor):
+                said.append(f"{name} is NOT the stored tensor")
+        step = "forward"
+        expected_logits = wanted["no mask"]
+        with torch.no_grad():
+            logits = model(ids).logits.numpy()
+        gap = np.abs(logits - expected_logits).max() / np.abs(expected_logits).max()
+        said.append("right logits" if gap <= TOLERANCE else f"WRONG logits, off by {gap:.0%} of the largest")
+        if head == "CausalLM":
+            step = "generate"
+            right = np.array_equal(generated(model), wanted["tokens"])
+            said.append("generates the right tokens" if right else "generates WRONG tokens")
+    except Exception as error:
+        # Without the places that some messages name.
+        message = re.sub(r"\s*\(?(/[^\s/]+){2,}\)?", "", " ".join(str(error).split()))
+        said.append(f"{step}: {type(error).__name__}: {message[:200]}")
+    print("; ".join(said))
+
+
+def generated(model: Any) -> np.ndarray:
+    length = {"min_new_tokens": NEW, "max_new_tokens": NEW}
+    tokens: np.ndarray = model.generate(inputs()[0][:, :CACHED], do_sample=False, **length).numpy()
+    return tokens
+
+
+def child_versions() -> None:
+    print(", ".join(f"{package} {version(package)}" for package in ("transformers", "torch")))
+
+
+def start(python: str, *words: str | Path) -> str:
+    """The last line that this script prints as a child in an environment; the script ends if that fails."""
+    done = subprocess.run([python, __file__, "--child", *map(str, words)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{words[0]} {words[1]}:\n{done.stderr}")
+    return (done.stdout.strip().splitlines() or [""])[-1]
+
+
+def convert_all(original: Original, work: Path) -> None:
+    """Here: every case's checkpoint in WORK/N/source, and what its conversion computes in WORK/N/ours.npz."""
+    import transformers
+
+    from converter import convert
+    from tests import tiny
+
+    for number, case in enumerate(original.cases.values()):
+        folder = work / str(number)
+        factory = (tiny.FACTORIES | tiny.ENCODERS)[original.family]
+        factory(folder / "source", case.num_heads, head=case.head, **case.changes)  # type: ignore[arg-type]
+        convert(folder / "source", folder / "converted", method="none", verify=False)
+        auto = getattr(transformers, "AutoModel" if case.head == "Model" else f"AutoModelFor{case.head}")
+        model = auto.from_pretrained(folder / "converted", trust_remote_code=True).eval()
+        results = measure(runner(model, case.head), ways(original, case.head))
+        if case.head == "CausalLM":
+            results["tokens"] = generated(model)
+        np.savez(folder / "ours.npz", **results)
+
+
+def as_on_the_hub(original: Original, code: Path, source: Path, folder: Path) -> None:
+    """Checkpoint and code in one folder."""
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    config, state = stored(source)
+    original.adapt(config, state)
+    config["auto_map"] = original.hub or config["auto_map"]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    for file in (code / original.folder).glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        for old, new in original.edits.items():
+            text = text.replace(old, new)
+        (folder / file.name).write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found about an original."""
+
+    cases: int
+    worst: float
+    """Largest difference, relative to the largest logit of its case."""
+    attempts: list[str]
+    """What its own code does: in the old environment, and here."""
+    section: str
+    """Its table."""
+
+
+def examine(name: str, code: Path, python: str, work: Path) -> Outcome:
+    """Runs both sides on every case, and the original's code as it is on the Hub."""
+    original, masks = ORIGINALS[name], inputs()[1]
+    convert_all(original, work)
+    start(python, "original", name, code, work)
+    worst, rows = 0.0, []
+    for number, (title, case) in enumerate(original.cases.items()):
+        ours, theirs = (np.load(work / str(number) / f"{file}.npz") for file in ("ours", "original"))
+        largest = float(np.abs(theirs["no mask"]).max())
+        cells = dict.fromkeys(WAYS, "-")
+        for way in theirs:
+            gaps = np.abs(ours[way] - theirs[way])
+            if side(way) and case.head != "SequenceClassification":
+                gaps = gaps[masks[side(way) or ""].bool().numpy()]
+            worst = float(np.maximum(worst, gaps.max() / largest))  # which keeps a NaN
+            cells[way] = f"{gaps.max():.1e}"
+        rows.append([title, *cells.values(), f"{largest:.1f}"])
+    attempts = []
+    if original.hub is not None:
+        folder, head = work / f"hub-{name}", next(iter(original.cases.values())).head
+        as_on_the_hub(original, code / name, work / "0" / "source", folder)
+        attempts = [
+            start(each, "attempt", folder, head, work / "0" / "ours.npz") for each in (python, sys.executable)
+        ]
+    link = f"https://github.com/{original.repository}/tree/{original.commit}/{original.folder}".rstrip("/")
+    about = (
+        f"[{original.repository}]({link}), checkpoints of tests/tiny/{original.family}.py. {original.note}"
+    )
+    return Outcome(
+        len(rows), worst, attempts, f"## {name}\n\n{about}\n\n{table(('', *WAYS, 'largest logit'), rows)}"
+    )
+
+
+def sections(outcomes: Mapping[str, Outcome], old: str, new: str) -> list[str]:
+    """The results in Markdown."""
+    overview = [[name, str(found.cases), f"{found.worst:.1e}"] for name, found in outcomes.items()]
+    code = []
+    for name, found in outcomes.items():
+        code.append(f"* {name}" + ("" if found.attempts else ": not tried, see below"))
+        code += [f"    * {where}: {said}" for where, said in zip((old, new), found.attempts, strict=False)]
+    return [
+        f"The originals ran under {old}, the converted models under {new}: largest differences of the logits "
+        f"in float32, tiny random weights, {len(ROWS)} rows of {LENGTH} tokens. Padded: the "
+        f"{', '.join(map(str, ROWS))} real ones are compared. Cached: {CACHED} tokens at once, then one at a "
+        "time. The last column is there to judge the others by.",
+        table(("original", "cases", "largest difference / largest logit"), overview),
+        "## The original code by `from_pretrained` and `generate`\n\nOf the first case, with code and "
+        "weights in one folder and `trust_remote_code=True`; right is what the converted model gives.\n\n"
+        + "\n".join(code),
+        *(found.section for found in outcomes.values()),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Converted models against the models' own code.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ORIGINALS)} (default: all)")
+    parser.add_argument("--code", type=Path, help="folder in which each original's repository has its name")
+    parser.add_argument("--python", help="interpreter of the environment with transformers 4.33.3")
+    parser.add_argument("--setup", action="store_true", help="print the commands that make these two")
+    parser.add_argument(
+        "--write", action="store_true", help="write results/originals.md, or -NAME.md for some"
+    )
+    arguments = parser.parse_args()
+    names = arguments.names or list(ORIGINALS)
+    if unknown := set(names) - set(ORIGINALS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    if arguments.setup:
+        print(setup(PACKAGES, names))
+        return 0
+    if not (arguments.code and arguments.python):
+        parser.error("--code and --python are needed; --setup tells how to make them")
+    clean_up_when_terminated()
+    busy, outcomes = load(), {}
+    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-") as work:
+        # The code of a folder is cached under a name; a cache of our own is never stale.
+        os.environ |= {"HF_MODULES_CACHE": f"{work}/modules", "HF_HUB_OFFLINE": "1"}
+        for name in names:
+            print(f"{name} ...", file=sys.stderr)
+            outcomes[name] = examine(name, arguments.code.resolve(), arguments.python, Path(work, name))
+        found = sections(outcomes, start(arguments.python, "versions"), start(sys.executable, "versions"))
+    print("\n\n".join(found))
+    if arguments.write:
+        file = "-".join(["originals", *arguments.names])
+        print(f"\nwritten: {write(file, 'Converted models against the original code', found, busy).name}")
+    return int(not all(outcome.worst <= TOLERANCE for outcome in outcomes.values()))
+
+
+CHILDREN: dict[str, Callable[..., None]] = {
+    "original": child_original,
+    "attempt": child_attempt,
+    "versions": child_versions,
+}
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        CHILDREN[sys.argv[2]](*sys.argv[3:])
+    else:
+        sys.exit(main())

@@ -14,13 +14,12 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
     CausalLMOutputWithPast,
-    QuestionAnsweringModelOutput,
     SequenceClassifierOutputWithPast,
-    TokenClassifierOutput,
 )
 from transformers.utils import logging
 
 from .ntk_alibi import Alibi, plan_attention
+from .ntk_heads import Head, QuestionAnswering, TokenClassification
 
 logger = logging.get_logger(__name__)
 
@@ -121,7 +120,7 @@ class AlibiDecoder:
         return output if return_dict else output.to_tuple()
 
 
-class Head:
+class DecoderHead(Head):
     """Mixin for a trunk with a head; ``trunk_class`` is the family's trunk."""
 
     trunk_class: type
@@ -137,11 +136,8 @@ class Head:
         kwargs = {**kwargs, "return_dict": True}
         return self.base_model(input_ids, **kwargs)
 
-    def wants_dict(self, return_dict: bool | None) -> bool:
-        return self.config.return_dict if return_dict is None else return_dict
 
-
-class CausalLMHead(Head):
+class CausalLMHead(DecoderHead):
     """Next-token logits [B, Q, vocabulary] from a linear layer, tied to the embeddings if configured."""
 
     def add_head(self, config: Any) -> None:
@@ -217,7 +213,7 @@ class CausalLMHead(Head):
         return output if self.wants_dict(return_dict) else output.to_tuple()
 
 
-class SequenceClassificationHead(Head):
+class SequenceClassificationHead(DecoderHead):
     """Scores [B, labels] of each row's last token that is not padding."""
 
     def add_head(self, config: Any) -> None:
@@ -264,86 +260,10 @@ class SequenceClassificationHead(Head):
         )
         return output if self.wants_dict(return_dict) else output.to_tuple()
 
-    def classification_loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        problem = self.config.problem_type
-        if problem is None:
-            if self.num_labels == 1:
-                problem = "regression"
-            else:
-                whole = labels.dtype in (torch.long, torch.int)
-                problem = "single_label_classification" if whole else "multi_label_classification"
-            self.config.problem_type = problem
-        if problem == "regression":
-            return F.mse_loss(scores.flatten(), labels.flatten())
-        if problem == "single_label_classification":
-            return F.cross_entropy(scores, labels)
-        return F.binary_cross_entropy_with_logits(scores, labels)
+
+class TokenClassificationHead(TokenClassification, DecoderHead):
+    """Scores of every token."""
 
 
-class TokenClassificationHead(Head):
-    """Scores [B, Q, labels] of every token."""
-
-    def add_head(self, config: Any) -> None:
-        rate = getattr(config, "classifier_dropout", None)
-        rate = getattr(config, "hidden_dropout", None) if rate is None else rate
-        self.dropout = nn.Dropout(0.1 if rate is None else rate)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        labels: torch.Tensor | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
-    ) -> tuple | TokenClassifierOutput:
-        """Runs trunk and head; arguments as the trunk's, and ``labels`` [B, Q] class indices."""
-        trunk = self.run_trunk(input_ids, kwargs)
-        scores = self.classifier(self.dropout(trunk.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(scores.flatten(0, 1), labels.to(scores.device).flatten())
-        output = TokenClassifierOutput(
-            loss=loss, logits=scores, hidden_states=trunk.hidden_states, attentions=trunk.attentions
-        )
-        return output if self.wants_dict(return_dict) else output.to_tuple()
-
-
-class QuestionAnsweringHead(Head):
-    """Scores [B, Q] of every token as the answer's start and as its end."""
-
-    def add_head(self, config: Any) -> None:
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
-
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        start_positions: torch.LongTensor | None = None,
-        end_positions: torch.LongTensor | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
-    ) -> tuple | QuestionAnsweringModelOutput:
-        """Runs trunk and head; arguments as the trunk's, and:
-
-        Args:
-            start_positions, end_positions: [B] token indices of the answer; one beyond the sequence
-                means that the row has none and adds nothing to the loss.
-        """
-        trunk = self.run_trunk(input_ids, kwargs)
-        start, end = self.qa_outputs(trunk.last_hidden_state).unbind(-1)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            beyond = start.shape[1]
-            first, last = (
-                target.to(start.device).reshape(-1).clamp(0, beyond)
-                for target in (start_positions, end_positions)
-            )
-            loss = F.cross_entropy(start, first, ignore_index=beyond)
-            loss = (loss + F.cross_entropy(end, last, ignore_index=beyond)) / 2
-        output = QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start,
-            end_logits=end,
-            hidden_states=trunk.hidden_states,
-            attentions=trunk.attentions,
-        )
-        return output if self.wants_dict(return_dict) else output.to_tuple()
+class QuestionAnsweringHead(QuestionAnswering, DecoderHead):
+    """Scores of every token as an answer's start and end."""

@@ -17,12 +17,11 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
     MaskedLMOutput,
-    QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
-    TokenClassifierOutput,
 )
 
 from .ntk_alibi import Alibi
+from .ntk_heads import Head, QuestionAnswering, TokenClassification
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
 
 
@@ -269,7 +268,7 @@ def mean_pooling(hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> t
     return (hidden_states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
 
-class Head:
+class EncoderHead(Head):
     """Mixin for a trunk with a head; ``trunk_class`` is the family's trunk."""
 
     trunk_class: type
@@ -286,13 +285,6 @@ class Head:
     def run_trunk(self, input_ids: Any, kwargs: dict) -> BaseModelOutputWithPooling:
         trunk = getattr(self, self.base_model_prefix)
         return trunk(input_ids, **{**kwargs, "return_dict": True})
-
-    def wants_dict(self, return_dict: bool | None) -> bool:
-        return self.config.return_dict if return_dict is None else return_dict
-
-    def add_dropout(self, config: Any) -> None:
-        rate = config.classifier_dropout
-        self.dropout = nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
 
 
 class PredictionTransform(nn.Module):
@@ -328,7 +320,7 @@ class MaskedLMModule(nn.Module):
         self.predictions = predictions
 
 
-class MaskedLMHead(Head):
+class MaskedLMHead(EncoderHead):
     """Logits [B, L, vocabulary] of the token in each place; the decoder is tied if configured."""
 
     def predictions(self, config: Any) -> Predictions:
@@ -371,7 +363,7 @@ class MaskedLMHead(Head):
         return output if self.wants_dict(return_dict) else output.to_tuple()
 
 
-class SequenceClassificationHead(Head):
+class SequenceClassificationHead(EncoderHead):
     """Scores [B, labels] of each row, from the pooled first token."""
 
     pools = True
@@ -403,84 +395,10 @@ class SequenceClassificationHead(Head):
         )
         return output if self.wants_dict(return_dict) else output.to_tuple()
 
-    def classification_loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        problem = self.config.problem_type
-        if problem is None:
-            if self.num_labels == 1:
-                problem = "regression"
-            else:
-                whole = labels.dtype in (torch.long, torch.int)
-                problem = "single_label_classification" if whole else "multi_label_classification"
-            self.config.problem_type = problem
-        if problem == "regression":
-            return F.mse_loss(scores.flatten(), labels.flatten())
-        if problem == "single_label_classification":
-            return F.cross_entropy(scores, labels)
-        return F.binary_cross_entropy_with_logits(scores, labels)
+
+class TokenClassificationHead(TokenClassification, EncoderHead):
+    """Scores of every token."""
 
 
-class TokenClassificationHead(Head):
-    """Scores [B, L, labels] of every token."""
-
-    def add_head(self, config: Any) -> None:
-        self.add_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        labels: torch.Tensor | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
-    ) -> tuple | TokenClassifierOutput:
-        """Runs trunk and head; arguments as the trunk's, and ``labels`` [B, L] class indices."""
-        trunk = self.run_trunk(input_ids, kwargs)
-        scores = self.classifier(self.dropout(trunk.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(scores.flatten(0, 1), labels.to(scores.device).flatten())
-        output = TokenClassifierOutput(
-            loss=loss, logits=scores, hidden_states=trunk.hidden_states, attentions=trunk.attentions
-        )
-        return output if self.wants_dict(return_dict) else output.to_tuple()
-
-
-class QuestionAnsweringHead(Head):
-    """Scores [B, L] of every token as the answer's start and as its end."""
-
-    def add_head(self, config: Any) -> None:
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
-
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        start_positions: torch.LongTensor | None = None,
-        end_positions: torch.LongTensor | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
-    ) -> tuple | QuestionAnsweringModelOutput:
-        """Runs trunk and head; arguments as the trunk's, and:
-
-        Args:
-            start_positions, end_positions: [B] token indices of the answer; one beyond the sequence
-                means that the row has none and adds nothing to the loss.
-        """
-        trunk = self.run_trunk(input_ids, kwargs)
-        start, end = self.qa_outputs(trunk.last_hidden_state).unbind(-1)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            beyond = start.shape[1]
-            first, last = (
-                target.to(start.device).reshape(-1).clamp(0, beyond)
-                for target in (start_positions, end_positions)
-            )
-            loss = F.cross_entropy(start, first, ignore_index=beyond)
-            loss = (loss + F.cross_entropy(end, last, ignore_index=beyond)) / 2
-        output = QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start,
-            end_logits=end,
-            hidden_states=trunk.hidden_states,
-            attentions=trunk.attentions,
-        )
-        return output if self.wants_dict(return_dict) else output.to_tuple()
+class QuestionAnsweringHead(QuestionAnswering, EncoderHead):
+    """Scores of every token as an answer's start and end."""

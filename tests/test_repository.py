@@ -114,6 +114,7 @@ def test_files(make_source: MakeSource, tmp_path: Path, family: str) -> None:
         f"configuration_ntk_{family}.py",
         f"modeling_ntk_{family}.py",
         "ntk_decoder.py",
+        "ntk_heads.py",
         "ntk_alibi.py",
     }
     verbatim = {

@@ -126,6 +126,7 @@ class Family:
             f"configuration_ntk_{self.name}.py",
             f"modeling_ntk_{self.name}.py",
             f"ntk_{self.kind}.py",
+            "ntk_heads.py",
             *symmetric,
             "ntk_alibi.py",
         )

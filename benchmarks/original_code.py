@@ -224,8 +224,6 @@ ORIGINALS = {
         config="hf.configuration_gpt_refact.GPTRefactConfig",
         model="hf.modeling_gpt_refact.GPTRefactForCausalLM",
         cases=sizes(40, 32, 8, packed_projections=False),
-        # Its own conversion leaves this bias at zero.
-        adapt=lambda config, state: state.update({"ln_f.bias": torch.zeros_like(state["ln_f.weight"])}),
         rows_alone=True,
         edits={"from hf.": "from ."},
         note="The first revision, in a copy of its authors' repository. It takes no mask of padding: padded "

@@ -13,10 +13,10 @@ from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
-    QuestionAnsweringHead,
+    DecoderHead,
     SequenceClassificationHead,
-    TokenClassificationHead,
 )
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 
 
 class NtkBaichuanRMSNorm(nn.Module):
@@ -149,9 +149,9 @@ class NtkBaichuanForSequenceClassification(SequenceClassificationHead, NtkBaichu
     trunk_class = NtkBaichuanModel
 
 
-class NtkBaichuanForTokenClassification(TokenClassificationHead, NtkBaichuanPreTrainedModel):
+class NtkBaichuanForTokenClassification(TokenClassificationHead, DecoderHead, NtkBaichuanPreTrainedModel):
     trunk_class = NtkBaichuanModel
 
 
-class NtkBaichuanForQuestionAnswering(QuestionAnsweringHead, NtkBaichuanPreTrainedModel):
+class NtkBaichuanForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkBaichuanPreTrainedModel):
     trunk_class = NtkBaichuanModel

@@ -13,10 +13,10 @@ from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
-    QuestionAnsweringHead,
+    DecoderHead,
     SequenceClassificationHead,
-    TokenClassificationHead,
 )
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 
 
 class NtkBloomAttention(AlibiAttention):
@@ -108,9 +108,9 @@ class NtkBloomForSequenceClassification(SequenceClassificationHead, NtkBloomPreT
     trunk_class = NtkBloomModel
 
 
-class NtkBloomForTokenClassification(TokenClassificationHead, NtkBloomPreTrainedModel):
+class NtkBloomForTokenClassification(TokenClassificationHead, DecoderHead, NtkBloomPreTrainedModel):
     trunk_class = NtkBloomModel
 
 
-class NtkBloomForQuestionAnswering(QuestionAnsweringHead, NtkBloomPreTrainedModel):
+class NtkBloomForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkBloomPreTrainedModel):
     trunk_class = NtkBloomModel

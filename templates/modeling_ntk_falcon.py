@@ -14,10 +14,10 @@ from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
-    QuestionAnsweringHead,
+    DecoderHead,
     SequenceClassificationHead,
-    TokenClassificationHead,
 )
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 
 
 class NtkFalconAttention(AlibiAttention):
@@ -135,9 +135,9 @@ class NtkFalconForSequenceClassification(SequenceClassificationHead, NtkFalconPr
     trunk_class = NtkFalconModel
 
 
-class NtkFalconForTokenClassification(TokenClassificationHead, NtkFalconPreTrainedModel):
+class NtkFalconForTokenClassification(TokenClassificationHead, DecoderHead, NtkFalconPreTrainedModel):
     trunk_class = NtkFalconModel
 
 
-class NtkFalconForQuestionAnswering(QuestionAnsweringHead, NtkFalconPreTrainedModel):
+class NtkFalconForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkFalconPreTrainedModel):
     trunk_class = NtkFalconModel

@@ -14,10 +14,10 @@ from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
-    QuestionAnsweringHead,
+    DecoderHead,
     SequenceClassificationHead,
-    TokenClassificationHead,
 )
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 
 
 def softmax_scale(config: NtkJaisConfig) -> float:
@@ -119,9 +119,9 @@ class NtkJaisForSequenceClassification(SequenceClassificationHead, NtkJaisPreTra
     trunk_class = NtkJaisModel
 
 
-class NtkJaisForTokenClassification(TokenClassificationHead, NtkJaisPreTrainedModel):
+class NtkJaisForTokenClassification(TokenClassificationHead, DecoderHead, NtkJaisPreTrainedModel):
     trunk_class = NtkJaisModel
 
 
-class NtkJaisForQuestionAnswering(QuestionAnsweringHead, NtkJaisPreTrainedModel):
+class NtkJaisForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkJaisPreTrainedModel):
     trunk_class = NtkJaisModel

@@ -11,16 +11,16 @@ from .ntk_alibi import Alibi, stock_slopes
 from .ntk_encoder import (
     AlibiEncoder,
     EncoderAttention,
+    EncoderHead,
     EncoderOutput,
     GatedMLP,
     MaskedLMHead,
     Predictions,
-    QuestionAnsweringHead,
     SentenceEncoding,
     SequenceClassificationHead,
-    TokenClassificationHead,
     layer_norm,
 )
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 
 GATES = {"geglu": "gelu", "reglu": "relu"}
@@ -152,9 +152,9 @@ class NtkJinaBertForSequenceClassification(SequenceClassificationHead, NtkJinaBe
     trunk_class = NtkJinaBertModel
 
 
-class NtkJinaBertForTokenClassification(TokenClassificationHead, NtkJinaBertPreTrainedModel):
+class NtkJinaBertForTokenClassification(TokenClassificationHead, EncoderHead, NtkJinaBertPreTrainedModel):
     trunk_class = NtkJinaBertModel
 
 
-class NtkJinaBertForQuestionAnswering(QuestionAnsweringHead, NtkJinaBertPreTrainedModel):
+class NtkJinaBertForQuestionAnswering(QuestionAnsweringHead, EncoderHead, NtkJinaBertPreTrainedModel):
     trunk_class = NtkJinaBertModel

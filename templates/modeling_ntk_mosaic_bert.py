@@ -10,13 +10,13 @@ from .ntk_alibi import Alibi, stock_slopes
 from .ntk_encoder import (
     AlibiEncoder,
     EncoderAttention,
+    EncoderHead,
     GatedMLP,
     MaskedLMHead,
     Predictions,
-    QuestionAnsweringHead,
     SequenceClassificationHead,
-    TokenClassificationHead,
 )
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 
 PREDICTION_EPSILON = 1e-12
@@ -79,9 +79,9 @@ class NtkMosaicBertForSequenceClassification(SequenceClassificationHead, NtkMosa
     trunk_class = NtkMosaicBertModel
 
 
-class NtkMosaicBertForTokenClassification(TokenClassificationHead, NtkMosaicBertPreTrainedModel):
+class NtkMosaicBertForTokenClassification(TokenClassificationHead, EncoderHead, NtkMosaicBertPreTrainedModel):
     trunk_class = NtkMosaicBertModel
 
 
-class NtkMosaicBertForQuestionAnswering(QuestionAnsweringHead, NtkMosaicBertPreTrainedModel):
+class NtkMosaicBertForQuestionAnswering(QuestionAnsweringHead, EncoderHead, NtkMosaicBertPreTrainedModel):
     trunk_class = NtkMosaicBertModel

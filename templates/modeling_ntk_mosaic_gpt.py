@@ -13,10 +13,10 @@ from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
-    QuestionAnsweringHead,
+    DecoderHead,
     SequenceClassificationHead,
-    TokenClassificationHead,
 )
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 
 
 def plain_slopes(config: NtkMosaicGptConfig) -> list[float]:
@@ -136,9 +136,9 @@ class NtkMosaicGptForSequenceClassification(SequenceClassificationHead, NtkMosai
     trunk_class = NtkMosaicGptModel
 
 
-class NtkMosaicGptForTokenClassification(TokenClassificationHead, NtkMosaicGptPreTrainedModel):
+class NtkMosaicGptForTokenClassification(TokenClassificationHead, DecoderHead, NtkMosaicGptPreTrainedModel):
     trunk_class = NtkMosaicGptModel
 
 
-class NtkMosaicGptForQuestionAnswering(QuestionAnsweringHead, NtkMosaicGptPreTrainedModel):
+class NtkMosaicGptForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkMosaicGptPreTrainedModel):
     trunk_class = NtkMosaicGptModel

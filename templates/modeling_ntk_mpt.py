@@ -13,10 +13,10 @@ from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
-    QuestionAnsweringHead,
+    DecoderHead,
     SequenceClassificationHead,
-    TokenClassificationHead,
 )
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 
 
 def softmax_scale(config: NtkMptConfig) -> float:
@@ -155,9 +155,9 @@ class NtkMptForSequenceClassification(SequenceClassificationHead, NtkMptPreTrain
     trunk_class = NtkMptModel
 
 
-class NtkMptForTokenClassification(TokenClassificationHead, NtkMptPreTrainedModel):
+class NtkMptForTokenClassification(TokenClassificationHead, DecoderHead, NtkMptPreTrainedModel):
     trunk_class = NtkMptModel
 
 
-class NtkMptForQuestionAnswering(QuestionAnsweringHead, NtkMptPreTrainedModel):
+class NtkMptForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkMptPreTrainedModel):
     trunk_class = NtkMptModel

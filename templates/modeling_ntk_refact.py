@@ -14,10 +14,10 @@ from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
-    QuestionAnsweringHead,
+    DecoderHead,
     SequenceClassificationHead,
-    TokenClassificationHead,
 )
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 
 # The MLP's width is a multiple of this.
 MULTIPLE = 256
@@ -142,9 +142,11 @@ class NtkRefactForSequenceClassification(FinalNorm, SequenceClassificationHead, 
     trunk_class = NtkRefactModel
 
 
-class NtkRefactForTokenClassification(FinalNorm, TokenClassificationHead, NtkRefactPreTrainedModel):
+class NtkRefactForTokenClassification(
+    FinalNorm, TokenClassificationHead, DecoderHead, NtkRefactPreTrainedModel
+):
     trunk_class = NtkRefactModel
 
 
-class NtkRefactForQuestionAnswering(FinalNorm, QuestionAnsweringHead, NtkRefactPreTrainedModel):
+class NtkRefactForQuestionAnswering(FinalNorm, QuestionAnsweringHead, DecoderHead, NtkRefactPreTrainedModel):
     trunk_class = NtkRefactModel

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import logging
 
 from .ntk_alibi import Alibi, plan_attention
-from .ntk_heads import Head, QuestionAnswering, TokenClassification
+from .ntk_heads import Head
 
 logger = logging.get_logger(__name__)
 
@@ -259,11 +259,3 @@ class SequenceClassificationHead(DecoderHead):
             attentions=trunk.attentions,
         )
         return output if self.wants_dict(return_dict) else output.to_tuple()
-
-
-class TokenClassificationHead(TokenClassification, DecoderHead):
-    """Scores of every token."""
-
-
-class QuestionAnsweringHead(QuestionAnswering, DecoderHead):
-    """Scores of every token as an answer's start and end."""

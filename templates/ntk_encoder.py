@@ -21,7 +21,7 @@ from transformers.modeling_outputs import (
 )
 
 from .ntk_alibi import Alibi
-from .ntk_heads import Head, QuestionAnswering, TokenClassification
+from .ntk_heads import Head
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
 
 
@@ -394,11 +394,3 @@ class SequenceClassificationHead(EncoderHead):
             attentions=trunk.attentions,
         )
         return output if self.wants_dict(return_dict) else output.to_tuple()
-
-
-class TokenClassificationHead(TokenClassification, EncoderHead):
-    """Scores of every token."""
-
-
-class QuestionAnsweringHead(QuestionAnswering, EncoderHead):
-    """Scores of every token as an answer's start and end."""

@@ -1,4 +1,8 @@
-"""What the heads of decoders and encoders have in common: classes that a head of either kind builds on."""
+"""What the heads of decoders and encoders have in common, and the two that are the same for both.
+
+A family's modeling file names this file itself, although it also comes with the decoders' or the
+encoders': transformers 4.57 loads no more of a local repository than what that file names.
+"""
 
 from typing import Any
 
@@ -37,7 +41,7 @@ class Head:
         return F.binary_cross_entropy_with_logits(scores, labels)
 
 
-class TokenClassification:
+class TokenClassificationHead:
     """Scores [B, tokens, labels] of every token."""
 
     def add_head(self, config: Any) -> None:
@@ -63,7 +67,7 @@ class TokenClassification:
         return output if self.wants_dict(return_dict) else output.to_tuple()
 
 
-class QuestionAnswering:
+class QuestionAnsweringHead:
     """Scores [B, tokens] of every token as the answer's start and as its end."""
 
     def add_head(self, config: Any) -> None:

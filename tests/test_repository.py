@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -412,3 +413,12 @@ def test_a_scaling_that_the_source_has_is_named(tmp_path: Path, own: Any) -> Non
     note = 'own alibi_scaling {"type": "linear", "factor": 2.0} is replaced, not multiplied'
     assert any(note in line for line in result.notes) == (own is not None)
     assert (note in (tmp_path / "out" / "README.md").read_text()) == (own is not None)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_the_modeling_file_names_all_the_code_that_it_comes_with(family: Any) -> None:
+    """transformers 4.57 loads no more of a local repository than what that file names."""
+    text = (ROOT / "templates" / f"modeling_ntk_{family.name}.py").read_text(encoding="utf-8")
+    named = set(re.findall(r"^from \.(\w+) import", text, re.MULTILINE))
+    own = f"modeling_ntk_{family.name}.py"
+    assert {f"{module}.py" for module in named} == set(family.templates) - {own}

@@ -1,0 +1,69 @@
+"""A converted JinaBERT in the real sentence-transformers: embeddings are means of the reference's states."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer
+
+from converter import convert
+from tests import tiny
+from tests.patched import SCALINGS, config_of
+from tests.reference import ENCODERS as REFERENCES
+from tests.test_encoders import QK
+
+TEXTS = [
+    "w5 w6 w7",
+    " ".join(f"w{4 + index % 90}" for index in range(70)),
+    "w9",
+]
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+]
+
+
+def source(folder: Path, **changes: Any) -> Path:
+    """A checkpoint with what jinaai/jina-embeddings-v2 repositories have for sentence-transformers."""
+    tiny.ENCODERS["jina_bert"](folder, 4, head="Model", **changes)
+    (folder / "1_Pooling").mkdir()
+    for name, content in {
+        "modules.json": MODULES,
+        "sentence_bert_config.json": {"max_seq_length": 100, "do_lower_case": False},
+        "config_sentence_transformers.json": {"__version__": {"sentence_transformers": "2.2.2"}},
+        "1_Pooling/config.json": {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True},
+    }.items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("changes", [{}, QK], ids=["plain", "qk-post-norm"])
+@pytest.mark.parametrize("scaling", ["none", "ntk", "ntk-length"])
+def test_embeddings(tmp_path: Path, scaling: str, changes: dict[str, Any]) -> None:
+    result = convert(source(tmp_path / "source", **changes), tmp_path / "out", **SCALINGS[scaling])
+    assert result.notes == []
+    encoder = SentenceTransformer(str(tmp_path / "out"), trust_remote_code=True, device="cpu")
+    assert encoder.max_seq_length == 100
+    found = encoder.encode(TEXTS)
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    batch = tokenizer(TEXTS, padding=True, return_tensors="np")
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    assert mask.sum(1).tolist() == [4, 71, 2]
+    _, tensors = tiny.read(tmp_path / "out")
+    hidden = REFERENCES["jina_bert"].trunk(config_of(tmp_path / "out"), tensors, ids, mask).hidden
+    expected = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+    if scaling == "ntk-length":
+        # A row's length is its own, whatever else is in the batch.
+        assert np.abs(encoder.encode(TEXTS[:1]) - found[:1]).max() < 1e-4
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max() + 1e-5
+
+    model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    with torch.no_grad():
+        assert np.abs(model.encode(TEXTS) - found).max() < 1e-4

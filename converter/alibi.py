@@ -107,13 +107,15 @@ class AlibiRecipe:
 
     @property
     def notes(self) -> Sequence[str]:
+        doubt = self.family.doubt(self.config)
+        notes = [] if doubt is None else [doubt]
         own = self.config.get("alibi_scaling") if self.family.own_scaling else None
-        if own is None:
-            return ()
-        return (
-            f"the source's own alibi_scaling {json.dumps(own)} is replaced, not multiplied: the slopes are "
-            "scaled from those that the checkpoint stores",
-        )
+        if own is not None:
+            notes.append(
+                f"the source's own alibi_scaling {json.dumps(own)} is replaced, not multiplied: the slopes "
+                "are scaled from those that the checkpoint stores"
+            )
+        return notes
 
     def words(self, scaling: Scaling, trained: TrainLength, config: Config) -> Words:
         return alibi_words(self.family, scaling, config)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from converter import convert
 from converter.errors import SourceError, UnsupportedModel
 from converter.families import check, recognise
 from converter.families.mosaic_gpt import FAMILY
@@ -101,3 +103,10 @@ def test_the_original_refuses_longer_inputs_so_the_limit_is_raised() -> None:
 
 def test_an_mpt_is_not_taken_for_one() -> None:
     assert recognise({"model_type": "mpt"}).name == "mpt"
+
+
+@pytest.mark.parametrize(("heads", "doubted"), [(4, False), (12, True), (16, False)])
+def test_slopes_that_the_config_leaves_open_are_named(tmp_path: Path, heads: int, doubted: bool) -> None:
+    source = tiny.FACTORIES["mosaic_gpt"](tmp_path / "source", heads)
+    result = convert(source, tmp_path / "out", scale=2, verify=False)
+    assert any(f"with {heads} heads, no power of two" in note for note in result.notes) == doubted

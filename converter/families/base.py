@@ -110,6 +110,8 @@ class Family:
     """Whether transformers has classes of its own for this family, called ``<camel>Model`` and so on."""
     stock_unfit: Callable[[Config], str | None] = lambda config: None
     """Why transformers' own class computes this checkpoint wrongly, or None if it is right."""
+    doubt: Callable[[Config], str | None] = lambda config: None
+    """What the config of a checkpoint that is converted leaves open, for its users to know."""
     examples: tuple[str, ...] = field(default=())
     """Hub ids for the documentation's table."""
 

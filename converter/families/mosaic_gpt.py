@@ -101,6 +101,16 @@ def normalise(config: Config) -> dict[str, Any]:
     return respelled(config, SPELLINGS)
 
 
+def doubt(config: Config) -> str | None:
+    heads = geometry(config).num_heads
+    if heads & (heads - 1) == 0:
+        return None
+    return (
+        f"with {heads} heads, no power of two, the slopes depend on the age of the code that trained the "
+        "model, which config.json does not tell: taken for older than April 25, 2023 (mosaicml/examples #307)"
+    )
+
+
 FAMILY = Family(
     name="mosaic_gpt",
     title="MosaicGPT",
@@ -123,5 +133,6 @@ FAMILY = Family(
     embeddings="wte.weight",
     tokenizer_class="GPTNeoXTokenizerFast",
     stock=False,
+    doubt=doubt,
     examples=("mosaicml/mpt-1b-redpajama-200b", "mosaicml/mpt-1b-redpajama-200b-dolly"),
 )

@@ -119,7 +119,7 @@ def test_refused(changes: dict[str, Any], words: str) -> None:
 
 
 def test_what_does_not_change_the_network_is_accepted() -> None:
-    check(published(reorder_and_upcast_attn=True, add_cross_attention=None, scale_attn_weights=None))
+    check(published(reorder_and_upcast_attn=True, add_cross_attention=None))
     check(published(alibi_scaling={"type": "linear", "factor": 2.0}))
 
 

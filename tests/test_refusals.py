@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from converter import convert
+from tests import tiny
 from tests.conftest import Run, edit_json
 
 SCALE = ("--scale", "2")
@@ -351,3 +353,45 @@ def test_disk_fills_while_writing(
     monkeypatch.delattr(os, "copy_file_range", raising=False)
     monkeypatch.setattr(os, "write", full)
     assert "No space left on device; free some space" in refused(source, *SCALE, "--no-verify")
+
+
+# Found by changing every option of the originals' configs beside the originals themselves.
+SILENT = {
+    "a scaling that the code does not read": ("bloom", {"alibi_scaling": {"factor": 2}}, "does not read"),
+    "a scaling of a rewritten JinaBERT": ("jina_bert", {"alibi_scaling": 4}, "which JinaBERT does not"),
+    "another JinaBERT": (
+        "jina_bert",
+        {"auto_map": {"AutoModel": "my_rewrite.JinaBertModel"}},
+        "not JinaBERT's own code",
+    ),
+    "the first JinaBERT": ("jina_bert", {"architectures": ["JBertForMaskedLM"]}, "first revision"),
+    "an epsilon that llm-foundry ignores": ("replit", {"layer_norm_epsilon": 0.3}, "spell it norm_eps"),
+    "a residual of newer llm-foundry": ("mpt", {"residual_coeff": 0.5}, "residual_coeff is 0.5"),
+    "biases of newer llm-foundry": ("mpt", {"attention_bias": True}, "attention_bias is True"),
+    "a null that is false": ("jais", {"scale_attn_weights": ...}, "scale_attn_weights is None"),
+}
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_what_would_be_silently_wrong_is_refused(
+    refused: Callable[..., str], tmp_path: Path, case: str
+) -> None:
+    family, changes, message = SILENT[case]
+    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4)
+    path = source / "config.json"
+    changes = {key: None if value is ... else value for key, value in changes.items()}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert message in refused(source, *SCALE, "--out", tmp_path / "out")
+
+
+def test_options_that_the_originals_ignore_change_nothing(tmp_path: Path) -> None:
+    for family, factory in (("mosaic_gpt", tiny.FACTORIES), ("mosaic_bert", tiny.ENCODERS)):
+        source = factory[family](tmp_path / family, 4, tie_word_embeddings=None)
+        convert(source, tmp_path / f"{family}-out", scale=2)
+        config = json.loads((tmp_path / f"{family}-out" / "config.json").read_text())
+        assert config["tie_word_embeddings"] is True
+
+
+def test_a_scale_that_the_stock_class_ignores_is_named(tmp_path: Path) -> None:
+    result = convert(tiny.mpt(tmp_path / "source", 4, logit_scale=0.5), tmp_path / "out", scale=2)
+    assert any("logit_scale 0.5 is honoured" in note for note in result.notes)

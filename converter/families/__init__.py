@@ -83,6 +83,11 @@ def check(config: Config) -> Family:
     """
     family = recognise(config)
     check_convertible(config)
+    if config.get("alibi_scaling") is not None and not family.own_scaling:
+        raise UnsupportedModel(
+            f"config.json has alibi_scaling {config['alibi_scaling']!r}, which {family.title} does not read; "
+            "if the model was trained without it, remove it, else it is not known what it computes"
+        )
     family.check(config)
     family.architectures(config)
     family.geometry(config)

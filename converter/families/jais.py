@@ -85,8 +85,9 @@ def check(config: Config) -> None:
             "has no ALiBi, so it has no slopes to scale; no conversion can lengthen it"
         )
     for key, (wanted, default) in OPTIONS.items():
-        value = default if config.get(key) is None else config[key]
-        if value != wanted:
+        value = config.get(key, default)
+        # A null, which is false to the code, is none of the values that only true stands for.
+        if (value or False) != wanted:
             raise UnsupportedModel(
                 f"{key} is {value!r}; only a JAIS or BTLM with {wanted!r} can be converted"
             )

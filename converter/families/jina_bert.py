@@ -25,6 +25,7 @@ Facts, and where they are from:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -37,14 +38,30 @@ FEED_FORWARD = ("geglu", "reglu", "original")
 QK_CODE = "qk-post-norm"
 
 
+KNOWN_CODE = re.compile(r"(^|--)modeling_bert\.JinaBert\w+$")
+FIRST = "JBert"
+"""How the classes of the models' first revision, whose layout was another, start."""
+
+
 def claims(config: Config) -> bool:
     """A "bert" whose code is JinaBERT's."""
     return config.get("model_type") == "bert" and any(
-        name.startswith("JinaBert") for name in encoder.class_names(config)
+        name.startswith(("JinaBert", FIRST)) for name in encoder.class_names(config)
     )
 
 
 def check(config: Config) -> None:
+    if any(name.startswith(FIRST) for name in encoder.class_names(config)):
+        raise UnsupportedModel(
+            "this is the first revision of a JinaBERT (its classes are called JBert...), whose tensors have "
+            "another layout; convert the present revision of the repository"
+        )
+    for auto, name in encoder.code(config).items():
+        if auto.startswith("AutoModel") and not (isinstance(name, str) and KNOWN_CODE.search(name)):
+            raise UnsupportedModel(
+                f"auto_map.{auto} is {name!r}: this is not JinaBERT's own code (modeling_bert.JinaBert...), "
+                "and what it computes is not known here"
+            )
     kind = config.get("position_embedding_type", "absolute")
     if kind != "alibi":
         raise UnsupportedModel(

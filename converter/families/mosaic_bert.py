@@ -20,6 +20,7 @@ Facts, and where they are from:
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from converter import slopes
 from converter.errors import UnsupportedModel
@@ -60,6 +61,11 @@ def stock_slopes(config: Config) -> slopes.Slopes:
     return slopes.stock_slopes(encoder.geometry(config).num_heads)
 
 
+def normalise(config: Config) -> dict[str, Any]:
+    # The code ties the decoder whatever the key says.
+    return {**config, "tie_word_embeddings": True}
+
+
 FAMILY = Family(
     name="mosaic_bert",
     title="MosaicBERT and DNABERT-2",
@@ -78,6 +84,7 @@ FAMILY = Family(
     },
     length_hint="max_position_embeddings",
     length_doubt="is BERT's default, whatever the model was trained at",
+    normalise=normalise,
     fit=encoder.fit,
     raise_length=encoder.raise_length,
     base_prefix="bert",

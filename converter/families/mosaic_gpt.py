@@ -98,7 +98,8 @@ def stock_slopes(config: Config) -> slopes.Slopes:
 
 
 def normalise(config: Config) -> dict[str, Any]:
-    return respelled(config, SPELLINGS)
+    # The code reads no such key: the head is the embedding.
+    return respelled(config, SPELLINGS) | {"tie_word_embeddings": True}
 
 
 def doubt(config: Config) -> str | None:

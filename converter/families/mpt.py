@@ -55,6 +55,7 @@ ATTENTION: dict[str, tuple[Any, ...]] = {
     "reuse_kv_layer_idx": (None,),
     "sliding_window_size": (None, -1),
     "attn_logit_softcapping": (None,),
+    "flex_attn_mod_list": (None, []),
     "norm_type": (None, *LAYER_NORMS),
     "norm_eps": (None, EPSILON),
 }
@@ -70,6 +71,10 @@ LAYER: dict[str, tuple[Any, ...]] = {
     "fuse_norm_attn_norm": (None, False),
     "block_overrides": (None,),
     "final_logit_softcapping": (None,),
+    "residual_modification": (None,),
+    "residual_coeff": (None,),
+    "attention_bias": (None, False),
+    "head_dim": (None,),
 }
 
 
@@ -132,6 +137,12 @@ def check_norms(config: Config) -> None:
     if len(set(given.values())) > 1:
         spelled = " and ".join(f"{key} {value}" for key, value in given.items())
         raise SourceError(f"config.json contradicts itself: {spelled}; remove the wrong one")
+    own = config.get("layer_norm_epsilon")
+    if _foundry(config) and config.get("norm_eps") is None and own not in (None, EPSILON):
+        raise UnsupportedModel(
+            f"layer_norm_epsilon is {own!r}, which llm-foundry's classes, that architectures names, do not "
+            "read; if the model was trained with it, spell it norm_eps, else remove it from config.json"
+        )
     if attention(config).get("qk_ln") and not set(given.values()) <= {EPSILON}:
         raise UnsupportedModel(
             f"attn_config.qk_ln with norms of epsilon {next(iter(given.values()))!r}: only an MPT with "
@@ -207,7 +218,11 @@ def stock_slopes(config: Config) -> slopes.Slopes:
 
 
 def normalise(config: Config) -> dict[str, Any]:
-    result = respelled(config, SPELLINGS)
+    result = {
+        key: value
+        for key, value in respelled(config, SPELLINGS).items()
+        if key != SPELLINGS["norm_eps"] or value is not None
+    }
     if result.get("no_bias") is None and _foundry(config):
         result["no_bias"] = False
     return result
@@ -253,7 +268,17 @@ def ffn(config: Config) -> Config:
 def _foundry(config: Config) -> bool:
     """Whether llm-foundry's classes wrote the config; its defaults are not those of transformers."""
     named = config.get("architectures")
+    if not named:
+        code = config.get("auto_map")
+        named = [str(name).split(".")[-1] for name in code.values()] if isinstance(code, dict) else []
     return isinstance(named, list) and any(str(name).startswith("MPT") for name in named)
+
+
+def doubt(config: Config) -> str | None:
+    scale = config.get("logit_scale")
+    if scale is None or _foundry(config):
+        return None
+    return f"logit_scale {scale!r} is honoured, as llm-foundry does; transformers' own MPT class ignores it"
 
 
 def _options(config: Config, key: str) -> Config:
@@ -293,6 +318,7 @@ FAMILY = Family(
     embeddings="wte.weight",
     tokenizer_class="GPTNeoXTokenizerFast",
     stock_unfit=stock_unfit,
+    doubt=doubt,
     examples=(
         "mosaicml/mpt-7b",
         "mosaicml/mpt-7b-storywriter",

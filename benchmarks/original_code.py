@@ -329,6 +329,24 @@ ORIGINALS = {
         note="The first code of jina-embeddings-v2-base-en, in a copy of its Hub repository. It has query, "
         "key and value in one tensor, and gets the checkpoint's three as one.",
     ),
+    "jina-present": Original(
+        family="jina_bert",
+        repository="veya2ztn/sci-bert-finetune",
+        commit="e39c6b94c6c3d90f7c3ce29c3411b3b015822e58",
+        folder="models/jinabert",
+        config="original.configuration_bert.JinaBertConfig",
+        model="original.modeling_bert.JinaBert{head}",
+        cases={
+            **encoders({}, "SequenceClassification", "TokenClassification", "QuestionAnswering"),
+            "reglu": Case(12, {"feed_forward_type": "reglu"}, "MaskedLM"),
+        },
+        # With a pooler it would load a tokenizer, which only its encode() needs.
+        adapt=lambda config, state: config.update(emb_pooler=None),
+        without=rf"{TIED}|^cls\.predictions\.decoder\.bias$",
+        stubs=("flash_attn",),
+        hub=None,
+        note="The code of jinaai/jina-bert-implementation, in a copy with additions that are off by default.",
+    ),
     "jina-qk": Original(
         family="jina_bert",
         repository="joelpaulkoch/transformers",

@@ -20,6 +20,7 @@ Facts, and where they are from:
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 from converter import slopes
@@ -28,6 +29,7 @@ from converter.families import encoder
 from converter.families.base import Config, Family
 
 KNOWN_CODE = re.compile(r"(^|--)bert_layers\.Bert(Model|For\w+)$")
+DECODER = "cls.predictions.decoder.weight"
 FOREIGN_KEYS = re.compile(r"rotary|(^|_)rope(_|$)|^(attention|bert|embedding|mlp)_layer$|^normalization$")
 
 
@@ -61,9 +63,10 @@ def stock_slopes(config: Config) -> slopes.Slopes:
     return slopes.stock_slopes(encoder.geometry(config).num_heads)
 
 
-def normalise(config: Config) -> dict[str, Any]:
-    # The code ties the decoder whatever the key says.
-    return {**config, "tie_word_embeddings": True}
+def fit(config: Config, names: Collection[str]) -> dict[str, Any]:
+    """As for every encoder; and the decoder is tied, whatever the key says, unless one is stored."""
+    tied = {} if DECODER in names else {"tie_word_embeddings": True}
+    return encoder.fit(config, names) | tied
 
 
 FAMILY = Family(
@@ -84,8 +87,7 @@ FAMILY = Family(
     },
     length_hint="max_position_embeddings",
     length_doubt="is BERT's default, whatever the model was trained at",
-    normalise=normalise,
-    fit=encoder.fit,
+    fit=fit,
     raise_length=encoder.raise_length,
     base_prefix="bert",
     layers="encoder.layer",

@@ -135,17 +135,12 @@ class NtkJinaBertModel(SentenceEncoding, AlibiEncoder, NtkJinaBertPreTrainedMode
     def __init__(self, config: NtkJinaBertConfig, add_pooling_layer: bool | None = None):
         self.layer_class = NtkJinaBertQkLayer if config.qk_post_norm else NtkJinaBertLayer
         super().__init__(config, add_pooling_layer)
-
-    def scaled_slopes(self, config: NtkJinaBertConfig) -> Alibi:
-        return Alibi(stock_slopes(config.num_attention_heads), config.alibi_scaling)
+        self.alibi = Alibi(stock_slopes(config.num_attention_heads), config.alibi_scaling)
 
 
 class NtkJinaBertForMaskedLM(MaskedLMHead, NtkJinaBertPreTrainedModel):
     trunk_class = NtkJinaBertModel
     _tied_weights_keys = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
-
-    def predictions(self, config: NtkJinaBertConfig) -> Predictions:
-        return Predictions(config, config.layer_norm_eps, decoder_bias=False)
 
 
 class NtkJinaBertForSequenceClassification(SequenceClassificationHead, NtkJinaBertPreTrainedModel):

@@ -13,14 +13,10 @@ from .ntk_encoder import (
     EncoderHead,
     GatedMLP,
     MaskedLMHead,
-    Predictions,
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
-
-PREDICTION_EPSILON = 1e-12
-"""Of the prediction head's norm, whatever the config's ``layer_norm_eps`` is."""
 
 
 class NtkMosaicBertSelfAttention(SymmetricAttention):
@@ -63,16 +59,17 @@ class NtkMosaicBertModel(AlibiEncoder, NtkMosaicBertPreTrainedModel):
     layer_class = NtkMosaicBertLayer
     zero_padding = True
 
-    def scaled_slopes(self, config: NtkMosaicBertConfig) -> Alibi:
-        return Alibi(stock_slopes(config.num_attention_heads), config.alibi_scaling)
+    def __init__(self, config: NtkMosaicBertConfig, add_pooling_layer: bool | None = None):
+        super().__init__(config, add_pooling_layer)
+        self.alibi = Alibi(stock_slopes(config.num_attention_heads), config.alibi_scaling)
 
 
 class NtkMosaicBertForMaskedLM(MaskedLMHead, NtkMosaicBertPreTrainedModel):
     trunk_class = NtkMosaicBertModel
     _tied_weights_keys = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
-
-    def predictions(self, config: NtkMosaicBertConfig) -> Predictions:
-        return Predictions(config, PREDICTION_EPSILON, decoder_bias=True)
+    # Whatever the config's layer_norm_eps is.
+    prediction_epsilon = 1e-12
+    decoder_bias = True
 
 
 class NtkMosaicBertForSequenceClassification(SequenceClassificationHead, NtkMosaicBertPreTrainedModel):

@@ -116,10 +116,11 @@ class Pooler(nn.Module):
 class AlibiEncoder:
     """Mixin for a family's trunk; ``layer_class`` is the family's layer.
 
-    The family makes its ``Alibi`` from the config. A layer is called as ``layer(hidden_states, plan=...)``
+    The family sets ``alibi`` once the rest is made. A layer is called as ``layer(hidden_states, plan=...)``
     and returns the hidden states and its attention weights or None.
     """
 
+    alibi: Alibi
     layer_class: type
     zero_padding = False
     """Whether the hidden states of padded tokens are 0 in the end."""
@@ -128,15 +129,11 @@ class AlibiEncoder:
         super().__init__(config)
         if add_pooling_layer is None:  # a model without a head
             add_pooling_layer = config.add_pooling_layer is not False
-        self.alibi = self.scaled_slopes(config)
         self.embeddings = EncoderEmbeddings(config)
         self.encoder = EncoderLayers([self.layer_class(config) for _ in range(config.num_hidden_layers)])
         self.pooler = Pooler(config) if add_pooling_layer else None
         self.gradient_checkpointing = False
         self.post_init()
-
-    def scaled_slopes(self, config: Any) -> Alibi:
-        raise NotImplementedError
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings.word_embeddings
@@ -323,11 +320,14 @@ class MaskedLMModule(nn.Module):
 class MaskedLMHead(EncoderHead):
     """Logits [B, L, vocabulary] of the token in each place; the decoder is tied if configured."""
 
-    def predictions(self, config: Any) -> Predictions:
-        raise NotImplementedError
+    prediction_epsilon: float | None = None
+    """Of the head's norm; None for the config's."""
+    decoder_bias = False
+    """Whether the bias is the decoder's own."""
 
     def add_head(self, config: Any) -> None:
-        self.cls = MaskedLMModule(self.predictions(config))
+        epsilon = config.layer_norm_eps if self.prediction_epsilon is None else self.prediction_epsilon
+        self.cls = MaskedLMModule(Predictions(config, epsilon, self.decoder_bias))
 
     def get_output_embeddings(self) -> nn.Module:
         return self.cls.predictions.decoder

@@ -12,6 +12,7 @@ from converter import families
 from converter.card import Words, alibi_words
 from converter.checkpoint import Checkpoint
 from converter.families import SLOPES, Config, Family, Geometry
+from converter.own_code import OwnCode
 from converter.repository import converted_config
 from converter.scaling import Scaling
 from converter.slopes import Slopes
@@ -96,10 +97,10 @@ class AlibiRecipe:
     def change(self, scaling: Scaling) -> None:
         return None
 
-    def verify(self, folder: Path, scaling: Scaling) -> Sequence[Check]:
+    def verify(self, folder: Path, scaling: Scaling, own_code: OwnCode | None = None) -> Sequence[Check]:
         from converter.verification import verify
 
-        return verify(folder, self.family, self.config)
+        return verify(folder, self.family, self.config, own_code)
 
     @property
     def decoder(self) -> bool:

@@ -13,6 +13,7 @@ from converter.alibi import AlibiRecipe
 from converter.card import Words
 from converter.checkpoint import Checkpoint
 from converter.families import Config, Geometry
+from converter.own_code import OwnCode
 from converter.rotary import settings
 from converter.rotary.recipe import RotaryRecipe
 from converter.rotary.settings import Change
@@ -94,8 +95,8 @@ class Recipe(Protocol):
         """What becomes of rotary positions; None of ALiBi."""
         ...
 
-    def verify(self, folder: Path, scaling: Scaling) -> Sequence[Check]:
-        """Checks the result by running it."""
+    def verify(self, folder: Path, scaling: Scaling, own_code: OwnCode | None = None) -> Sequence[Check]:
+        """Checks the result by running it, and against the source's own code where that may be run."""
         ...
 
     @property

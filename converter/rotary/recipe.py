@@ -12,6 +12,7 @@ from converter.checkpoint import Checkpoint
 from converter.errors import SourceError, UnsupportedModel
 from converter.families import Config, Geometry, check_convertible
 from converter.families.base import count
+from converter.own_code import OwnCode
 from converter.repository import PROVENANCE, provenance
 from converter.rotary import settings
 from converter.rotary.frequencies import Frequencies
@@ -141,10 +142,15 @@ class RotaryRecipe:
     def change(self, scaling: Scaling) -> Change:
         return settings.change(self.rotary, scaling)
 
-    def verify(self, folder: Path, scaling: Scaling) -> Sequence[Check]:
+    def verify(self, folder: Path, scaling: Scaling, own_code: OwnCode | None = None) -> Sequence[Check]:
+        from converter.verification.check import Check
         from converter.verification.rotary import verify
 
-        return verify(folder, self.rotary, scaling)
+        checks = verify(folder, self.rotary, scaling)
+        if own_code is not None:
+            # A rotary source that brings code is not accepted, so there is none.
+            checks.append(Check("own code", own_code.missing or "", skipped=True))
+        return checks
 
     @property
     def decoder(self) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from converter.errors import ConverterError, VerificationError
 from converter.families.base import Config, Family
+from converter.own_code import OwnCode
 from converter.verification.check import Check
 
 if TYPE_CHECKING:
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["Check", "verify"]
 
 
-def verify(repository: Path, family: Family, source_config: Config) -> list[Check]:
+def verify(
+    repository: Path, family: Family, source_config: Config, own_code: OwnCode | None = None
+) -> list[Check]:
     """Checks a converted repository.
 
     Args:
         repository: the folder, complete but for its card.
         family: the family it belongs to.
         source_config: the source's config as read, for the stock model.
+        own_code: the source's own code, to be run and compared with too; None not to run any of it.
 
     Returns:
         What was checked, in order; a check that could not apply is marked as skipped and says why.
@@ -44,7 +48,7 @@ def verify(repository: Path, family: Family, source_config: Config) -> list[Chec
 
     try:
         with one_thread(), Patched.load(repository, family) as patched:
-            return run(patched, family, source_config)
+            return run(patched, family, source_config, own_code)
     except ConverterError:
         raise
     except Exception as error:  # a value that the model cannot be built from can raise anything
@@ -68,7 +72,9 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def run(patched: Patched, family: Family, source_config: Config) -> list[Check]:
+def run(
+    patched: Patched, family: Family, source_config: Config, own_code: OwnCode | None
+) -> list[Check]:
     """All checks, in order."""
     from converter.verification import paths, slopes, stock, tensors
 

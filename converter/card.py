@@ -15,13 +15,21 @@ from converter.source import CARD, Source
 from converter.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
+    import yaml
+
     from converter.verification import Check
 
 CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag")
 """Keys of the source's front matter that hold for the converted model too; its results do not."""
 TAGS = ("alibi", "ntk-alibi", "custom_code")
-LARGEST_CARD, LARGEST_VALUE = 4 << 20, 500
-"""Bytes of a card that is read at all; characters of a value, or entries of a list, that is kept."""
+LARGEST_CARD, LARGEST_MATTER, LARGEST_VALUE = 4 << 20, 64 << 10, 500
+"""Bytes of a card that is read at all; letters of its front matter, which take about a second where they
+are worst; characters of a value, or entries of a list, that is kept."""
+RESULTS = re.compile(r"^model-index:.*?(?=^[^\s#-]|\Z)", re.DOTALL | re.MULTILINE)
+"""A model's results, which may be long and do not hold for the converted one."""
+TEXTS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:bool")
+"""Scalars that are kept: to YAML, the language code of Norwegian is a boolean."""
+LIST = "tag:yaml.org,2002:seq"
 FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 
 BODY = """\
@@ -171,26 +179,45 @@ def write_card(
     (folder / CARD).write_text(f"---\n{matter}---\n\n{body}", encoding="utf-8")
 
 
-def front_matter(text: str) -> dict[str, Any]:
-    """The YAML mapping at the start of a card; empty if it has none, or none that is valid."""
+def front_matter(text: str) -> dict[str, str | list[str]]:
+    """The texts, and lists of texts, of the YAML at the start of a card; none of one that is not valid.
+
+    It is parsed, but no object is made of it: numbers, merged mappings and the like are of no use here, and
+    some of them take any time or memory to make.
+    """
     import yaml
 
     found = FRONT_MATTER.match(text)
-    if found is None:
+    matter = "" if found is None else RESULTS.sub("", found.group(1))
+    if not matter or len(matter) > LARGEST_MATTER:
         return {}
     try:
-        data = yaml.safe_load(found.group(1))
+        root = yaml.compose(matter, Loader=yaml.SafeLoader)
     except Exception:  # PyYAML raises more kinds than its own on hostile input
         return {}
-    return data if isinstance(data, dict) else {}
+    entries = root.value if isinstance(root, yaml.MappingNode) else []
+    values = {key.value: _texts(node) for key, node in entries if isinstance(key, yaml.ScalarNode)}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _texts(node: yaml.Node) -> str | list[str] | None:
+    import yaml
+
+    if isinstance(node, yaml.ScalarNode) and node.tag in TEXTS:
+        return str(node.value)
+    if not isinstance(node, yaml.SequenceNode) or node.tag != LIST:
+        return None
+    texts = [entry.value for entry in node.value if isinstance(entry, yaml.ScalarNode) and entry.tag in TEXTS]
+    return texts if len(texts) == len(node.value) else None
 
 
 def _metadata(source: Source, tags: tuple[str, ...]) -> dict[str, Any]:
     path = source.folder / CARD
-    known: dict[str, Any] = {}
+    known: dict[str, str | list[str]] = {}
     if path.is_file() and path.stat().st_size <= LARGEST_CARD:
+        source.fetch([CARD])
         known = front_matter(path.read_text(encoding="utf-8", errors="replace"))
-    result = {key: known[key] for key in CARRIED if _simple(known.get(key))}
+    result: dict[str, Any] = {key: known[key] for key in CARRIED if _simple(known.get(key))}
     base = source.repo_id or known.get("base_model")
     if _simple(base):
         result["base_model"] = base

@@ -29,8 +29,12 @@ ITEM_BYTES = {
 }
 """Bytes of one element of each safetensors dtype that a model's weights can have."""
 
-LARGEST_HEADER = 100_000_000
-"""Bytes; the limit of the safetensors library itself."""
+LARGEST_HEADER = 32 << 20
+"""Bytes. A tensor takes some 120; the safetensors library's own limit, 100 MB, costs a GB to parse."""
+MOST_DIMENSIONS = 16
+"""Of one tensor; those of a model have five or so."""
+LONGEST_NAME = 512
+"""Letters of a tensor's name; those of a model have 100 or so."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,11 @@ def weight_files(index: str, read: Callable[[str], dict[str, Any]]) -> dict[str,
     suffix = ".bin" if index == BIN_INDEX else ".safetensors"
     for tensor, file in weight_map.items():
         # A name with a folder in it could lead anywhere; no known checkpoint has one.
-        if not isinstance(file, str) or file != Path(file).name or not file.endswith(suffix):
-            raise SourceError(f"{index} places {tensor!r} in {file!r}, which is no weight file beside it")
+        plain = isinstance(file, str) and file.isprintable() and file == Path(file).name
+        if not plain or not file.endswith(suffix):
+            raise SourceError(
+                f"{index} places {tensor[:200]!r} in {str(file)[:200]!r}, which is no weight file beside it"
+            )
     return weight_map
 
 
@@ -176,9 +183,14 @@ def read_header(path: Path) -> dict[str, Tensor]:
         with path.open("rb") as file:
             start = file.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-            if length > min(size - 8, LARGEST_HEADER):
+            if length > size - 8:
                 raise SourceError(
                     f"{path.name} is truncated or no safetensors file ({size} bytes); download it again"
+                )
+            if length > LARGEST_HEADER:
+                raise SourceError(
+                    f"the header of {path.name} has {length} bytes, and at most {LARGEST_HEADER} are read; "
+                    "save the checkpoint in several files"
                 )
             header = file.read(length)
     except OSError as error:
@@ -193,7 +205,9 @@ def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]
         SourceError: see ``read_header``.
     """
     entries = parse_object(header, f"the header of {file}")
-    entries.pop("__metadata__", None)
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise SourceError(f"{file} is damaged: its __metadata__ is no text by name; download it again")
     tensors = {name: _tensor(name, entry, file, 8 + len(header)) for name, entry in entries.items()}
     reached = 0
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
@@ -210,6 +224,8 @@ def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]
 
 
 def _tensor(name: str, entry: object, file: str, data: int) -> Tensor:
+    if not name.isprintable() or len(name) > LONGEST_NAME:
+        raise SourceError(f"{file} is damaged: {name[:200]!r} is no tensor's name; download it again")
     damaged = SourceError(f"{file} is damaged: the entry of tensor {name!r} is not valid; download it again")
     if not isinstance(entry, dict):
         raise damaged
@@ -217,7 +233,11 @@ def _tensor(name: str, entry: object, file: str, data: int) -> Tensor:
     if not isinstance(dtype, str) or not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
         raise damaged
     if dtype not in ITEM_BYTES:
-        raise SourceError(f"{file}: the tensor {name!r} has dtype {dtype!r}, which no supported model uses")
+        raise SourceError(
+            f"{file}: the tensor {name!r} has dtype {dtype[:20]!r}, which no supported model uses"
+        )
+    if len(shape) > MOST_DIMENSIONS:
+        raise damaged
     if math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
         raise damaged
     return Tensor(name, dtype, tuple(shape), file, offsets[0], offsets[1], data + offsets[0])

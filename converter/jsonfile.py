@@ -1,4 +1,7 @@
-"""Reading a JSON object from a file that anybody may have written."""
+"""Reading JSON from a file that anybody may have written.
+
+What a file may cost is bounded before it is trusted: bytes, values, levels and digits.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,14 @@ from typing import Any
 
 from converter.errors import SourceError
 
-LARGEST = 64 << 20
-"""Bytes. The index of a 72-shard BLOOM has 30 kB; beyond this it is no config or index."""
+LARGEST = 32 << 20
+"""Bytes. The index of a 72-shard BLOOM has 30 kB, of 256 experts in 61 layers 9 MB."""
+MOST_VALUES = 4 << 20
+"""Values of all levels together; each takes some 100 bytes of memory, however few it has in the file."""
+DEEPEST = 64
+"""Levels of lists and objects. Configs have five or so; code that walks them by recursion is safe here."""
+LONGEST_NUMBER = 300
+"""Digits: such an integer still has a float, so that comparing and multiplying cannot fail."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -18,33 +27,81 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         SourceError: unreadable, too large, no UTF-8, no JSON, nested too deeply, or no object.
     """
+    return parse_object(read_bytes(path), path.name)
+
+
+def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
+    """A small file's content.
+
+    Raises:
+        SourceError: unreadable, or of more than ``largest`` bytes.
+    """
     try:
-        size = path.stat().st_size
-        if size > LARGEST:
-            raise SourceError(f"{path.name} has {size} bytes, too many for a JSON file of its kind")
-        return parse_object(path.read_bytes(), path.name)
+        with path.open("rb") as file:
+            content = file.read(largest + 1)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(content) > largest:
+        raise SourceError(f"{path.name} has more than {largest} bytes, too many for a file of its kind")
+    return content
 
 
 def parse_object(raw: bytes, name: str) -> dict[str, Any]:
     """The JSON object in ``raw``; ``name`` is what the messages call it.
 
     Raises:
-        SourceError: see ``read_object``; also for a key that stands twice in one object.
+        SourceError: see ``parse``; or no object.
     """
-    try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{name} is not valid JSON ({error}); download it again") from error
+    value = parse(raw, name)
     if not isinstance(value, dict):
         raise SourceError(f"{name} holds a JSON {type(value).__name__}, not an object")
     return value
 
 
+def parse(raw: bytes, name: str) -> Any:
+    """The JSON value in ``raw``; ``name`` is what the messages call it.
+
+    Raises:
+        SourceError: no UTF-8, no JSON, too many or too deep values, an endless number, or a key that
+            stands twice in one object.
+    """
+    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MOST_VALUES:
+        raise SourceError(f"{name} holds more than {MOST_VALUES} values, too many for a file of its kind")
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_int=_integer)
+        too_deep = _deeper(value, DEEPEST)
+    except RecursionError:
+        too_deep = True
+    except ValueError as error:
+        raise SourceError(f"{name} is not valid JSON ({error}); download it again") from error
+    if too_deep:
+        raise SourceError(
+            f"{name} is not valid JSON (nested deeper than {DEEPEST} levels); download it again"
+        )
+    return value
+
+
+def _deeper(value: object, levels: int) -> bool:
+    """Whether ``value`` holds lists or objects in more than so many levels."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(levels):
+        children = (parent.values() if isinstance(parent, dict) else parent for parent in level)
+        level = [child for each in children for child in each if isinstance(child, (dict, list))]
+    return bool(level)
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        twice = next(key for key, _ in pairs if sum(other == key for other, _ in pairs) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {key[:200]!r} stands twice in one object")
+            seen.add(key)
     return result
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > LONGEST_NUMBER:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)

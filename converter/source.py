@@ -48,31 +48,41 @@ class Source:
         return self.download is None
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Brings files of a Hub repository into ``folder``; nothing to do for a local one."""
+        """Makes files ready to be read from ``folder``: every file passes here before its first use.
+
+        Those of a Hub repository are downloaded. Those of a local folder are there, and are refused if
+        they lead out of it.
+
+        Raises:
+            SourceError: a link to somewhere else; or see ``open_repository``.
+        """
         for name in names:
             if self.download is not None:
                 self.download(name)
+            elif not belongs(self.folder / name, self.folder):
+                raise SourceError(
+                    f"{name} in {self.name} is a link that leads out of the folder; if that is meant, "
+                    "replace the link by the file itself"
+                )
 
     def inside(self, folder: str) -> dict[str, int | None]:
         """Files of a folder in the root, ``folder/name``, and their sizes; empty if there is none.
 
-        A folder that is a link is left alone, and so is a file that is a link to somewhere else than
-        this checkpoint's folder (or the store that a Hub cache has beside it). So is any name that is
-        not plain.
+        A folder that is a link is left alone, and so is a file that leads elsewhere (see ``belongs``) or
+        has a name that is not plain.
         """
         if not PLAIN.fullmatch(folder):
             return {}
         if self.nested is not None:
             found = dict(self.nested)
         else:
-            path, root = self.folder / folder, self.folder.resolve()
+            path = self.folder / folder
             if path.is_symlink() or not path.is_dir():
                 return {}
-            homes = (root, root.parent.parent / "blobs")
             found = {
                 f"{folder}/{entry.name}": entry.stat().st_size
                 for entry in sorted(path.iterdir())
-                if entry.is_file() and any(entry.resolve().is_relative_to(home) for home in homes)
+                if entry.is_file() and belongs(entry, self.folder)
             }
         prefix = f"{folder}/"
         return {
@@ -126,7 +136,27 @@ class Source:
                     f"{self.name} lacks {len(missing)} of its {len(names)} shards, {missing[0]!r} first; "
                     "give another --revision, or tell its owner"
                 )
+        if self.local:
+            self.fetch(name for name in names if name in self.files)
         return {name: self.files.get(name) for name in names}
+
+
+def belongs(path: Path, folder: Path) -> bool:
+    """Whether a file of a checkpoint's folder is in it, or in the store of a Hub cache if it is a link.
+
+    A cache keeps content in ``models--.../blobs`` and its snapshots are links to there; older versions of
+    the client made such links in a ``--local-dir`` too. Any other link could have whatever the user can
+    read copied into the result.
+    """
+    root, place = folder.resolve(), path.resolve()
+    if place.is_relative_to(root):
+        return True
+    if root.parent.name == "snapshots" and place.is_relative_to(root.parent.parent / "blobs"):
+        return True
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cache = Path(HF_HUB_CACHE).resolve()
+    return place.is_relative_to(cache) and place.relative_to(cache).parts[1:2] == ("blobs",)
 
 
 def open_source(
@@ -144,13 +174,22 @@ def open_source(
         UsageError: a revision of a local folder.
     """
     path = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path's raises for a user that is none
+    try:
+        exists, is_folder = path.exists(), path.is_dir()
+    except (OSError, ValueError):  # a name that no file system takes
+        exists = is_folder = False
+    if not model.isprintable() and exists:
+        raise SourceError(
+            f"the name {model[:80]!r} has characters that cannot be printed; rename the folder, or change "
+            "into it and give . as MODEL"
+        )
     if not model.isprintable() or not model or len(model) > 4096:
         raise SourceError(f"MODEL {model[:80]!r} is neither a folder nor a Hub id")
-    if path.is_dir():
+    if is_folder:
         if revision is not None:
             raise UsageError(f"--revision {revision!r} is for Hub ids, but {model} is a local folder")
         return _local(path)
-    if path.exists():
+    if exists:
         raise SourceError(f"{model} is a file; give the folder that holds config.json and the weights")
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise SourceError(f"there is no folder {model}; check the path, or give a Hub id, user/name")
@@ -162,8 +201,13 @@ def open_source(
 def _local(path: Path) -> Source:
     try:
         files: dict[str, int | None] = {
-            entry.name: entry.stat().st_size for entry in sorted(path.iterdir()) if entry.is_file()
+            entry.name: entry.stat().st_size
+            for entry in sorted(path.iterdir())
+            # No file of a checkpoint has such a name, and none of what is listed may steer a terminal.
+            if entry.name.isprintable() and entry.is_file()
         }
+        name = path.resolve().name
     except OSError as error:
         raise SourceError(f"cannot read the folder {path}: {error.strerror}") from error
-    return Source(path.resolve().name, path, files)
+    printable = "".join(letter if letter.isprintable() else "_" for letter in name)
+    return Source(printable or "checkpoint", path, files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterable
@@ -49,9 +50,12 @@ def read_slopes(folder: Path, checkpoint: Checkpoint, family: Family, num_heads:
     tensor = next(filter(None, found), None)
     if tensor is None:
         return None
+    problem = SourceError(f"the tensor {tensor.name!r} does not hold {num_heads} positive slopes")
+    if math.prod(tensor.shape) != num_heads:  # before it is read: it may have any size
+        raise problem
     slopes = _values(folder, tensor)
-    if len(slopes) != num_heads or not all(0 < slope < float("inf") for slope in slopes):
-        raise SourceError(f"the tensor {tensor.name!r} does not hold {num_heads} positive slopes")
+    if not all(0 < slope < math.inf for slope in slopes):
+        raise problem
     return slopes
 
 

@@ -7,16 +7,18 @@ such as ``1_Pooling`` (github.com/UKPLab/sentence-transformers, SentenceTransfor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from converter.jsonfile import LARGEST
+from converter.errors import SourceError
+from converter.jsonfile import parse, read_bytes
 from converter.source import CONFIG, Source, plain_text
 
 CHAT_TEMPLATES = "additional_chat_templates"
 MODULES = "modules.json"
+MOST_MODULES, MOST_NAMED = 32, 8
+"""Modules of one encoder, which has three or so; files that a note names."""
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 OWN_CODE = "sentence_transformers."
 """How the type of a module starts that is sentence-transformers' own."""
@@ -56,7 +58,8 @@ def nested_files(source: Source) -> Nested:
             sorted(found.keys() - copied - same) if found else [f"{plain_text(folder)} ({MODULES} names it)"]
         )
         if left:
-            notes.append(f"not copied for sentence-transformers: {', '.join(left)}")
+            more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+            notes.append(f"not copied for sentence-transformers: {', '.join(left[:MOST_NAMED])}{more}")
     return Nested(files, notes)
 
 
@@ -64,10 +67,9 @@ def _modules(source: Source) -> list[dict[str, Any]] | None:
     if MODULES not in source.files:
         return []
     source.fetch([MODULES])
-    path = source.folder / MODULES
     try:
-        value = json.loads(path.read_bytes()) if path.stat().st_size <= LARGEST else None
-    except (OSError, ValueError, RecursionError):
-        value = None
+        value = parse(read_bytes(source.folder / MODULES), MODULES)
+    except SourceError:
+        return None
     listed = isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
-    return value if listed else None
+    return value if listed and len(value) <= MOST_MODULES else None

@@ -143,8 +143,11 @@ def test_small_files_are_never_weights_code_or_hidden() -> None:
 
 def test_links_become_files(make_source: MakeSource, tmp_path: Path) -> None:
     """The Hub's cache is made of links."""
-    source, blobs = make_source(), tmp_path / "blobs"
-    blobs.mkdir()
+    repository = tmp_path / "models--a--b"
+    source, blobs = repository / "snapshots/0123", repository / "blobs"
+    blobs.mkdir(parents=True)
+    source.parent.mkdir()
+    shutil.move(make_source(), source)
     for path in list(source.iterdir()):
         shutil.move(path, blobs / path.name)
         path.symlink_to(blobs / path.name)

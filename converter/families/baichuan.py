@@ -58,7 +58,8 @@ def check_positions(config: Config) -> None:
     """
     sizes = (config.get("hidden_size"), config.get("num_attention_heads"))
     signs = [f"it has {key}" for key in ROTARY_KEYS if config.get(key) is not None]
-    if "BaiChuanForCausalLM" in (config.get("architectures") or ()):
+    named = config.get("architectures")
+    if isinstance(named, list) and "BaiChuanForCausalLM" in named:
         signs.append("its class is BaiChuanForCausalLM (with a capital C), Baichuan-7B's")
     if sizes == SIZES_7B:
         signs.append(f"its hidden_size {sizes[0]} and {sizes[1]} heads are the 7B's")

@@ -29,16 +29,28 @@ HEADS: dict[Kind, dict[str, str]] = {
 
 LARGEST_COUNT = 1 << 24
 """No size in a config is larger; one that is would only exhaust the memory."""
+LARGEST = {"heads": 4096, "layers": 8192, "channels a head": 8192}
+"""What is counted out, one by one, has closer bounds: many times those of any model."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes of a model that matter to attention; counts, not bytes."""
+    """The sizes of a model that matter to attention; counts, not bytes.
+
+    Raises:
+        SourceError: more than any model has.
+    """
 
     num_heads: int
     head_dim: int
     num_layers: int
     num_kv_heads: int
+
+    def __post_init__(self) -> None:
+        sizes = (max(self.num_heads, self.num_kv_heads), self.num_layers, self.head_dim)
+        for (what, largest), size in zip(LARGEST.items(), sizes, strict=True):
+            if size > largest:
+                raise SourceError(f"config.json means {size} {what}, more than any model has ({largest})")
 
 
 @dataclass(frozen=True)
@@ -165,7 +177,7 @@ class Family:
         regular = {f"{prefix}{end}": end for prefix in self.class_prefixes for end in self.heads.values()}
         ends = regular | dict(self.class_aliases)
         for name in named:
-            if name not in ends:
+            if not isinstance(name, str) or name not in ends:
                 known = [self.class_prefixes[0] + end for end in self.heads.values()] + [*self.class_aliases]
                 raise UnsupportedModel(
                     f"architectures names {name!r}; of {self.title} only the classes "

@@ -155,7 +155,8 @@ def normalise(config: Config) -> dict[str, Any]:
 def config_length(config: Config) -> int | None:
     """The ``train_seq_len`` of its own or of our ``alibi_scaling``."""
     scaling = config.get("alibi_scaling")
-    return scaling.get("train_seq_len") if isinstance(scaling, dict) else None
+    length = scaling.get("train_seq_len") if isinstance(scaling, dict) else None
+    return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None
 
 
 def raise_length(config: dict[str, Any], length: int) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.errors import SourceError, UnsupportedModel, UsageError
-from converter.families.base import Config, count, head_dim
+from converter.families.base import Config, Geometry, count, head_dim
 from converter.rotary.frequencies import Frequencies, frequencies, ntk_base, scaled_frequencies
 from converter.rotary.models import MODELS, REFUSED, RotaryModel
 from converter.scaling import Scaling
@@ -22,6 +22,8 @@ LENGTH, SCALING, PARAMETERS = "max_position_embeddings", "rope_scaling", "rope_p
 OWN_BASE, OWN_PARTIAL = "rope_theta", "partial_rotary_factor"
 """The keys of ``rope_parameters``; at the top level, some model types have others."""
 LONGEST = 1 << 31
+LARGEST_BASE = 1e30
+"""Of the scaled frequencies too; the largest published base is 1e9 or so."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,9 @@ def read(config: Config) -> Rotary:
         UnsupportedModel: not scaled by transformers through the config, or scaled already; says why.
         SourceError: impossible or contradictory values.
     """
-    model_type = config["model_type"]
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not recognises(config):
+        raise SourceError(f"config.json: model_type {model_type!r} is that of no rotary model known here")
     if model_type in REFUSED:
         raise UnsupportedModel(
             f"model_type {model_type!r} has rotary positions that cannot be scaled: {REFUSED[model_type]}"
@@ -106,7 +110,7 @@ def read(config: Config) -> Rotary:
             f"config.json has no {model.base_key}, and versions of transformers disagree about its default "
             f"for {model_type!r}; add the one it was trained with"
         )
-    if base <= 1:
+    if not 1 < base <= LARGEST_BASE:
         raise SourceError(f"config.json: {model.base_key} is {base:g}, not a base above 1")
     partial = _number(config, parameters, {model.partial_key, OWN_PARTIAL}, OWN_PARTIAL)
     if model.partial is None and partial not in (None, 1):
@@ -114,7 +118,7 @@ def read(config: Config) -> Rotary:
             f"config.json has {OWN_PARTIAL} {partial:g}, which transformers does not read for {model_type!r}"
         )
     part = 1.0 if model.partial is None else model.partial if partial is None else partial
-    size = _head_dim(config, model)
+    size = geometry(config, model).head_dim
     dim = int(size * part)
     if not 0 < part <= 1 or dim < 2 or dim % 2:
         raise SourceError(f"config.json: {dim} rotary channels a head, expected an even number of at least 2")
@@ -126,6 +130,21 @@ def read(config: Config) -> Rotary:
         partial=None if model.partial is None else part,
         max_length=count(config, LENGTH) if config.get(LENGTH) is not None else None,
         window=_window(config),
+    )
+
+
+def geometry(config: Config, model: RotaryModel) -> Geometry:
+    """The sizes that matter to attention.
+
+    Raises:
+        SourceError: missing or impossible ones.
+    """
+    heads = count(config, "num_attention_heads")
+    return Geometry(
+        num_heads=heads,
+        head_dim=_head_dim(config, model),
+        num_layers=count(config, "num_hidden_layers"),
+        num_kv_heads=count(config, "num_key_value_heads", default=heads),
     )
 
 
@@ -145,11 +164,25 @@ def check_scaling(rotary: Rotary, scaling: Scaling) -> None:
         raise UsageError(
             "the model turns one pair of channels, which has no base to change; give --method linear"
         )
+    if scaling.method == "ntk" and scaling.factor is not None:
+        _check_base(rotary, scaling.factor)
     if scaling.dynamic is not None:
         _check_dynamic(rotary, scaling)
     elif scaling.method == "linear" and "linear" not in rotary.model.reads:
         raise UsageError(
             f"transformers reads no linear rope_scaling for the rotary {model_type!r}; give --method ntk"
+        )
+
+
+def _check_base(rotary: Rotary, factor: float) -> None:
+    try:
+        scaled = ntk_base(rotary.base, rotary.dim, factor)
+    except OverflowError:
+        scaled = math.inf
+    if scaled > LARGEST_BASE:
+        raise UsageError(
+            f"--scale {factor:g} would raise the base {rotary.base:g} beyond {LARGEST_BASE:g}; give a "
+            "smaller one"
         )
 
 

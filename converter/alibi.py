@@ -88,6 +88,12 @@ class AlibiRecipe:
         found = self.family.fit(config, checkpoint.tensors)
         return found if slopes is None else {**found, SLOPES: list(slopes)}
 
+    @property
+    def exact_tensors(self) -> tuple[str, ...]:
+        # Stored slopes are read from the result.
+        stored = self.family.stored_slopes
+        return () if stored is None else tuple(self.family.tensor_names(stored))
+
     def stock(self, stored: Config) -> Slopes:
         return self.family.stock_slopes({**self.config, **stored})
 

@@ -23,6 +23,7 @@ from converter import __version__
 from converter.errors import ConverterError, UsageError
 from converter.onnx.options import DTYPES, PROFILES, OnnxOptions
 from converter.scaling import DYNAMICS, METHODS
+from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,6 +122,7 @@ def cli() -> None:
     ntk-convert bigscience/bloom-1b7 --scale 2 --out ./bloom-ntk
     ntk-convert inspect bigscience/bloom-1b7 --scale 2
     ntk-convert export ./bloom-ntk
+    ntk-convert push ./bloom-ntk USER/NAME
     ntk-convert families
 
     MODEL is a local folder or a Hub id. Without a command, convert is meant.
@@ -132,6 +134,10 @@ def cli() -> None:
 @scaling_options
 @hub_options
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Folder to write.")
+@click.option("--dtype", type=click.Choice(WEIGHT_DTYPES), help="Round the weights to it on the way.")
+@click.option("--link", is_flag=True, help="Share the weights' bytes with the source, where the disk can.")
+@click.option("--hard-link", is_flag=True, help="As --link, or else make the weights the source's own files.")
+@click.option("--resume", is_flag=True, help="Go on from what an interrupted run has finished.")
 @click.option("--overwrite", is_flag=True, help="Replace the folder when the new one is complete.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 @click.option("--no-verify", is_flag=True, help="Do not run the result before it is put in place.")
@@ -141,7 +147,14 @@ def cli() -> None:
 @quiet_option
 @verbose_option
 def convert(
-    as_json: bool, quiet: bool, verbose: bool, no_verify: bool, with_onnx: bool, **arguments: Any
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    no_verify: bool,
+    with_onnx: bool,
+    link: bool,
+    hard_link: bool,
+    **arguments: Any,
 ) -> None:
     """Write a scaled copy of MODEL that plain transformers loads."""
     from converter import report
@@ -152,6 +165,7 @@ def convert(
         raise UsageError("the options of a graph need --onnx; give it too, or drop them")
     result = run(
         verify=not no_verify,
+        link="hard" if hard_link else "reflink" if link else None,
         onnx=onnx if with_onnx else None,
         progress=not quiet and sys.stderr.isatty(),
         **arguments,
@@ -247,6 +261,28 @@ def validate(
     result.check()
 
 
+@cli.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("repo_id", metavar="USER/NAME")
+@click.option("--private", is_flag=True, help="Create the repository private.")
+@click.option("--branch", metavar="NAME", help="Commit to this branch, created if there is none.")
+@click.option("--create-pr", is_flag=True, help="Open a pull request instead.")
+@click.option("--overwrite", is_flag=True, help="Replace what the repository holds.")
+@click.option("--token", metavar="TOKEN", help="Hub token; HF_TOKEN or the saved login by default.")
+@json_option
+@quiet_option
+@verbose_option
+def push(as_json: bool, quiet: bool, verbose: bool, **arguments: Any) -> None:
+    """Verify the converted repository DIR and push it to the Hub, as one commit."""
+    from converter import report
+    from converter.push import push as run
+
+    result = run(**arguments, progress=not quiet and sys.stderr.isatty())
+    click.echo(json.dumps(result.to_json()) if as_json else result.url)
+    if not quiet:
+        click.echo(report.pushed(result, verbose=verbose), err=True)
+
+
 def _onnx_options(arguments: dict[str, Any], *, validate: bool = True) -> OnnxOptions:
     """Takes the graph's options out of a command's arguments."""
     return OnnxOptions(
@@ -288,7 +324,8 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         return f"{error.format_message()} See ntk-convert --help.", error.exit_code
     if isinstance(error, click.Abort):
-        return "interrupted; nothing was written", 1
+        kept = str(error.__cause__ or "")  # of an Interrupted
+        return f"interrupted; {kept or 'nothing was written'}", 1
     if isinstance(error, OSError):
         remedy = DISK_REMEDIES.get(error.errno or 0)
         where = f" ({error.filename})" if error.filename else ""

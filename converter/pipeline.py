@@ -17,7 +17,7 @@ from converter.families import Config
 from converter.onnx.export import ExportResult, check_requirements, export, planned_files
 from converter.onnx.options import OnnxOptions
 from converter.recipe import Recipe
-from converter.repository import copied_files, write_repository
+from converter.repository import copied_files, set_dtype, write_repository
 from converter.rotary.settings import Change
 from converter.scaling import Dynamic, Method, Request, Scaling
 from converter.source import CARD, CONFIG, Source, open_source
@@ -25,7 +25,9 @@ from converter.staging import check_output, check_space, staged
 from converter.subfolders import nested_files
 from converter.tokenizers import TOKENIZER_CONFIG, Tokenizer, read_tokenizer
 from converter.trained import resolve
-from converter.weights import transfer
+from converter.weights.files import Link
+from converter.weights.journal import Journal
+from converter.weights.transfer import TORCH, Dtype, Order, transfer
 
 if TYPE_CHECKING:
     from converter.verification import Check
@@ -52,7 +54,10 @@ class ConversionResult:
     """In tokens; None if it is not known (and was not needed)."""
     train_length_origin: str
     files: Mapping[str, int | None]
-    """File -> bytes. A dry run has None where it cannot tell, and a ``.bin`` file's bytes as they are."""
+    """File -> bytes. A dry run has None where it cannot tell, and a weight file's bytes as they are."""
+    weights: Mapping[str, int]
+    """How the weight files came here (copied, shared, hard-linked, converted, or kept of an unfinished
+    run) -> how many; empty of a dry run."""
     config_changes: Mapping[str, tuple[Any, Any]]
     """Key of config.json -> (value in the source or None, value in the result or None)."""
     notes: Sequence[str]
@@ -78,6 +83,7 @@ class ConversionResult:
             "train_length": self.train_length,
             "train_length_origin": self.train_length_origin,
             "files": dict(self.files),
+            "weights": dict(self.weights),
             "config_changes": {
                 key: {"before": before, "after": after}
                 for key, (before, after) in self.config_changes.items()
@@ -103,6 +109,9 @@ def convert(
     revision: str | None = None,
     token: str | None = None,
     cache_dir: str | Path | None = None,
+    dtype: Dtype | None = None,
+    link: Link | None = None,
+    resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
     verify: bool = True,
@@ -130,6 +139,10 @@ def convert(
         revision: branch, tag or commit of a Hub id.
         token: Hub access token; HF_TOKEN or the saved login by default.
         cache_dir: the Hub cache's folder, instead of its usual one.
+        dtype: round floating point weights to it while they are written; their bytes are kept otherwise.
+        link: ``reflink``: share the weights' blocks with the source where the file system can; ``hard``:
+            else make them the same files, so that to change one is to change both. Copied otherwise.
+        resume: go on from the weight files that an interrupted run to the same ``out`` finished.
         overwrite: replace ``out`` if it is not empty, once the new folder is complete.
         dry_run: write nothing and only say what would be written.
         verify: check the result by running it, before it is renamed.
@@ -141,7 +154,7 @@ def convert(
         SourceError: the checkpoint is missing, unreadable or damaged.
         UnsupportedModel: its attention cannot be scaled this way; says why.
         AlreadyConverted: it is a converted repository.
-        OutputError: ``out`` is occupied or cannot be written.
+        OutputError: ``out`` is occupied, cannot be written or does not fit on its disk.
         VerificationError: the result is not right, and was removed.
         MissingPackage, ValidationError, ProviderError: of the graph, see ``export``; there is no result.
     """
@@ -172,6 +185,11 @@ def convert(
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
 
+    if dtype is not None:
+        set_dtype(new_config, TORCH[dtype])
+        notes.append(f"the weights were rounded to {TORCH[dtype]} (--dtype {dtype})")
+    order = Order(dtype, link, keep=recipe.exact_tensors)
+    how: Mapping[str, int] = {}
     checks: Sequence[Check] = ()
     exported: ExportResult | None = None
     if dry_run:
@@ -179,11 +197,18 @@ def convert(
             new_config |= recipe.stored(source.folder, read_checkpoint(source.folder), new_config)
         files = _planned_files(source, recipe, tokenizer, weights, onnx)
     else:
-        source.fetch([*({CARD} & source.files.keys()), *copied_files(source), *weights])
+        copied = copied_files(source)
+        source.fetch([*({CARD} & source.files.keys()), *copied, *weights])
         checkpoint = read_checkpoint(source.folder)
-        check_space(place, checkpoint.total_bytes + SMALL)
-        with staged(place, overwrite=overwrite) as folder:
-            transfer(checkpoint, source.folder, folder, progress=progress)
+        others = SMALL + sum(size or 0 for size in copied.values())
+        if onnx is not None and onnx.copies_weights:
+            others += checkpoint.total_bytes
+
+        def check_disk(needed: int) -> None:
+            check_space(place.parent, needed + others, "the result needs", "change --out")
+
+        with staged(place, overwrite=overwrite, resume=resume) as folder:
+            how = transfer(checkpoint, source.folder, folder, order, space=check_disk, progress=progress)
             new_config |= recipe.stored(folder, read_checkpoint(folder), new_config)
             write_repository(folder, new_config, recipe.templates, source, tokenizer)
             if verify:
@@ -196,11 +221,12 @@ def convert(
                 notes=notes,
                 scaling=scaling,
                 train_length=trained.tokens,
-                command=_command(source, request, revision, place, verify=verify, onnx=onnx),
+                command=_command(source, request, revision, place, dtype=dtype, verify=verify, onnx=onnx),
                 checks=checks,
             )
             if onnx is not None:
                 exported = replace(export(folder, onnx, progress=progress), path=place)
+            Journal(folder).remove()
             files = {
                 path.relative_to(folder).as_posix(): path.stat().st_size
                 for path in sorted(folder.rglob("*"))
@@ -218,6 +244,7 @@ def convert(
         train_length=trained.tokens,
         train_length_origin=trained.origin,
         files=files,
+        weights=how,
         config_changes=_changes(config, new_config),
         notes=notes,
         checks=checks,
@@ -258,6 +285,7 @@ def _command(
     revision: str | None,
     place: Path,
     *,
+    dtype: Dtype | None,
     verify: bool,
     onnx: OnnxOptions | None,
 ) -> str:
@@ -270,6 +298,7 @@ def _command(
         "--dynamic": request.dynamic,
         "--rate": None if request.rate is None else f"{request.rate:g}",
         "--train-length": request.train_length,
+        "--dtype": dtype,
         "--out": place.name,
     }
     words = ["ntk-convert", source.repo_id or f"./{source.name}"]

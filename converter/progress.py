@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,14 +13,23 @@ Advance = Callable[[int], object]
 
 @contextmanager
 def byte_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
-    """A bar of ``total`` bytes; yields what moves it. Without ``show``, nothing is drawn."""
+    """A bar of ``total`` bytes with their rate; yields what moves it, which any thread may call.
+
+    Without ``show``, nothing is drawn.
+    """
     if not show:
         yield int
         return
     from tqdm import tqdm
 
+    lock = threading.Lock()
     with tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr) as bar:
-        yield bar.update
+
+        def advance(count: int) -> None:
+            with lock:
+                bar.update(count)
+
+        yield advance
 
 
 @contextmanager

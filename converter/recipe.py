@@ -83,6 +83,11 @@ class Recipe(Protocol):
         """What the stored tensors add to a result's config; refuses those that contradict it."""
         ...
 
+    @property
+    def exact_tensors(self) -> tuple[str, ...]:
+        """Tensors that another dtype for the weights leaves as they are."""
+        ...
+
     def stock(self, stored: Config) -> tuple[float, ...]:
         """The slopes or frequencies as trained; ``stored`` is what the tensors say."""
         ...

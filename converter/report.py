@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from converter.onnx.export import ExportResult
     from converter.onnx.validation import GraphCheck, ValidationReport
     from converter.pipeline import ConversionResult
+    from converter.push import PushResult
+
+
+WAYS = {
+    "copied": "copied",
+    "shared": "sharing the source's bytes until one of them changes (reflink)",
+    "hard-linked": "hard-linked: the source's own, so that to change one is to change both",
+    "converted": "written anew",
+    "kept": "kept from the interrupted run",
+}
+"""How weight files came to be -> what is said of it."""
 
 
 def plan(result: ConversionResult) -> str:
@@ -40,6 +51,9 @@ def summary(result: ConversionResult, *, verbose: bool) -> str:
         f"{result.source} converted to {result.model_type}: {result.scaling}",
         *_rotary(result.rotary),
         f"{_files(len(result.files))}, {bytes_text(total)}, in {result.seconds:.1f} s",
+    ]
+    lines += [
+        f"weights: {', '.join(f'{_files(count)} {WAYS[how]}' for how, count in result.weights.items())}"
     ]
     if verbose:
         lines += [f"  {name}  {bytes_text(size or 0)}" for name, size in result.files.items()]
@@ -87,6 +101,25 @@ def exported(result: ExportResult) -> str:
     lines = [f"{name}  {bytes_text(size)}" for name, size in result.files.items()]
     lines += [validation(result.report) if result.report else "not validated (--no-validate)"]
     return "\n".join([*lines, f"in {result.seconds:.1f} s"])
+
+
+def pushed(result: PushResult, *, verbose: bool) -> str:
+    """A finished push."""
+    where = result.repo + (f" (branch {result.branch})" if result.branch != "main" else "")
+    total = f"{_files(len(result.files))}, {bytes_text(sum(result.files.values()))}"
+    if result.pull_request is not None:
+        lines = [f"pull request {result.pull_request} for {where}: {total}"]
+    elif result.changed or result.deleted:
+        lines = [f"pushed to {where} as commit {result.commit}: {total}"]
+    else:
+        lines = [f"nothing to push: {where} holds all of it at commit {result.commit} ({total})"]
+    if result.changed and len(result.changed) < len(result.files):
+        lines.append(f"changed: {', '.join(result.changed)}")
+    if verbose:
+        lines += [f"  {name}  {bytes_text(size)}" for name, size in result.files.items()]
+    lines += [f"deleted: {', '.join(result.deleted)}"] if result.deleted else []
+    lines += [f"not pushed: {', '.join(result.left)}"] if result.left else []
+    return "\n".join(lines + [f"checked {check.name}: {check.detail}" for check in result.checks])
 
 
 def validation(report: ValidationReport) -> str:

@@ -14,7 +14,7 @@ from converter.scaling import Scaling
 from converter.source import CARD, CONFIG, Source
 from converter.subfolders import nested_files
 from converter.tokenizers import TOKENIZER_CONFIG, Tokenizer, read_tokenizer
-from converter.weights import copy_file
+from converter.weights.files import copy_file
 
 PROVENANCE = "ntk_convert"
 """Key of a converted config that says where it comes from."""
@@ -80,6 +80,12 @@ def converted_config(
         result = json.loads(json.dumps(result))
         family.raise_length(result, round(min(trained * scaling.factor, 1 << 31)))
     return result
+
+
+def set_dtype(config: dict[str, Any], dtype: str) -> None:
+    """Says in a config what its weights are, ``bfloat16`` for one, under the key that it has for it."""
+    keys = [key for key in ("torch_dtype", "dtype") if key in config]
+    config |= dict.fromkeys(keys or ["torch_dtype"], dtype)
 
 
 def provenance(source: Source, train_length: int | None) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """All or nothing: a repository is built in a folder beside its place and renamed when it is done.
 
 The folder is called ``.<name>.ntk-convert-<pid>-<random>`` and stays locked (flock) as long as its
-process lives, however that ends. A later run removes those whose lock is free, and only those; so
-runs side by side, in other containers too, leave each other alone.
+process lives, however that ends. A later run removes those whose lock is free, and only those, or
+with ``--resume`` goes on in one of them; so runs side by side, in other containers too, leave each
+other alone.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from converter.errors import OutputError
+from converter.weights.journal import kept, prune
 
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+LONGEST = 200
+"""Bytes of the out folder's name, to which the staging folder's adds some; file systems allow 255."""
 ASIDE = ".old"
 """End of the name under which ``--overwrite`` moves the old folder aside for an instant."""
 
@@ -33,6 +37,8 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
     origin = source.resolve()
     if not place.parent.is_dir():
         raise OutputError(f"the folder {place.parent} does not exist; create it or change --out {out}")
+    if len(os.fsencode(place.name)) > LONGEST:
+        raise OutputError(f"the name of --out is longer than {LONGEST} bytes; choose a shorter one")
     if place.exists() and not place.is_dir():
         raise OutputError(f"--out {out} is a file; name a folder that does not exist yet")
     weights = {entry.resolve() for entry in source.iterdir()} if source.is_dir() else set()
@@ -52,44 +58,70 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
     return place
 
 
-def check_space(place: Path, needed: int) -> None:
-    """Raises ``OutputError`` if the file system of ``place`` has less than ``needed`` bytes free."""
-    free = shutil.disk_usage(place.parent).free
+def check_space(folder: Path, needed: int, what: str, remedy: str) -> None:
+    """Looks whether the file system of ``folder`` has ``needed`` bytes free.
+
+    Raises:
+        OutputError: it has not; ``what`` needs them, and ``remedy`` is what the user may do.
+    """
+    free = shutil.disk_usage(folder).free
     if free < needed:
         raise OutputError(
-            f"{place.parent} has {free / 1e9:.1f} GB free, and the result needs {needed / 1e9:.1f} GB; "
-            "free some space or change --out"
+            f"{folder} has {free / 1e9:.1f} GB free, and {what} {needed / 1e9:.1f} GB; "
+            f"free some space or {remedy}"
         )
 
 
+class Interrupted(KeyboardInterrupt):
+    """The user stopped the run; says what is kept of it."""
+
+
 @contextmanager
-def staged(place: Path, *, overwrite: bool) -> Iterator[Path]:
-    """An empty folder that becomes ``place`` when the block ends, and vanishes when it raises.
+def staged(place: Path, *, overwrite: bool, resume: bool = False) -> Iterator[Path]:
+    """A folder that becomes ``place`` when the block ends, and vanishes when it raises.
+
+    It is empty at first, or with ``resume`` holds the weight files that an earlier run to the same place
+    finished, and their journal. When the user or the disk ends the block and such files are there, the
+    folder stays for the next run.
 
     Args:
         place: absolute path, from ``check_output``.
         overwrite: replace what is at ``place``; the old folder stays until the new one is complete.
+        resume: go on from what an earlier run left.
 
     Raises:
-        OutputError: ``place`` was filled by somebody else meanwhile.
+        OutputError: ``place`` was filled by somebody else meanwhile, or the disk failed and finished
+            files are kept.
+        Interrupted: the user ended it, and finished files are kept.
     """
-    with workspace(place) as staging:
+    with workspace(place, resume=resume) as staging:
         yield staging
         _publish(staging, place, overwrite=overwrite)
 
 
 @contextmanager
-def workspace(place: Path) -> Iterator[Path]:
-    """An empty folder beside ``place``, locked while the block runs and removed when it ends.
+def workspace(place: Path, *, resume: bool = False) -> Iterator[Path]:
+    """A folder beside ``place``, locked while the block runs and removed when it ends; see ``staged``.
 
     What earlier runs to the same place left beside it when they were killed is removed first.
     """
+    adopted = _adopt(place) if resume else None
     remove_leftovers(place)
-    folder, lock = _create(place)
+    folder, lock = adopted or _create(place)
+    keep = False
     try:
         yield folder
+    except (KeyboardInterrupt, OSError) as error:
+        files = kept(folder)
+        if files is None:
+            raise
+        keep = True
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(files) from error
+        raise OutputError(f"{error.strerror or error}; {files}, once that is mended") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
@@ -98,10 +130,7 @@ def remove_leftovers(place: Path) -> None:
 
     A folder that ``--overwrite`` had just moved aside goes back, if nothing took its place.
     """
-    for folder in place.parent.glob(f".{_escaped(place.name)}.ntk-convert-*"):
-        lock = _lock(folder)
-        if lock is None:
-            continue
+    for folder, lock in _leftovers(place):
         try:
             if folder.name.endswith(ASIDE) and not place.exists():
                 folder.rename(place)
@@ -109,6 +138,24 @@ def remove_leftovers(place: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
+
+
+def _leftovers(place: Path) -> Iterator[tuple[Path, int]]:
+    """The folders that runs which have ended left beside ``place``, each locked."""
+    for folder in sorted(place.parent.glob(f".{_escaped(place.name)}.ntk-convert-*")):
+        lock = _lock(folder)
+        if lock is not None:
+            yield folder, lock
+
+
+def _adopt(place: Path) -> tuple[Path, int] | None:
+    """A folder with finished weight files that an earlier run left, under a name of this run's, locked."""
+    for folder, lock in _leftovers(place):
+        if kept(folder) is not None and not folder.name.endswith(ASIDE):
+            prune(folder)
+            return folder.rename(_staging_name(place)), lock
+        os.close(lock)
+    return None
 
 
 def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
@@ -137,13 +184,16 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
 
 def _create(place: Path) -> tuple[Path, int]:
     while True:
-        name = f".{place.name}.ntk-convert-{os.getpid()}-{secrets.token_hex(4)}"
-        folder = place.with_name(name)
+        folder = _staging_name(place)
         folder.mkdir()
         lock = _lock(folder)
         if lock is not None:
             return folder, lock
         # Another run took the new folder for a leftover before it was locked.
+
+
+def _staging_name(place: Path) -> Path:
+    return place.with_name(f".{place.name}.ntk-convert-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def _lock(folder: Path) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import json
 import os
 import pickle
@@ -16,10 +17,29 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from converter import weights
 from converter.checkpoint import read_checkpoint
 from converter.errors import SourceError
-from converter.weights import copy_file, transfer
+from converter.progress import Advance
+from converter.weights import files
+from converter.weights import transfer as transfer_module
+from converter.weights.files import copy_file
+from converter.weights.rewrite import rewrite
+from converter.weights.transfer import transfer
+from converter.weights.worker import Request, Worker
+
+
+class SameProcess(Worker):
+    """Rewrites here: a process of its own for each of so many files would take minutes."""
+
+    def rewrite(self, request: Request, advance: Advance, check: Callable[[], object]) -> None:
+        values = vars(request)
+        rewrite(Path(values.pop("source")), Path(values.pop("target")), **values, advance=advance)
+
+
+@pytest.fixture(autouse=True)
+def _same_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "own_process" not in request.keywords:
+        monkeypatch.setattr(transfer_module, "Worker", SameProcess)
 
 
 def convert_weights(source: Path, target: Path) -> dict[str, torch.Tensor]:
@@ -28,6 +48,7 @@ def convert_weights(source: Path, target: Path) -> dict[str, torch.Tensor]:
     loaded: dict[str, torch.Tensor] = {}
     for file in read_checkpoint(target).files:
         loaded |= load_file(target / file)
+        (target / "weights.journal").unlink(missing_ok=True)
         with safe_open(target / file, framework="pt") as library:
             assert library.metadata() == {"format": "pt"}
     return loaded
@@ -65,18 +86,13 @@ def test_only_the_files_that_count_are_copied(make_source: Callable[..., Path], 
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("in_kernel", [True, False])
-def test_copy_of_a_file_larger_than_a_chunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_kernel: bool
-) -> None:
-    monkeypatch.setattr(weights, "CHUNK", 1000)
-    monkeypatch.setattr(weights, "READ", 300)
-    if not in_kernel:
-        monkeypatch.delattr(os, "copy_file_range", raising=False)
+def test_copy_of_a_file_larger_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BLOCK", 1000)
     (tmp_path / "a").write_bytes(os.urandom(12_345))
     done: list[int] = []
-    copy_file(tmp_path / "a", tmp_path / "b", 12_345, done.append)
+    digest = copy_file(tmp_path / "a", tmp_path / "b", 12_345, done.append)
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+    assert digest == hashlib.sha256((tmp_path / "a").read_bytes()).hexdigest()
     assert sum(done) == 12_345
     assert max(done) <= 1000
 
@@ -261,7 +277,7 @@ def sharded_bin(folder: Path, shards: list[dict[str, torch.Tensor]], weight_map:
         (
             [{"a": torch.ones(1)}, {"a": torch.ones(1), "b": torch.ones(1)}],
             {"a": 0, "b": 1},
-            "'a' is in s1.bin",
+            "'a' is in both s0.bin and s1.bin",
         ),
         ([{"a": torch.ones(1)}], {"a": 0, "b": 1}, "1 of 2 shards are missing, 's1.bin'"),
     ],

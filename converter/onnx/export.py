@@ -185,7 +185,8 @@ def write_graphs(
     own = work / STANDALONE
     files: dict[str, Path] = {}
     if options.copies_weights:
-        check_space(own, (repository.checkpoint.parameters or 0) * BYTES[dtype])
+        needed = (repository.checkpoint.parameters or 0) * BYTES[dtype]
+        check_space(work, needed, "the graph's own weights need", "leave out --onnx-standalone")
         own.mkdir()
     if dtype in QUANTISED:
         from converter.onnx.quantise import quantise

@@ -133,6 +133,10 @@ class RotaryRecipe:
     def stored(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
         return {}
 
+    @property
+    def exact_tensors(self) -> tuple[str, ...]:
+        return ()
+
     def stock(self, stored: Config) -> Frequencies:
         return self.rotary.frequencies
 

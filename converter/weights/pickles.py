@@ -1,62 +1,18 @@
-"""``pytorch_model.bin`` to safetensors, one shard in memory at a time, running none of its code."""
+"""What a ``pytorch_model.bin`` holds, as tensors only, running none of its code."""
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from converter.checkpoint import SAFETENSORS_INDEX, Checkpoint, target_names
-from converter.errors import OutputError, SourceError
-from converter.progress import Advance
+import torch
 
-if TYPE_CHECKING:
-    import torch
+from converter.errors import SourceError
+from converter.weights.files import is_zip
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 """Names of the torch dtypes that a model's tensors have."""
-
-
-def convert_shards(checkpoint: Checkpoint, source: Path, folder: Path, advance: Advance) -> None:
-    """Writes ``model.safetensors``, or as many shards as the checkpoint has and their index.
-
-    Raises:
-        SourceError: a shard that is unreadable, holds more than tensors, or lacks one of the index.
-    """
-    targets = target_names(checkpoint.files, checkpoint.index)
-    weight_map: dict[str, str] = {}
-    total = 0
-    for name in checkpoint.files:
-        stored, size = _convert_shard(checkpoint, source / name, folder / targets[name], advance)
-        for tensor in stored & weight_map.keys():
-            raise SourceError(f"the tensor {tensor!r} is in {name} and in an earlier shard")
-        weight_map.update(dict.fromkeys(stored, targets[name]))
-        total += size
-    if len(checkpoint.files) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        (folder / SAFETENSORS_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _convert_shard(
-    checkpoint: Checkpoint, source: Path, target: Path, advance: Advance
-) -> tuple[set[str], int]:
-    """Converts one file, and lets go of its tensors; their names, and bytes written."""
-    state = load(source)
-    for tensor, file in checkpoint.weight_map.items():
-        if file == source.name and tensor not in state:
-            raise SourceError(f"{checkpoint.index} lists the tensor {tensor!r}, but {file} does not have it")
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    tensors = distinct(state)
-    try:
-        save_file(tensors, target, metadata={"format": "pt"})
-    except SafetensorError as error:  # its form of a full disk and the like
-        raise OutputError(f"cannot write {target.name}: {error}") from error
-    advance(source.stat().st_size)
-    return set(tensors), sum(tensor.nbytes for tensor in tensors.values())
 
 
 def load(path: Path) -> dict[str, torch.Tensor]:
@@ -65,14 +21,10 @@ def load(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         SourceError: unreadable, or something other than a dict of plain tensors.
     """
-    import torch
-
-    with path.open("rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"  # the format since torch 1.6; older ones cannot be mapped
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of unusual pickles; they load or they do not
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip(path))
     except MemoryError:
         raise
     except Exception as error:  # a hostile pickle can raise anything

@@ -1,0 +1,107 @@
+"""Which weight files of an unfinished run are finished, so that ``--resume`` can go on from there.
+
+The journal is a file in the staging folder, one JSON object a line, written when a file is finished:
+what was read (by what a changed file cannot keep) and what was made (by size and SHA-256). A name alone
+proves nothing: a file may have been cut off, or come from another source.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from converter.progress import Advance
+from converter.weights.files import sha256
+
+JOURNAL = "weights.journal"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One weight file that is complete."""
+
+    file: str
+    """Its name in the staging folder."""
+    size: int
+    sha256: str
+    source: str
+    """What it was made from and how, see ``identity``."""
+
+
+def identity(source: Path, how: str) -> str:
+    """What a file's content depends on: the source's place, size and time of change, and ``how``."""
+    status = source.stat()
+    return f"{source.resolve()} {status.st_ino} {status.st_size} {status.st_mtime_ns} {how}"
+
+
+class Journal:
+    """The journal of one staging folder. Safe to use from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / JOURNAL
+        self._lock = threading.Lock()
+
+    def add(self, entry: Finished) -> None:
+        """Notes a finished file."""
+        with self._lock, self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(entry)) + "\n")
+
+    def entries(self) -> dict[str, Finished]:
+        """What was noted, by file name; a line that was cut off or is damaged counts for nothing."""
+        found: dict[str, Finished] = {}
+        try:
+            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return found
+        for line in lines:
+            try:
+                entry = Finished(**json.loads(line))
+            except (TypeError, ValueError, RecursionError):
+                continue
+            found[str(entry.file)] = entry
+        return found
+
+    def rewrite(self, entries: Iterable[Finished]) -> None:
+        """Leaves only these lines."""
+        self.remove()
+        for entry in entries:
+            self.add(entry)
+
+    def remove(self) -> None:
+        """Takes the journal out of the folder, which is complete."""
+        self.path.unlink(missing_ok=True)
+
+
+def is_finished(
+    folder: Path, entry: Finished, source: str, advance: Advance, check: Callable[[], object]
+) -> bool:
+    """Whether a file is still there as it was noted, made from what ``source`` identifies now."""
+    path = folder / Path(entry.file).name
+    if path.is_symlink() or not path.is_file():
+        return False
+    if (entry.source, entry.size) != (source, path.stat().st_size):
+        return False
+    return sha256(path, advance, check) == entry.sha256
+
+
+def prune(folder: Path) -> None:
+    """Removes from an unfinished run's folder all but the journal and the files that it names."""
+    named = {JOURNAL, *Journal(folder).entries()}
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in named:
+            path.unlink()
+
+
+def kept(folder: Path) -> str | None:
+    """What there is to go on from in a staging folder, for the user; None if nothing is."""
+    count = len(Journal(folder).entries())
+    if count == 0:
+        return None
+    files = "1 finished weight file is" if count == 1 else f"{count} finished weight files are"
+    return f"{files} kept in {folder}: the same command with --resume goes on from there"

@@ -1,0 +1,161 @@
+"""One weight file written anew as safetensors: from a ``.bin``, or in another dtype.
+
+It is written block by block, so that the memory does not depend on the file's size. The format is told
+in ``converter.checkpoint``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from converter.checkpoint import ITEM_BYTES, read_header
+from converter.errors import SourceError
+from converter.progress import Advance
+from converter.weights.files import BLOCK, changed
+from converter.weights.pickles import distinct, load
+
+NAMES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+"""torch's dtypes -> those of the format."""
+FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+"""What ``--dtype`` changes, and can change to."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor, to be read block by block."""
+
+    dtype: str
+    """As the format calls it."""
+    shape: tuple[int, ...]
+    blocks: Callable[[], Iterator[torch.Tensor]]
+    """Its elements in order: one-dimensional tensors of its dtype, or of bytes where no torch dtype is it."""
+
+
+def rewrite(
+    source: Path,
+    target: Path,
+    *,
+    dtype: str | None = None,
+    keep: Collection[str] = (),
+    expected: Collection[str] = (),
+    advance: Advance = int,
+) -> None:
+    """Writes the tensors of ``source`` to the safetensors file ``target``.
+
+    Args:
+        source: a ``.bin`` or safetensors file.
+        target: file to make; it must not exist.
+        dtype: what floating point tensors are rounded to (nearest, ties to even): F32, F16 or BF16;
+            None to leave them.
+        keep: names of tensors that stay as they are.
+        expected: names that a ``.bin`` file must have; its index says so.
+        advance: told the bytes done, in bytes of the source.
+
+    Raises:
+        SourceError: unreadable, more than tensors, a name missing, a file that ended short, or a value
+            that ``dtype`` cannot hold.
+    """
+    size = source.stat().st_size
+    tensors = _of_bin(source, expected) if source.suffix == ".bin" else _of_safetensors(source)
+    wanted = {
+        name: dtype if dtype is not None and stored.dtype in FLOATS and name not in keep else stored.dtype
+        for name, stored in tensors.items()
+    }
+    # The wide ones first, and the data at a multiple of 8 bytes, keep every element aligned.
+    order = sorted(tensors, key=lambda name: (-ITEM_BYTES[wanted[name]], name))
+    done = 0
+    with target.open("xb", buffering=0) as file:
+        _write(file.fileno(), _header({name: (wanted[name], tensors[name].shape) for name in order}))
+        for name in order:
+            for block in tensors[name].blocks():
+                count = block.nbytes
+                if wanted[name] != tensors[name].dtype:
+                    block = _cast(block, FLOATS[wanted[name]], name)
+                _write(file.fileno(), block.view(torch.uint8).numpy().data)
+                done += count
+                advance(count)
+    advance(size - done)
+
+
+def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (dtype, shape) in tensors.items():
+        end = at + ITEM_BYTES[dtype] * torch.Size(shape).numel()
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _of_bin(source: Path, expected: Collection[str]) -> dict[str, Stored]:
+    state = load(source)
+    for name in expected:
+        if name not in state:
+            raise SourceError(f"the index lists the tensor {name!r}, but {source.name} does not have it")
+
+    def stored(tensor: torch.Tensor) -> Stored:
+        def blocks() -> Iterator[torch.Tensor]:
+            flat = tensor.detach().contiguous().view(-1)  # of one that is not dense, a copy
+            if flat.numel():
+                yield from torch.split(flat, BLOCK // flat.element_size())
+
+        return Stored(NAMES[tensor.dtype], tuple(tensor.shape), blocks)
+
+    return {name: stored(tensor) for name, tensor in distinct(state).items()}
+
+
+def _of_safetensors(source: Path) -> dict[str, Stored]:
+    """Read and not mapped: of a mapped file that ends short, the whole process would die."""
+
+    def stored(dtype: str, shape: tuple[int, ...], start: int, end: int) -> Stored:
+        def blocks() -> Iterator[torch.Tensor]:
+            with source.open("rb", buffering=0) as file:
+                for at in range(start, end, BLOCK):
+                    buffer = bytearray(min(BLOCK, end - at))
+                    if os.preadv(file.fileno(), [buffer], at) != len(buffer):
+                        raise changed(source.name, at, end)
+                    yield torch.frombuffer(buffer, dtype=FLOATS.get(dtype, torch.uint8))
+
+        return Stored(dtype, shape, blocks)
+
+    return {
+        name: stored(tensor.dtype, tensor.shape, tensor.offset, tensor.offset + tensor.end - tensor.start)
+        for name, tensor in read_header(source).items()
+    }
+
+
+def _cast(block: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
+    result = block.to(dtype)
+    if not result.isfinite().all() and not torch.equal(result.isfinite(), block.isfinite()):
+        largest = block[block.isfinite()].abs().max().item()
+        raise SourceError(
+            f"the tensor {name!r} has values up to {largest:.3g}, which {str(dtype).removeprefix('torch.')} "
+            "cannot hold; give another --dtype"
+        )
+    return result
+
+
+def _write(descriptor: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         MissingPackage,
         OutputError,
         ProviderError,
+        PushError,
         SourceError,
         UnsupportedModel,
         UsageError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from converter.onnx.options import OnnxOptions
     from converter.onnx.validate import validate
     from converter.pipeline import ConversionResult, convert
+    from converter.push import PushResult, push
 
 __all__ = [
     "AlreadyConverted",
@@ -42,6 +44,8 @@ __all__ = [
     "OnnxOptions",
     "OutputError",
     "ProviderError",
+    "PushError",
+    "PushResult",
     "SourceError",
     "UnsupportedModel",
     "UsageError",
@@ -51,6 +55,7 @@ __all__ = [
     "convert",
     "export",
     "inspect",
+    "push",
     "supported",
     "validate",
 ]
@@ -63,6 +68,8 @@ _MODULES = {
     "export": "converter.onnx.export",
     "ExportResult": "converter.onnx.export",
     "OnnxOptions": "converter.onnx.options",
+    "push": "converter.push",
+    "PushResult": "converter.push",
     "supported": "converter.catalogue",
     "validate": "converter.onnx.validate",
 }

@@ -6,6 +6,7 @@ ConverterError              one line for the user: what is wrong and what to do
 ├── UnsupportedModel        not a model that this scaling can be baked into
 ├── AlreadyConverted        the source is itself a converted repository
 ├── OutputError             the output folder cannot be used
+├── PushError               the repository on the Hub cannot be written to
 ├── VerificationError       the converted repository failed its checks
 ├── ValidationError         an ONNX graph failed its checks
 ├── ProviderError           onnxruntime cannot run where it was asked to
@@ -39,6 +40,10 @@ class AlreadyConverted(ConverterError):
 
 class OutputError(ConverterError):
     """The output folder exists, cannot be written, or does not fit on the disk."""
+
+
+class PushError(ConverterError):
+    """The repository on the Hub holds something else, or the Hub does not take what is sent."""
 
 
 class VerificationError(ConverterError):

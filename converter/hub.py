@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,24 +72,18 @@ def open_repository(
         SourceError: not found, gated, no such revision, offline and not cached, ...
         UsageError: a token that cannot be one, or an empty revision.
     """
-    from huggingface_hub import HfApi, get_token, hf_hub_download
-    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from huggingface_hub import HfApi, hf_hub_download
 
-    # An HTTP client refuses what is no header with an error that quotes it, the token included.
-    secret = get_token() if token is None else token
-    if secret is not None and not re.fullmatch("[!-~]+", secret):
-        where = "the saved token (HF_TOKEN or hf auth login)" if token is None else "--token"
-        raise UsageError(f"{where} is not an access token; create one in the Hub's settings")
+    access_token(token)
     if revision == "":
         raise UsageError("--revision is empty; give a branch, tag or commit, or leave it out")
-    if not progress:
-        disable_progress_bars()
+    progress_bars(show=progress)
 
     def list_files(at: str | None) -> ModelInfo | None:
         try:
             return HfApi(token=token).model_info(repo_id, revision=at, files_metadata=True)
         except Exception as error:
-            if _template(error) is UNREACHABLE:
+            if template_for(error, MESSAGES) is UNREACHABLE:
                 return None
             raise _explained(error, repo_id, revision, CONFIG) from error
 
@@ -127,6 +122,43 @@ def open_repository(
     return Source(repo_id, folder, files, repo_id, commit, parameters, fetch, offline=offline, nested=nested)
 
 
+def access_token(token: str | None) -> str | None:
+    """The token that the client will send: the one given, HF_TOKEN or the saved login; None without one.
+
+    Raises:
+        UsageError: what cannot be one. An HTTP client refuses what is no header with an error that quotes
+            it, the token included.
+    """
+    from huggingface_hub import get_token
+
+    secret = get_token() if token is None else token
+    if secret is not None and not re.fullmatch("[!-~]+", secret):
+        where = "the saved token (HF_TOKEN or hf auth login)" if token is None else "--token"
+        raise UsageError(f"{where} is not an access token; create one in the Hub's settings")
+    return secret
+
+
+def progress_bars(*, show: bool) -> None:
+    """Lets the client draw bars or not; what HF_HUB_DISABLE_PROGRESS_BARS forbids stays forbidden."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not show:
+        disable_progress_bars()
+
+
+def bytes_to_download(source: Source, names: Iterable[str]) -> int:
+    """How much of a source's files the Hub's cache lacks, as far as the Hub tells sizes.
+
+    The cache is on the file system of ``source.folder``. Of a file whose download was interrupted, all
+    bytes are counted, though the client goes on where it stopped. Nothing is asked of the Hub.
+    """
+    if source.local:
+        return 0
+    lacking = [name for name in names if not (source.folder / name).is_file()]
+    sizes = {**source.files, **(source.nested or {})}
+    return sum(sizes.get(name) or 0 for name in lacking)
+
+
 def _note(folder: Path, revision: str) -> None:
     """Writes into the cache which commit a branch or tag is, as the client does, for offline use.
 
@@ -142,12 +174,13 @@ def _note(folder: Path, revision: str) -> None:
             ref.write_text(folder.name, encoding="utf-8")
 
 
-def _template(error: Exception) -> str | None:
-    return next((MESSAGES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in MESSAGES), None)
+def template_for(error: BaseException, messages: Mapping[str, str]) -> str | None:
+    """The line of a table like ``MESSAGES`` for an error; None if it has none."""
+    return next((messages[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in messages), None)
 
 
 def _explained(error: Exception, repo_id: str, revision: str | None, file: str) -> Exception:
-    template = _template(error)
+    template = template_for(error, MESSAGES)
     if template is None and isinstance(error, OSError):
         # The client's own finding that a file is too short has no number; the cache's disk has one.
         template = CACHE if error.errno else BROKEN_OFF

@@ -23,7 +23,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-pytest_plugins = ("tests.patched", "tests.onnx_graphs")
+pytest_plugins = ("tests.patched", "tests.onnx_graphs", "tests.hub_commands")
 
 # The user's token, cache and saved code stay out of the tests, and each worker has its own. Set
 # before anything imports huggingface_hub, which reads it once.

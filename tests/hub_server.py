@@ -1,8 +1,8 @@
-"""A Hub on loopback: as much of the Hub's HTTP protocol as huggingface_hub needs to download.
+"""A Hub on loopback: as much of the Hub's HTTP protocol as huggingface_hub needs to down- and upload.
 
 Two listeners, as in life: the Hub itself, and the storage that it redirects to for large files,
 another origin that must never see a token. Both record what they are asked. Repositories are plain
-folders; a commit is a folder that does not change any more.
+folders; a commit is a folder that does not change any more. What writes is in ``hub_writing``.
 """
 
 from __future__ import annotations
@@ -12,75 +12,43 @@ import json
 import re
 import socket
 import struct
+import tempfile
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import quote, unquote, urlsplit
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
-Host = Literal["hub", "storage"]
-Fault = Literal["cut", "reset", "short", "busy"]
-"""What goes wrong with one download: the connection ends in the middle of the file, politely
-(``cut``) or not (``reset``); the file seems complete but is half as long; HTTP 503."""
+from tests.hub_protocol import (
+    LARGE,
+    Account,
+    Answer,
+    Fault,
+    Host,
+    Refusal,
+    Repository,
+    Request,
+    as_json,
+    files_in,
+    git_id,
+    match,
+    resolve,
+    sha256,
+)
+from tests.hub_writing import Writing
 
-LARGE = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".pt", ".model")
-"""Ends of the file names that the Hub keeps in its storage (a new repository's .gitattributes)."""
+__all__ = ["Account", "Fault", "HubServer", "Refusal", "Repository", "Request"]
+
 MODEL_INFO = re.compile(r"/api/models/(?P<id>[^/]+(?:/[^/]+)?)(?:/revision/(?P<revision>[^/]+))?")
+REFS = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/refs")
+TREE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)")
 RESOLVE = re.compile(r"/(?P<id>[^/]+(?:/[^/]+)?)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
-
-
-@dataclass(frozen=True)
-class Request:
-    """One request, as it came."""
-
-    host: Host
-    method: str
-    path: str
-    """Still quoted, without the query."""
-    headers: dict[str, str]
-    """Names in lower case."""
-
-    @property
-    def token(self) -> str | None:
-        """The bearer token."""
-        scheme, _, token = self.headers.get("authorization", "").partition(" ")
-        return token if scheme == "Bearer" else None
-
-
-@dataclass
-class Repository:
-    """A repository: its commits and what points to them."""
-
-    commits: dict[str, Path] = field(default_factory=dict)
-    refs: dict[str, str] = field(default_factory=dict)
-    """Branch or tag -> commit."""
-    private: bool = False
-    gated: bool = False
-    readers: frozenset[str] = frozenset()
-    """Tokens that open it, if it is private or gated."""
-
-
-@dataclass
-class Answer:
-    """An answer; a body that is a path is a file that can be asked for in ranges."""
-
-    status: HTTPStatus = HTTPStatus.OK
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes | Path = b""
-
-
-class Refusal(Exception):
-    """An error as the Hub words it: in headers, which is where its client looks."""
-
-    def __init__(self, status: HTTPStatus, code: str | None, message: str) -> None:
-        super().__init__(message)
-        headers = {"X-Error-Message": message, "Content-Type": "application/json"}
-        if code is not None:
-            headers["X-Error-Code"] = code
-        self.answer = Answer(status, headers, json.dumps({"error": message}).encode())
+LARGEST_BODY = 64 << 20
+"""Bytes of a request to the Hub itself that are read at all; what goes to the storage is streamed."""
 
 
 class HubServer:
@@ -90,11 +58,21 @@ class HubServer:
         self.repositories: dict[str, Repository] = {}
         self.tokens: set[str] = set()
         """Tokens of anybody; others are refused. The readers of repositories need not be listed."""
+        self.accounts: dict[str, Account] = {}
+        """Token -> whose it is; only these can write."""
         self.requests: list[Request] = []
         self.before: Callable[[Request], object] | None = None
-        """Called with each request before it is answered."""
+        """Called with each request before it is answered; it may raise a ``Refusal``."""
         self.faults: dict[str, list[Fault]] = {}
         """File name -> what goes wrong with its next downloads, one after another."""
+        self.upload_faults: list[Fault] = []
+        """What goes wrong with the next uploads to the storage, one after another."""
+        self.half_sent: Callable[[], object] | None = None
+        """Called when half of a file has come, before the rest is read."""
+        self.part_bytes: int | None = None
+        """Larger files are to be sent in parts of this many bytes."""
+        self._temporary = tempfile.TemporaryDirectory(prefix="hub-")
+        self.writing = Writing(self, Path(self._temporary.name))
         self._stored: dict[str, Path] = {}
         self._lock = threading.Lock()
         self._listeners = {host: _listen(self, host) for host in ("hub", "storage")}
@@ -106,11 +84,17 @@ class HubServer:
         for listener in self._listeners.values():
             listener.shutdown()
             listener.server_close()
+        self._temporary.cleanup()
 
     @property
     def endpoint(self) -> str:
         """What HF_ENDPOINT is to be."""
         return f"http://127.0.0.1:{self._listeners['hub'].server_port}"
+
+    @property
+    def storage(self) -> str:
+        """Where large files are."""
+        return f"http://127.0.0.1:{self._listeners['storage'].server_port}"
 
     def commit(
         self,
@@ -132,7 +116,7 @@ class HubServer:
             repo_id, Repository(private=private, gated=gated, readers=frozenset(readers))
         )
         content = hashlib.sha1()
-        for name in _files(folder):
+        for name in files_in(folder):
             data = (folder / name).read_bytes()
             content.update(f"{name}\n{len(data)}\n".encode() + data)
         commit = content.hexdigest()
@@ -140,7 +124,14 @@ class HubServer:
         repository.refs[branch] = commit
         if tag is not None:
             repository.refs[tag] = commit
+            repository.tags.add(tag)
         return commit
+
+    def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
+        """What a repository holds: file -> content."""
+        repository = self.repositories[repo_id]
+        folder = repository.commits[repository.refs[revision]]
+        return {name: (folder / name).read_bytes() for name in files_in(folder)}
 
     def downloads(self) -> list[str]:
         """The names of the files whose content was asked for, in that order, each once."""
@@ -148,7 +139,7 @@ class HubServer:
         for request in self.requests:
             if request.method == "GET" and request.host == "storage":
                 names.append(self._stored[request.path.removeprefix("/")].name)
-            elif request.method == "GET" and (found := _match(RESOLVE, request)):
+            elif request.method == "GET" and (found := match(RESOLVE, request)):
                 names.append(found["file"])
         return list(dict.fromkeys(names))
 
@@ -156,9 +147,9 @@ class HubServer:
         """Records a request and answers it."""
         with self._lock:
             self.requests.append(request)
-            if self.before is not None:
-                self.before(request)
             try:
+                if self.before is not None:
+                    self.before(request)
                 return self._storage(request) if request.host == "storage" else self._hub(request)
             except Refusal as refusal:
                 return refusal.answer
@@ -168,25 +159,49 @@ class HubServer:
         with self._lock:
             return self.faults[name].pop(0) if self.faults.get(name) else None
 
+    def store(self, request: Request, body: BufferedIOBase, length: int) -> Answer | None:
+        """Takes a file that is sent to the storage; None if the connection is to break off."""
+        with self._lock:
+            self.requests.append(request)
+            fault = self.upload_faults.pop(0) if self.upload_faults else None
+        if "authorization" in request.headers:
+            return Refusal(HTTPStatus.BAD_REQUEST, None, "Only one auth mechanism allowed").answer
+        return self.writing.receive(request, body, length, fault)
+
     def _hub(self, request: Request) -> Answer:
-        if found := _match(MODEL_INFO, request):
-            repository = self._allowed(found["id"], request.token, content=False)
-            commit = _resolve(repository, found.get("revision", "main"))
-            info = _model_info(found["id"], repository, commit)
-            return Answer(headers={"Content-Type": "application/json"}, body=json.dumps(info).encode())
-        if found := _match(RESOLVE, request):
-            repository = self._allowed(found["id"], request.token, content=True)
-            commit = _resolve(repository, found["revision"])
+        if request.method == "POST":
+            return self.writing.answer(request)
+        if request.path == "/api/whoami-v2":
+            return self.writing.whoami(request)
+        if found := match(REFS, request):
+            return as_json(_refs(self.allowed(found["id"], request.token)))
+        if found := match(TREE, request):
+            repository = self.allowed(found["id"], request.token)
+            return as_json(_tree(repository.commits[resolve(repository, found["revision"])]))
+        if found := match(MODEL_INFO, request):
+            repository = self.allowed(found["id"], request.token)
+            commit = resolve(repository, found.get("revision", "main"))
+            return as_json(_model_info(found["id"], repository, commit))
+        if found := match(RESOLVE, request):
+            repository = self.allowed(found["id"], request.token, content=True)
+            commit = resolve(repository, found["revision"])
             return self._file(repository.commits[commit], found["file"], commit)
         raise Refusal(HTTPStatus.NOT_FOUND, None, "Sorry, we can't find the page you are looking for.")
 
-    def _allowed(self, repo_id: str, token: str | None, *, content: bool) -> Repository:
+    def check_token(self, token: str | None) -> None:
+        """Refuses a token that is nobody's."""
         known = self.tokens.union(*(repository.readers for repository in self.repositories.values()))
-        if token is not None and token not in known:
+        if token is not None and token not in known | self.accounts.keys():
             raise Refusal(HTTPStatus.UNAUTHORIZED, None, "Invalid credentials in Authorization header")
+
+    def allowed(self, repo_id: str, token: str | None, *, content: bool = False) -> Repository:
+        """The repository, if the token may see it; with ``content``, its files too."""
+        self.check_token(token)
         repository = self.repositories.get(repo_id)
+        account = self.accounts.get(token or "")
+        member = account is not None and repo_id.partition("/")[0] in account.namespaces
         # Who is not logged in is not told what does not exist and what is private.
-        if repository is None or (repository.private and token not in repository.readers):
+        if repository is None or (repository.private and not member and token not in repository.readers):
             if token is None:
                 raise Refusal(HTTPStatus.UNAUTHORIZED, "RepoNotFound", "Invalid username or password.")
             raise Refusal(HTTPStatus.NOT_FOUND, "RepoNotFound", "Repository not found")
@@ -196,21 +211,21 @@ class HubServer:
         return repository
 
     def _file(self, folder: Path, name: str, commit: str) -> Answer:
-        if name not in _files(folder):
+        if name not in files_in(folder):
             refusal = Refusal(HTTPStatus.NOT_FOUND, "EntryNotFound", "Entry not found")
             refusal.answer.headers["X-Repo-Commit"] = commit
             raise refusal
         path = folder / name
         headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if not name.endswith(LARGE):
-            return Answer(headers=headers | {"ETag": f'"{_git_id(path.read_bytes())}"'}, body=path)
-        content = _sha256(path)
+            return Answer(headers=headers | {"ETag": f'"{git_id(path.read_bytes())}"'}, body=path)
+        content = sha256(path)
         self._stored[content] = path
         headers |= {
             "X-Linked-ETag": f'"{content}"',
             "X-Linked-Size": str(path.stat().st_size),
             "ETag": f'"{content}"',
-            "Location": f"http://127.0.0.1:{self._listeners['storage'].server_port}/{content}?Signature=x",
+            "Location": f"{self.storage}/{content}?Signature=x",
         }
         return Answer(HTTPStatus.FOUND, headers, b"Found. Redirecting")
 
@@ -228,11 +243,27 @@ def _listen(server: HubServer, host: Host) -> ThreadingHTTPServer:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            path = urlsplit(self.path).path
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            _send(self, server, server.answer(Request(host, self.command, path, headers)))
+            request, body, length = self.request_line()
+            if host == "storage" and self.command == "PUT":
+                answer = server.store(request, body, length)
+                if answer is None:
+                    _break_off(self)
+                    return
+            elif length > LARGEST_BODY:
+                answer = Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, None, "payload too large").answer
+                self.close_connection = True
+            else:
+                answer = server.answer(replace(request, body=body.read(length)))
+            _send(self, server, answer)
 
-        do_HEAD = do_GET  # noqa: N815
+        do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
+
+        def request_line(self) -> tuple[Request, BufferedIOBase, int]:
+            """The request without its body; where that is read from, and its length in bytes."""
+            url = urlsplit(self.path)
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            request = Request(host, self.command, url.path, headers, dict(parse_qsl(url.query)))
+            return request, self.rfile, int(headers.get("content-length", 0))
 
         def log_message(self, *_: object) -> None:
             pass
@@ -277,35 +308,25 @@ def _send(handler: BaseHTTPRequestHandler, server: HubServer, answer: Answer) ->
         return
     handler.wfile.write(body[:middle])
     handler.wfile.flush()
+    _break_off(handler, politely=fault == "cut")
+
+
+def _break_off(handler: BaseHTTPRequestHandler, *, politely: bool = False) -> None:
     handler.close_connection = True
-    if fault == "reset":
+    if not politely:
         # Lingering for no time makes closing a reset.
         handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         handler.connection.close()
 
 
-def _match(pattern: re.Pattern[str], request: Request) -> dict[str, str]:
-    """The parts of the path, unquoted; a quoted slash does not part them."""
-    found = pattern.fullmatch(request.path)
-    parts = found.groupdict() if found else {}
-    return {name: unquote(part) for name, part in parts.items() if part is not None}
-
-
-def _resolve(repository: Repository, revision: str) -> str:
-    commit = repository.refs.get(revision, revision)
-    if commit not in repository.commits:
-        raise Refusal(HTTPStatus.NOT_FOUND, "RevisionNotFound", f"Invalid rev id: {quote(revision)}")
-    return commit
-
-
 def _model_info(repo_id: str, repository: Repository, commit: str) -> dict[str, Any]:
     folder = repository.commits[commit]
     siblings = []
-    for name in _files(folder):
+    for name in files_in(folder):
         data = (folder / name).read_bytes()
-        entry: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": _git_id(data)}
+        entry: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": git_id(data)}
         if name.endswith(LARGE):
-            entry["lfs"] = {"sha256": _sha256(folder / name), "size": len(data), "pointerSize": 134}
+            entry["lfs"] = {"sha256": sha256(folder / name), "size": len(data), "pointerSize": 134}
         siblings.append(entry)
     counts = _parameters(folder)
     return {
@@ -318,6 +339,33 @@ def _model_info(repo_id: str, repository: Repository, commit: str) -> dict[str, 
         "tags": [],
         **({"safetensors": {"parameters": counts, "total": sum(counts.values())}} if counts else {}),
     }
+
+
+def _refs(repository: Repository) -> dict[str, Any]:
+    kinds: dict[str, list[dict[str, str]]] = {"branches": [], "tags": [], "converts": [], "pullRequests": []}
+    for name, commit in repository.refs.items():
+        kind, start = ("tags", "refs/tags/") if name in repository.tags else ("branches", "refs/heads/")
+        if not name.startswith("refs/"):
+            kinds[kind].append({"name": name, "ref": start + name, "targetCommit": commit})
+    return kinds
+
+
+def _tree(folder: Path) -> list[dict[str, Any]]:
+    """Everything in a commit, as if asked for recursively; two pages would be too much for a test."""
+    entries = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir():
+            entries.append({"type": "directory", "path": name, "oid": git_id(b""), "size": 0})
+            continue
+        data = path.read_bytes()
+        entry: dict[str, Any] = {"type": "file", "path": name, "oid": git_id(data), "size": len(data)}
+        if name.endswith(LARGE):
+            # The id is that of the pointer that git has in its place.
+            entry["oid"] = git_id(f"oid sha256:{sha256(path)}".encode())
+            entry["lfs"] = {"oid": sha256(path), "size": len(data), "pointerSize": 134}
+        entries.append(entry)
+    return entries
 
 
 def _parameters(folder: Path) -> dict[str, int]:
@@ -333,15 +381,3 @@ def _parameters(folder: Path) -> dict[str, int]:
                     size *= length
                 counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + size
     return counts
-
-
-def _files(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-
-def _git_id(data: bytes) -> str:
-    return hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

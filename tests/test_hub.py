@@ -3,93 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Run, edit_json
+from tests.hub_commands import TOKEN, Command
 from tests.hub_server import Fault, HubServer, Request
 
-ROOT = Path(__file__).parent.parent
 ID = "org/tiny-bloom"
-TOKEN = "hf_secretSECRETsecret"
 CONVERT = (ID, "--scale", "2", "--out", "out", "--no-verify", "--json")
 
 Pristine = Callable[..., Path]
-Command = Callable[..., Run]
-
-
-@pytest.fixture
-def hub() -> Iterator[HubServer]:
-    with HubServer() as server:
-        yield server
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    """The working directory of the commands."""
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def command(hub: HubServer, tmp_path: Path, work: Path) -> Iterator[Command]:
-    """``command(*words, **environment)``: the command line as a process, the Hub being ``hub``.
-
-    Whatever it says or writes, the token is not in it.
-    """
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.upper().startswith("HF_") and not name.upper().endswith("_PROXY")
-    }
-    environment |= {
-        "HOME": str(tmp_path),
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_ENDPOINT": hub.endpoint,
-        "PYTHONPATH": str(ROOT),
-    }
-
-    def call(*words: object, **more: str) -> Run:
-        done = subprocess.run(
-            [sys.executable, "-m", "converter", *map(str, words)],
-            cwd=work,
-            env=environment | more,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert "secret" not in (done.stdout + done.stderr).lower()
-        return Run(done.returncode, done.stdout, done.stderr)
-
-    yield call
-    for path in work.rglob("*"):
-        assert not path.is_file() or b"secret" not in path.read_bytes().lower()
-    assert {request.token for request in hub.requests if request.host == "storage"} <= {None}
-
-
-@pytest.fixture
-def here(run: Command, work: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """``here(*words)``: the command line in this process, for what is refused before the Hub is asked."""
-    monkeypatch.chdir(work)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("the Hub was asked")
-
-    def call(*words: object) -> Run:
-        done = run(*words)
-        assert "secret" not in (done.out + done.err).lower()
-        return done
-
-    monkeypatch.setattr("socket.getaddrinfo", refuse)
-    return call
 
 
 def refused(run: Run, work: Path, *parts: str, code: int = 1) -> None:

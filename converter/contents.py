@@ -1,0 +1,183 @@
+"""What a converted repository on the disk consists of, and whether it still is what it must be.
+
+Only what a conversion or an export writes belongs to it. Everything else in the folder, such as hidden
+files, pickles and graphs that failed, is somebody's own and stays where it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from converter import recipe as recipes
+from converter.checkpoint import Checkpoint, read_checkpoint
+from converter.errors import SourceError, ValidationError, VerificationError
+from converter.families import Config
+from converter.jsonfile import read_object
+from converter.onnx.export import GENAI, REPORT, check_requirements, graphs_in
+from converter.recipe import Recipe
+from converter.repository import PROVENANCE, copied_files, templates_folder
+from converter.source import CARD, CONFIG, Source
+from converter.tokenizers import TEMPLATE
+
+if TYPE_CHECKING:
+    from converter.verification import Check
+
+State = tuple[int, int, int]
+"""Size in bytes, time of the last change in ns, and number of a file: another state, another content."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A converted repository."""
+
+    folder: Path
+    config: Config
+    recipe: Recipe
+    checkpoint: Checkpoint
+    graphs: Sequence[Path]
+    states: Mapping[str, State]
+    """Every file that belongs to it, relative to ``folder``, as it was when it was listed."""
+    left: Sequence[str]
+    """Files, and folders ending in a slash, that do not."""
+
+    @property
+    def files(self) -> dict[str, int]:
+        """File -> size in bytes."""
+        return {name: size for name, (size, _, _) in self.states.items()}
+
+    @property
+    def source(self) -> str | None:
+        """The Hub id or name of what it was made from."""
+        origin = self.config[PROVENANCE].get("source")
+        return origin if isinstance(origin, str) else None
+
+    def check_unchanged(self) -> None:
+        """Raises ``SourceError`` for a file that is not as it was when it was listed, and then verified."""
+        for name, state in self.states.items():
+            try:
+                found = _state(self.folder / name)
+            except OSError:
+                found = None
+            if found != state:
+                raise SourceError(
+                    f"{name} was changed meanwhile; run the command again when nobody writes there"
+                )
+
+
+def read_contents(folder: Path) -> Contents:
+    """Lists a converted repository. Of the weights, only headers are read; no code is run.
+
+    Raises:
+        SourceError: no converted repository, a damaged one, code that is not this version's, or a link
+            that leads out of the folder.
+    """
+    if not (folder / CONFIG).is_file():
+        raise SourceError(f"{folder} has no {CONFIG}; name a repository that ntk-convert wrote")
+    config = read_object(folder / CONFIG)
+    if not isinstance(config.get(PROVENANCE), Mapping):
+        raise SourceError(
+            f"{folder} is not converted; convert it first: ntk-convert MODEL --scale A --out DIR"
+        )
+    recipe = recipes.of_checkpoint(config)
+    if not recipe.converted:
+        raise SourceError(f"{folder}/{CONFIG} is damaged: it says who wrote it, but not what; convert again")
+    checkpoint = read_checkpoint(folder)
+    if checkpoint.format != "safetensors":
+        raise SourceError(f"the weights of {folder} are no safetensors files; convert the checkpoint again")
+    present = set(_walk(folder))
+    names = {path.name: (folder / path.name).stat().st_size for path in folder.iterdir() if path.is_file()}
+    code = [*recipe.templates, *({TEMPLATE} & names.keys() if recipe.templates else ())]
+    graphs = graphs_in(folder) if recipe.positions == "alibi" else []
+    wanted = [
+        CONFIG,
+        *({CARD} & present),
+        *code,
+        *checkpoint.files,
+        *([checkpoint.index] if checkpoint.index else []),
+        *copied_files(Source(folder.name, folder, names)),
+        *_graph_files(folder, graphs),
+    ]
+    _check_code(folder, config, code)
+    root = folder.resolve()
+    for name in wanted:
+        if not (folder / name).resolve().is_relative_to(root):
+            raise SourceError(f"{name} is a link that leads out of {folder}; put the file itself there")
+    states = {name: _state(folder / name) for name in sorted(set(wanted))}
+    return Contents(folder, config, recipe, checkpoint, graphs, states, sorted(present - states.keys()))
+
+
+def verify(contents: Contents, *, progress: bool = False) -> list[Check]:
+    """Checks a converted repository as the conversion did, and its graphs as the export did.
+
+    Nothing in the folder is changed.
+
+    Raises:
+        VerificationError, ValidationError: the first check that failed.
+        MissingPackage: it has graphs, and onnxruntime is not installed.
+    """
+    recipe, folder = contents.recipe, contents.folder
+    for key, value in recipe.stored(folder, contents.checkpoint, contents.config).items():
+        if contents.config.get(key) != value:
+            raise VerificationError(f"{CONFIG}: {key} is not what the weights say; convert the source again")
+    checks = list(recipe.verify(folder, recipe.own_scaling))
+    return [*checks, *_check_graphs(contents, progress=progress)]
+
+
+def _check_graphs(contents: Contents, *, progress: bool) -> Iterator[Check]:
+    if not contents.graphs:
+        return
+    check_requirements()
+    from converter.onnx.build import open_repository
+    from converter.onnx.validation import run
+    from converter.verification import Check
+
+    named = {path.relative_to(contents.folder).as_posix(): path for path in contents.graphs}
+    report = run(open_repository(contents.folder), named, None, progress=progress)
+    if report.failure:
+        raise ValidationError(f"{report.failure}; export it again, or remove it")
+    for graph in report.graphs:
+        places = ", ".join(place.provider for place in graph.providers)
+        yield Check("graph", f"{graph.file} gives what the model gives, on {places}")
+
+
+def _check_code(folder: Path, config: Config, names: Sequence[str]) -> None:
+    """Refuses code that is not this tool's own, before anything runs it or says that it may be run."""
+    mapped = config.get("auto_map") or {}
+    for reference in mapped.values() if isinstance(mapped, Mapping) else [mapped]:
+        if not isinstance(reference, str) or f"{reference.partition('.')[0]}.py" not in names:
+            raise SourceError(f"{CONFIG}: auto_map names code that is not this repository's; convert again")
+    for name in names:
+        path = folder / name
+        if not path.is_file():
+            raise SourceError(f"{folder} lacks {name}; convert the source again")
+        if path.read_bytes() != (templates_folder() / name).read_bytes():
+            raise SourceError(
+                f"{name} is not the file that this version of ntk-convert writes, and is not run; convert "
+                "the source again"
+            )
+
+
+def _graph_files(folder: Path, graphs: Sequence[Path]) -> list[str]:
+    """The graphs, the weights beside them, and what is written for them."""
+    paths = [*graphs, *(path.with_name(f"{path.name}_data") for path in graphs)]
+    paths += [folder / name for name in (GENAI, REPORT) if graphs]
+    return [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    """All files, relative to the folder; hidden folders and links to folders by their own name alone."""
+    for place, folders, files in os.walk(folder):
+        here = Path(place)
+        closed = [name for name in folders if name.startswith(".") or (here / name).is_symlink()]
+        folders[:] = sorted(set(folders) - set(closed) - {"__pycache__"})
+        yield from (f"{(here / name).relative_to(folder).as_posix()}/" for name in closed)
+        yield from ((here / name).relative_to(folder).as_posix() for name in files)
+
+
+def _state(path: Path) -> State:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino

@@ -1,0 +1,444 @@
+"""A repository of the Hub that is written to, through huggingface_hub: what it holds, and a new commit.
+
+A push is one commit, so that nobody ever sees half of it. What the Hub stores apart from git (weights) is
+sent before; contents that it has already are not sent again, so that a push that broke off goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from converter.errors import ConverterError, PushError, UsageError
+from converter.hub import DEFAULT_REVISION, access_token, progress_bars, template_for
+from converter.progress import byte_bar
+from converter.source import CONFIG
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+SMALL = 1 << 20
+"""Bytes of a file that is sent together with others."""
+SENDERS = 4
+"""Files that are sent at the same time."""
+LARGEST_IN_GIT = 64 << 20
+"""Bytes of a file that is compared by its id in git; the Hub keeps larger ones apart."""
+
+UNREACHABLE = (
+    "the Hub cannot be reached to write to {id}; check the connection (and HF_HUB_OFFLINE, HF_ENDPOINT)"
+)
+BROKEN_OFF = (
+    "the connection broke off while {id} was written to; a push is one commit, all or nothing: run the same "
+    "command again, and what the Hub has is not sent again"
+)
+NO_HUB = "what answers at HF_ENDPOINT is no Hub; check it, and whether your network wants a log-in"
+NO_TOKEN = "to write to {id} takes a token with write access: `hf auth login`, HF_TOKEN or --token"
+MISSING = "the Hub shows no repository {id} to this token; check the spelling, and the token's access"
+MESSAGES = {
+    "HFValidationError": "{id} is no valid name of a repository: {reason}",
+    "LocalTokenNotFoundError": NO_TOKEN,
+    "OfflineModeIsEnabled": UNREACHABLE,
+    "RevisionNotFoundError": "{id} has no branch {branch}; it was removed meanwhile, run the command again",
+    "DisabledRepoError": "{id} was disabled by the Hub; name another repository",
+    "JSONDecodeError": NO_HUB,
+}
+LOST = {
+    "ConnectTimeout": UNREACHABLE,
+    "ConnectError": UNREACHABLE,
+    "TransportError": BROKEN_OFF,
+    "ConnectionError": BROKEN_OFF,
+    "ChunkedEncodingError": BROKEN_OFF,
+    "TimeoutError": BROKEN_OFF,
+    "Timeout": BROKEN_OFF,
+}
+STATUS = {
+    400: "the Hub does not accept this for {id}: {reason}",
+    401: "the Hub does not know this token; create one with write access in its settings, then `hf auth "
+    "login` or give --token",
+    402: "the Hub wants payment to store this in {id}: {reason}",
+    403: "this token may not write to {id} ({reason}); use one with write access, or a USER/NAME of yours",
+    409: "{id} was changed at the same time ({reason}); run the same command again",
+    412: "{branch} of {id} got a commit meanwhile, and nothing was added to it; look at that commit, then "
+    "run the same command again",
+    413: "the Hub finds this too large for {id}: {reason}; see its storage limits",
+    429: "the Hub asks to wait, there were too many requests; run the same command again later",
+    507: "there is no room left for {id}: {reason}; free some of its owner's storage",
+}
+NO_XET = (
+    "this Hub has no Xet storage, which the client sends large files to; set HF_HUB_DISABLE_XET=1 and run "
+    "the same command again"
+)
+XET = "/xet-write-token/"
+"""In the address that a client with hf_xet asks for a way into that storage."""
+FAILED = (
+    "the Hub failed with HTTP {status} while {id} was written to; run the same command again later, and what "
+    "it has is not sent again"
+)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file in a repository of the Hub."""
+
+    size: int
+    git_id: str
+    """Of the content, or of what git has in its place."""
+    sha256: str | None
+    """Of the content, if the Hub keeps it apart."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A repository of the Hub and where its next commit goes."""
+
+    repo_id: str
+    private: bool
+    branch: str
+    head: str
+    """The commit before the next: the branch's last, or where a new branch begins."""
+    new_branch: bool
+    files: Mapping[str, RemoteFile] = field(default_factory=dict)
+    """What that commit holds."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Whose the token is."""
+
+    name: str
+    namespaces: Sequence[str]
+    """Where it can have repositories: its own name, and its organisations'."""
+    role: str
+    """Of the token: ``read``, ``write`` or ``fineGrained``."""
+
+
+class Hub:
+    """The Hub as one token sees it."""
+
+    def __init__(self, api: HfApi, token: str, account: Account) -> None:
+        self._api, self._token, self.account = api, token, account
+
+    @classmethod
+    def connect(cls, repo_id: str, *, token: str | None, progress: bool) -> Hub:
+        """Asks the Hub whose the token is.
+
+        Args:
+            repo_id: what is to be written to.
+            token: access token; None for HF_TOKEN or the saved login. It is sent to the Hub only.
+            progress: let the client draw bars.
+
+        Raises:
+            PushError: no token, one that the Hub does not know or that can only read, or no Hub.
+            UsageError: a name or a token that cannot be one.
+        """
+        from huggingface_hub import HfApi
+
+        check_name(repo_id)
+        secret = access_token(token)
+        if secret is None:
+            raise PushError(NO_TOKEN.format(id=repo_id))
+        progress_bars(show=progress)
+        api = HfApi(token=secret)
+        with _explained(repo_id, secret, missing=NO_HUB):
+            told = api.whoami()
+        account = _account(told)
+        if account is None:
+            raise PushError(NO_HUB)
+        if account.role == "read":
+            raise PushError(
+                f"this token of {account.name} can only read; create one with write access in the Hub's "
+                "settings, then `hf auth login` or give --token"
+            )
+        return cls(api, secret, account)
+
+    def look(self, repo_id: str, branch: str | None) -> Target | None:
+        """A repository as it is now; None if there is none that the token may see.
+
+        Raises:
+            PushError: the branch cannot be one, or the Hub cannot be asked.
+        """
+        from huggingface_hub.errors import RepositoryNotFoundError
+        from huggingface_hub.hf_api import RepoFile
+
+        with _explained(repo_id, self._token, branch):
+            try:
+                info = self._api.model_info(repo_id)
+            except RepositoryNotFoundError:
+                return None
+            head, new_branch = info.sha, False
+            if branch not in (None, DEFAULT_REVISION):
+                refs = self._api.list_repo_refs(repo_id)
+                if branch in [tag.name for tag in refs.tags]:
+                    raise UsageError(f"--branch {branch} is a tag of {repo_id}; name a branch")
+                heads = {found.name: found.target_commit for found in refs.branches}
+                new_branch = branch not in heads
+                head = heads.get(branch or "", head)
+            assert head is not None
+            tree = self._api.list_repo_tree(repo_id, recursive=True, revision=head)
+            files = {
+                entry.path: RemoteFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
+                for entry in tree
+                if isinstance(entry, RepoFile)
+            }
+            return Target(repo_id, bool(info.private), branch or DEFAULT_REVISION, head, new_branch, files)
+
+    def check_may_write(self, repo_id: str) -> None:
+        """Raises ``PushError`` for a namespace that is not the token's.
+
+        Of a fine-grained token, the account does not tell what it may write to.
+        """
+        namespace = repo_id.partition("/")[0]
+        known = [name.lower() for name in self.account.namespaces]
+        if self.account.role != "fineGrained" and namespace.lower() not in known:
+            raise PushError(
+                f"{namespace!r} is neither {self.account.name}, whose token this is, nor one of its "
+                f"organisations; write to {self.account.name}/{repo_id.partition('/')[2]}, or ask to become "
+                "a member"
+            )
+
+    def create(self, repo_id: str, *, private: bool) -> None:
+        """Creates a repository, without files of ours.
+
+        Raises:
+            PushError: the Hub does not.
+        """
+        with _explained(repo_id, self._token):
+            # Without --private, a namespace's own default holds.
+            self._api.create_repo(repo_id, private=private or None, exist_ok=True)
+
+    def config(self, target: Target) -> bytes:
+        """The bytes of config.json as the target has it.
+
+        Raises:
+            PushError: the Hub does not give it.
+        """
+        with _explained(target.repo_id, self._token), tempfile.TemporaryDirectory() as cache:
+            path = self._api.hf_hub_download(target.repo_id, CONFIG, revision=target.head, cache_dir=cache)
+            return Path(path).read_bytes()
+
+    def prepare(self, paths: Mapping[str, Path], *, progress: bool) -> dict[str, CommitOperationAdd]:
+        """Reads and hashes what is to be sent.
+
+        Args:
+            paths: name in the repository -> file.
+            progress: draw a bar on stderr.
+        """
+        from huggingface_hub import CommitOperationAdd
+
+        sizes = {name: path.stat().st_size for name, path in paths.items()}
+        operations = {}
+        with byte_bar("hashing", sum(sizes.values()), show=progress) as advance:
+            for name, path in paths.items():
+                operations[name] = CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
+                # Old clients have hashed it by now, new ones would hash without a bar.
+                assert operations[name].upload_info.sha256
+                advance(sizes[name])
+        return operations
+
+    def send(self, target: Target, operations: Iterable[CommitOperationAdd], *, create_pr: bool) -> None:
+        """Sends what the Hub stores apart from git and does not have yet; the branch stays as it is.
+
+        Files go in threads of ours, which end with the process: the client's own would keep an
+        interrupted push waiting until whole files had been sent.
+
+        Raises:
+            PushError: the Hub does not take them, or the connection broke off.
+        """
+        groups: list[list[CommitOperationAdd]] = [[]]
+        for operation in operations:
+            if operation.upload_info.size > SMALL:
+                groups.append([operation])
+            else:
+                groups[0].append(operation)
+        groups = [group for group in groups if group]
+        # A branch that is still to be created begins as the default one.
+        revision = DEFAULT_REVISION if target.new_branch else target.branch
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            while groups and not failures:
+                try:
+                    self._api.preupload_lfs_files(
+                        target.repo_id,
+                        additions=groups.pop(0),
+                        revision=revision,
+                        create_pr=create_pr,
+                        free_memory=False,
+                    )
+                except IndexError:  # another thread took the last
+                    return
+                except BaseException as error:
+                    failures.append(error)
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in groups[:SENDERS]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)
+        if failures:
+            with _explained(target.repo_id, self._token, target.branch, sending=True):
+                raise failures[0]
+
+    def commit(
+        self,
+        target: Target,
+        operations: Sequence[CommitOperationAdd],
+        deleted: Sequence[str],
+        *,
+        title: str,
+        create_pr: bool,
+    ) -> tuple[str, str | None]:
+        """Adds one commit to the target, if nobody else did meanwhile.
+
+        Returns:
+            The commit's id and, of a pull request, its address.
+
+        Raises:
+            PushError: the branch moved, or the Hub does not accept the commit.
+        """
+        from huggingface_hub import CommitOperationDelete
+
+        with (
+            _explained(target.repo_id, self._token, target.branch, sending=True),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # what the Hub would like to see in a card
+            if target.new_branch:
+                self._api.create_branch(
+                    target.repo_id, branch=target.branch, revision=target.head, exist_ok=True
+                )
+            made = self._api.create_commit(
+                target.repo_id,
+                operations=[*operations, *map(CommitOperationDelete, deleted)],
+                commit_message=title,
+                revision=target.branch,
+                parent_commit=target.head,
+                create_pr=create_pr,
+            )
+        return made.oid, made.pr_url
+
+    def url(self, repo_id: str, branch: str = DEFAULT_REVISION) -> str:
+        """Where people look at a repository."""
+        from urllib.parse import quote
+
+        base = f"{self._api.endpoint}/{repo_id}"
+        return base if branch == DEFAULT_REVISION else f"{base}/tree/{quote(branch)}"
+
+
+def same(path: Path, remote: RemoteFile, sha256: str | None = None) -> bool | None:
+    """Whether a file is what the Hub has; None if that takes its SHA-256.
+
+    Args:
+        path: the file.
+        remote: what the Hub tells of its own.
+        sha256: of the file, where it is known.
+    """
+    if path.stat().st_size != remote.size:
+        return False
+    if remote.sha256 is not None:
+        return None if sha256 is None else sha256 == remote.sha256
+    if remote.size > LARGEST_IN_GIT:
+        return False
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == remote.git_id
+
+
+def check_name(repo_id: str) -> None:
+    """Raises ``UsageError`` for what is no ``USER/NAME``."""
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except ValueError:
+        valid = False
+    else:
+        valid = repo_id.count("/") == 1
+    if not valid:
+        raise UsageError(
+            f"{repo_id[:100]!r} is no name of a repository; give USER/NAME, such as ada/bloom-ntk"
+        )
+
+
+def check_branch(branch: str | None) -> None:
+    """Raises ``UsageError`` for what git would not take as a branch's name, or the Hub keeps to itself."""
+    if branch is not None and (
+        not re.fullmatch(r"\w[\w./-]*(?<![./])", branch, re.ASCII)
+        or re.search(r"\.\.|//|/\.|\.lock(/|$)", branch)
+        or branch.startswith("refs/")
+        or re.fullmatch("[0-9a-f]{40}", branch)
+    ):
+        raise UsageError(f"--branch {branch[:100]!r} is no name for a branch; use letters, digits, - and _")
+
+
+def _account(told: Any) -> Account | None:
+    name = told.get("name") if isinstance(told, Mapping) else None
+    if not isinstance(name, str):
+        return None
+    organisations = [entry.get("name") for entry in told.get("orgs") or [] if isinstance(entry, Mapping)]
+    auth = told.get("auth")
+    access = auth.get("accessToken") if isinstance(auth, Mapping) else None
+    role = access.get("role") if isinstance(access, Mapping) else None
+    return Account(name, [name, *filter(None, organisations)], str(role))
+
+
+@contextmanager
+def _explained(
+    repo_id: str,
+    token: str,
+    branch: str | None = None,
+    *,
+    sending: bool = False,
+    missing: str = MISSING,
+) -> Iterator[None]:
+    """Turns what the client raises into one line of ours, ``missing`` if the Hub does not find it."""
+    try:
+        yield
+    except ConverterError:
+        raise
+    except Exception as error:
+        line = _line(error, missing, sending=sending)
+        if line is None:
+            raise
+        cause = _cause(error)
+        status = getattr(getattr(cause, "response", None), "status_code", None)
+        reason = getattr(cause, "server_message", None) or str(cause)
+        # The Hub's own words, which could hold anything.
+        reason = " ".join(reason.replace(token, "...").split())[:200].rstrip(".")
+        message = line.format(id=repo_id, branch=branch or DEFAULT_REVISION, status=status, reason=reason)
+        raise PushError(message) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What the client's threads wrap is told by its own type."""
+    wrapped = type(error) is RuntimeError and error.__cause__ is not None
+    return _cause(error.__cause__) if wrapped and error.__cause__ is not None else error
+
+
+def _line(error: Exception, missing: str, *, sending: bool) -> str | None:
+    cause = _cause(error)
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    found = template_for(cause, MESSAGES)
+    if found is not None:
+        return found
+    if isinstance(status, int):
+        return missing if status == 404 else STATUS.get(status, FAILED)
+    if XET in str(cause) and "404" in str(cause):
+        return NO_XET
+    lost = template_for(cause, LOST)
+    if lost is not None:
+        return lost if sending else UNREACHABLE
+    if isinstance(cause, ValueError) and sending:
+        # The client's own findings, about the card's front matter and about large files.
+        return STATUS[400]
+    if isinstance(cause, (RuntimeError, OSError)) and sending and not getattr(cause, "errno", None):
+        return BROKEN_OFF
+    return None

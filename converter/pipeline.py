@@ -56,8 +56,8 @@ class ConversionResult:
     files: Mapping[str, int | None]
     """File -> bytes. A dry run has None where it cannot tell, and a weight file's bytes as they are."""
     weights: Mapping[str, int]
-    """How the weight files came here (copied, shared, hard-linked, converted, or kept of an unfinished
-    run) -> how many; empty of a dry run."""
+    """How the weight files came here (copied, shared, hard-linked, not shared, converted, or kept of an
+    unfinished run) -> how many; empty of a dry run."""
     config_changes: Mapping[str, tuple[Any, Any]]
     """Key of config.json -> (value in the source or None, value in the result or None)."""
     notes: Sequence[str]

@@ -24,6 +24,7 @@ WAYS = {
     "copied": "copied",
     "shared": "sharing the source's bytes until one of them changes (reflink)",
     "hard-linked": "hard-linked: the source's own, so that to change one is to change both",
+    "not shared": "copied, since the disk cannot share their bytes (--hard-link may link them)",
     "converted": "written anew",
     "kept": "kept from the interrupted run",
 }

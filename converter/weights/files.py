@@ -20,8 +20,9 @@ FICLONE = 0x40049409
 """ioctl that makes a file share another's blocks until one of them changes (linux/fs.h)."""
 
 Link = Literal["reflink", "hard"]
-How = Literal["copied", "shared", "hard-linked", "converted"]
-"""How a file came to its place: ``shared`` are the blocks of a reflink, ``converted`` is written anew."""
+How = Literal["copied", "shared", "hard-linked", "not shared", "converted"]
+"""How a file came to its place: ``shared`` are the blocks of a reflink; ``not shared`` is copied though a
+link was asked for; ``converted`` is written anew."""
 
 
 def place_file(
@@ -56,7 +57,7 @@ def place_file(
     if link == "hard" and _hard_linked(source, target, size):
         advance(size)
         return "hard-linked", None
-    return "copied", copy_file(source, target, size, advance, check)
+    return ("not shared" if link else "copied"), copy_file(source, target, size, advance, check)
 
 
 def copy_file(

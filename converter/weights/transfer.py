@@ -73,8 +73,7 @@ def transfer(
         progress: draw bars on stderr.
 
     Returns:
-        How the files came here (copied, shared, hard-linked, converted, or kept of an unfinished run),
-        and how many each.
+        How the files came here (see ``How``, or kept of an unfinished run), and how many each.
 
     Raises:
         SourceError: a file that changed or ended short meanwhile, a ``.bin`` that is unreadable or
@@ -204,6 +203,9 @@ class _Work:
                     task(queue.get_nowait(), worker)
             except (Empty, _Stopped):
                 pass
+            except BaseException:
+                self._stop.set()
+                raise
             finally:
                 worker.close()
 

@@ -10,6 +10,7 @@ now and then, and at the end ``{"result": ...}``.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -123,10 +124,14 @@ def _raise(result: dict[str, Any] | None) -> None:
 
 def _died(name: str, code: int) -> SourceError:
     if code == -signal.SIGBUS:
-        return SourceError(f"{name} ended short while it was read; try again, or download it again")
+        return SourceError(_ended_short(name))
     if code == -signal.SIGKILL:
         return SourceError(f"the process that rewrote {name} was killed, perhaps for lack of memory")
     return SourceError(f"{name} is damaged: the process that read it ended with code {code}")
+
+
+def _ended_short(name: str) -> str:
+    return f"{name} ended short while it was read; try again, or download it again"
 
 
 def main() -> None:
@@ -164,6 +169,8 @@ def _rewrite(request: Request, answers: IO[str]) -> dict[str, Any] | None:
     except BrokenPipeError:
         sys.exit(1)  # nobody waits for it any more
     except OSError as error:
+        if error.errno == errno.EFAULT:  # what SIGBUS is for the kernel's own reading
+            return {"refused": _ended_short(Path(request.source).name)}
         return {"errno": error.errno or 0, "filename": error.filename}
     except Exception:
         return {"failed": traceback.format_exc()}

@@ -1,0 +1,171 @@
+"""Many faults at many points of many kinds of runs, as rows of a table."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests import tiny
+from tests.faults.hook import CHANGES, Fault, Role
+from tests.faults.launcher import Launcher
+from tests.faults.trial import KINDS, Kind, Trial, scattered
+from tests.hub_server import HubServer
+
+SIGNALS = {
+    "SIGKILL": Fault("", signal=signal.SIGKILL),
+    "SIGTERM": Fault("", signal=signal.SIGTERM),
+    "Ctrl-C": Fault("", signal=signal.SIGINT, group=True),
+    "Ctrl-C, held down": Fault("", signal=signal.SIGINT, group=True, repeat=True),
+}
+LIMITS = {
+    "no file may grow": Fault("", limit=0),
+    "no file may exceed 10 kB": Fault("", limit=10_000),
+}
+FULL = {
+    "disk full": Fault("", fill="filler"),
+    "disk full but for 16 kB": Fault("", fill="filler", leave=16_384),
+}
+IN_WORKER = {
+    "its process killed": Fault("", role="worker", signal=signal.SIGKILL),
+    "its process crashed": Fault("", role="worker", signal=signal.SIGSEGV),
+}
+DISK = 64 << 20
+"""Bytes of the disk that is filled: more than a run wants to find free."""
+
+
+@dataclass
+class Row:
+    """What came of one fault at several points of one kind of run."""
+
+    fault: str
+    kind: str
+    tried: int = 0
+    failures: list[str] = field(default_factory=list)
+    """What was wrong, each with the point."""
+
+    @property
+    def survived(self) -> int:
+        """Points after which everything was as promised."""
+        return self.tried - len(self.failures)
+
+
+def can_mount() -> bool:
+    """Whether this user may mount a small disk where nobody else sees it."""
+    if shutil.which("unshare") is None:
+        return False
+    try:
+        with Launcher((), namespace=True) as launcher, tempfile.TemporaryDirectory() as folder:
+            return launcher.execute("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder) == 0
+    except (RuntimeError, BrokenPipeError):
+        return False
+
+
+@contextmanager
+def trial(kind: Kind, home: Path, *, disk: bool = False) -> Iterator[Trial]:
+    """Runs of a kind in ``home``, an empty folder; with ``disk`` on a small one, mounted there."""
+    with ExitStack() as stack:
+        environment = {}
+        if kind.hub:
+            server = stack.enter_context(HubServer())
+            environment = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home / "hf")}
+        launcher = stack.enter_context(Launcher(kind.modules, environment, namespace=disk))
+        if disk:
+            mounted = launcher.execute("mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", home)
+            assert mounted == 0, "no small disk can be mounted"
+        here = launcher.root / str(home).lstrip("/")
+        (here / "work").mkdir()
+        checkpoint = here / ("checkpoint" if kind.hub else "work/source")
+        checkpoint.mkdir()
+        tiny.FACTORIES["bloom"](checkpoint, **kind.source)
+        if kind.hub:
+            server.commit("org/tiny", checkpoint)
+        yield Trial(kind, launcher, home, "org/tiny" if kind.hub else home / "work/source")
+
+
+def rows(
+    trial: Trial,
+    faults: Mapping[str, Fault],
+    points: int | None = None,
+    *,
+    end: float = float("inf"),
+    options: Sequence[str] = (),
+) -> list[Row]:
+    """Does each fault at so many points, spread over a run; one point of each, then the next.
+
+    Args:
+        trial: the runs.
+        faults: name -> what happens.
+        points: of each fault; None for every event.
+        end: as ``time.monotonic()``; after it nothing more is begun.
+        options: of the run after the fault.
+    """
+    label = ", then ".join([trial.kind.name, *options])
+    result = {name: Row(name, label) for name in faults}
+    orders = {role: scattered(len(events)) for role, events in trial.events.items()}
+    for index in range(max(map(len, orders.values()))):
+        for name, fault in faults.items():
+            if index >= len(orders[fault.role]) or index == points:
+                continue
+            if time.monotonic() > end:
+                return list(result.values())
+            at = replace(fault, at=orders[fault.role][index])
+            wrong = trial.survives_change(at) if fault.change else trial.survives(at, options)
+            result[name].tried += 1
+            if wrong:
+                event = trial.events[fault.role][at.at - 1]
+                result[name].failures.append(f"{fault.role} {event}: {'; '.join(wrong)}")
+    return list(result.values())
+
+
+def changes(trial: Trial) -> dict[str, Fault]:
+    """A shard that changes in all ways: while it is copied, or read by a worker."""
+    shard = sorted(path.name for path in (trial.here / "source").glob("*-of-*"))[1]
+    role: Role = "worker" if trial.events["worker"] else "main"
+    return {f"a shard: {how}": Fault("", role=role, change=shard, how=how) for how in CHANGES}
+
+
+def faults_of(trial: Trial) -> dict[str, Fault]:
+    """Those that make sense for a kind of run, but for a full disk."""
+    faults = {**SIGNALS, **LIMITS}
+    if trial.events["worker"]:
+        faults |= IN_WORKER
+    if not trial.kind.hub and trial.kind.source.get("sharded") and "--hard-link" not in trial.kind.words:
+        faults |= changes(trial)
+    return faults
+
+
+def report(seconds: float = 300, kinds: Sequence[Kind] = KINDS) -> list[Row]:
+    """Everything, in about so many seconds; more of them are more points."""
+    result: list[Row] = []
+    end = time.monotonic() + seconds
+    disk = can_mount()
+    for index, kind in enumerate(kinds):
+        now = time.monotonic()
+        share = (end - now) / (len(kinds) - index)
+        with tempfile.TemporaryDirectory() as home, trial(kind, Path(home)) as here:
+            result += rows(here, faults_of(here), end=now + share * 0.6)
+            if here.keeps_files:
+                result += rows(here, SIGNALS, end=now + share * 0.8, options=["--resume"])
+        if disk:
+            with tempfile.TemporaryDirectory() as home, trial(kind, Path(home), disk=True) as here:
+                result += rows(here, FULL, end=now + share)
+    return result
+
+
+def table(result: Sequence[Row]) -> str:
+    """The rows as text, failures below."""
+    width = max(len(row.kind) for row in result), max(len(row.fault) for row in result)
+    lines = [f"{'run':{width[0]}}  {'fault':{width[1]}}  {'tried':>6}  {'survived':>8}"]
+    lines += [
+        f"{row.kind:{width[0]}}  {row.fault:{width[1]}}  {row.tried:6}  {row.survived:8}" for row in result
+    ]
+    tried, survived = sum(row.tried for row in result), sum(row.survived for row in result)
+    lines.append(f"{'all':{width[0]}}  {'':{width[1]}}  {tried:6}  {survived:8}")
+    lines += [f"FAILED  {row.kind}, {row.fault}, at {failure}" for row in result for failure in row.failures]
+    return "\n".join(lines)

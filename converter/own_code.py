@@ -89,7 +89,11 @@ def _fetched(
         source.fetch(name for name in source.files if name.endswith(".py"))
         return source.folder, ""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     from converter.hub import _explained
 

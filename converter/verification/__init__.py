@@ -4,7 +4,9 @@
     tensors.py   every tensor the model expects is stored, and nothing else
     slopes.py    the slopes, measured from attention weights, are the ones asked for
     paths.py     the fused, chunked and decoding paths agree with plain attention
-    stock.py     the first layers with real weights agree with the stock model
+    slice.py     the first layers and some tokens, to be run with the real weights
+    stock.py     they agree with the stock model
+    own_code.py  they agree with the source's own code, only where that may be run
 
 The cost does not grow with the model: no check holds more than a few layers' weights.
 """
@@ -72,15 +74,18 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def run(
-    patched: Patched, family: Family, source_config: Config, own_code: OwnCode | None
-) -> list[Check]:
+def run(patched: Patched, family: Family, source_config: Config, own_code: OwnCode | None) -> list[Check]:
     """All checks, in order."""
     from converter.verification import paths, slopes, stock, tensors
 
-    return [
+    checks = [
         tensors.check(patched, family),
         slopes.check(patched, family),
         paths.check(patched, family),
         stock.check(patched, family, source_config),
     ]
+    if own_code is not None:
+        from converter.verification import own_code as own
+
+        checks.append(own.check(patched, family, source_config, own_code))
+    return checks

@@ -1,0 +1,174 @@
+"""The first layers, with the real weights and unscaled slopes, agree with the source's own code.
+
+That code runs in a process of its own (``own_code_process``), which has no token, a temporary cache of
+modules, and no way to write between the lines of the command. Most such code was written for older versions
+of transformers: where it does not run, that is said, and is no failure. Where it runs and gives something
+else, it is, since one of the two is not the model that was trained.
+
+Rows are given one by one, without padding or mask: that is the model; what the codes make of padded tokens
+differs, and some take no mask. ``paths`` checks the converted model's own handling of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+import converter
+from converter.errors import VerificationError
+from converter.families.base import LANGUAGE_MODEL, Config, Family
+from converter.own_code import OwnCode
+from converter.verification.check import Check
+from converter.verification.patched import Patched, build
+from converter.verification.slice import HALF_TOLERANCE, Slice
+
+NAME = "own code"
+SECONDS = 600
+"""After which code that has not finished is taken to hang."""
+LONGEST = 300
+"""Characters of what the code says when it fails."""
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+ROUNDED_BIAS = ("falcon",)
+"""Families whose own code rounds the bias to bfloat16, whatever the model computes in."""
+REQUEST, OUTPUTS, FAILURE = "request.json", "outputs.safetensors", "failure.txt"
+
+
+@torch.no_grad()
+def check(patched: Patched, family: Family, source_config: Config, own_code: OwnCode) -> Check:
+    """Runs a slice of the checkpoint through the source's own class and through the patched one.
+
+    The logits are compared where the checkpoint has a language model's head, else the hidden states.
+
+    Raises:
+        VerificationError: the two differ; says by how much.
+    """
+    if own_code.missing is not None:
+        return Check(NAME, own_code.missing, skipped=True)
+    auto = choose(patched, family, own_code)
+    if auto is None:
+        named = ", ".join(sorted(own_code.classes))
+        return Check(NAME, f"the source's own code has no class to compare with, only {named}", skipped=True)
+    code = own_code.classes[auto]
+    title = f"the source's own {code.reference.rpartition('.')[2]}"
+    title += f" ({code.origin})" if code.origin else ""
+    part = Slice.of(patched, family)
+    found = run(part, source_config, own_code, auto)
+    if isinstance(found, str):
+        import transformers
+
+        return Check(
+            NAME, f"{title} does not run on transformers {transformers.__version__}: {found}", skipped=True
+        )
+
+    config = patched.build_config(alibi_scaling=None)
+    part.shrink(config)
+    ours = build(getattr(patched.modeling, f"Ntk{family.camel}{family.heads[auto]}"), config, "meta")
+    missing = part.fill(ours)
+    if missing and family.heads[auto] != "Model":
+        return Check(
+            NAME, f"{title} has a head that the checkpoint does not store ({missing[0]})", skipped=True
+        )
+    differences = []
+    for row, expected in zip(part.ids, found, strict=True):
+        actual = result(ours(row[None])).float()
+        if actual.shape != expected.shape:
+            shapes = f"{list(expected.shape)}, not {list(actual.shape)}"
+            return Check(NAME, f"{title} returns something else, of shape {shapes}", skipped=True)
+        differences.append((expected - actual).abs().max() / expected.abs().max())
+    worst = float(torch.stack(differences).max())  # NaN if one is, which no tolerance lets pass
+    tolerance = HALF_TOLERANCE if family.name in ROUNDED_BIAS else part.tolerance
+    if not worst < tolerance:
+        raise VerificationError(
+            f"with scale 1, {part.which} differ from {title} by {worst:.2e} (relative; at most "
+            f"{tolerance:g}): one of the two is not the model that was trained; please report it"
+        )
+    return Check(
+        NAME,
+        f"{part.which}, with the real weights and scale 1, gives what {title} gives in {part.precision}; "
+        f"largest relative difference {worst:.1e}",
+    )
+
+
+def choose(patched: Patched, family: Family, own_code: OwnCode) -> str | None:
+    """The auto class to compare: of the checkpoint's language model, or else of the model without a head."""
+    language_model = f"AutoModel{LANGUAGE_MODEL[family.kind]}"
+    wanted = [language_model] if patched.config["architectures"][0] == family.language_model else []
+    return next((auto for auto in (*wanted, "AutoModel") if auto in own_code.classes), None)
+
+
+def run(part: Slice, source_config: Config, own_code: OwnCode, auto: str) -> list[torch.Tensor] | str:
+    """What the source's own class computes for each row, float32, or why it does not."""
+    with tempfile.TemporaryDirectory(prefix="ntk-convert-own-code-") as temporary:
+        folder = Path(temporary)
+        request = {
+            "repository": str(part.patched.folder.resolve()),
+            "family": part.family.name,
+            "config": dict(source_config),
+            "classes": {
+                key: [str(found.folder.resolve()), found.reference]
+                for key, found in own_code.classes.items()
+                if key in ("AutoConfig", auto)
+            },
+            "auto": auto,
+        }
+        (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
+        command = [sys.executable, "-m", "converter.verification.own_code_process", temporary]
+        try:
+            process = subprocess.run(
+                command,
+                cwd=folder,
+                env=environment(folder),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"it did not finish within {SECONDS} seconds"
+        if (folder / FAILURE).is_file():
+            return one_line((folder / FAILURE).read_text(encoding="utf-8"))
+        if not (folder / OUTPUTS).is_file():
+            return f"its process ended with status {process.returncode}"
+        outputs = load_file(folder / OUTPUTS)
+        return [outputs[str(row)].clone() for row in range(len(outputs))]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Without a token or a connection to the Hub, and with a place of its own for modules."""
+    package = str(Path(converter.__file__).resolve().parent.parent)
+    kept = {key: value for key, value in os.environ.items() if key not in SECRETS}
+    paths = [package, *filter(None, [kept.get("PYTHONPATH")])]
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HF_MODULES_CACHE": str(folder / "modules"),
+        "HF_TOKEN_PATH": str(folder / "no-token"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def one_line(text: str) -> str:
+    """Whatever the code says, as it may stand in a card or on a terminal."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    words = " ".join(plain.split())
+    return words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
+
+
+def result(output: Any) -> torch.Tensor:
+    """Logits, or else hidden states, of a model's output."""
+    for name in ("logits", "last_hidden_state"):
+        found = getattr(output, name, None)
+        if isinstance(found, torch.Tensor):
+            return found
+    first: torch.Tensor = output[0]
+    return first

@@ -105,7 +105,7 @@ def weight_files(index: str, read: Callable[[str], dict[str, Any]]) -> dict[str,
     suffix = ".bin" if index == BIN_INDEX else ".safetensors"
     for tensor, file in weight_map.items():
         # A name with a folder in it could lead anywhere; no known checkpoint has one.
-        plain = isinstance(file, str) and file.isprintable() and file == Path(file).name
+        plain = isinstance(file, str) and file.isprintable() and len(file) < 256 and file == Path(file).name
         if not plain or not file.endswith(suffix):
             raise SourceError(
                 f"{index} places {tensor[:200]!r} in {str(file)[:200]!r}, which is no weight file beside it"

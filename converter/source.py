@@ -148,6 +148,8 @@ def belongs(path: Path, folder: Path) -> bool:
     the client made such links in a ``--local-dir`` too. Any other link could have whatever the user can
     read copied into the result.
     """
+    if path.parent == folder and not path.is_symlink():
+        return True
     root, place = folder.resolve(), path.resolve()
     if place.is_relative_to(root):
         return True

@@ -84,6 +84,11 @@ hub_options = options(
         "--cache-dir", type=click.Path(path_type=Path), metavar="DIR", help="The Hub cache's folder."
     ),
 )
+push_options = options(
+    click.option("--private", is_flag=True, help="Create the repository private."),
+    click.option("--branch", metavar="NAME", help="Commit to this branch, created if there is none."),
+    click.option("--create-pr", is_flag=True, help="Open a pull request instead."),
+)
 provider_option = click.option(
     "--provider", type=click.Choice(["cpu", "cuda"]), help="Validate there; by default wherever it can be."
 )
@@ -120,6 +125,7 @@ def cli() -> None:
 
     \b
     ntk-convert bigscience/bloom-1b7 --scale 2 --out ./bloom-ntk
+    ntk-convert bigscience/bloom-1b7 --scale 2 --out ./bloom-ntk --push-to-hub USER/NAME
     ntk-convert inspect bigscience/bloom-1b7 --scale 2
     ntk-convert export ./bloom-ntk
     ntk-convert push ./bloom-ntk USER/NAME
@@ -138,9 +144,21 @@ def cli() -> None:
 @click.option("--link", is_flag=True, help="Share the weights' bytes with the source, where the disk can.")
 @click.option("--hard-link", is_flag=True, help="As --link, or else make the weights the source's own files.")
 @click.option("--resume", is_flag=True, help="Go on from what an interrupted run has finished.")
-@click.option("--overwrite", is_flag=True, help="Replace the folder when the new one is complete.")
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Replace the folder when the new one is complete, and with --push-to-hub what is there.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 @click.option("--no-verify", is_flag=True, help="Do not run the result before it is put in place.")
+@click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    help="Let verification run the modeling code that MODEL brings (its auto_map), with your rights, and "
+    "compare the result with it. Nothing of MODEL is run otherwise.",
+)
+@click.option("--push-to-hub", metavar="USER/NAME", help="Then push the result there; see push.")
+@push_options
 @click.option("--onnx", "with_onnx", is_flag=True, help="Write a validated ONNX graph too.")
 @onnx_options
 @json_option
@@ -180,6 +198,10 @@ def convert(
         click.echo(report.exported(result.onnx))
     if not quiet and not result.dry_run:
         click.echo(report.summary(result, verbose=verbose), err=True)
+    if result.pushed is not None and not as_json:
+        click.echo(result.pushed.url)
+        if not quiet:
+            click.echo(report.pushed(result.pushed, verbose=verbose), err=True)
 
 
 @cli.command()
@@ -264,9 +286,7 @@ def validate(
 @cli.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("repo_id", metavar="USER/NAME")
-@click.option("--private", is_flag=True, help="Create the repository private.")
-@click.option("--branch", metavar="NAME", help="Commit to this branch, created if there is none.")
-@click.option("--create-pr", is_flag=True, help="Open a pull request instead.")
+@push_options
 @click.option("--overwrite", is_flag=True, help="Replace what the repository holds.")
 @click.option("--token", metavar="TOKEN", help="Hub token; HF_TOKEN or the saved login by default.")
 @json_option

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 from converter import recipe as recipes
 from converter.card import write_card
 from converter.checkpoint import read_checkpoint, target_names
-from converter.errors import SourceError
+from converter.errors import ConverterError, PushError, SourceError, UsageError
 from converter.families import Config
+from converter.hub import bytes_to_download
 from converter.onnx.export import ExportResult, check_requirements, export, planned_files
 from converter.onnx.options import OnnxOptions
+from converter.own_code import find
+from converter.push import PushResult, preflight, push
 from converter.recipe import Recipe
 from converter.repository import copied_files, set_dtype, write_repository
 from converter.rotary.settings import Change
 from converter.scaling import Dynamic, Method, Request, Scaling
 from converter.source import CARD, CONFIG, Source, open_source
-from converter.staging import check_output, check_space, staged
+from converter.staging import Interrupted, check_output, check_space, staged
 from converter.subfolders import nested_files
 from converter.tokenizers import TOKENIZER_CONFIG, Tokenizer, read_tokenizer
 from converter.trained import resolve
@@ -66,6 +69,8 @@ class ConversionResult:
     """What verification found right; empty without verification."""
     onnx: ExportResult | None
     """The graph, if one was asked for."""
+    pushed: PushResult | None
+    """What was pushed to the Hub, if that was asked for."""
     seconds: float
     dry_run: bool
 
@@ -91,6 +96,7 @@ class ConversionResult:
             "notes": list(self.notes),
             "checks": [check.to_json() for check in self.checks],
             "onnx": self.onnx.to_json() if self.onnx else None,
+            "pushed": self.pushed.to_json() if self.pushed else None,
             "seconds": round(self.seconds, 3),
             "dry_run": self.dry_run,
         }
@@ -115,7 +121,12 @@ def convert(
     overwrite: bool = False,
     dry_run: bool = False,
     verify: bool = True,
+    trust_remote_code: bool = False,
     onnx: OnnxOptions | None = None,
+    push_to_hub: str | None = None,
+    private: bool = False,
+    branch: str | None = None,
+    create_pr: bool = False,
     progress: bool = False,
 ) -> ConversionResult:
     """Writes a copy of a checkpoint whose ALiBi slopes or rotary positions are scaled, for plain
@@ -143,10 +154,16 @@ def convert(
         link: ``reflink``: share the weights' blocks with the source where the file system can; ``hard``:
             else make them the same files, so that to change one is to change both. Copied otherwise.
         resume: go on from the weight files that an interrupted run to the same ``out`` finished.
-        overwrite: replace ``out`` if it is not empty, once the new folder is complete.
+        overwrite: replace ``out`` if it is not empty, once the new folder is complete; and what the
+            repository that it is pushed to holds.
         dry_run: write nothing and only say what would be written.
         verify: check the result by running it, before it is renamed.
+        trust_remote_code: let verification run the modeling code that the source brings, in a process of
+            its own, and compare the result with it. Nothing of the source is run otherwise.
         onnx: also write such a graph, validated.
+        push_to_hub: then push it to this repository, ``user/name``; whether that can be done is found out
+            first.
+        private, branch, create_pr: of the push, see ``push``.
         progress: draw progress bars on stderr.
 
     Raises:
@@ -157,18 +174,20 @@ def convert(
         OutputError: ``out`` is occupied, cannot be written or does not fit on its disk.
         VerificationError: the result is not right, and was removed.
         MissingPackage, ValidationError, ProviderError: of the graph, see ``export``; there is no result.
+        PushError: it cannot be pushed. Once the conversion is done, the result stays.
     """
     started = time.monotonic()
     if onnx is not None:
         check_requirements(onnx)
+    if push_to_hub is None and (private or branch is not None or create_pr):
+        raise UsageError("--private, --branch and --create-pr are about a push; give --push-to-hub too")
+    if push_to_hub is not None and not verify:
+        raise UsageError("only what was verified is pushed; drop --no-verify or --push-to-hub")
+    if trust_remote_code and not verify:
+        raise UsageError("--trust-remote-code is for verification; drop it or --no-verify")
     request = Request(method, scale, target_length, dynamic, rate, train_length)
-    source = open_source(
-        str(model),
-        revision=revision,
-        token=token,
-        cache_dir=Path(cache_dir) if cache_dir else None,
-        progress=progress,
-    )
+    cache = Path(cache_dir) if cache_dir else None
+    source = open_source(str(model), revision=revision, token=token, cache_dir=cache, progress=progress)
     config = source.config()
     recipe = recipes.of_source(config)
     trained = recipe.trained_length(source, train_length)
@@ -178,6 +197,9 @@ def convert(
     new_config = recipe.scaled_config(scaling, trained.tokens, source)
     if onnx is not None:
         recipe.check_graph(new_config)
+    target = Destination(push_to_hub, private, branch, create_pr, overwrite, token) if push_to_hub else None
+    if target is not None:
+        target.preflight(source.name)
 
     tokenizer = read_tokenizer(source, config, code=bool(recipe.templates))
     notes = [*recipe.notes, *([tokenizer.note] if tokenizer.note else []), *nested_files(source).notes]
@@ -198,21 +220,27 @@ def convert(
         files = _planned_files(source, recipe, tokenizer, weights, onnx)
     else:
         copied = copied_files(source)
-        source.fetch([*({CARD} & source.files.keys()), *copied, *weights])
-        checkpoint = read_checkpoint(source.folder)
         others = SMALL + sum(size or 0 for size in copied.values())
         if onnx is not None and onnx.copies_weights:
-            others += checkpoint.total_bytes
+            others += sum(size or 0 for size in weights.values())
 
         def check_disk(needed: int) -> None:
             check_space(place.parent, needed + others, "the result needs", "change --out")
+
+        wanted = [*({CARD} & source.files.keys()), *copied, *weights]
+        _check_cache(source, wanted, place, others)
+        source.fetch(wanted)
+        own_code = None
+        if trust_remote_code:
+            own_code = find(source, config, token=token, cache_dir=cache)
+        checkpoint = read_checkpoint(source.folder)
 
         with staged(place, overwrite=overwrite, resume=resume) as folder:
             how = transfer(checkpoint, source.folder, folder, order, space=check_disk, progress=progress)
             new_config |= recipe.stored(folder, read_checkpoint(folder), new_config)
             write_repository(folder, new_config, recipe.templates, source, tokenizer)
             if verify:
-                checks = recipe.verify(folder, scaling)
+                checks = recipe.verify(folder, scaling, own_code)
             write_card(
                 folder,
                 source=source,
@@ -223,6 +251,7 @@ def convert(
                 train_length=trained.tokens,
                 command=_command(source, request, revision, place, dtype=dtype, verify=verify, onnx=onnx),
                 checks=checks,
+                rounded=dtype is not None,
             )
             if onnx is not None:
                 exported = replace(export(folder, onnx, progress=progress), path=place)
@@ -233,6 +262,7 @@ def convert(
                 if path.is_file()
             }
 
+    pushed = target.push(place, progress=progress) if target is not None and not dry_run else None
     return ConversionResult(
         path=place,
         source=source.name,
@@ -249,9 +279,45 @@ def convert(
         notes=notes,
         checks=checks,
         onnx=exported,
+        pushed=pushed,
         seconds=time.monotonic() - started,
         dry_run=dry_run,
     )
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where the result is pushed to; see ``push``."""
+
+    repo_id: str
+    private: bool
+    branch: str | None
+    create_pr: bool
+    overwrite: bool
+    token: str | None
+
+    def preflight(self, source: str) -> None:
+        """Finds out what would keep a push from working, before the conversion's work."""
+        preflight(**asdict(self), source=source)
+
+    def push(self, place: Path, *, progress: bool) -> PushResult:
+        """Pushes a result that was verified a moment ago."""
+        try:
+            return push(place, **asdict(self), verified=True, progress=progress)
+        except (ConverterError, KeyboardInterrupt) as error:
+            done = f"{place} is complete, and ntk-convert push sends it"
+            kind = Interrupted if isinstance(error, KeyboardInterrupt) else PushError
+            raise kind(f"{error}; {done}" if str(error) else done) from error
+
+
+def _check_cache(source: Source, names: Sequence[str], place: Path, others: int) -> None:
+    """Looks for room in the Hub's cache before a download, and for the result's if it goes to that disk."""
+    lacking = bytes_to_download(source, names)
+    if not lacking:
+        return
+    if source.folder.stat().st_dev == place.parent.stat().st_dev:
+        lacking += others + sum(size or 0 for size in source.weights().values())
+    check_space(source.folder, lacking, "download and result need", "give another --cache-dir or --out")
 
 
 def _planned_files(

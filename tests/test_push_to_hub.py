@@ -1,0 +1,178 @@
+"""Conversion and push as one command, and the checks before any work: the token, the target, the disks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run, edit_json
+from tests.hub_commands import TOKEN, Command
+from tests.hub_server import Account, HubServer
+
+SOURCE, ID = "org/tiny-bloom", "ada/bloom-ntk"
+CONVERT = (SOURCE, "--scale", "2", "--out", "out", "--push-to-hub", ID)
+
+Pristine = Callable[..., Path]
+
+
+@pytest.fixture
+def source(pristine: Pristine, hub: HubServer) -> Path:
+    folder = pristine("bloom")
+    hub.accounts[TOKEN] = Account("ada", ())
+    hub.commit(SOURCE, folder)
+    return folder
+
+
+@pytest.mark.usefixtures("source")
+def test_from_the_hub_to_the_hub(hub: HubServer, command: Command, work: Path) -> None:
+    run = command(*CONVERT, "--private", HF_TOKEN=TOKEN)
+    assert run.code == 0, run.err
+    assert run.out.splitlines() == [str(work / "out"), f"{hub.endpoint}/{ID}"]
+    assert f"pushed to {ID} as commit " in run.err
+    assert "checked slopes" in run.err
+    assert "%|" not in run.err
+    repository = hub.repositories[ID]
+    assert repository.private
+    pushed = repository.commits[repository.refs["main"]]
+    mine = {path.name: path.read_bytes() for path in (work / "out").iterdir()}
+    assert {path.name: path.read_bytes() for path in pushed.iterdir() if path.name in mine} == mine
+    assert f"base_model: {SOURCE}" in (pushed / "README.md").read_text()
+
+    # What is there is as it would be, so that the same once more is no commit.
+    again = command(*CONVERT, "--overwrite", "--json", HF_TOKEN=TOKEN)
+    assert again.code == 0, again.err
+    assert again.json["pushed"]["changed"] == []
+    assert again.json["pushed"]["commit"] == repository.refs["main"]
+    # And it can be inspected there.
+    assert command("inspect", ID, "--json", HF_TOKEN=TOKEN).json["converted"] is True
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize("options", [["--branch", "scale-2"], ["--create-pr"]])
+def test_options_of_the_push(hub: HubServer, command: Command, work: Path, options: list[str]) -> None:
+    empty = work.parent / "empty"
+    empty.mkdir()
+    (empty / "README.md").write_text("# Soon\n")
+    first = hub.commit(ID, empty)
+    run = command(*CONVERT, *options, "--json", HF_TOKEN=TOKEN)
+    assert run.code == 0, run.err
+    assert hub.repositories[ID].refs["main"] == first
+    assert (run.json["pushed"]["pull_request"] is not None) == (options == ["--create-pr"])
+    assert run.json["pushed"]["commit"] in hub.repositories[ID].commits
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize(
+    ("words", "login", "part"),
+    [
+        ([], {}, "takes a token with write access"),
+        ([], {"HF_TOKEN": "hf_unknown_secret"}, "check token and HF_ENDPOINT"),
+        (["--push-to-hub", "bob/model"], {"HF_TOKEN": TOKEN}, "'bob' is neither ada"),
+        (["--push-to-hub", "ada/full"], {"HF_TOKEN": TOKEN}, "ada/full holds a model"),
+        (["--push-to-hub", SOURCE], {"HF_TOKEN": TOKEN}, "is what was converted"),
+    ],
+    ids=["no token", "unknown token", "not ours", "something else", "the source"],
+)
+def test_what_cannot_be_pushed_is_refused_before_the_work(
+    pristine: Pristine,
+    hub: HubServer,
+    command: Command,
+    work: Path,
+    words: list[str],
+    login: dict[str, str],
+    part: str,
+) -> None:
+    hub.commit("ada/full", pristine("mpt"))
+    asked = hub.downloads()
+    run = command(*CONVERT, *words, **login)
+    assert (run.code, run.out, run.err.count("\n")) == (1, "", 1), run.err
+    assert part in run.err
+    assert list(work.iterdir()) == []
+    assert "model.safetensors" not in set(hub.downloads()) - set(asked)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--push-to-hub", ID, "--no-verify"], "only what was verified is pushed"),
+        (["--private"], "give --push-to-hub too"),
+        (["--branch", "b"], "give --push-to-hub too"),
+        (["--create-pr"], "give --push-to-hub too"),
+        (["--trust-remote-code", "--no-verify"], "--trust-remote-code is for verification"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    make_source: Callable[..., Path], refused: Callable[..., str], words: list[str], part: str
+) -> None:
+    source = make_source()
+    out = source.parent / "out"
+    assert part in refused(source, "--scale", "2", "--out", out, *words, code=2)
+
+
+@pytest.mark.usefixtures("source")
+def test_a_push_that_fails_leaves_the_result(hub: HubServer, command: Command, work: Path) -> None:
+    hub.faults["model.safetensors"] = []
+
+    def refuse(request: object) -> None:
+        if getattr(request, "path", "").endswith("/commit/main"):
+            raise hub.refusal(413, "the repository is full")
+
+    hub.before = refuse
+    run = command(*CONVERT, HF_TOKEN=TOKEN)
+    assert run.code == 1
+    assert run.err.count("\n") == 1
+    assert f"{work / 'out'} is complete, and ntk-convert push sends it" in run.err
+    hub.before = None
+    assert command("push", "out", ID, HF_TOKEN=TOKEN).code == 0
+
+
+@pytest.mark.usefixtures("source")
+def test_a_dry_run_pushes_nothing(hub: HubServer, command: Command, work: Path) -> None:
+    run = command(*CONVERT, "--dry-run", HF_TOKEN=TOKEN)
+    assert run.code == 0, run.err
+    assert ID not in hub.repositories
+    assert list(work.iterdir()) == []
+
+
+# The disks, before the first byte
+
+
+FULL_DISK = """
+import shutil, sys
+usage = shutil.disk_usage("/")
+free = int(sys.argv.pop(1))
+shutil.disk_usage = lambda path: usage._replace(free=free)
+from converter.cli import main
+main()
+"""
+
+
+def test_a_disk_without_room_is_refused_before_the_download(
+    source: Path, hub: HubServer, environment: dict[str, str], work: Path
+) -> None:
+    """Room for the download alone, on a disk that the result goes to as well."""
+    free = (source / "model.safetensors").stat().st_size + (16 << 20)
+    words = [sys.executable, "-c", FULL_DISK, str(free), *CONVERT[:5], "--no-verify"]
+    run = subprocess.run(words, env=environment, cwd=work, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "GB free, and download and result need 0.0 GB; free some space or give another" in run.stderr
+    assert "model.safetensors" not in hub.downloads()
+    assert list(work.iterdir()) == []
+    words[3] = str(2 * free)
+    assert subprocess.run(words, env=environment, cwd=work, capture_output=True).returncode == 0
+
+
+def test_a_card_of_rounded_weights_says_so(make_source: Callable[..., Path], run: Callable[..., Run]) -> None:
+    source = make_source("bloom")
+    out = source.parent / "out"
+    edit_json(source / "config.json", {"torch_dtype": "float32", "dtype": None})
+    assert run(source, "--scale", "2", "--out", out, "--dtype", "fp16", "--no-verify").code == 0
+    assert json.loads((out / "config.json").read_text())["torch_dtype"] == "float16"
+    card = (out / "README.md").read_text()
+    assert "rounded to float16" in card
+    assert "Weights, tokenizer" not in card

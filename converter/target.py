@@ -25,8 +25,6 @@ from converter.source import CONFIG
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
 
-SMALL = 1 << 20
-"""Bytes of a file that is sent together with others."""
 SENDERS = 4
 """Files that are sent at the same time."""
 LARGEST_IN_GIT = 64 << 20
@@ -246,29 +244,23 @@ class Hub:
     def send(self, target: Target, operations: Iterable[CommitOperationAdd], *, create_pr: bool) -> None:
         """Sends what the Hub stores apart from git and does not have yet; the branch stays as it is.
 
-        Files go in threads of ours, which end with the process: the client's own would keep an
-        interrupted push waiting until whole files had been sent.
+        One file at a time is given to the client, in threads of ours, which end with the process: its
+        own would keep an interrupted push waiting until whole files had been sent.
 
         Raises:
             PushError: the Hub does not take them, or the connection broke off.
         """
-        groups: list[list[CommitOperationAdd]] = [[]]
-        for operation in operations:
-            if operation.upload_info.size > SMALL:
-                groups.append([operation])
-            else:
-                groups[0].append(operation)
-        groups = [group for group in groups if group]
+        waiting = list(operations)
         # A branch that is still to be created begins as the default one.
         revision = DEFAULT_REVISION if target.new_branch else target.branch
         failures: list[BaseException] = []
 
         def work() -> None:
-            while groups and not failures:
+            while waiting and not failures:
                 try:
                     self._api.preupload_lfs_files(
                         target.repo_id,
-                        additions=groups.pop(0),
+                        additions=[waiting.pop(0)],
                         revision=revision,
                         create_pr=create_pr,
                         free_memory=False,
@@ -278,7 +270,7 @@ class Hub:
                 except BaseException as error:
                     failures.append(error)
 
-        threads = [threading.Thread(target=work, daemon=True) for _ in groups[:SENDERS]]
+        threads = [threading.Thread(target=work, daemon=True) for _ in waiting[:SENDERS]]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -12,6 +12,7 @@ import json
 import re
 import socket
 import struct
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
@@ -238,6 +239,14 @@ class HubServer:
         return Answer(headers={"Accept-Ranges": "bytes", "ETag": f'"{path.stat().st_size}"'}, body=path)
 
 
+class Listener(ThreadingHTTPServer):
+    """Says nothing of clients that go away; other errors are shown."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def _listen(server: HubServer, host: Host) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -268,7 +277,7 @@ def _listen(server: HubServer, host: Host) -> ThreadingHTTPServer:
         def log_message(self, *_: object) -> None:
             pass
 
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listener = Listener(("127.0.0.1", 0), Handler)
     threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     return listener
 

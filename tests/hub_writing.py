@@ -176,7 +176,9 @@ class Writing:
             )
         repo_id = f"{owner}/{asked['name']}"
         if repo_id in self.server.repositories:
-            raise Refusal(HTTPStatus.CONFLICT, None, "You already created this model repo")
+            refusal = Refusal(HTTPStatus.CONFLICT, None, "You already created this model repo")
+            refusal.answer.body = json.dumps({"url": f"{self.server.endpoint}/{repo_id}"}).encode()
+            raise refusal
         # Of client 0.36 and of 2.x.
         private = bool(asked.get("private") or asked.get("visibility") == "private")
         repository = self.server.repositories[repo_id] = Repository(private=private)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import tiny
 from tests.conftest import Run, edit_json
 from tests.hub_commands import TOKEN, Command
 from tests.hub_server import Fault, HubServer, Request
@@ -160,6 +163,52 @@ def test_only_what_is_needed_is_asked_for(
 
 def resolved(hub: HubServer) -> list[Request]:
     return [request for request in hub.requests if "/resolve/" in request.path]
+
+
+def test_code_in_another_repository_is_left_there(
+    tmp_path: Path, hub: HubServer, command: Command, work: Path
+) -> None:
+    """Jina's configs name code of a repository of its own, which no conversion needs."""
+    source = tiny.ENCODERS["jina_bert"](tmp_path / "jina", 4)
+    other = "jinaai/jina-bert-implementation"
+    mapped = {"AutoModel": f"{other}--modeling_bert.JinaBertModel"}
+    edit_json(source / "config.json", {"auto_map": mapped})
+    hub.commit(ID, source)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "modeling_bert.py").write_text("raise SystemExit('was run')")
+    hub.commit(other, tmp_path / "code")
+    run = command(*CONVERT, "--train-length", "512")
+    assert run.code == 0, run.err
+    assert not [request for request in hub.requests if other in request.path]
+    found = config(work / "out")
+    assert {reference.partition(".")[0] for reference in found["auto_map"].values()} <= {
+        "configuration_ntk_jina_bert",
+        "modeling_ntk_jina_bert",
+    }
+
+
+def test_what_is_still_to_be_downloaded(
+    pristine: Pristine, hub: HubServer, environment: dict[str, str]
+) -> None:
+    """Told before the first weight is asked for, and none when the cache has all of it."""
+    source = pristine("bloom", sharded=True)
+    hub.commit(ID, source)
+    code = (
+        "import sys\n"
+        "from converter.hub import bytes_to_download\n"
+        "from converter.source import open_source\n"
+        "found = open_source(sys.argv[1])\n"
+        "names = [name for name in found.files if name.endswith('.safetensors')]\n"
+        "for wanted in ([], names[:1], names):\n"
+        "    found.fetch(wanted)\n"
+        "    print(bytes_to_download(found, names))\n"
+    )
+    shards = [path.stat().st_size for path in sorted(source.glob("*.safetensors"))]
+    for expected in ([sum(shards), sum(shards[1:]), 0], [0, 0, 0]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, ID], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.split() == [str(size) for size in expected], done.stderr
 
 
 # One commit

@@ -1,0 +1,693 @@
+"""Converted repositories to the Hub: the command line and the real client, against a Hub of our own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from converter.contents import read_contents, verify
+from converter.errors import VerificationError
+from converter.onnx.export import export
+from converter.pipeline import convert
+from tests import tiny
+from tests.conftest import Run, edit_json, fingerprint
+from tests.hub_commands import TOKEN, Command
+from tests.hub_server import Account, Fault, HubServer, Refusal, Request
+from tests.tiny import rotary as tiny_rotary
+
+ID = "ada/bloom-ntk"
+GIT = ".gitattributes"
+SHARDS = [f"model-{number:05}-of-00004.safetensors" for number in range(1, 5)]
+
+Pristine = Callable[..., Path]
+Push = Callable[..., Run]
+
+
+@pytest.fixture(scope="session")
+def converted(pristine: Pristine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A converted repository in four shards; do not change it."""
+    place = tmp_path_factory.mktemp("converted") / "out"
+    convert(pristine("bloom", sharded=True), place, scale=2, verify=False)
+    return place
+
+
+@pytest.fixture
+def out(converted: Path, work: Path) -> Path:
+    """A copy of it in the working directory."""
+    return Path(shutil.copytree(converted, work / "out"))
+
+
+@pytest.fixture
+def push(hub: HubServer, command: Command, out: Path) -> Push:
+    """``push(*words, **environment)``: pushes ``out`` to ``ID`` as its owner; nothing in it changes."""
+    hub.accounts[TOKEN] = Account("ada", ("lab",))
+
+    def call(*words: object, to: str = ID, **environment: str) -> Run:
+        before = fingerprint(out)
+        done = command("push", "out", to, *words, **{"HF_TOKEN": TOKEN, **environment})
+        assert fingerprint(out) == before
+        assert "%|" not in done.err
+        assert "\r" not in done.err
+        return done
+
+    return call
+
+
+def refused(run: Run, *parts: str, code: int = 1) -> None:
+    """One line that has all ``parts``, and no output."""
+    assert (run.code, run.out, run.err.count("\n")) == (code, "", 1), run.err
+    assert run.err.startswith("error: ")
+    assert "this is a bug" not in run.err
+    for part in parts:
+        assert part in run.err
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def pushed(hub: HubServer, revision: str = "main", repo_id: str = ID) -> dict[str, bytes]:
+    """What a repository holds of ours."""
+    files = hub.files(repo_id, revision)
+    files.pop(GIT, None)
+    return files
+
+
+def sent(hub: HubServer) -> list[Request]:
+    """The requests that changed anything, on either host."""
+    return [request for request in hub.requests if request.method not in ("GET", "HEAD")]
+
+
+def puts(hub: HubServer) -> list[str]:
+    """The SHA-256 of each file that was sent to the storage, as often as it was."""
+    return [request.path.split("/")[2] for request in hub.requests if request.method == "PUT"]
+
+
+def theirs(hub: HubServer, folder: Path, **files: str) -> str:
+    """A repository that holds something else."""
+    folder.mkdir()
+    for name, text in ({"gitattributes": "*.bin filter=lfs\n", "README_md": "# Theirs\n"} | files).items():
+        plain = GIT if name == "gitattributes" else name.replace("_", ".")
+        (folder / plain).write_text(text)
+    return hub.commit(ID, folder)
+
+
+# What arrives
+
+
+def test_a_new_repository(hub: HubServer, push: Push, out: Path) -> None:
+    run = push("--json", "-v")
+    assert run.code == 0, run.err
+    assert pushed(hub) == contents(out)
+    assert GIT in hub.files(ID)
+    repository = hub.repositories[ID]
+    assert not repository.private
+    assert len(repository.commits) == 2
+    assert run.json["commit"] == repository.refs["main"]
+    assert run.json["files"] == {name: len(data) for name, data in contents(out).items()}
+    assert (run.json["repo"], run.json["branch"], run.json["pull_request"]) == (ID, "main", None)
+    assert (run.json["url"], run.json["left"]) == (f"{hub.endpoint}/{ID}", [])
+    assert [check["name"] for check in run.json["checks"]] == ["tensors", "slopes", "paths", "stock model"]
+    assert len([request for request in hub.requests if "/commit/" in request.path]) == 1
+    assert {request.token for request in hub.requests if request.host == "hub"} <= {TOKEN, None}
+
+    hub.requests.clear()
+    again = push()
+    assert (again.code, again.out) == (0, f"{hub.endpoint}/{ID}\n")
+    assert "nothing to push" in again.err
+    assert sent(hub) == []
+
+
+def test_private(hub: HubServer, push: Push) -> None:
+    assert push("--private", "-q").code == 0
+    assert hub.repositories[ID].private
+    assert push("--private", "--json").json["changed"] == []
+
+
+def test_private_but_it_is_public(hub: HubServer, push: Push, tmp_path: Path) -> None:
+    theirs(hub, tmp_path / "theirs")
+    refused(push("--private"), ID, "public", "--private")
+    assert sent(hub) == []
+
+
+def test_a_branch(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
+    first = theirs(hub, tmp_path / "theirs")
+    run = push("--branch", "ntk/2x", "--json")
+    assert run.code == 0, run.err
+    assert hub.repositories[ID].refs["main"] == first
+    assert hub.repositories[ID].refs["ntk/2x"] == run.json["commit"]
+    assert pushed(hub, "ntk/2x") == contents(out)
+    assert run.json["url"] == f"{hub.endpoint}/{ID}/tree/ntk/2x"
+
+    (out / "LICENSE").write_text("MIT\n")
+    again = push("--branch", "ntk/2x", "--json")
+    assert again.json["changed"] == ["LICENSE"]
+    assert pushed(hub, "ntk/2x") == contents(out)
+
+
+def test_a_pull_request_in_a_repository_of_somebody_else(
+    hub: HubServer, push: Push, out: Path, tmp_path: Path
+) -> None:
+    first = theirs(hub, tmp_path / "theirs")
+    hub.accounts[TOKEN] = Account("grace")
+    run = push("--create-pr")
+    assert (run.code, run.out) == (0, f"{hub.endpoint}/{ID}/discussions/1\n"), run.err
+    assert hub.repositories[ID].refs["main"] == first
+    assert pushed(hub, "refs/pr/1") == contents(out)
+    assert f"{ID}" in run.err
+
+    assert push("--create-pr", "--branch", "new").code == 1
+    refused(push(to="ada/other"), "ada", "grace/other")
+    refused(push("--create-pr", to="ada/other"), "ada/other", "--create-pr")
+
+
+def test_only_what_changed_is_sent(hub: HubServer, push: Push, out: Path) -> None:
+    """The card on the Hub, or here, may be edited; new files may be added."""
+    assert push("-q").code == 0
+    hub.requests.clear()
+    with (out / "README.md").open("a") as card:
+        card.write("\nMore.\n")
+    (out / "NOTICE").write_text("Thanks.\n")
+    run = push("--json")
+    assert run.json["changed"] == ["NOTICE", "README.md"]
+    assert pushed(hub) == contents(out)
+    assert puts(hub) == []
+
+
+def test_what_stays_behind(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
+    (out / ".git").mkdir()
+    (out / ".git" / "config").write_text("[core]")
+    (out / "sub").mkdir()
+    (out / "elsewhere").symlink_to(tmp_path)
+    stray = [".env", "optimizer.pt", "pytorch_model.bin", "training_args.bin", "model.onnx.failed"]
+    stray += ["sub/config.json", "extra.py", "trainer_state.json", "diary.md", "genai_config.json"]
+    for name in stray:
+        (out / name).write_text("mine")
+    before = contents(out)
+    run = push("--json")
+    assert run.code == 0, run.err
+    assert run.json["left"] == sorted([*stray, ".git/", "elsewhere/"])
+    assert set(before) - set(pushed(hub)) == {*stray, ".git/config"}
+
+
+def test_a_round_trip(pristine: Pristine, hub: HubServer, command: Command, tmp_path: Path) -> None:
+    """From the Hub, converted, to the Hub, and loaded from there."""
+    source = Path(shutil.copytree(pristine("bloom", sharded=True), tmp_path / "source"))
+    (source / "README.md").write_text("---\nlicense: bigscience-bloom-rail-1.0\n---\n# Tiny\n")
+    hub.commit("org/tiny-bloom", source)
+    hub.accounts[TOKEN] = Account("ada")
+    assert command("org/tiny-bloom", "--scale", "2", "--out", "out", "--no-verify").code == 0
+    run = command("push", "out", "lab/x", HF_TOKEN=TOKEN)
+    refused(run, "'lab'", "ada/x")
+    run = command("push", "out", ID, "--json", "--token", TOKEN)
+    assert run.code == 0, run.err
+    files = pushed(hub)
+    assert "base_model: org/tiny-bloom" in files["README.md"].decode()
+    assert "license: bigscience-bloom-rail-1.0" in files["README.md"].decode()
+    for shard in SHARDS:
+        assert files[shard] == (source / shard).read_bytes()
+    assert not [name for name, data in files.items() if TOKEN.encode() in data]
+
+    found = command("inspect", ID, "--json")
+    assert (found.code, found.json["converted"], found.json["commit"]) == (0, True, run.json["commit"])
+    assert found.json["slopes"] == command("inspect", "out", "--json").json["slopes"]
+    refused(command(ID, "--scale", "2", "--out", "again"), "already converted", "org/tiny-bloom")
+    # The source's own repository is not a place for the result.
+    hub.accounts[TOKEN] = Account("org")
+    refused(command("push", "out", "org/tiny-bloom", "--overwrite", HF_TOKEN=TOKEN), "what was converted")
+
+
+# Something else is there
+
+
+@pytest.mark.parametrize("words", [[], ["--branch", "new"], ["--create-pr"]])
+@pytest.mark.parametrize("kind", ["other files", "other weights", "other config"])
+def test_something_else_is_refused(
+    hub: HubServer, push: Push, out: Path, tmp_path: Path, words: list[str], kind: str
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(out, other)
+    if kind == "other files":
+        (other / "model.gguf").write_text("GGUF")
+        clash = "model.gguf"
+    elif kind == "other weights":
+        clash = SHARDS[2]
+        data = (other / clash).read_bytes()
+        (other / clash).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    else:
+        clash = "config.json"
+        edit_json(other / clash, {"mark": "theirs"})
+    hub.commit(ID, other)
+    refused(push(*words), ID, clash, "--overwrite")
+    assert sent(hub) == []
+
+
+def test_overwriting(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
+    first = theirs(hub, tmp_path / "theirs", config_json="{}", notes_md="Old")
+    run = push("--overwrite", "--json")
+    assert run.code == 0, run.err
+    assert run.json["deleted"] == ["notes.md"]
+    assert hub.files(ID) == contents(out) | {GIT: b"*.bin filter=lfs\n"}
+    assert hub.repositories[ID].commits[first] == tmp_path / "theirs"
+    assert push("--json").json["changed"] == []
+
+
+def test_the_branch_that_moves_meanwhile(hub: HubServer, push: Push, tmp_path: Path) -> None:
+    theirs(hub, tmp_path / "theirs")
+
+    def move(request: Request) -> None:
+        if "/commit/" in request.path and len(hub.repositories[ID].commits) == 1:
+            (tmp_path / "theirs" / "README.md").write_text("# New\n")
+            hub.commit(ID, tmp_path / "theirs")
+
+    hub.before = move
+    refused(push(), ID, "main", "meanwhile")
+    assert set(hub.files(ID)) == {GIT, "README.md"}
+    assert push().code == 0
+
+
+# Only what is right
+
+
+def weights(folder: Path) -> Path:
+    return folder / SHARDS[1]
+
+
+def edit_header(folder: Path) -> None:
+    path = weights(folder)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"shape":[', b'"shape":[1,', 1))
+
+
+def evil(folder: Path) -> None:
+    with (folder / "modeling_ntk_bloom.py").open("a") as code:
+        code.write("\nopen('ran', 'w')\n")
+
+
+TAMPERED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "short weights": (
+        lambda folder: weights(folder).write_bytes(weights(folder).read_bytes()[:-8]),
+        (SHARDS[1], "truncated"),
+    ),
+    "missing weights": (lambda folder: weights(folder).unlink(), (SHARDS[1], "missing")),
+    "header": (edit_header, (SHARDS[1],)),
+    "layers": (lambda folder: edit_json(folder / "config.json", {"n_layer": 3}), ("3 layers",)),
+    "scaling": (
+        lambda folder: edit_json(folder / "config.json", {"alibi_scaling": {"type": "magic"}}),
+        ("alibi_scaling",),
+    ),
+    "code": (evil, ("modeling_ntk_bloom.py", "not the file")),
+    "auto_map": (
+        lambda folder: edit_json(folder / "config.json", {"auto_map": {"AutoModel": "eve/x--m.Model"}}),
+        ("auto_map",),
+    ),
+    "code missing": (lambda folder: (folder / "ntk_alibi.py").unlink(), ("ntk_alibi.py",)),
+    "provenance": (
+        lambda folder: edit_json(folder / "config.json", {"ntk_convert": None}),
+        ("convert it first",),
+    ),
+    "no config": (lambda folder: (folder / "config.json").unlink(), ("config.json",)),
+    "link": (lambda folder: link_out(folder / "LICENSE"), ("LICENSE", "link")),
+    "linked weights": (lambda folder: link_out(weights(folder)), (SHARDS[1], "link")),
+}
+
+
+def link_out(path: Path) -> None:
+    target = path.parent.parent.parent / "outside"
+    target.write_bytes(path.read_bytes() if path.exists() else b"private")
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("kind", TAMPERED)
+def test_what_is_not_right_is_not_pushed(
+    hub: HubServer, push: Push, out: Path, work: Path, kind: str
+) -> None:
+    change, parts = TAMPERED[kind]
+    change(out)
+    refused(push(), *parts)
+    assert sent(hub) == []
+    assert not (work / "ran").exists()
+    assert hub.repositories == {}
+
+
+def test_no_folder(command: Command, hub: HubServer) -> None:
+    refused(command("push", "nowhere", ID), "nowhere", "ntk-convert wrote")
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("family", [*tiny.FACTORIES, *tiny.ENCODERS])
+def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: str) -> None:
+    """``verify`` is given the config of the source by a conversion, and of the result here."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    {**tiny.FACTORIES, **tiny.ENCODERS}[family](source)
+    made = convert(source, out, scale=2, train_length=64)
+    found = verify(read_contents(out))
+    assert [(check.name, check.skipped) for check in found] == [
+        (check.name, check.skipped) for check in made.checks
+    ]
+    if family == "jais":  # whose slopes are stored, and in config.json for the code to read
+        slopes = json.loads((out / "config.json").read_text())["alibi_slopes"]
+        edit_json(out / "config.json", {"alibi_slopes": [slope * 1.5 for slope in slopes]})
+        with pytest.raises(VerificationError, match="alibi_slopes"):
+            verify(read_contents(out))
+
+
+@pytest.mark.parametrize("how", [{"scale": 2}, {"dynamic": "length", "rate": 2}])
+def test_rotary_too(tmp_path: Path, how: dict[str, Any]) -> None:
+    source = tiny_rotary.rotary(tmp_path / "source", "llama")
+    out = tmp_path / "out"
+    convert(source, out, verify=False, **how)
+    contents = read_contents(out)
+    assert [check.name for check in verify(contents)] == ["tensors", "frequencies"]
+    assert not [name for name in contents.files if name.endswith(".py")]
+    changed = {"rope_theta": 123.0} if "scale" in how else {"rope_scaling": None}
+    edit_json(out / "config.json", changed)
+    with pytest.raises(VerificationError):
+        verify(read_contents(out))
+
+
+def test_graphs(hub: HubServer, push: Push, out: Path) -> None:
+    """They are run again, and one that is wrong stops everything."""
+    export(out)
+    run = push("--json")
+    assert run.code == 0, run.err
+    assert "graph" in [check["name"] for check in run.json["checks"]]
+    assert {"model.onnx", "onnx_validation.json", "genai_config.json"} <= pushed(hub).keys()
+    assert pushed(hub) == contents(out)
+    hub.requests.clear()
+    data = (out / "model.onnx").read_bytes()
+    (out / "model.onnx").write_bytes(data[: len(data) // 2])
+    refused(push("--overwrite"), "model.onnx")
+    assert sent(hub) == []
+
+
+# The token, and who may write
+
+
+def test_without_a_token(hub: HubServer, push: Push) -> None:
+    refused(push(HF_TOKEN=""), ID, "--token", "hf auth login")
+    assert hub.requests == [] or not [request for request in hub.requests if request.token]
+
+
+@pytest.mark.parametrize(
+    ("account", "parts"),
+    [
+        (None, ("does not know this token", "write access")),
+        (Account("ada", role="read"), ("can only read", "write access")),
+        (Account("grace", ("lab",)), ("'ada'", "grace", f"grace/{ID.partition('/')[2]}")),
+        (Account("grace", role="fineGrained"), ("may not write", "rights to create", ID)),
+    ],
+    ids=["unknown", "read", "namespace", "fine-grained"],
+)
+def test_tokens_that_may_not_write(
+    hub: HubServer, push: Push, account: Account | None, parts: tuple[str, ...]
+) -> None:
+    del hub.accounts[TOKEN]
+    if account is not None:
+        hub.accounts[TOKEN] = account
+    refused(push(), *parts)
+    assert hub.repositories == {}
+    assert puts(hub) == []
+
+
+def test_an_organisation_s_repository(hub: HubServer, push: Push, out: Path) -> None:
+    assert push("-q", "--token", TOKEN, to="lab/bloom", HF_TOKEN="").code == 0
+    assert pushed(hub, repo_id="lab/bloom") == contents(out)
+
+
+@pytest.mark.parametrize(
+    ("status", "where", "parts"),
+    [
+        (HTTPStatus.FORBIDDEN, "/commit/", ("may not write", "no way", "write access")),
+        (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "/preupload/", ("too large", "no way")),
+        (HTTPStatus.INSUFFICIENT_STORAGE, "/objects/batch", ("no room", "no way")),
+        (HTTPStatus.NOT_FOUND, "/api/whoami-v2", ("no Hub", "HF_ENDPOINT")),
+        (HTTPStatus.BAD_REQUEST, "/commit/", ("does not accept", "no way")),
+        (HTTPStatus.TOO_MANY_REQUESTS, "/api/repos/create", ("wait", "later")),
+    ],
+)
+def test_what_the_hub_refuses(
+    hub: HubServer, push: Push, status: HTTPStatus, where: str, parts: tuple[str, ...]
+) -> None:
+    def refuse(request: Request) -> None:
+        if where in request.path:
+            raise Refusal(status, None, f"no way for {request.token}")
+
+    hub.before = refuse
+    run = push("--json")
+    refused(run, *parts)
+    hub.before = None
+    if ID in hub.repositories:
+        assert f"{ID} was created" in run.err
+        assert set(hub.files(ID)) == {GIT}
+    assert push("-q").code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bloom"],
+        ["a/b/c"],
+        ["ada/bl oom"],
+        ["ada/.."],
+        ["ada/x--y"],
+        ["../x"],
+        [""],
+        ["ada/x\x1b[2J"],
+        [ID, "--branch", "a b"],
+        [ID, "--branch", "../main"],
+        [ID, "--branch", "refs/pr/1"],
+        [ID, "--branch", ""],
+        [ID, "--token", "hf_ secret"],
+    ],
+)
+@pytest.mark.usefixtures("out")
+def test_names_that_cannot_be(here: Command, words: list[str]) -> None:
+    run = here("push", "out", *words)
+    refused(run, code=2)
+    assert run.err[:-1].isprintable()
+
+
+def test_a_tag_is_no_branch(hub: HubServer, push: Push, tmp_path: Path) -> None:
+    theirs(hub, tmp_path / "theirs")
+    repository = hub.repositories[ID]
+    repository.refs["v1"] = repository.refs["main"]
+    repository.tags.add("v1")
+    refused(push("--branch", "v1"), "v1", "tag", code=2)
+
+
+# What breaks
+
+
+@pytest.mark.parametrize("fault", ["busy", "broken"])
+def test_a_storage_that_fails_once(hub: HubServer, push: Push, out: Path, fault: Fault) -> None:
+    hub.upload_faults = [fault]
+    assert push("-q").code == 0
+    assert len(puts(hub)) == len(SHARDS) + 1
+    assert pushed(hub) == contents(out)
+
+
+@pytest.mark.parametrize("fault", ["cut", "reset"])
+def test_an_upload_that_breaks_off_goes_on(hub: HubServer, push: Push, out: Path, fault: Fault) -> None:
+    """The client tries each file six times; two are taken before the connection is gone for good."""
+    taken = threading.Event()
+
+    def gone(request: Request) -> None:
+        if len(hub.writing.stored) >= 2 and not taken.is_set() and "/objects/batch" not in request.path:
+            hub.upload_faults = [fault] * 99
+
+    hub.before = gone
+    run = push()
+    refused(run, ID, "broke off", "again", "was created")
+    stored = hub.writing.stored
+    assert 2 <= len(stored) < len(SHARDS)
+    assert set(hub.files(ID)) == {GIT}
+
+    taken.set()
+    hub.upload_faults, hub.before = [], None
+    hub.requests.clear()
+    assert push("-q").code == 0
+    assert len(puts(hub)) == len(SHARDS) - len(stored)
+    assert not stored & set(puts(hub))
+    assert pushed(hub) == contents(out)
+
+
+def test_large_files_go_in_parts(hub: HubServer, push: Push, out: Path) -> None:
+    hub.part_bytes = 10_000
+    hub.upload_faults = ["broken"]
+    assert push("-q").code == 0
+    assert {len(puts(hub))} == {sum(-(-(out / shard).stat().st_size // 10_000) for shard in SHARDS) + 1}
+    assert pushed(hub) == contents(out)
+
+
+@pytest.fixture
+def process(environment: dict[str, str], work: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """``process()``: a push that runs; ended with the test."""
+    running = []
+
+    def start() -> subprocess.Popen[str]:
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "converter", "push", "out", ID],
+                cwd=work,
+                env=environment | {"HF_TOKEN": TOKEN},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return running[-1]
+
+    yield start
+    for found in running:
+        if found.poll() is None:
+            os.killpg(found.pid, signal.SIGKILL)
+            found.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("exists", [False, True])
+def test_signals_while_files_are_sent(
+    hub: HubServer,
+    push: Push,
+    process: Callable[[], subprocess.Popen[str]],
+    out: Path,
+    tmp_path: Path,
+    number: signal.Signals,
+    exists: bool,
+) -> None:
+    if exists:
+        theirs(hub, tmp_path / "theirs")
+    half, ended = threading.Event(), threading.Event()
+
+    def stop() -> None:
+        half.set()
+        ended.wait(60)
+
+    hub.half_sent = stop
+    running = process()
+    assert half.wait(60)
+    before = hub.repositories[ID].refs.copy()
+    running.send_signal(number)
+    try:
+        output, errors = running.communicate(timeout=20)
+    finally:
+        ended.set()
+    if number is signal.SIGKILL:
+        assert running.returncode == -signal.SIGKILL
+    else:
+        # click ends the line that the terminal's ^C stands in.
+        refused(Run(running.returncode, output, errors.removeprefix("\n")), "interrupted", ID, "again")
+    assert hub.repositories[ID].refs == before
+    hub.half_sent = None
+    assert push("-q").code == 0
+    assert pushed(hub) == contents(out)
+
+
+def test_a_file_that_changes_while_others_are_sent(hub: HubServer, command: Command, out: Path) -> None:
+    hub.accounts[TOKEN] = Account("ada")
+    hub.half_sent = lambda: (out / "config.json").write_text("{}")
+    refused(command("push", "out", ID, HF_TOKEN=TOKEN), "config.json", "changed meanwhile")
+    assert set(hub.files(ID)) == {GIT}
+
+
+def test_a_card_that_the_hub_does_not_take(hub: HubServer, push: Push, out: Path) -> None:
+    (out / "README.md").write_text("---\n- a list\n---\n")
+    refused(push(), ID, "README.md", "metadata")
+    assert set(hub.files(ID)) == {GIT}
+
+
+@pytest.mark.parametrize("how", ["down", "offline", "welcome page"])
+def test_no_hub(hub: HubServer, push: Push, how: str) -> None:
+    with HubServer() as other:
+        down = other.endpoint
+    if how == "welcome page":
+        hub.before = lambda request: welcome()
+    environment = {"down": {"HF_ENDPOINT": down}, "offline": {"HF_HUB_OFFLINE": "1"}}.get(how, {})
+    refused(push(**environment), "HF_ENDPOINT")
+    assert sent(hub) == []
+
+
+def welcome() -> None:
+    refusal = Refusal(HTTPStatus.OK, None, "Welcome")
+    refusal.answer.body = b"<html>Welcome to the hotel's network</html>"
+    raise refusal
+
+
+# Before a conversion
+
+
+def preflight(environment: dict[str, str], work: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import json, sys\n"
+        "from converter import ConverterError\n"
+        "from converter.push import preflight\n"
+        "try: preflight(**json.loads(sys.argv[1]))\n"
+        "except ConverterError as error: print(error)"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, json.dumps({"repo_id": ID, **options})],
+        cwd=work,
+        env=environment | {"HF_TOKEN": TOKEN},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "part"),
+    [
+        ("none", {}, ""),
+        ("none", {"repo_id": "grace/x"}, "'grace'"),
+        ("none", {"source": ID}, "what was converted"),
+        ("card", {}, ""),
+        ("card", {"private": True}, "public"),
+        ("model", {}, "did not write"),
+        ("model", {"branch": "new"}, "did not write"),
+        ("model", {"overwrite": True}, ""),
+        ("ours", {"source": "bloom"}, ""),
+        ("ours", {"source": "org/other"}, "made from bloom"),
+    ],
+)
+def test_preflight(
+    hub: HubServer,
+    environment: dict[str, str],
+    pristine: Pristine,
+    converted: Path,
+    tmp_path: Path,
+    work: Path,
+    kind: str,
+    options: dict[str, Any],
+    part: str,
+) -> None:
+    hub.accounts[TOKEN] = Account("ada")
+    if kind == "card":
+        theirs(hub, tmp_path / "theirs")
+    elif kind == "model":
+        hub.commit(ID, pristine("bloom"))
+    elif kind == "ours":
+        copy = Path(shutil.copytree(converted, tmp_path / "ours"))
+        origin = json.loads((copy / "config.json").read_text())["ntk_convert"]
+        edit_json(copy / "config.json", {"ntk_convert": origin | {"source": "bloom"}})
+        hub.commit(ID, copy)
+    done = preflight(environment, work, **options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert part in done.stdout
+    assert bool(done.stdout) == bool(part)
+    assert sent(hub) == []

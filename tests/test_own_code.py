@@ -124,10 +124,19 @@ def test_right_code_passes_beside_the_stock_model(
     assert not list(Path(os.environ["HF_HOME"]).glob("modules/**/modeling_own.py"))
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["", "streamed"])
 @pytest.mark.parametrize(("family", "camel"), [("baichuan", "Baichuan"), ("refact", "Refact")])
 def test_code_of_families_that_transformers_does_not_know(
-    prepared: Prepare, trace: Path, family: str, camel: str
+    prepared: Prepare,
+    trace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    camel: str,
+    *,
+    streamed: bool,
 ) -> None:
+    if streamed:  # on this side only
+        monkeypatch.setattr("converter.verification.slice.LARGEST_LAYER", 0)
     source, out = prepared(family, **({"norm_head": True} if family == "baichuan" else {}))
     add_template(source, family, camel, trace)
     checks = verify(source, out)
@@ -179,7 +188,9 @@ BROKEN = {
     "syntax": ("def broken(:", "SyntaxError"),
     "class": ("class Other: pass", "AttributeError"),
     "exit": ("import sys; sys.exit('bye')", "SystemExit: bye"),
-    "crash": ("import os; os._exit(7)", "its process ended with status 7"),
+    "crash": ("import os; os._exit(7)", "it ended its process with status 7"),
+    "kill": ("import os; os.kill(os.getpid(), 9)", "it was killed by signal 9"),
+    "paths": ("raise OSError('no file (/home/somebody/model.bin) here')", "OSError: no file here"),
     "lines": ("raise ValueError('one\\ntwo\\x1b[31m' + 'x' * 1000)", "ValueError: one two [31mxx"),
     "constructor": (
         SUBCLASS + "        def __init__(self, config): raise TypeError('old')",

@@ -127,6 +127,49 @@ def test_wrong_code_is_caught(converted: Convert, tmp_path: Path, mistake: str) 
         run(folder, tmp_path / "source")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_matrices_of_large_layers_are_streamed(
+    converted: Convert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """In blocks of a few rows, so that many are put together."""
+    monkeypatch.setattr("converter.verification.slice.LARGEST_LAYER", 0)
+    monkeypatch.setattr("converter.verification.slice.BLOCK", 1000)
+    folder = converted(family, 12, "ntk", dtype=torch.bfloat16)
+    checks = run(folder, tmp_path / "source")
+    assert ("float32" in checks["stock model"].detail) == (family in STOCK)
+
+
+@pytest.mark.parametrize("mistake", ["activation", "layout"])
+def test_wrong_code_of_large_layers_is_caught(
+    converted: Convert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    monkeypatch.setattr("converter.verification.slice.LARGEST_LAYER", 0)
+    folder = converted("bloom", 12, "ntk")
+    file, before, after, message = WRONG_CODE[mistake]
+    rewrite(folder / file, before, after)
+    with pytest.raises(VerificationError, match=message):
+        run(folder, tmp_path / "source")
+
+
+def test_a_streamed_linear_layer_is_the_layer(converted: Convert) -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    from converter.verification import slice as sliced
+    from converter.verification.patched import Patched
+
+    name = "transformer.h.0.mlp.dense_h_to_4h.weight"
+    with Patched.load(converted("bloom", 12), families.FAMILIES[0]) as patched:
+        weight = patched.tensor(name)
+        wide, narrow = weight.shape
+        linear, transposed = torch.nn.Linear(narrow, wide), Conv1D(narrow, wide)
+        linear.weight.data = transposed.weight.data = weight
+        for module in (linear, transposed):
+            isolated = isinstance(module, Conv1D)
+            states = torch.randn(2, 3, wide if isolated else narrow)
+            ours = sliced.Streamed(patched, name, module.bias, transposed=isolated)
+            torch.testing.assert_close(ours(states), module(states), rtol=1e-5, atol=1e-5)
+
+
 def test_wrong_dynamic_code_is_caught(converted: Convert, tmp_path: Path) -> None:
     folder = converted("bloom", 12, "ntk-length")
     rewrite(folder / "ntk_alibi.py", "self.rate * tokens.float()", "tokens.float()")

@@ -61,8 +61,7 @@ def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
                 setattr(config, name, part.layers)
         config.use_cache, config.return_dict = False, True
         # Built with memory: what such code keeps in buffers, a model without memory would not have.
-        torch.set_default_dtype(part.dtype)
-        model = model_class(config).to(part.dtype).eval()
+        model = model_class(config).float().eval()
         prefix = f"{family.layers}."
         below = [family.below(name) for name in model.state_dict()]
         built = {name[len(prefix) :].split(".")[0] for name in below if name.startswith(prefix)}

@@ -1,26 +1,54 @@
 """The part of a checkpoint that is run with its real weights: the first layers, and some tokens.
 
-Of what has a row for each token of the vocabulary, only the rows of the test's tokens are read.
+Of what has a row for each token of the vocabulary, only the rows of the test's tokens are read. Of a layer
+that is large, the matrices stay in their files and are read block by block whenever they are used, so that
+the memory does not grow with the model, and all of it is computed in float32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from converter.families.base import Family
 from converter.verification.patched import Patched
 
 LAYERS, ROWS, TOKENS = 2, 2, 24
-# What bounds the memory: two layers of more elements than this become one, and a layer of more than
-# that keeps its stored dtype, mapped from the file, and gets the tolerance of half precision, in which
-# the model that it is compared with errs itself.
-LARGEST_PAIR, LARGEST_FLOAT32 = 32_000_000, 400_000_000
-TOLERANCE, HALF_TOLERANCE = 1e-4, 0.1
+# What bounds the memory, in elements: two layers of more than this become one, matrices of a layer of more
+# than that are streamed, and a block of one has so many.
+LARGEST_PAIR, LARGEST_LAYER, BLOCK = 32_000_000, 64_000_000, 8_000_000
+TOLERANCE = 1e-4
+"""Largest difference that is rounding, relative to the largest value."""
+
+
+class Streamed(nn.Module):
+    """A linear layer whose weight stays in its file."""
+
+    def __init__(self, patched: Patched, name: str, bias: nn.Parameter | None, *, transposed: bool):
+        """
+        Args:
+            name: the stored weight, [out, in] or, ``transposed``, [in, out].
+            bias: [out], if it has one.
+        """
+        super().__init__()
+        self.patched, self.name, self.bias, self.transposed = patched, name, bias, transposed
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """From [..., in] to [..., out]."""
+        rows, columns = self.patched.checkpoint.tensors[self.name].shape
+        parts, step = [], max(1, BLOCK // columns)
+        for start in range(0, rows, step):
+            # Opened anew, so that the pages of a block that was used are not kept.
+            with self.patched.open(self.name) as file:
+                block = file.get_slice(self.name)[start : start + step].to(states.dtype)
+            parts.append(states[..., start : start + step] @ block if self.transposed else states @ block.T)
+        result = torch.stack(parts).sum(0) if self.transposed else torch.cat(parts, -1)
+        return result if self.bias is None else result + self.bias
 
 
 @dataclass(frozen=True)
@@ -35,8 +63,10 @@ class Slice:
     """How many there are."""
     tokens: tuple[int, ...]
     """In the full vocabulary, ascending; to a sliced model they are 0, 1, 2, ..."""
-    dtype: torch.dtype
-    """What it is computed in."""
+    streamed: bool
+    """Whether the layers' matrices stay in their files."""
+    read: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What was read, for the next model that needs it."""
 
     @classmethod
     def of(cls, patched: Patched, family: Family) -> Slice:
@@ -51,28 +81,13 @@ class Slice:
         layers = min(LAYERS, len(sizes)) if pair <= LARGEST_PAIR else 1
         vocabulary = patched.build_config().vocab_size
         tokens = tuple(range(0, vocabulary, max(1, vocabulary // (ROWS * TOKENS))))[: ROWS * TOKENS]
-        dtype = torch.float32
-        if sum(size for layer, size in sizes.items() if layer < layers) > LARGEST_FLOAT32:
-            names = family.tensor_names(family.embeddings)
-            dtype = patched.rows(
-                next(name for name in names if name in patched.checkpoint.tensors), [0]
-            ).dtype
-        return cls(patched, family, layers, len(sizes), tokens, dtype)
-
-    @property
-    def tolerance(self) -> float:
-        """The largest difference that is rounding, relative to the largest value."""
-        return TOLERANCE if self.dtype == torch.float32 else HALF_TOLERANCE
+        streamed = sum(size for layer, size in sizes.items() if layer < layers) > LARGEST_LAYER
+        return cls(patched, family, layers, len(sizes), tokens, streamed)
 
     @property
     def which(self) -> str:
         """The layers, for people."""
         return f"the first {self.layers} of {self.total} layers" if self.total > 1 else "the only layer"
-
-    @property
-    def precision(self) -> str:
-        """The dtype, for people."""
-        return str(self.dtype).removeprefix("torch.")
 
     @property
     def ids(self) -> torch.Tensor:
@@ -85,23 +100,24 @@ class Slice:
         config.vocab_size = len(self.tokens)
         config.pad_token_id = None  # counts in the full vocabulary
 
-    def state(self, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Of a sliced model's tensors those that are stored, with or without the trunk's prefix."""
-        stored, found = self.patched.checkpoint.tensors, {}
-        for name, wanted in expected.items():
-            spellings = (name, *self.family.tensor_names(self.family.below(name)))
-            key = next((spelling for spelling in spellings if spelling in stored), None)
-            if key is None:
-                continue
-            shape, sliced = tuple(stored[key].shape), tuple(wanted.shape)
-            if shape == sliced:
-                tensor = self.patched.tensor(key)
-            elif shape[1:] == sliced[1:] and sliced[:1] == (len(self.tokens),):
-                tensor = self.patched.rows(key, list(self.tokens))
+    def stored(self, name: str) -> str | None:
+        """What a model's tensor is called where it is stored, with or without the trunk's prefix."""
+        spellings = (name, *self.family.tensor_names(self.family.below(name)))
+        return next((key for key in spellings if key in self.patched.checkpoint.tensors), None)
+
+    def tensor(self, key: str, shape: torch.Size) -> torch.Tensor | None:
+        """A stored tensor, or the rows of the test's tokens, in float32; None if neither has that shape."""
+        if key not in self.read:
+            whole = tuple(self.patched.checkpoint.tensors[key].shape)
+            if whole == shape:
+                found = self.patched.tensor(key)
+            elif whole[1:] == shape[1:] and shape[:1] == (len(self.tokens),):
+                found = self.patched.rows(key, list(self.tokens))
             else:
-                continue
-            found[name] = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
-        return found
+                return None
+            self.read[key] = found.float() if found.is_floating_point() else found
+        found = self.read[key]
+        return found if found.shape == shape else None
 
     def fill(self, model: Any) -> list[str]:
         """Gives a sliced model the stored tensors.
@@ -109,7 +125,14 @@ class Slice:
         Returns:
             The names of its parameters that are not stored, nor tied to the embeddings.
         """
-        state = self.state(model.state_dict())
+        if self.streamed:
+            self.stream(model)
+        state = {}
+        for name, wanted in model.state_dict().items():
+            key = self.stored(name)
+            found = None if key is None else self.tensor(key, wanted.shape)
+            if found is not None:
+                state[name] = found
         parameters = dict(model.named_parameters(remove_duplicate=False))
         head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
         names = {id(parameters[name]): name for name in parameters if name in state}
@@ -126,3 +149,16 @@ class Slice:
             else:
                 missing.append(name)
         return missing
+
+    def stream(self, model: Any) -> None:
+        """Puts streamed matrices into the layers of a model."""
+        for name, module in list(model.named_modules()):
+            key = self.stored(f"{name}.weight")
+            inside = self.family.below(f"{name}.").startswith(f"{self.family.layers}.")
+            if key is None or not inside or not isinstance(module, (nn.Linear, Conv1D)):
+                continue
+            if tuple(module.weight.shape) == tuple(self.patched.checkpoint.tensors[key].shape):
+                transposed = isinstance(module, Conv1D)
+                streamed = Streamed(self.patched, key, module.bias, transposed=transposed)
+                parent, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(parent), leaf, streamed)

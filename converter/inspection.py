@@ -120,7 +120,7 @@ def inspect(
         source=source.name,
         commit=source.commit,
         family=recipe.name,
-        model_type=config["model_type"],
+        model_type=config.get("model_type") or "not given",  # as in DNABERT-2
         converted=recipe.converted,
         num_heads=geometry.num_heads,
         head_dim=geometry.head_dim,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,13 +202,25 @@ def open_source(
     return open_repository(model, revision=revision, token=token, cache_dir=cache_dir, progress=progress)
 
 
+def _is_file(entry: Path) -> bool:
+    """Whether it is one, or leads to one; nothing else, a pipe or a device, is ever opened."""
+    try:
+        return stat.S_ISREG(entry.stat().st_mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise SourceError(f"{entry.name} is a link that leads to itself; remove it") from error
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return False
+        raise
+
+
 def _local(path: Path) -> Source:
     try:
         files: dict[str, int | None] = {
             entry.name: entry.stat().st_size
             for entry in sorted(path.iterdir())
             # No file of a checkpoint has such a name, and none of what is listed may steer a terminal.
-            if entry.name.isprintable() and entry.is_file()
+            if entry.name.isprintable() and _is_file(entry)
         }
         name = path.resolve().name
     except OSError as error:

@@ -35,6 +35,11 @@ FAMILIES: tuple[Family, ...] = (
 LEARNED = "bert biogpt gpt2 gpt_bigcode gpt_neo opt roberta xlm-roberta"
 
 
+KERNELS = tuple(f"{start}{what}_implementation" for what in ("attn", "experts") for start in ("", "_"))
+"""Keys that transformers obeys and that, with a name such as ``user/name``, mean code from the Hub."""
+MOST_LABELS = 1 << 17
+
+
 def recognise(config: Config) -> Family:
     """The family of a source or of a converted repository.
 
@@ -91,8 +96,7 @@ def check(config: Config) -> Family:
     family.check(config)
     family.architectures(config)
     family.geometry(config)
-    for size in ("vocab_size", "num_labels"):
-        count(config, size, default=1)
+    count(config, "vocab_size", default=1)
     return family
 
 
@@ -101,7 +105,8 @@ def check_convertible(config: Config) -> None:
 
     Raises:
         AlreadyConverted: the source is itself a converted repository.
-        UnsupportedModel: a quantised checkpoint.
+        UnsupportedModel: a quantised checkpoint, or code from the Hub in the place of the attention.
+        SourceError: more labels than any model has, which transformers would name one by one.
     """
     if converted(config):
         origin = config.get("ntk_convert")
@@ -113,3 +118,12 @@ def check_convertible(config: Config) -> None:
     for key in ("quantization_config", "compression_config"):
         if config.get(key):
             raise UnsupportedModel(f"the checkpoint is quantised ({key} is set); convert the unquantised one")
+    for key in KERNELS:
+        if "/" in str(config.get(key)):
+            raise UnsupportedModel(
+                f"config.json names code of another repository ({key} is {config[key]!r}), which loading "
+                "would download and run; remove the key"
+            )
+    labels = count(config, "num_labels", default=1)
+    if labels > MOST_LABELS:
+        raise SourceError(f"config.json: num_labels is {labels}, more than any model has ({MOST_LABELS})")

@@ -1,0 +1,177 @@
+"""What a run may do, watched by an audit hook: write in its own places, and start no code but ours.
+
+A hook cannot be removed, so it belongs in a process of its own. It sees what Python does; what a library
+writes by itself shows in the fingerprint of the folders around (``case.py``).
+"""
+
+# ruff: noqa: PTH115, PTH117, PTH118, PTH119, PTH120 -- paths are text here, as the events have them
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+EXECUTED = "hostile.executed"
+"""The event that the code in a hostile source raises, so that it shows that it ran."""
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Event -> the positions of (path, folder descriptor) of what it changes.
+CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "os.mkdir": ((0, 2),),
+    "os.rmdir": ((0, 1),),
+    "os.remove": ((0, 1),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.link": ((1, 3),),
+    "os.symlink": ((1, 2),),
+    "os.truncate": ((0, None),),
+    "os.chmod": ((0, 2),),
+    "os.chown": ((0, 3),),
+    "os.utime": ((0, 3),),
+    "os.setxattr": ((0, None),),
+    "os.mkfifo": ((0, None),),
+    "os.mknod": ((0, None),),
+    "shutil.rmtree": ((0, 1),),
+}
+STARTS = (
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.startfile",
+    "pty.spawn",
+    "subprocess.Popen",
+)
+CONNECTS = ("socket.connect", "socket.getaddrinfo", "socket.bind", "socket.sendto", "urllib.Request")
+
+
+class Guard:
+    """Records violations while ``watching``.
+
+    Args:
+        record: told each one.
+    """
+
+    def __init__(self, record: Callable[[str], None] | None = None) -> None:
+        self._found: list[str] = []
+        self._record = record or self._found.append
+        self._allowed: tuple[str, ...] = ()
+        self._hostile = ""
+        self._watching = False
+        sys.addaudithook(self._hook)
+
+    @contextmanager
+    def watching(self, *, writable: list[Path], hostile: Path) -> Iterator[None]:
+        """Watches this process while the block runs.
+
+        Args:
+            writable: files and folders that may be written; a path that ends in ``*`` stands for all that
+                start so.
+            hostile: the folder whose code must not run.
+        """
+        self._allowed = tuple(_real(str(path)) for path in writable)
+        self._hostile = _real(str(hostile)) + os.sep
+        self._watching = True
+        try:
+            yield
+        finally:
+            self._watching = False
+
+    def take(self) -> list[str]:
+        """The violations since the last time."""
+        found = list(self._found)
+        self._found.clear()
+        return found
+
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self._watching:
+            return
+        self._watching = False  # what is asked below raises events too
+        try:
+            found = self._violation(event, args)
+            if found is not None:
+                self._record(found)
+        finally:
+            self._watching = True
+
+    def _violation(self, event: str, args: tuple[Any, ...]) -> str | None:
+        if event == "open":
+            path, mode, flags = args
+            writes = isinstance(mode, str) and set(mode) & set("wax+")
+            return self._write(event, path, None) if writes or (flags or 0) & WRITING else None
+        if event in CHANGES:
+            for at, folder in CHANGES[event]:
+                descriptor = args[folder] if folder is not None and folder < len(args) else None
+                found = self._write(event, args[at], descriptor)
+                if found:
+                    return found
+            return None
+        if event in STARTS:
+            return (
+                None
+                if event in ("subprocess.Popen", "os.posix_spawn") and ours(args[1])
+                else _told(event, args)
+            )
+        if event in CONNECTS:
+            return None if args and _local_socket(args) else _told(event, args)
+        if event in ("exec", "compile"):
+            name = args[0].co_filename if event == "exec" else args[1]
+            return _told(event, (name,)) if self._is_hostile(name) else None
+        if event == "ctypes.dlopen":
+            return _told(event, args) if self._is_hostile(args[0]) else None
+        return _told(event, args) if event == EXECUTED else None
+
+    def _is_hostile(self, path: object) -> bool:
+        if not isinstance(path, (str, bytes)) or os.fsdecode(path).startswith("<"):  # <string> and the like
+            return False
+        return _real(os.fsdecode(path)).startswith(self._hostile)
+
+    def _write(self, event: str, path: object, folder: int | None) -> str | None:
+        if isinstance(path, int):
+            if event == "open":  # a descriptor that was opened before, and seen then
+                return None
+            path = os.readlink(f"/proc/self/fd/{path}")
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return None
+        name = os.fsdecode(path)
+        if isinstance(folder, int) and folder >= 0 and not os.path.isabs(name):
+            name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
+        # Links are followed where the system follows them: in the folders, and in a file that is opened.
+        place = (
+            _real(name)
+            if event == "open"
+            else os.path.join(_real(os.path.dirname(name)), os.path.basename(name))
+        )
+        if place == os.devnull or any(_within(place, allowed) for allowed in self._allowed):
+            return None
+        return f"{event} {place}"
+
+
+def ours(command: object) -> bool:
+    """Whether a command line starts the converter's own worker."""
+    from converter.weights.worker import START
+
+    words = [os.fsdecode(word) for word in command] if isinstance(command, (list, tuple)) else []
+    return words[:3] == [sys.executable, "-c", START]
+
+
+def _within(place: str, allowed: str) -> bool:
+    if allowed.endswith("*"):
+        return place.startswith(allowed[:-1])
+    return place == allowed or place.startswith(allowed + os.sep)
+
+
+def _local_socket(args: tuple[Any, ...]) -> bool:
+    """A pair of sockets between two of our own processes has no address."""
+    return len(args) > 1 and args[1] in ("", b"")
+
+
+def _real(path: str) -> str:
+    return os.path.realpath(path)
+
+
+def _told(event: str, args: tuple[Any, ...]) -> str:
+    return f"{event} {args!r}"[:300]

@@ -28,7 +28,8 @@ def load(path: Path) -> dict[str, torch.Tensor]:
     except MemoryError:
         raise
     except Exception as error:  # a hostile pickle can raise anything
-        reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0][:160]
+        reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0]
+        reason = reason.partition(". ")[0][:160]
         raise SourceError(
             f"{path.name} is damaged or holds more than tensors, which only its own code could load "
             f"({reason}); convert a safetensors version of the checkpoint"

@@ -41,13 +41,20 @@ class Streamed(nn.Module):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """From [..., in] to [..., out]."""
         rows, columns = self.patched.checkpoint.tensors[self.name].shape
-        parts, step = [], max(1, BLOCK // columns)
+        step = max(1, BLOCK // columns)
+        # One buffer for all blocks: freed and made anew, they would leave gaps in the allocator's heap.
+        buffer = torch.empty(min(step, rows), columns, dtype=states.dtype)
+        result = states.new_zeros(*states.shape[:-1], columns if self.transposed else rows)
         for start in range(0, rows, step):
+            end = min(start + step, rows)
+            block = buffer[: end - start]
             # Opened anew, so that the pages of a block that was used are not kept.
             with self.patched.open(self.name) as file:
-                block = file.get_slice(self.name)[start : start + step].to(states.dtype)
-            parts.append(states[..., start : start + step] @ block if self.transposed else states @ block.T)
-        result = torch.stack(parts).sum(0) if self.transposed else torch.cat(parts, -1)
+                block.copy_(file.get_slice(self.name)[start:end])
+            if self.transposed:
+                result += states[..., start:end] @ block
+            else:
+                result[..., start:end] = states @ block.T
         return result if self.bias is None else result + self.bias
 
 

@@ -1,0 +1,269 @@
+"""What a conversion costs at 350 GB, beside one of 3 GB: time and memory.
+
+    python benchmarks/size.py
+    python benchmarks/size.py --layouts 3GB --repeats 1      # a minute or two
+
+Both checkpoints have BLOOM's layout, one with the sizes of BLOOM-176B in its 72 files. The files have their
+full size, and headers as the real ones; written are only the tensors that verification runs (the first
+layer, the norms, some rows of the embeddings), at random, and the rest are holes, which take no disk. A file
+system is needed on which files can have holes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import report
+import torch
+from conversion import SAMPLING, memory
+
+ROW_STEP = 48
+"""Verification runs so many tokens, spread over the vocabulary."""
+CLI = [sys.executable, "-m", "converter"]
+CONVERT = [*CLI, "{source}", "--scale", "2", "--out", "{out}", "-q"]
+COMMANDS = {
+    "`inspect`": [*CLI, "inspect", "{source}"],
+    "`--dry-run`": [*CONVERT, "--dry-run"],
+    "`--hard-link --no-verify`": [*CONVERT, "--hard-link", "--no-verify"],
+    "`--hard-link`": [*CONVERT, "--hard-link"],
+    "copy, `--no-verify`": [*CONVERT, "--no-verify"],
+    "copy": CONVERT,
+}
+
+
+COPIES = ("copy, `--no-verify`", "copy")
+"""What of the large layout is measured only on request: it has every byte hashed, those of holes too."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sizes of a BLOOM in bfloat16; its files are the embeddings, each layer, and the last norm."""
+
+    hidden: int
+    heads: int
+    layers: int
+    vocabulary: int
+
+    def norm(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{name}.weight", (self.hidden,)
+        yield f"{name}.bias", (self.hidden,)
+
+    def layer(self, number: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        at, wide = f"transformer.h.{number}", 4 * self.hidden
+        yield from self.norm(f"{at}.input_layernorm")
+        yield from self.norm(f"{at}.post_attention_layernorm")
+        matrices = {
+            "self_attention.query_key_value": (3 * self.hidden, self.hidden),
+            "self_attention.dense": (self.hidden, self.hidden),
+            "mlp.dense_h_to_4h": (wide, self.hidden),
+            "mlp.dense_4h_to_h": (self.hidden, wide),
+        }
+        for name, shape in matrices.items():
+            yield f"{at}.{name}.weight", shape
+            yield f"{at}.{name}.bias", shape[:1]
+
+    @property
+    def files(self) -> list[dict[str, tuple[int, ...]]]:
+        """Name -> shape, of each file."""
+        embeddings = {"transformer.word_embeddings.weight": (self.vocabulary, self.hidden)}
+        return [
+            {**embeddings, **dict(self.norm("transformer.word_embeddings_layernorm"))},
+            *(dict(self.layer(number)) for number in range(self.layers)),
+            dict(self.norm("transformer.ln_f")),
+        ]
+
+    @property
+    def config(self) -> dict[str, object]:
+        return {
+            "architectures": ["BloomForCausalLM"],
+            "model_type": "bloom",
+            "hidden_size": self.hidden,
+            "n_head": self.heads,
+            "n_layer": self.layers,
+            "vocab_size": self.vocabulary,
+            "seq_length": 2048,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 3,
+        }
+
+
+LAYOUTS = {"3GB": Layout(2048, 16, 28, 32768), "350GB": Layout(14336, 112, 70, 250880)}
+
+
+def write_layout(folder: Path, layout: Layout) -> None:
+    """Writes the checkpoint: headers, what verification runs, and holes."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    # A prime number of values, repeated, so that no two rows of a matrix are the same.
+    values = torch.empty(7_999_993, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+    files = layout.files
+    weight_map = {}
+    for number, shapes in enumerate(files, start=1):
+        name = f"model-{number:05}-of-{len(files):05}.safetensors"
+        weight_map |= dict.fromkeys(shapes, name)
+        offsets, end = {}, 0
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        for tensor, shape in shapes.items():
+            offsets[tensor], start = end, end
+            end += 2 * torch.Size(shape).numel()
+            header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with (folder / name).open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            data = file.tell()
+            file.truncate(data + end)
+            for tensor, shape in shapes.items():
+                if number not in (1, 2, len(files)):
+                    continue
+                file.seek(data + offsets[tensor])
+                if shape == (layout.vocabulary, layout.hidden):
+                    for row in range(0, layout.vocabulary, layout.vocabulary // ROW_STEP):
+                        file.seek(data + offsets[tensor] + 2 * row * layout.hidden)
+                        file.write(as_bytes(values[row : row + layout.hidden]))
+                    continue
+                centre = 1.0 if len(shape) == 1 and tensor.endswith("weight") else 0.0
+                left = torch.Size(shape).numel()
+                while left:
+                    block = values[:left] + centre
+                    file.write(as_bytes(block))
+                    left -= len(block)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(layout.config, indent=2))
+
+
+def as_bytes(values: torch.Tensor) -> bytes:
+    return values.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run, its child processes included; seconds, and peaks in bytes."""
+
+    seconds: float
+    resident: int
+    anonymous: int
+
+
+def run(words: Sequence[str], source: Path, out: Path) -> Cost:
+    """Runs a command.
+
+    Raises:
+        ClickException: the command failed.
+    """
+    command = [word.format(source=source, out=out) if "{" in word else word for word in words]
+    environment = {**os.environ, "PYTHONPATH": str(report.ROOT), "HF_HUB_OFFLINE": "1"}
+    started = time.perf_counter()
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    resident = anonymous = 0
+    while process.poll() is None:
+        peak, own = memory(process.pid)
+        resident, anonymous = max(resident, peak), max(anonymous, own)
+        time.sleep(SAMPLING)
+    seconds = time.perf_counter() - started
+    if process.returncode:
+        assert process.stderr is not None
+        raise click.ClickException(f"{command} failed: {process.stderr.read().decode()[-2000:]}")
+    return Cost(seconds, resident, anonymous)
+
+
+def measure(
+    name: str, layout: Layout, folder: Path, repeats: int, *, copies: bool
+) -> tuple[str, dict[str, Cost]]:
+    """A layout in words, and the fastest run of every command with the largest peaks of all."""
+    source, out = folder / "source", folder / "out"
+    write_layout(source, layout)
+    weights = sorted(source.glob("*.safetensors"))
+    total = sum(path.stat().st_size for path in weights)
+    largest = max(path.stat().st_size for path in weights)
+    parameters = total / 2e9
+    words = (
+        f"**{name}**: {total / 1e9:.1f} GB in {len(weights)} files, the largest of {largest / 1e9:.2f} GB; "
+        f"{parameters:.1f} billion parameters, {layout.layers} layers of {layout.hidden} channels and "
+        f"{layout.heads} heads"
+    )
+    costs = {}
+    for title, command in COMMANDS.items():
+        if title in COPIES and not copies:
+            continue
+        runs = []
+        for _ in range(repeats):
+            runs.append(run(command, source, out))
+            if out.exists():
+                check_result(source, out)
+                shutil.rmtree(out)
+        costs[title] = Cost(
+            min(one.seconds for one in runs),
+            max(one.resident for one in runs),
+            max(one.anonymous for one in runs),
+        )
+        click.echo(f"{name}: {title}: {costs[title]}", err=True)
+    shutil.rmtree(source)
+    return words, costs
+
+
+def check_result(source: Path, out: Path) -> None:
+    """That every file is there in its size, and the first and last one's bytes, where they are few."""
+    names = sorted(path.name for path in source.glob("*.safetensors"))
+    for name in names:
+        if (out / name).stat().st_size != (source / name).stat().st_size:
+            raise click.ClickException(f"{name} does not have its size")
+    if (out / names[-1]).read_bytes() != (source / names[-1]).read_bytes():
+        raise click.ClickException(f"{names[-1]} does not have its bytes")
+
+
+@click.command()
+@click.option("--layouts", default=",".join(LAYOUTS), show_default=True, help="Which.")
+@click.option("--repeats", default=2, show_default=True, help="Runs of each command.")
+@click.option("--copy-all", is_flag=True, help="Copy the large checkpoint too (minutes, for the hashes).")
+@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="For temporary files.")
+@click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/.")
+def main(layouts: str, repeats: int, copy_all: bool, folder: Path | None, write: bool) -> None:
+    """The same commands on checkpoints of very different sizes."""
+    report.clean_up_when_terminated()
+    load_before = report.load()
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:
+        for name in layouts.split(","):
+            place = Path(temporary, name)
+            place.mkdir()
+            copies = copy_all or name == "3GB"
+            found[name] = measure(name, LAYOUTS[name], place, repeats, copies=copies)
+    sections = [f"* {words}" for words, _ in found.values()]
+    rows = []
+    for title in COMMANDS:
+        row = [title]
+        for key, unit in (("seconds", 1.0), ("resident", 1e6), ("anonymous", 1e6)):
+            for _, costs in found.values():
+                value = getattr(costs[title], key) / unit if title in costs else None
+                row.append("-" if value is None else f"{value:.1f}" if key == "seconds" else f"{value:.0f}")
+        rows.append(row)
+    head = ["command"]
+    for unit in ("seconds", "peak resident MB", "peak anonymous MB"):
+        head += [f"{unit}, {name}" for name in found]
+    text = [
+        "\n".join(sections),
+        f"Fastest of {repeats} runs of each command, the largest peaks of all:",
+        report.table(head, rows),
+    ]
+    click.echo("\n" + "\n\n".join(text))
+    if write:
+        path = report.write("size", "Conversion of 350 GB beside 3 GB", text, load_before)
+        click.echo(f"wrote results/{path.name}", err=True)
+
+
+if __name__ == "__main__":
+    main()

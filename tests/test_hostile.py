@@ -239,6 +239,14 @@ def test_configs(
     assert words in refused(make_source("bloom", changes), "--scale", "2", "--out", tmp_path / "out")
 
 
+@pytest.mark.parametrize("named", [1.5, {"a": "b"}, [1]])
+def test_classes_of_a_rotary_model(named: Any, refused: Callable[..., str], tmp_path: Path) -> None:
+    source.write(tmp_path / "source", "llama")
+    edit_json(tmp_path / "source/config.json", {"architectures": named})
+    line = refused(tmp_path / "source", "--scale", "2", "--out", tmp_path / "out", "--no-verify")
+    assert f"architectures is {named!r}, not a list of class names" in line
+
+
 @pytest.mark.parametrize(
     ("raw", "words"),
     [

@@ -101,6 +101,9 @@ def read(config: Config) -> Rotary:
             f"model_type {model_type!r} has rotary positions that cannot be scaled: {REFUSED[model_type]}"
         )
     model = MODELS[model_type]
+    named = config.get("architectures")
+    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        raise SourceError(f"config.json: architectures is {named!r}, not a list of class names")
     _check_code(config)
     parameters = _unscaled(config)
     base = _number(config, parameters, {model.base_key, OWN_BASE}, OWN_BASE)

@@ -73,6 +73,8 @@ EXAMPLES: dict[str, Any] = {
     "layers nan": changed("bloom", n_layer=mutate.NAN),
     "head of 2^24": changed("llama", head_dim=1 << 24),
     "rotary heads 2^24": changed("llama", num_attention_heads=1 << 24, hidden_size=1 << 24),
+    "rotary classes a number": changed("llama", architectures=1e-320),
+    "rotary classes an object": changed("llama", architectures={"a": "b"}),
     "rotary layers a list": changed("llama", num_hidden_layers=[1]),
     "rope_theta 10^299": changed("llama", rope_theta=HUGE),
     "rope_theta 1e308": changed("llama", rope_theta=1e308),

@@ -140,12 +140,12 @@ class Hub:
         from huggingface_hub import HfApi
 
         check_name(repo_id)
-        secret = access_token(token)
-        if secret is None:
+        sent = access_token(token)
+        if sent is None:
             raise PushError(NO_TOKEN.format(id=repo_id))
         progress_bars(show=progress)
-        api = HfApi(token=secret)
-        with _explained(repo_id, secret, missing=NO_HUB):
+        api = HfApi(token=sent)
+        with _explained(repo_id, sent, missing=NO_HUB):
             told = api.whoami()
         account = _account(told)
         if account is None:
@@ -155,7 +155,7 @@ class Hub:
                 f"this token of {account.name} can only read; create one with write access in the Hub's "
                 "settings, then `hf auth login` or give --token"
             )
-        return cls(api, secret, account)
+        return cls(api, sent, account)
 
     def look(self, repo_id: str, branch: str | None) -> Target | None:
         """A repository as it is now; None if there is none that the token may see.
@@ -406,7 +406,15 @@ def _explained(
         # The Hub's own words, which could hold anything.
         reason = " ".join(reason.replace(token, "...").split())[:200].rstrip(".")
         message = line.format(id=repo_id, branch=branch or DEFAULT_REVISION, status=status, reason=reason)
-        raise PushError(message) from error
+        # A traceback shows what the Hub said, and it may have said the token back.
+        raise PushError(message) from (None if _mentions(error, token) else error)
+
+
+def _mentions(error: BaseException | None, token: str) -> bool:
+    """Whether an error, or one that it came from, has the token in its text."""
+    if error is None:
+        return False
+    return token in str(error) or _mentions(error.__cause__ or error.__context__, token)
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from converter.contents import read_contents, verify
@@ -424,6 +425,21 @@ def test_tokens_that_may_not_write(
     assert puts(hub) == []
 
 
+@pytest.mark.parametrize("why", ["unknown", "cut"])
+def test_tracebacks_do_not_tell_the_token(hub: HubServer, push: Push, why: str) -> None:
+    if why == "unknown":
+        del hub.accounts[TOKEN]
+
+    def refuse(request: Request) -> None:
+        if "/commit/" in request.path:
+            raise Refusal(HTTPStatus.FORBIDDEN, None, f"{request.token} may not")
+
+    hub.before = refuse
+    run = push("-v", "--token", TOKEN, HF_TOKEN="")
+    assert run.code == 1
+    assert "Traceback" in run.err
+
+
 def test_an_organisation_s_repository(hub: HubServer, push: Push, out: Path) -> None:
     assert push("-q", "--token", TOKEN, to="lab/bloom", HF_TOKEN="").code == 0
     assert pushed(hub, repo_id="lab/bloom") == contents(out)
@@ -627,6 +643,17 @@ def welcome() -> None:
     refusal = Refusal(HTTPStatus.OK, None, "Welcome")
     refusal.answer.body = b"<html>Welcome to the hotel's network</html>"
     raise refusal
+
+
+def test_a_hub_without_xet(hub: HubServer, push: Push, out: Path) -> None:
+    """Clients before 1.0 ask how files are to be sent; later ones with hf_xet take Xet for granted."""
+    run = push(HF_HUB_DISABLE_XET="0")
+    if huggingface_hub.__version__.startswith("0."):
+        assert run.code == 0, run.err
+        assert pushed(hub) == contents(out)
+    else:
+        refused(run, "HF_HUB_DISABLE_XET=1")
+        assert set(hub.files(ID)) == {GIT}
 
 
 # Before a conversion

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests import tiny
 from tests.faults.hook import CHANGES, Fault, Role
 from tests.faults.launcher import Launcher
-from tests.faults.trial import KINDS, Kind, Trial, scattered
+from tests.faults.trial import GOLDEN, KINDS, Kind, Trial, scattered
 from tests.hub_server import HubServer
 
 SIGNALS = {
@@ -31,12 +31,17 @@ FULL = {
     "disk full": Fault("", fill="filler"),
     "disk full but for 16 kB": Fault("", fill="filler", leave=16_384),
 }
+STOPPED = {"another run meanwhile": Fault("", signal=signal.SIGSTOP)}
 IN_WORKER = {
     "its process killed": Fault("", role="worker", signal=signal.SIGKILL),
     "its process crashed": Fault("", role="worker", signal=signal.SIGSEGV),
 }
+TIMED = ("SIGKILL", "SIGTERM", "Ctrl-C")
 DISK = 64 << 20
 """Bytes of the disk that is filled: more than a run wants to find free."""
+
+
+PLANTED = "NTK_CONVERT_TEST_PLANTED"
 
 
 @dataclass
@@ -67,14 +72,25 @@ def can_mount() -> bool:
 
 
 @contextmanager
-def trial(kind: Kind, home: Path, *, disk: bool = False) -> Iterator[Trial]:
-    """Runs of a kind in ``home``, an empty folder; with ``disk`` on a small one, mounted there."""
+def trial(kind: Kind, home: Path, *, disk: bool = False, planted: str | None = None) -> Iterator[Trial]:
+    """Runs of a kind in a folder.
+
+    Args:
+        kind: what to run.
+        home: an empty folder.
+        disk: mount a small disk on it.
+        planted: a defect of ``tests.faults.planted``.
+    """
     with ExitStack() as stack:
         environment = {}
+        modules = kind.modules
+        if planted is not None:
+            environment = {PLANTED: planted}
+            modules = (*modules, "tests.faults.planted")
         if kind.hub:
             server = stack.enter_context(HubServer())
             environment = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home / "hf")}
-        launcher = stack.enter_context(Launcher(kind.modules, environment, namespace=disk))
+        launcher = stack.enter_context(Launcher(modules, environment, namespace=disk))
         if disk:
             mounted = launcher.execute("mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", home)
             assert mounted == 0, "no small disk can be mounted"
@@ -93,6 +109,7 @@ def rows(
     faults: Mapping[str, Fault],
     points: int | None = None,
     *,
+    last: int | None = None,
     end: float = float("inf"),
     options: Sequence[str] = (),
 ) -> list[Row]:
@@ -102,24 +119,43 @@ def rows(
         trial: the runs.
         faults: name -> what happens.
         points: of each fault; None for every event.
+        last: only so many events at the end of a run.
         end: as ``time.monotonic()``; after it nothing more is begun.
         options: of the run after the fault.
     """
     label = ", then ".join([trial.kind.name, *options])
     result = {name: Row(name, label) for name in faults}
-    orders = {role: scattered(len(events)) for role, events in trial.events.items()}
+    orders = {role: scattered(len(events), last) for role, events in trial.events.items()}
     for index in range(max(map(len, orders.values()))):
         for name, fault in faults.items():
-            if index >= len(orders[fault.role]) or index == points:
+            if index >= len(orders[fault.role]) or (points is not None and index >= points):
                 continue
             if time.monotonic() > end:
                 return list(result.values())
             at = replace(fault, at=orders[fault.role][index])
-            wrong = trial.survives_change(at) if fault.change else trial.survives(at, options)
+            if fault.signal == signal.SIGSTOP:
+                wrong = trial.survives_another(at)
+            else:
+                wrong = trial.survives_change(at) if fault.change else trial.survives(at, options)
             result[name].tried += 1
             if wrong:
                 event = trial.events[fault.role][at.at - 1]
                 result[name].failures.append(f"{fault.role} {event}: {'; '.join(wrong)}")
+    return list(result.values())
+
+
+def rows_in_time(trial: Trial, points: int | None = None, *, end: float = float("inf")) -> list[Row]:
+    """As ``rows``, of signals at times and not at events: in the middle of what a run computes."""
+    result = {name: Row(f"{name}, timed", trial.kind.name) for name in TIMED}
+    index = 0
+    while index != points and time.monotonic() < end:
+        for name in TIMED:
+            after = trial.seconds * (index * GOLDEN % 1)
+            wrong = trial.survives(replace(SIGNALS[name], after=after))
+            result[name].tried += 1
+            if wrong:
+                result[name].failures.append(f"{after:.3f} s: {'; '.join(wrong)}")
+        index += 1
     return list(result.values())
 
 
@@ -132,7 +168,7 @@ def changes(trial: Trial) -> dict[str, Fault]:
 
 def faults_of(trial: Trial) -> dict[str, Fault]:
     """Those that make sense for a kind of run, but for a full disk."""
-    faults = {**SIGNALS, **LIMITS}
+    faults = {**SIGNALS, **LIMITS, **STOPPED}
     if trial.events["worker"]:
         faults |= IN_WORKER
     if not trial.kind.hub and trial.kind.source.get("sharded") and "--hard-link" not in trial.kind.words:
@@ -149,7 +185,8 @@ def report(seconds: float = 300, kinds: Sequence[Kind] = KINDS) -> list[Row]:
         now = time.monotonic()
         share = (end - now) / (len(kinds) - index)
         with tempfile.TemporaryDirectory() as home, trial(kind, Path(home)) as here:
-            result += rows(here, faults_of(here), end=now + share * 0.6)
+            result += rows(here, faults_of(here), end=now + share * 0.5)
+            result += rows_in_time(here, end=now + share * 0.6)
             if here.keeps_files:
                 result += rows(here, SIGNALS, end=now + share * 0.8, options=["--resume"])
         if disk:

@@ -36,6 +36,8 @@ class Fault:
     """File that gets one line for each event."""
     at: int = 0
     """Number of the event, from 1; 0 for none."""
+    after: float | None = None
+    """Instead of at an event, so many seconds after the start (which is not this module's to do)."""
     role: Role = "main"
     """Whose event it is: that of the run's first process, or of another that it starts."""
     signal: int | None = None

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import signal
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,8 @@ from tests.faults.hook import Fault, Role
 from tests.faults.launcher import LIGHT, MODELS, ONNX, Ended, Launcher
 
 JOURNAL = "weights.journal"
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, modulo 1, are spread evenly however many there are."""
 OLD = {"config.json": "{}", "model.safetensors": "old", "README.md": "old"}
 
 
@@ -32,6 +38,11 @@ class Kind:
     """From a Hub on loopback; what is in its cache afterwards is no matter."""
 
     @property
+    def resumes(self) -> bool:
+        """Whether it goes on from what an earlier run left."""
+        return "--resume" in self.words
+
+    @property
     def overwrites(self) -> bool:
         """Whether there is an older folder to replace."""
         return "--overwrite" in self.words
@@ -41,11 +52,12 @@ COPY = Kind("copy")
 OVERWRITE = Kind("copy, --overwrite", ("--no-verify", "--overwrite"))
 BIN = Kind(".bin converted", source={"fmt": "bin", "sharded": True})
 DTYPE = Kind("--dtype bf16", ("--no-verify", "--dtype", "bf16"))
+RESUME = Kind("--resume", ("--no-verify", "--resume"))
 HARD_LINK = Kind("--hard-link", ("--no-verify", "--hard-link"))
 VERIFIED = Kind("verified", (), modules=MODELS)
 GRAPH = Kind("--onnx, validated", ("--no-verify", "--onnx"), source={}, modules=ONNX)
 HUB = Kind("from the Hub", hub=True)
-KINDS = (COPY, OVERWRITE, BIN, DTYPE, HARD_LINK, HUB, VERIFIED, GRAPH)
+KINDS = (COPY, OVERWRITE, BIN, DTYPE, HARD_LINK, RESUME, HUB, VERIFIED, GRAPH)
 
 
 def contents(folder: Path) -> dict[str, str] | None:
@@ -80,16 +92,18 @@ class Trial:
         self.log = home / "events"
         self.here = self._seen(self.work)
         """The work folder, as this process names it."""
+        self.unfinished: Path | None = None
+        """A copy of what an earlier run left, for the kind that goes on from there."""
+        if kind.resumes:
+            self._leave_unfinished()
         self.reset()
-        ended = self.run(Fault(str(self.work), log=str(self.log)))
-        assert ended.code == 0, ended.err
+        started = time.monotonic()
+        self.events = self._events()
+        """What each process of a run does to files."""
+        self.seconds = time.monotonic() - started
+        """How long a run takes."""
         self.complete = contents(self.here / "out")
         """What a run without a fault gives."""
-        self.events: dict[Role, list[str]] = {"main": [], "worker": []}
-        """What each process of a run does to files."""
-        for line in self._seen(self.log).read_text(encoding="utf-8").splitlines():
-            role, _, event = line.partition(" ")
-            self.events["main" if role == "main" else "worker"].append(event)
 
     def run(self, fault: Fault | None = None, *more: str, nobody: bool = False) -> Ended:
         """One run, with a fault and more options."""
@@ -99,7 +113,7 @@ class Trial:
     @property
     def keeps_files(self) -> bool:
         """Whether an interrupted run leaves finished files to go on from."""
-        return "--hard-link" not in self.kind.words and len(self.kind.source) > 0
+        return "--hard-link" not in self.kind.words and not self.kind.resumes and len(self.kind.source) > 0
 
     @property
     def words(self) -> list[str]:
@@ -108,7 +122,7 @@ class Trial:
         return [str(self.source), "--scale", "2", "--out", str(self.out), *self.kind.words, *cache]
 
     def reset(self) -> None:
-        """Removes what runs left, and puts an older folder in place where the kind replaces one."""
+        """Removes what runs left, and puts in place what the kind needs: an older folder, a leftover."""
         for path in self.here.iterdir():
             if path.name != "source":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -116,10 +130,12 @@ class Trial:
             (self.here / "out").mkdir()
             for name, text in OLD.items():
                 (self.here / "out" / name).write_text(text)
+        if self.unfinished is not None:
+            shutil.copytree(self.unfinished, self.here / self.unfinished.name)
 
     def leftovers(self) -> list[Path]:
         """What runs left beside out."""
-        known = {"source", "out", "cache"}
+        known = {"source", "out", "cache", self.unfinished and self.unfinished.name}
         return sorted(path for path in self.here.iterdir() if path.name not in known)
 
     def survives(self, fault: Fault, options: Sequence[str] = ()) -> list[str]:
@@ -131,11 +147,34 @@ class Trial:
         """
         self.reset()
         before, source = contents(self.here / "out"), self._source()
-        ended = self.run(self._placed(fault))
+        ended = self._ended_by(fault)
         if fault.fill is not None:
             self._seen(self.work.parent / fault.fill).unlink(missing_ok=True)
         wrong = [*self.after(ended, before, may_leave=fault.repeat), *self._unchanged(source)]
         wrong += self.again(options)
+        return [*wrong, *self._unchanged(source)]
+
+    def survives_another(self, fault: Fault) -> list[str]:
+        """Stops a run at an event, has another do all of its own, and lets the first go on."""
+        self.reset()
+        source = self._source()
+        first = self.launcher.start(self.words, self._placed(fault))
+        wait_until_stopped(first)
+        second = self.run()
+        published = contents(self.here / "out")
+        os.kill(first, signal.SIGCONT)
+        ended = self.launcher.wait(first)
+        wrong = [] if second.code == 0 else [f"the other run failed: {second.err.strip()}"]
+        if published != self.complete:
+            wrong.append(f"the other run's out is not complete: {differences(published, self.complete)}")
+        if contents(self.here / "out") != self.complete:
+            wrong.append("out is not complete")
+        if self.kind.overwrites and ended.code:
+            wrong.append(f"it failed: {ended.err.strip()}")
+        elif ended.code:
+            wrong += one_line(ended)
+        if left := self.leftovers():
+            wrong.append(f"left beside out: {[path.name for path in left]}")
         return [*wrong, *self._unchanged(source)]
 
     def survives_change(self, fault: Fault) -> list[str]:
@@ -147,7 +186,7 @@ class Trial:
         kept = self.here.parent / "kept"
         shutil.copytree(self.here / "source", kept)
         before = contents(self.here / "out")
-        ended = self.run(self._placed(fault))
+        ended = self._ended_by(fault)
         changed = self._source()
         published, wrong = contents(self.here / "out"), []
         if ended.code == 0 and published != self.complete:
@@ -161,6 +200,39 @@ class Trial:
         shutil.rmtree(self.here / "source")
         kept.rename(self.here / "source")
         return wrong + self.again()
+
+    def _ended_by(self, fault: Fault) -> Ended:
+        """A run with a fault, at an event or at a time."""
+        if fault.after is None:
+            return self.run(self._placed(fault))
+        assert fault.signal is not None
+        pid = self.launcher.start(self.words)
+        time.sleep(fault.after)
+        with suppress(ProcessLookupError):
+            (os.killpg if fault.group else os.kill)(pid, fault.signal)
+        return self.launcher.wait(pid)
+
+    def _events(self) -> dict[Role, list[str]]:
+        """Does a whole run; what its processes did to files."""
+        log = self._seen(self.log)
+        log.unlink(missing_ok=True)
+        ended = self.run(Fault(str(self.work), log=str(self.log)))
+        assert ended.code == 0, ended.err
+        events: dict[Role, list[str]] = {"main": [], "worker": []}
+        for line in log.read_text(encoding="utf-8").splitlines():
+            role, _, event = line.partition(" ")
+            events["main" if role == "main" else "worker"].append(event)
+        return events
+
+    def _leave_unfinished(self) -> None:
+        """Kills a run once half of its shards are finished, and keeps what it left."""
+        self.reset()
+        noted = [int(event.split()[0]) for event in self._events()["main"] if JOURNAL in event]
+        self.reset()
+        self.run(self._placed(Fault("", at=noted[len(noted) // 2], signal=signal.SIGKILL)))
+        (left,) = self.leftovers()
+        self.unfinished = self.here.parent / left.name
+        left.rename(self.unfinished)
 
     def _placed(self, fault: Fault) -> Fault:
         """With absolute paths, as the launcher names them."""
@@ -222,9 +294,12 @@ class Trial:
             for name, inode in finished.items():
                 if (self.here / "out" / name).stat().st_ino != inode:
                     wrong.append(f"{name} was finished, and done again")
-        if left := self.leftovers():
+        if (left := self.leftovers()) or self._unfinished_is_there():
             wrong.append(f"the next run left {[path.name for path in left]}")
         return wrong
+
+    def _unfinished_is_there(self) -> bool:
+        return self.unfinished is not None and (self.here / self.unfinished.name).exists()
 
     def _finished(self) -> dict[str, int]:
         """Weight file that a run finished before it was ended -> its inode."""
@@ -242,6 +317,12 @@ class Trial:
 
     def _unchanged(self, source: dict[str, tuple[str, int]]) -> list[str]:
         return ["the source was changed"] if self._source() != source else []
+
+
+def wait_until_stopped(pid: int) -> None:
+    """Waits until a process was stopped, or ended without being."""
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TZ":
+        time.sleep(0.002)
 
 
 def one_line(ended: Ended) -> list[str]:
@@ -264,7 +345,8 @@ def differences(folder: Mapping[str, str] | None, complete: Mapping[str, str] | 
     return ", ".join(f"{word}: {sorted(names)}" for word, names in parts.items() if names) or "the same"
 
 
-def scattered(count: int) -> list[int]:
-    """1 to ``count`` in such an order that as many of the first as one likes are spread over all."""
-    golden = (5**0.5 - 1) / 2
-    return sorted(range(1, count + 1), key=lambda number: (number not in (1, count), number * golden % 1))
+def scattered(count: int, last: int | None = None) -> list[int]:
+    """1 to ``count``, or only the ``last`` of them, so that as many of the first as one likes are spread."""
+    first = 1 if last is None else max(1, count - last + 1)
+    numbers = range(first, count + 1)
+    return sorted(numbers, key=lambda number: (number not in (first, count), number * GOLDEN % 1))

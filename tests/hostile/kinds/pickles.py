@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import tarfile
 import zipfile
 from pathlib import Path
@@ -29,8 +30,14 @@ def call(module: str, name: str, *arguments: bytes) -> bytes:
 
 
 def stored(pushes: bytes) -> bytes:
-    """A pickle of {"w": what is pushed}."""
-    return b"\x80\x02}" + text(b"w") + pushes + b"s."
+    """A pickle of {"w": what is pushed}, its numbers as torch reads them, which knows no ``I``."""
+    return b"\x80\x02}" + text(b"w") + re.sub(rb"I(-?\d+)\n", _number, pushes) + b"s."
+
+
+def _number(found: re.Match[bytes]) -> bytes:
+    if found[1] == b"00":
+        return b"\x89"
+    return b"\x8a\x09" + int(found[1]).to_bytes(9, "little", signed=True)
 
 
 def zipped(data: bytes, compression: int = zipfile.ZIP_STORED, **others: bytes) -> bytes:

@@ -36,6 +36,9 @@ DISK_REMEDIES = {
     errno.EBUSY: "a mount point cannot be replaced; name a folder inside it",
 }
 
+LONGEST_LINE = 1000
+"""Letters of an error, which may quote what a source's file says."""
+
 
 class DefaultGroup(click.Group):
     """A group whose first argument may be left out: ``ntk-convert MODEL`` means ``convert MODEL``."""
@@ -334,6 +337,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         line, code = _explain(error)
         # One line, whatever a file name or a server's answer holds.
         printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+        if len(printable) > LONGEST_LINE:
+            printable = f"{printable[:LONGEST_LINE]} ..."
         click.echo(f"error: {printable}", err=True)
         sys.exit(code)
 

@@ -110,7 +110,8 @@ def open_repository(
         }
     else:
         _note(folder, revision or DEFAULT_REVISION)
-        listed: dict[str, int | None] = {file.rfilename: file.size for file in info.siblings or ()}
+        siblings = [file for file in info.siblings or () if file.rfilename.isprintable()]
+        listed: dict[str, int | None] = {file.rfilename: file.size for file in siblings}
         files = {name: size for name, size in listed.items() if "/" not in name}
         nested = {name: size for name, size in listed.items() if "/" in name}
         parameters = info.safetensors.parameters if info.safetensors else None

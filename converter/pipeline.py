@@ -214,12 +214,13 @@ def convert(
     how: Mapping[str, int] = {}
     checks: Sequence[Check] = ()
     exported: ExportResult | None = None
+    copied = copied_files(source)
     if dry_run:
         if source.local:
+            source.fetch(copied)
             new_config |= recipe.stored(source.folder, read_checkpoint(source.folder), new_config)
         files = _planned_files(source, recipe, tokenizer, weights, onnx)
     else:
-        copied = copied_files(source)
         others = SMALL + sum(size or 0 for size in copied.values())
         if onnx is not None and onnx.copies_weights:
             others += sum(size or 0 for size in weights.values())

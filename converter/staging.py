@@ -33,15 +33,18 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
     Raises:
         OutputError: occupied without ``overwrite``, in or around the source, or in no folder.
     """
-    place = Path(os.path.expanduser(out)).resolve()  # noqa: PTH111 -- leaves an unknown user alone
-    origin = source.resolve()
+    # Path's own ways to say these raise for a user that is none, and for links in a circle.
+    place = Path(os.path.realpath(os.path.expanduser(out)))  # noqa: PTH111
+    origin = Path(os.path.realpath(source))
     if not place.parent.is_dir():
         raise OutputError(f"the folder {place.parent} does not exist; create it or change --out {out}")
+    if place.is_symlink():
+        raise OutputError(f"--out {out} is a link that leads round in a circle; name another folder")
     if len(os.fsencode(place.name)) > LONGEST:
         raise OutputError(f"the name of --out is longer than {LONGEST} bytes; choose a shorter one")
     if place.exists() and not place.is_dir():
         raise OutputError(f"--out {out} is a file; name a folder that does not exist yet")
-    weights = {entry.resolve() for entry in source.iterdir()} if source.is_dir() else set()
+    weights = {Path(os.path.realpath(entry)) for entry in source.iterdir()} if source.is_dir() else set()
     if place.is_relative_to(origin) or any(path.is_relative_to(place) for path in {origin, *weights}):
         raise OutputError(f"--out {out} and the source {source} overlap; the source is never written to")
     if Path.cwd().is_relative_to(place) and place.is_dir():

@@ -230,6 +230,22 @@ def test_out_is_a_file(make_source: Callable[..., Path], refused: Callable[..., 
     assert "is a file" in refused(source, *SCALE, "--overwrite")
 
 
+def test_out_leads_nowhere(
+    make_source: Callable[..., Path], refused: Callable[..., str], tmp_path: Path
+) -> None:
+    source = make_source()
+    (tmp_path / "loop").symlink_to("loop")
+    assert "round in a circle" in refused(source, *SCALE, out=tmp_path / "loop")
+    assert "longer than 200 bytes" in refused(source, *SCALE, out=tmp_path / ("x" * 201))
+
+
+def test_an_error_is_one_line_of_bounded_length(
+    make_source: Callable[..., Path], refused: Callable[..., str]
+) -> None:
+    source = make_source("bloom", {"n_layer": "x" * 100_000})
+    assert len(refused(source, *SCALE)) < 1100
+
+
 def test_out_has_no_parent(
     make_source: Callable[..., Path], refused: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ each line of stdin and answers with one.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -25,7 +26,7 @@ from typing import Any
 from tests.faults import hook
 
 ROOT = Path(__file__).parent.parent.parent
-NOBODY = 65534
+CAPABILITIES_V3 = 0x20080522
 LIGHT = ("converter.pipeline", "converter.report", "huggingface_hub", "safetensors")
 MODELS = (
     *LIGHT,
@@ -89,16 +90,18 @@ class Launcher:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def start(self, words: Sequence[object], fault: hook.Fault | None = None, *, nobody: bool = False) -> int:
+    def start(
+        self, words: Sequence[object], fault: hook.Fault | None = None, *, powerless: bool = False
+    ) -> int:
         """Starts a command line; its process id.
 
         Args:
             words: after ``ntk-convert``.
             fault: what happens to it.
-            nobody: as a user without rights, if this one is root.
+            powerless: permissions count for it, even if this user is root.
         """
         environment = fault.to_environment() if fault else {}
-        answer = self._ask(do="start", words=[*map(str, words)], environment=environment, nobody=nobody)
+        answer = self._ask(do="start", words=[*map(str, words)], environment=environment, powerless=powerless)
         return int(answer["pid"])
 
     def wait(self, pid: int, seconds: float = 120) -> Ended:
@@ -110,9 +113,11 @@ class Launcher:
                 os.kill(survivor, signal.SIGKILL)
         return Ended(int(answer["code"]), answer["out"], answer["err"], survivors)
 
-    def run(self, words: Sequence[object], fault: hook.Fault | None = None, *, nobody: bool = False) -> Ended:
+    def run(
+        self, words: Sequence[object], fault: hook.Fault | None = None, *, powerless: bool = False
+    ) -> Ended:
         """``start`` and ``wait``."""
-        return self.wait(self.start(words, fault, nobody=nobody))
+        return self.wait(self.start(words, fault, powerless=powerless))
 
     def execute(self, *words: object) -> int:
         """Runs a program where the launcher is; its exit code."""
@@ -201,12 +206,18 @@ def _become(request: dict[str, Any], out: int, err: int) -> None:
     for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
         os.dup2(descriptor, number)
     os.environ.update(request["environment"], **{hook.RUN: str(os.getpid())})
-    if request["nobody"] and os.getuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+    if request["powerless"]:
+        _drop_rights()
     hook.install_from_environment()
     sys.argv[1:] = request["words"]
+
+
+def _drop_rights() -> None:
+    """Gives up what root may do beyond others, for good; only Linux has that and can."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(header, nothing):
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 if __name__ == "__main__":

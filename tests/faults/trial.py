@@ -105,10 +105,10 @@ class Trial:
         self.complete = contents(self.here / "out")
         """What a run without a fault gives."""
 
-    def run(self, fault: Fault | None = None, *more: str, nobody: bool = False) -> Ended:
+    def run(self, fault: Fault | None = None, *more: str, powerless: bool = False) -> Ended:
         """One run, with a fault and more options."""
         words = [*self.words, *more]
-        return self.launcher.run(words, fault, nobody=nobody)
+        return self.launcher.run(words, fault, powerless=powerless)
 
     @property
     def keeps_files(self) -> bool:
@@ -263,12 +263,13 @@ class Trial:
             wrong.append("it succeeded, and out is not complete")
         left = self.leftovers()
         # Killed between two renames, --overwrite leaves the old folder beside out, and puts it back later.
-        moved = now is None and ended.code < 0 and any(path.name.endswith(".old") for path in left)
+        aside = now is None and any(path.name.endswith(".old") for path in left)
+        moved = aside and (ended.code < 0 or may_leave)
         if now not in (before, self.complete) and not moved:
             wrong.append(f"out is neither as before nor complete: {differences(now, self.complete)}")
         if ended.code > 0:
             wrong += one_line(ended)
-            if "nothing was written" in ended.err and now != before:
+            if "nothing was written" in ended.err and now != before and not moved:
                 wrong.append("it says that nothing was written, and out is new")
         if ended.code >= 0 and left and not may_leave:
             if "--resume" not in ended.err:

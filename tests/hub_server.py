@@ -66,8 +66,8 @@ class HubServer:
         """Called with each request before it is answered; it may raise a ``Refusal``."""
         self.faults: dict[str, list[Fault]] = {}
         """File name -> what goes wrong with its next downloads, one after another."""
-        self.upload_faults: list[Fault] = []
-        """What goes wrong with the next uploads to the storage, one after another."""
+        self.upload_faults: list[Fault | None] = []
+        """What goes wrong with the next uploads to the storage, one after another; None for nothing."""
         self.half_sent: Callable[[], object] | None = None
         """Called when half of a file has come, before the rest is read."""
         self.part_bytes: int | None = None

@@ -34,22 +34,28 @@ def work(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def command(hub: HubServer, tmp_path: Path, work: Path) -> Iterator[Command]:
-    """``command(*words, **environment)``: the command line as a process, the Hub being ``hub``.
-
-    Whatever it says or writes, the token is not in it.
-    """
-    environment = {
+def environment(hub: HubServer, tmp_path: Path) -> dict[str, str]:
+    """Of a process whose Hub is ``hub``."""
+    own = {
         name: value
         for name, value in os.environ.items()
         if not name.upper().startswith("HF_") and not name.upper().endswith("_PROXY")
     }
-    environment |= {
+    return own | {
         "HOME": str(tmp_path),
         "HF_HOME": str(tmp_path / "hf"),
         "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_DISABLE_XET": "1",
         "PYTHONPATH": str(ROOT),
     }
+
+
+@pytest.fixture
+def command(hub: HubServer, environment: dict[str, str], work: Path) -> Iterator[Command]:
+    """``command(*words, **environment)``: the command line as a process, the Hub being ``hub``.
+
+    Whatever it says or writes, the token is not in it.
+    """
 
     def call(*words: object, **more: str) -> Run:
         done = subprocess.run(

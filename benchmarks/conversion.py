@@ -57,7 +57,7 @@ class Run:
     stored: float
     """Seconds until what it wrote was on the disk too."""
     resident: int
-    """Peak of all its pages in memory (VmHWM), those of mapped files included."""
+    """Peak of all its pages in memory (VmHWM), those of mapped files and its workers included."""
     anonymous: int
     """Peak of its own memory (RssAnon, sampled): what it allocated, not what it mapped from files."""
 
@@ -163,17 +163,27 @@ def run(words: Sequence[str], source: Path, out: Path) -> Run:
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """VmHWM and RssAnon of a process, in bytes.
+    """VmHWM and RssAnon of a process and those that it started, in bytes.
 
     ``ru_maxrss`` will not do: a child starts with its parent's, and this parent has made tensors.
     """
     found = {"VmHWM:": 0, "RssAnon:": 0}
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            key, _, rest = line.partition("\t")
-            if key in found:
-                found[key] = int(rest.split()[0]) << 10
+    for one in family(pid):
+        with suppress(OSError):
+            for line in Path(f"/proc/{one}/status").read_text().splitlines():
+                key, _, rest = line.partition("\t")
+                if key in found:
+                    found[key] += int(rest.split()[0]) << 10
     return found["VmHWM:"], found["RssAnon:"]
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process and all that came from it."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in children.read_text().split():
+                yield from family(int(child))
 
 
 def flush(folder: Path) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from converter.onnx.options import OnnxOptions
     from converter.onnx.validate import validate
     from converter.pipeline import ConversionResult, convert
-    from converter.push import PushResult, push
+    from converter.publish.push import PushResult, push
 
 __all__ = [
     "AlreadyConverted",
@@ -68,8 +68,8 @@ _MODULES = {
     "export": "converter.onnx.export",
     "ExportResult": "converter.onnx.export",
     "OnnxOptions": "converter.onnx.options",
-    "push": "converter.push",
-    "PushResult": "converter.push",
+    "push": "converter.publish.push",
+    "PushResult": "converter.publish.push",
     "supported": "converter.catalogue",
     "validate": "converter.onnx.validate",
 }

@@ -298,7 +298,7 @@ def validate(
 def push(as_json: bool, quiet: bool, verbose: bool, **arguments: Any) -> None:
     """Verify the converted repository DIR and push it to the Hub, as one commit."""
     from converter import report
-    from converter.push import push as run
+    from converter.publish.push import push as run
 
     result = run(**arguments, progress=not quiet and sys.stderr.isatty())
     click.echo(json.dumps(result.to_json()) if as_json else result.url)
@@ -349,8 +349,8 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         return f"{error.format_message()} See ntk-convert --help.", error.exit_code
     if isinstance(error, click.Abort):
-        kept = str(error.__cause__ or "")  # of an Interrupted
-        return f"interrupted; {kept or 'nothing was written'}", 1
+        what = str(error.__cause__ or "")  # of an Interrupted
+        return f"interrupted{what and f'; {what}'}", 1
     if isinstance(error, OSError):
         remedy = DISK_REMEDIES.get(error.errno or 0)
         where = f" ({error.filename})" if error.filename else ""

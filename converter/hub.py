@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -85,15 +86,17 @@ def open_repository(
         except Exception as error:
             if template_for(error, MESSAGES) is UNREACHABLE:
                 return None
-            raise _explained(error, repo_id, revision, CONFIG) from error
+            raise explained(error, repo_id, revision, CONFIG) from error
 
     def download(name: str, at: str | None, *, offline: bool = False) -> Path:
         try:
-            path = hf_hub_download(
-                repo_id, name, revision=at, token=token, cache_dir=cache_dir, local_files_only=offline
-            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a disk that may be too small: it is, or it is not
+                path = hf_hub_download(
+                    repo_id, name, revision=at, token=token, cache_dir=cache_dir, local_files_only=offline
+                )
         except Exception as error:
-            raise _explained(error, repo_id, revision, name) from error
+            raise explained(error, repo_id, revision, name) from error
         return Path(path)
 
     # Asked first, because it fails at once where a download would retry for half a minute.
@@ -180,7 +183,8 @@ def template_for(error: BaseException, messages: Mapping[str, str]) -> str | Non
     return next((messages[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in messages), None)
 
 
-def _explained(error: Exception, repo_id: str, revision: str | None, file: str) -> Exception:
+def explained(error: Exception, repo_id: str, revision: str | None, file: str) -> Exception:
+    """What the user is told of an error of the client while ``file`` was fetched; else the error itself."""
     template = template_for(error, MESSAGES)
     if template is None and isinstance(error, OSError):
         # The client's own finding that a file is too short has no number; the cache's disk has one.

@@ -95,14 +95,14 @@ def _fetched(
         enable_progress_bars,
     )
 
-    from converter.hub import _explained
+    from converter.hub import explained
 
     quiet = are_progress_bars_disabled()
     disable_progress_bars()
     try:
         found = snapshot_download(repo_id, allow_patterns="*.py", token=token, cache_dir=cache_dir)
     except Exception as error:
-        raise _explained(error, repo_id, None, "*.py") from error
+        raise explained(error, repo_id, None, "*.py") from error
     finally:
         if not quiet:
             enable_progress_bars()

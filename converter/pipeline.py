@@ -18,7 +18,7 @@ from converter.hub import bytes_to_download
 from converter.onnx.export import ExportResult, check_requirements, export, planned_files
 from converter.onnx.options import OnnxOptions
 from converter.own_code import find
-from converter.push import PushResult, preflight, push
+from converter.publish.push import PushResult, preflight, push
 from converter.recipe import Recipe
 from converter.repository import copied_files, set_dtype, write_repository
 from converter.rotary.settings import Change

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from converter.onnx.export import ExportResult
     from converter.onnx.validation import GraphCheck, ValidationReport
     from converter.pipeline import ConversionResult
-    from converter.push import PushResult
+    from converter.publish.push import PushResult
 
 
 WAYS = {

@@ -13,6 +13,8 @@ import fcntl
 import os
 import secrets
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -56,8 +58,9 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
             f"--out {out} holds no config.json, so it is no model's folder; --overwrite replaces "
             "only such folders, name another one"
         )
-    if not os.access(place.parent, os.W_OK | os.X_OK):
-        raise OutputError(f"no permission to write in {place.parent}; change --out {out}")
+    for folder in (place.parent, place):
+        if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+            raise OutputError(f"no permission to write in {folder}; change --out {out}")
     return place
 
 
@@ -76,7 +79,7 @@ def check_space(folder: Path, needed: int, what: str, remedy: str) -> None:
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped the run; says what is kept of it."""
+    """The user stopped the run; says what became of it."""
 
 
 @contextmanager
@@ -116,11 +119,13 @@ def workspace(place: Path, *, resume: bool = False) -> Iterator[Path]:
         yield folder
     except (KeyboardInterrupt, OSError) as error:
         files = kept(folder)
+        keep = files is not None
+        if isinstance(error, KeyboardInterrupt):
+            if not folder.exists():
+                raise
+            raise Interrupted(files or "nothing was written") from error
         if files is None:
             raise
-        keep = True
-        if isinstance(error, KeyboardInterrupt):
-            raise Interrupted(files) from error
         raise OutputError(f"{error.strerror or error}; {files}, once that is mended") from error
     finally:
         if not keep:
@@ -163,26 +168,47 @@ def _adopt(place: Path) -> tuple[Path, int] | None:
 
 def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
     aside = staging.with_name(staging.name + ASIDE)
-    try:
-        while True:
-            try:
-                # Replaces nothing or an empty folder, atomically.
-                staging.rename(place)
-                return
-            except OSError as error:
-                if error.errno not in OCCUPIED:
-                    raise
-                if not overwrite:
-                    raise OutputError(
-                        f"{place} was filled while this run worked; give --overwrite"
-                    ) from error
+    with _signals_held() as held:
+        try:
+            while True:
+                try:
+                    # Replaces nothing or an empty folder, atomically.
+                    staging.rename(place)
+                    break
+                except OSError as error:
+                    if error.errno not in OCCUPIED:
+                        raise
+                    if not overwrite:
+                        raise OutputError(
+                            f"{place} was filled while this run worked; give --overwrite"
+                        ) from error
+                shutil.rmtree(aside, ignore_errors=True)
+                with suppress(FileNotFoundError):  # another run moved it first
+                    place.rename(aside)
+        finally:
+            if aside.exists() and not place.exists():
+                aside.rename(place)
             shutil.rmtree(aside, ignore_errors=True)
-            with suppress(FileNotFoundError):  # another run moved it first
-                place.rename(aside)
+    if held:
+        raise Interrupted(f"{place} is complete")
+
+
+@contextmanager
+def _signals_held() -> Iterator[list[int]]:
+    """Yields the interruptions that came meanwhile, which end nothing.
+
+    For the moments in which the new folder takes the old one's place: half of it would be no right end.
+    """
+    held: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():  # signals reach no other
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, lambda number, _: held.append(number))
+    try:
+        yield held
     finally:
-        if aside.exists() and not place.exists():
-            aside.rename(place)
-        shutil.rmtree(aside, ignore_errors=True)
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _create(place: Path) -> tuple[Path, int]:

@@ -17,10 +17,10 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from converter.contents import read_contents, verify
 from converter.errors import VerificationError
 from converter.onnx.export import export
 from converter.pipeline import convert
+from converter.publish.contents import read_contents, verify
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
 from tests.hub_commands import TOKEN, Command
@@ -656,7 +656,7 @@ def preflight(environment: dict[str, str], work: Path, **options: Any) -> subpro
     code = (
         "import json, sys\n"
         "from converter import ConverterError\n"
-        "from converter.push import preflight\n"
+        "from converter.publish.push import preflight\n"
         "try: preflight(**json.loads(sys.argv[1]))\n"
         "except ConverterError as error: print(error)"
     )

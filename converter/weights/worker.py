@@ -70,6 +70,7 @@ class Worker:
         assert process.stdin is not None
         assert process.stdout is not None
         name = Path(request.source).name
+        check()  # before it was started, nobody could have stopped it
         try:
             process.stdin.write(json.dumps(vars(request)) + "\n")
             process.stdin.flush()

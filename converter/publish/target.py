@@ -346,7 +346,7 @@ def same(path: Path, remote: RemoteFile, sha256: str | None = None) -> bool | No
 
 def check_name(repo_id: str) -> None:
     """Raises ``UsageError`` for what is no ``USER/NAME``."""
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(repo_id)

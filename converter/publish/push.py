@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.checkpoint import weight_index
-from converter.contents import Contents, read_contents, verify
 from converter.errors import PushError, SourceError
 from converter.jsonfile import parse_object
 from converter.onnx.export import REPORT
+from converter.publish.contents import Contents, read_contents, verify
+from converter.publish.target import Hub, Target, check_branch, same
 from converter.repository import PROVENANCE
 from converter.source import CARD, CONFIG
 from converter.staging import Interrupted
-from converter.target import Hub, Target, check_branch, same
 
 if TYPE_CHECKING:
     from converter.verification import Check

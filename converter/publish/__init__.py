@@ -1,0 +1,6 @@
+"""A converted repository to the Hub.
+
+push.py      push(), from top to bottom
+contents.py  what belongs to the repository, and whether it is right
+target.py    the Hub's side: what is there, and a new commit
+"""

@@ -4,6 +4,7 @@
 #   make test         lint, types and tests on the newest transformers
 #   make test-4.57    the tests on the oldest supported transformers
 #   make test-slow    the tests that take minutes
+#   make hostile      hostile input and faults, and a table of what was tried and survived
 #   make benchmark    speed and memory, side by side
 #   make wheel        build the wheel
 
@@ -11,7 +12,10 @@ PYTHON ?= python3
 # One process a core; threads of their own would only wait for each other.
 PYTEST := -m pytest -n auto --dist worksteal -q
 
-.PHONY: demo test lint test-4.57 test-slow benchmark wheel clean
+# Of hostile input, and of faults; at least the examples of each are tried.
+SECONDS ?= 300
+
+.PHONY: demo test lint test-4.57 test-slow hostile benchmark wheel clean
 
 demo: .venv/ready
 	.venv/bin/python examples/demo.py
@@ -29,6 +33,10 @@ test-4.57: .venv-4.57/ready
 
 test-slow: .venv/ready
 	.venv/bin/python $(PYTEST) -m slow
+
+hostile: .venv/ready
+	.venv/bin/python -m tests.hostile --seconds $(SECONDS)
+	.venv/bin/python -m tests.faults --seconds $(SECONDS)
 
 benchmark: .venv/ready
 	.venv/bin/python benchmarks/torch_speed.py

@@ -163,7 +163,7 @@ def write_card(
         link=f"https://huggingface.co/{source.repo_id}" if source.repo_id else "#how-it-was-made",
         scaled=words.scaled,
         same="Tokenizer" if rounded else "Weights, tokenizer",
-        differs=words.differs + " and the weights were rounded" * rounded,
+        differs=words.differs + ", and the weights were rounded" * rounded,
         commit=f" at commit `{source.commit}`" if source.commit else "",
         method=scaling.method,
         strength=_strength(scaling),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,14 @@ ROOT = Path(__file__).parent.parent
 TOKEN = "hf_secretSECRETsecret"
 
 Command = Callable[..., Run]
+
+AS_USERS_DO = ("-m", "converter")
+UNVERIFIED = (
+    "-c",
+    "import converter.publish.push as push; push.verify = lambda *_, **__: []\n"
+    "from converter.cli import main; main()",
+)
+"""The command line without the seconds that verification takes, for what comes after it."""
 
 
 @pytest.fixture
@@ -52,14 +60,14 @@ def environment(hub: HubServer, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def command(hub: HubServer, environment: dict[str, str], work: Path) -> Iterator[Command]:
-    """``command(*words, **environment)``: the command line as a process, the Hub being ``hub``.
+    """``command(*words, start=..., **environment)``: the command line as a process, the Hub being ``hub``.
 
     Whatever it says or writes, the token is not in it.
     """
 
-    def call(*words: object, **more: str) -> Run:
+    def call(*words: object, start: Sequence[str] = AS_USERS_DO, **more: str) -> Run:
         done = subprocess.run(
-            [sys.executable, "-m", "converter", *map(str, words)],
+            [sys.executable, *start, *map(str, words)],
             cwd=work,
             env=environment | more,
             capture_output=True,

@@ -23,7 +23,7 @@ from converter.pipeline import convert
 from converter.publish.contents import read_contents, verify
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
-from tests.hub_commands import TOKEN, Command
+from tests.hub_commands import AS_USERS_DO, TOKEN, UNVERIFIED, Command
 from tests.hub_server import Account, Fault, HubServer, Refusal, Request
 from tests.tiny import rotary as tiny_rotary
 
@@ -51,12 +51,17 @@ def out(converted: Path, work: Path) -> Path:
 
 @pytest.fixture
 def push(hub: HubServer, command: Command, out: Path) -> Push:
-    """``push(*words, **environment)``: pushes ``out`` to ``ID`` as its owner; nothing in it changes."""
+    """``push(*words, **environment)``: pushes ``out`` to ``ID`` as its owner; nothing in it changes.
+
+    With ``verify`` as users do, else without the seconds of verification, which comes before all that
+    most tests are about.
+    """
     hub.accounts[TOKEN] = Account("ada", ("lab",))
 
-    def call(*words: object, to: str = ID, **environment: str) -> Run:
+    def call(*words: object, to: str = ID, verify: bool = False, **environment: str) -> Run:
         before = fingerprint(out)
-        done = command("push", "out", to, *words, **{"HF_TOKEN": TOKEN, **environment})
+        start = AS_USERS_DO if verify else UNVERIFIED
+        done = command("push", "out", to, *words, start=start, **{"HF_TOKEN": TOKEN, **environment})
         assert fingerprint(out) == before
         assert "%|" not in done.err
         assert "\r" not in done.err
@@ -110,7 +115,7 @@ def theirs(hub: HubServer, folder: Path, **files: str) -> str:
 
 
 def test_a_new_repository(hub: HubServer, push: Push, out: Path) -> None:
-    run = push("--json", "-v")
+    run = push("--json", "-v", verify=True)
     assert run.code == 0, run.err
     assert pushed(hub) == contents(out)
     assert GIT in hub.files(ID)
@@ -339,7 +344,7 @@ def test_what_is_not_right_is_not_pushed(
 ) -> None:
     change, parts = TAMPERED[kind]
     change(out)
-    refused(push(), *parts)
+    refused(push(verify=True), *parts)
     assert sent(hub) == []
     assert not (work / "ran").exists()
     assert hub.repositories == {}
@@ -384,7 +389,7 @@ def test_rotary_too(tmp_path: Path, how: dict[str, Any]) -> None:
 def test_graphs(hub: HubServer, push: Push, out: Path) -> None:
     """They are run again, and one that is wrong stops everything."""
     export(out)
-    run = push("--json")
+    run = push("--json", verify=True)
     assert run.code == 0, run.err
     assert "graph" in [check["name"] for check in run.json["checks"]]
     assert {"model.onnx", "onnx_validation.json", "genai_config.json"} <= pushed(hub).keys()
@@ -392,7 +397,7 @@ def test_graphs(hub: HubServer, push: Push, out: Path) -> None:
     hub.requests.clear()
     data = (out / "model.onnx").read_bytes()
     (out / "model.onnx").write_bytes(data[: len(data) // 2])
-    refused(push("--overwrite"), "model.onnx")
+    refused(push("--overwrite", verify=True), "model.onnx")
     assert sent(hub) == []
 
 
@@ -551,7 +556,7 @@ def process(environment: dict[str, str], work: Path) -> Iterator[Callable[..., s
     def start() -> subprocess.Popen[str]:
         running.append(
             subprocess.Popen(
-                [sys.executable, "-m", "converter", "push", "out", ID],
+                [sys.executable, *UNVERIFIED, "push", "out", ID],
                 cwd=work,
                 env=environment | {"HF_TOKEN": TOKEN},
                 stdout=subprocess.PIPE,
@@ -611,7 +616,8 @@ def test_signals_while_files_are_sent(
 def test_a_file_that_changes_while_others_are_sent(hub: HubServer, command: Command, out: Path) -> None:
     hub.accounts[TOKEN] = Account("ada")
     hub.half_sent = lambda: (out / "config.json").write_text("{}")
-    refused(command("push", "out", ID, HF_TOKEN=TOKEN), "config.json", "changed meanwhile")
+    run = command("push", "out", ID, start=UNVERIFIED, HF_TOKEN=TOKEN)
+    refused(run, "config.json", "changed meanwhile")
     assert set(hub.files(ID)) == {GIT}
 
 

@@ -6,16 +6,24 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Run, edit_json
 from tests.hub_commands import TOKEN, Command
-from tests.hub_server import Account, HubServer
+from tests.hub_server import Account, HubServer, Refusal
 
 SOURCE, ID = "org/tiny-bloom", "ada/bloom-ntk"
 CONVERT = (SOURCE, "--scale", "2", "--out", "out", "--push-to-hub", ID)
+
+UNVERIFIED = (
+    "-c",
+    "import converter.verification; converter.verification.verify = lambda *_: []\n"
+    "from converter.cli import main; main()",
+)
+"""The command line without the seconds that verification takes."""
 
 Pristine = Callable[..., Path]
 
@@ -44,10 +52,10 @@ def test_from_the_hub_to_the_hub(hub: HubServer, command: Command, work: Path) -
     assert f"base_model: {SOURCE}" in (pushed / "README.md").read_text()
 
     # What is there is as it would be, so that the same once more is no commit.
-    again = command(*CONVERT, "--overwrite", "--json", HF_TOKEN=TOKEN)
+    again = command("push", "out", ID, "--json", HF_TOKEN=TOKEN)
     assert again.code == 0, again.err
-    assert again.json["pushed"]["changed"] == []
-    assert again.json["pushed"]["commit"] == repository.refs["main"]
+    assert again.json["changed"] == []
+    assert again.json["commit"] == repository.refs["main"]
     # And it can be inspected there.
     assert command("inspect", ID, "--json", HF_TOKEN=TOKEN).json["converted"] is True
 
@@ -59,7 +67,7 @@ def test_options_of_the_push(hub: HubServer, command: Command, work: Path, optio
     empty.mkdir()
     (empty / "README.md").write_text("# Soon\n")
     first = hub.commit(ID, empty)
-    run = command(*CONVERT, *options, "--json", HF_TOKEN=TOKEN)
+    run = command(*CONVERT, *options, "--json", start=UNVERIFIED, HF_TOKEN=TOKEN)
     assert run.code == 0, run.err
     assert hub.repositories[ID].refs["main"] == first
     assert (run.json["pushed"]["pull_request"] is not None) == (options == ["--create-pr"])
@@ -116,16 +124,15 @@ def test_options_that_contradict_each_other(
 
 @pytest.mark.usefixtures("source")
 def test_a_push_that_fails_leaves_the_result(hub: HubServer, command: Command, work: Path) -> None:
-    hub.faults["model.safetensors"] = []
-
     def refuse(request: object) -> None:
         if getattr(request, "path", "").endswith("/commit/main"):
-            raise hub.refusal(413, "the repository is full")
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, None, "the repository is full")
 
     hub.before = refuse
-    run = command(*CONVERT, HF_TOKEN=TOKEN)
+    run = command(*CONVERT, start=UNVERIFIED, HF_TOKEN=TOKEN)
     assert run.code == 1
     assert run.err.count("\n") == 1
+    assert "the Hub finds this too large" in run.err
     assert f"{work / 'out'} is complete, and ntk-convert push sends it" in run.err
     hub.before = None
     assert command("push", "out", ID, HF_TOKEN=TOKEN).code == 0

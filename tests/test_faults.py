@@ -1,6 +1,6 @@
 """Runs with faults: the source stays as it is, out is complete or not there, the next run succeeds.
 
-A bounded sample of what ``python -m tests.faults`` tries; the slow tests are all of it.
+A bounded sample of what ``python -m tests.faults`` tries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.faults import campaign, trial
 from tests.faults.campaign import FULL, IN_WORKER, LIMITS, SIGNALS, STOPPED, Row, changes, rows, table
 from tests.faults.hook import Fault
 from tests.faults.planted import DEFECTS
-from tests.faults.trial import BIN, COPY, DTYPE, GRAPH, HUB, JOURNAL, OVERWRITE, RESUME, VERIFIED, Kind, Trial
+from tests.faults.trial import BIN, COPY, DTYPE, HUB, JOURNAL, OVERWRITE, RESUME, VERIFIED, Kind, Trial
 
 ROOT = Path(__file__).parent.parent
 BIG = 1 << 30
@@ -350,22 +350,3 @@ def test_the_report(tmp_path: Path) -> None:
     assert done.stdout.startswith("run ")
     assert "SIGKILL" in done.stdout
     assert list(tmp_path.iterdir()) == []
-
-
-LONG = (BIN, VERIFIED, GRAPH)
-"""Kinds of runs that take seconds each."""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", [kind for kind in trial.KINDS if kind not in LONG], ids=name)
-def test_every_point(tmp_path: Path, kind: Kind) -> None:
-    with campaign.trial(kind, tmp_path) as runs:
-        survived(rows(runs, campaign.faults_of(runs)))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", LONG, ids=name)
-def test_many_points_of_long_runs(kind: Kind) -> None:
-    survived(campaign.report(300, [kind]))

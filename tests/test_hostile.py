@@ -26,7 +26,7 @@ from converter.recipe import of_checkpoint
 from tests.conftest import Run, edit_json
 from tests.hostile import mutate, source
 from tests.hostile.kinds import KINDS, configs
-from tests.hostile.report import Row, outcomes, run, table
+from tests.hostile.report import Row, outcomes, run
 
 ROOT = Path(__file__).parent.parent
 QUICK = [name for name, kind in KINDS.items() if not kind.torch]
@@ -58,15 +58,6 @@ def test_hostile_sources_that_reach_torch(kind: str, cases: list[str]) -> None:
     checked(row)
     # What is refused beside it is refused for what it is.
     assert kind != "pickles" or {case.case for case in row.outcomes if case.code == 0} >= {"good"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_hostile_sources_at_length() -> None:
-    rows = run(seconds=600)
-    print(table(rows))
-    for row in rows:
-        checked(row)
 
 
 def test_the_same_seed_gives_the_same_case(tmp_path: Path) -> None:

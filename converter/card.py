@@ -131,7 +131,7 @@ def write_card(
     train_length: int | None,
     command: str,
     checks: Sequence[Check],
-    rounded: bool = False,
+    converted: bool = False,
 ) -> None:
     """Writes ``README.md`` into ``folder``.
 
@@ -145,7 +145,7 @@ def write_card(
         train_length: trained length in tokens, None if not known.
         command: the command line that gives the same result, without secrets.
         checks: what verification found; empty if it was not run.
-        rounded: the weights are not the source's bytes, but rounded to another dtype.
+        converted: the weights are not the source's bytes, but in another dtype.
     """
     import yaml
 
@@ -162,8 +162,8 @@ def write_card(
         source=_plain(source.name),
         link=f"https://huggingface.co/{source.repo_id}" if source.repo_id else "#how-it-was-made",
         scaled=words.scaled,
-        same="Tokenizer" if rounded else "Weights, tokenizer",
-        differs=words.differs + ", and the weights were rounded" * rounded,
+        same="Tokenizer" if converted else "Weights, tokenizer",
+        differs=words.differs + ", and the weights' dtype" * converted,
         commit=f" at commit `{source.commit}`" if source.commit else "",
         method=scaling.method,
         strength=_strength(scaling),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 
 import click
 
-from converter import __version__
+from converter import __version__, interrupts
 from converter.errors import ConverterError, UsageError
 from converter.onnx.options import DTYPES, PROFILES, OnnxOptions
 from converter.scaling import DYNAMICS, METHODS
@@ -322,12 +321,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits; every failure is one line on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     verbose = bool({"-v", "--verbose"} & set(words))
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts.listen()
     if not verbose:
         # The client announces every retry; its final failure has a line of ours.
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     try:
-        sys.exit(cli.main(words, prog_name="ntk-convert", standalone_mode=False))
+        code = cli.main(words, prog_name="ntk-convert", standalone_mode=False)
+        interrupts.ignore()
+        sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
@@ -340,23 +341,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if len(printable) > LONGEST_LINE:
             printable = f"{printable[:LONGEST_LINE]} ..."
         click.echo(f"error: {printable}", err=True)
+        interrupts.ignore()
         sys.exit(code)
 
 
 def _explain(error: Exception) -> tuple[str, int]:
+    if isinstance(error, click.Abort) or interrupts.came():
+        # What a library makes of an interruption is not what happened.
+        what = error.__cause__ if isinstance(error.__cause__, interrupts.Interrupted) else ""
+        return f"interrupted{what and f'; {what}'}", 1
     if isinstance(error, ConverterError):
         return str(error), error.exit_code
     if isinstance(error, click.ClickException):
         return f"{error.format_message()} See ntk-convert --help.", error.exit_code
-    if isinstance(error, click.Abort):
-        what = str(error.__cause__ or "")  # of an Interrupted
-        return f"interrupted{what and f'; {what}'}", 1
     if isinstance(error, OSError):
         remedy = DISK_REMEDIES.get(error.errno or 0)
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror or error}{where}{f'; {remedy}' if remedy else ''}", 1
     return f"unexpected {type(error).__name__}: {error}; this is a bug, please report it with -v", 1
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 ConverterError              one line for the user: what is wrong and what to do
 ├── UsageError              the options contradict each other            (exit 2)
 ├── SourceError             the checkpoint cannot be found or read       (exit 1)
+│   └── Unfinished          it changed meanwhile, or a process was killed: another attempt may do
 ├── UnsupportedModel        not a model that this scaling can be baked into
 ├── AlreadyConverted        the source is itself a converted repository
 ├── OutputError             the output folder cannot be used
@@ -28,6 +29,10 @@ class UsageError(ConverterError):
 
 class SourceError(ConverterError):
     """The source is missing, unreadable, truncated or inconsistent."""
+
+
+class Unfinished(SourceError):
+    """Reading the source did not come to its end, for a reason that may be gone the next time."""
 
 
 class UnsupportedModel(ConverterError):

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from converter import recipe as recipes
 from converter.card import write_card
-from converter.checkpoint import read_checkpoint, target_names
+from converter.checkpoint import ITEM_BYTES, read_checkpoint, target_names
 from converter.errors import ConverterError, PushError, SourceError, UsageError
 from converter.families import Config
 from converter.hub import bytes_to_download
-from converter.onnx.export import ExportResult, check_requirements, export, planned_files
+from converter.interrupts import Interrupted
+from converter.onnx.export import ExportResult, check_requirements, export, graph_bytes, planned_files
 from converter.onnx.options import OnnxOptions
 from converter.own_code import find
 from converter.publish.push import PushResult, preflight, push
@@ -24,13 +25,13 @@ from converter.repository import copied_files, set_dtype, write_repository
 from converter.rotary.settings import Change
 from converter.scaling import Dynamic, Method, Request, Scaling
 from converter.source import CARD, CONFIG, Source, open_source
-from converter.staging import Interrupted, check_output, check_space, staged
+from converter.staging import check_output, check_space, clear, staged
 from converter.subfolders import nested_files
 from converter.tokenizers import TOKENIZER_CONFIG, Tokenizer, read_tokenizer
 from converter.trained import resolve
 from converter.weights.files import Link
 from converter.weights.journal import Journal
-from converter.weights.transfer import TORCH, Dtype, Order, transfer
+from converter.weights.transfer import STORED, TORCH, Dtype, Order, transfer
 
 if TYPE_CHECKING:
     from converter.verification import Check
@@ -183,6 +184,8 @@ def convert(
         raise UsageError("--private, --branch and --create-pr are about a push; give --push-to-hub too")
     if push_to_hub is not None and not verify:
         raise UsageError("only what was verified is pushed; drop --no-verify or --push-to-hub")
+    if dtype is not None and link is not None:
+        raise UsageError("a file in another dtype shares nothing with its source; drop --dtype or the link")
     if trust_remote_code and not verify:
         raise UsageError("--trust-remote-code is for verification; drop it or --no-verify")
     request = Request(method, scale, target_length, dynamic, rate, train_length)
@@ -193,6 +196,8 @@ def convert(
     trained = recipe.trained_length(source, train_length)
     scaling = resolve(request, trained, source)
     recipe.check_scaling(scaling)
+    if not dry_run:
+        clear(Path(out), resume=resume)
     place = check_output(Path(out), source.folder, overwrite=overwrite)
     new_config = recipe.scaled_config(scaling, trained.tokens, source)
     if onnx is not None:
@@ -209,7 +214,7 @@ def convert(
 
     if dtype is not None:
         set_dtype(new_config, TORCH[dtype])
-        notes.append(f"the weights were rounded to {TORCH[dtype]} (--dtype {dtype})")
+        notes.append(f"the weights were converted to {TORCH[dtype]} (--dtype {dtype})")
     order = Order(dtype, link, keep=recipe.exact_tensors)
     how: Mapping[str, int] = {}
     checks: Sequence[Check] = ()
@@ -222,19 +227,19 @@ def convert(
         files = _planned_files(source, recipe, tokenizer, weights, onnx)
     else:
         others = SMALL + sum(size or 0 for size in copied.values())
-        if onnx is not None and onnx.copies_weights:
-            others += sum(size or 0 for size in weights.values())
-
-        def check_disk(needed: int) -> None:
-            check_space(place.parent, needed + others, "the result needs", "change --out")
-
         wanted = [*({CARD} & source.files.keys()), *copied, *weights]
-        _check_cache(source, wanted, place, others)
+        # With --resume or a link much of the result may need no room, which transfer finds out.
+        result = 0 if resume or link else _result_bytes(source, weights, dtype)
+        _check_cache(source, wanted, place, others + result)
         source.fetch(wanted)
         own_code = None
         if trust_remote_code:
             own_code = find(source, config, token=token, cache_dir=cache)
         checkpoint = read_checkpoint(source.folder)
+        others += 0 if onnx is None else graph_bytes(onnx, checkpoint, STORED[dtype] if dtype else None)
+
+        def check_disk(needed: int) -> None:
+            check_space(place.parent, needed + others, "the result needs", "change --out")
 
         with staged(place, overwrite=overwrite, resume=resume) as folder:
             how = transfer(checkpoint, source.folder, folder, order, space=check_disk, progress=progress)
@@ -252,7 +257,7 @@ def convert(
                 train_length=trained.tokens,
                 command=_command(source, request, revision, place, dtype=dtype, verify=verify, onnx=onnx),
                 checks=checks,
-                rounded=dtype is not None,
+                converted=dtype is not None,
             )
             if onnx is not None:
                 exported = replace(export(folder, onnx, progress=progress), path=place)
@@ -311,13 +316,20 @@ class Destination:
             raise kind(f"{error}; {done}" if str(error) else done) from error
 
 
-def _check_cache(source: Source, names: Sequence[str], place: Path, others: int) -> None:
+def _result_bytes(source: Source, weights: Mapping[str, int | None], dtype: Dtype | None) -> int:
+    """Of the weights, as far as can be told before they are there."""
+    if dtype is not None and source.parameters:
+        return sum(source.parameters.values()) * ITEM_BYTES[STORED[dtype]]
+    return sum(size or 0 for size in weights.values())
+
+
+def _check_cache(source: Source, names: Sequence[str], place: Path, result: int) -> None:
     """Looks for room in the Hub's cache before a download, and for the result's if it goes to that disk."""
     lacking = bytes_to_download(source, names)
     if not lacking:
         return
     if source.folder.stat().st_dev == place.parent.stat().st_dev:
-        lacking += others + sum(size or 0 for size in source.weights().values())
+        lacking += result
     check_space(source.folder, lacking, "download and result need", "give another --cache-dir or --out")
 
 

@@ -25,6 +25,7 @@ WAYS = {
     "shared": "sharing the source's bytes until one of them changes (reflink)",
     "hard-linked": "hard-linked: the source's own, so that to change one is to change both",
     "not shared": "copied, since the disk cannot share their bytes (--hard-link may link them)",
+    "not linked": "copied, since they cannot be linked to the source's (another disk, or not allowed)",
     "converted": "written anew",
     "kept": "kept from the interrupted run",
 }

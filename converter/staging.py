@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
+import platform
 import secrets
 import shutil
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from converter.errors import OutputError
-from converter.weights.journal import kept, prune
+from converter.errors import OutputError, Unfinished
+from converter.interrupts import Interrupted, came, held
+from converter.weights.journal import Journal, finished_bytes, kept, prune
 
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 LONGEST = 200
@@ -35,8 +36,7 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
     Raises:
         OutputError: occupied without ``overwrite``, in or around the source, or in no folder.
     """
-    # Path's own ways to say these raise for a user that is none, and for links in a circle.
-    place = Path(os.path.realpath(os.path.expanduser(out)))  # noqa: PTH111
+    place = _place(out)
     origin = Path(os.path.realpath(source))
     if not place.parent.is_dir():
         raise OutputError(f"the folder {place.parent} does not exist; create it or change --out {out}")
@@ -51,6 +51,8 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
         raise OutputError(f"--out {out} and the source {source} overlap; the source is never written to")
     if Path.cwd().is_relative_to(place) and place.is_dir():
         raise OutputError(f"--out {out} is or holds the current folder; name a new folder")
+    if place.is_mount():
+        raise OutputError(f"--out {out} is a mount point, which cannot be replaced; name a folder inside it")
     if place.is_dir() and any(place.iterdir()) and not overwrite:
         raise OutputError(f"--out {out} exists and is not empty; name another folder or give --overwrite")
     if place.is_dir() and any(place.iterdir()) and not (place / "config.json").is_file():
@@ -62,6 +64,25 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
             raise OutputError(f"no permission to write in {folder}; change --out {out}")
     return place
+
+
+def clear(out: Path, *, resume: bool) -> None:
+    """Makes room beside ``out``: puts back what a killed run had moved aside, and removes what it left.
+
+    Args:
+        out: as the user gave it.
+        resume: leave what can be gone on from.
+    """
+    place = _place(out)
+    if resume:
+        restore(place)
+    else:
+        remove_leftovers(place)
+
+
+def _place(out: Path) -> Path:
+    # Path's own ways to say these raise for a user that is none, and for links in a circle.
+    return Path(os.path.realpath(os.path.expanduser(out)))  # noqa: PTH111
 
 
 def check_space(folder: Path, needed: int, what: str, remedy: str) -> None:
@@ -78,17 +99,13 @@ def check_space(folder: Path, needed: int, what: str, remedy: str) -> None:
         )
 
 
-class Interrupted(KeyboardInterrupt):
-    """The user stopped the run; says what became of it."""
-
-
 @contextmanager
 def staged(place: Path, *, overwrite: bool, resume: bool = False) -> Iterator[Path]:
     """A folder that becomes ``place`` when the block ends, and vanishes when it raises.
 
     It is empty at first, or with ``resume`` holds the weight files that an earlier run to the same place
-    finished, and their journal. When the user or the disk ends the block and such files are there, the
-    folder stays for the next run.
+    finished, and their journal. When the block was ended by the user, the disk, or something else that
+    another attempt may mend, and there are such files, the folder stays for the next run.
 
     Args:
         place: absolute path, from ``check_output``.
@@ -98,7 +115,7 @@ def staged(place: Path, *, overwrite: bool, resume: bool = False) -> Iterator[Pa
     Raises:
         OutputError: ``place`` was filled by somebody else meanwhile, or the disk failed and finished
             files are kept.
-        Interrupted: the user ended it, and finished files are kept.
+        Interrupted: the user ended it; says what is kept, or that the new folder is in place.
     """
     with workspace(place, resume=resume) as staging:
         yield staging
@@ -112,38 +129,53 @@ def workspace(place: Path, *, resume: bool = False) -> Iterator[Path]:
     What earlier runs to the same place left beside it when they were killed is removed first.
     """
     adopted = _adopt(place) if resume else None
-    remove_leftovers(place)
+    remove_leftovers(place, but=adopted[0] if adopted else None)
     folder, lock = adopted or _create(place)
-    keep = False
+    files = None
     try:
         yield folder
-    except (KeyboardInterrupt, OSError) as error:
-        files = kept(folder)
-        keep = files is not None
-        if isinstance(error, KeyboardInterrupt):
-            if not folder.exists():
-                raise
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt) or came()
+        if interrupted or isinstance(error, (OSError, OutputError, Unfinished)):
+            files = kept(folder)
+        if isinstance(error, Interrupted) and files is None:
+            raise
+        if interrupted and folder.exists():
             raise Interrupted(files or "nothing was written") from error
         if files is None:
             raise
-        raise OutputError(f"{error.strerror or error}; {files}, once that is mended") from error
+        what = (error.strerror if isinstance(error, OSError) else None) or error
+        raise OutputError(f"{what}; {files}, once that is mended") from error
     finally:
-        if not keep:
+        if files is None:
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
-def remove_leftovers(place: Path) -> None:
+def remove_leftovers(place: Path, *, but: Path | None = None) -> None:
     """Removes what runs to the same place left beside it when they were killed.
 
     A folder that ``--overwrite`` had just moved aside goes back, if nothing took its place.
+
+    Args:
+        place: where the runs' results were to go.
+        but: one that this run goes on in.
     """
+    restore(place)
+    for folder, lock in _leftovers(place):
+        try:
+            if folder != but:
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def restore(place: Path) -> None:
+    """Puts a folder back that a run which was killed had moved aside, if nothing took its place."""
     for folder, lock in _leftovers(place):
         try:
             if folder.name.endswith(ASIDE) and not place.exists():
                 folder.rename(place)
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
 
@@ -157,18 +189,29 @@ def _leftovers(place: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _adopt(place: Path) -> tuple[Path, int] | None:
-    """A folder with finished weight files that an earlier run left, under a name of this run's, locked."""
+    """The folder with most finished bytes of those that this user's runs left; locked, under a new name."""
+    found = []
     for folder, lock in _leftovers(place):
-        if kept(folder) is not None and not folder.name.endswith(ASIDE):
-            prune(folder)
-            return folder.rename(_staging_name(place)), lock
-        os.close(lock)
-    return None
+        usable = kept(folder) is not None and not folder.name.endswith(ASIDE)
+        if usable and not folder.is_symlink() and folder.stat().st_uid == os.geteuid():
+            found.append((finished_bytes(folder), folder, lock))
+        else:
+            os.close(lock)
+    if not found:
+        return None
+    *others, (_, folder, lock) = sorted(found)
+    for _, _, other in others:
+        os.close(other)
+    prune(folder)
+    return folder.rename(_staging_name(place)), lock
 
 
 def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
+    # What is in place is complete, even if the power fails the moment after.
+    _flush(staging)
     aside = staging.with_name(staging.name + ASIDE)
-    with _signals_held() as held:
+    with held() as waiting:
+        Journal(staging).remove()
         try:
             while True:
                 try:
@@ -186,29 +229,34 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
                 with suppress(FileNotFoundError):  # another run moved it first
                     place.rename(aside)
         finally:
-            if aside.exists() and not place.exists():
-                aside.rename(place)
-            shutil.rmtree(aside, ignore_errors=True)
-    if held:
+            if aside.exists():
+                if place.exists():
+                    # Under a name that is never restored: half of it may be all that is left.
+                    shutil.rmtree(aside.rename(staging), ignore_errors=True)
+                else:
+                    aside.rename(place)
+        _flush_folder(place.parent)
+    if waiting:
         raise Interrupted(f"{place} is complete")
 
 
-@contextmanager
-def _signals_held() -> Iterator[list[int]]:
-    """Yields the interruptions that came meanwhile, which end nothing.
+def _flush(folder: Path) -> None:
+    """Waits until all files of a folder are on the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_dir():
+            _flush_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
-    For the moments in which the new folder takes the old one's place: half of it would be no right end.
-    """
-    held: list[int] = []
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():  # signals reach no other
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, lambda number, _: held.append(number))
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        yield held
+        with suppress(OSError):  # not every file system does that for folders
+            os.fsync(descriptor)
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        os.close(descriptor)
 
 
 def _create(place: Path) -> tuple[Path, int]:
@@ -222,7 +270,12 @@ def _create(place: Path) -> tuple[Path, int]:
 
 
 def _staging_name(place: Path) -> Path:
-    return place.with_name(f".{place.name}.ntk-convert-{os.getpid()}-{secrets.token_hex(4)}")
+    return place.with_name(f".{place.name}.ntk-convert-{os.getpid()}-{_host()}{secrets.token_hex(4)}")
+
+
+def _host() -> str:
+    """This machine, in four letters: a process id means nothing on another."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:4]
 
 
 def _lock(folder: Path) -> int | None:
@@ -246,9 +299,11 @@ def _lock(folder: Path) -> int | None:
 
 
 def _alive(folder: Path) -> bool:
-    pid = folder.name.partition(".ntk-convert-")[2].partition("-")[0]
+    pid, _, rest = folder.name.rpartition(".ntk-convert-")[2].partition("-")
     if not pid.isdigit() or int(pid) == os.getpid():
         return False
+    if not rest.startswith(_host()):
+        return True
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

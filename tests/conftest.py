@@ -96,9 +96,10 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Run]]:
         captured = capfd.readouterr()
         return Run(int(exit_.value.code or 0), captured.out, captured.err)
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield call
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -181,5 +181,5 @@ def test_a_card_of_rounded_weights_says_so(make_source: Callable[..., Path], run
     assert run(source, "--scale", "2", "--out", out, "--dtype", "fp16", "--no-verify").code == 0
     assert json.loads((out / "config.json").read_text())["torch_dtype"] == "float16"
     card = (out / "README.md").read_text()
-    assert "rounded to float16" in card
+    assert "converted to float16" in card
     assert "Weights, tokenizer" not in card

@@ -102,7 +102,7 @@ def test_links_to_another_disk_are_copies_and_said_to_be(
     shutil.copytree(pristine("bloom"), source)
     try:
         done = run(source, "--scale", "2", "--out", tmp_path / "out", "--hard-link", "--no-verify", "--json")
-        assert done.json["weights"] == {"not shared": 1}
+        assert done.json["weights"] == {"not linked": 1}
         same = (tmp_path / "out/model.safetensors").read_bytes() == (
             source / "model.safetensors"
         ).read_bytes()
@@ -115,7 +115,7 @@ def test_link_where_the_disk_can_or_cannot(pristine: Pristine, run: Command, tmp
     """On btrfs or XFS the blocks are shared; elsewhere the files are copied, and the output says so."""
     source, out = pristine("bloom"), tmp_path / "out"
     done = run(source, "--scale", "2", "--out", out, "--link", "--no-verify", "--json")
-    can = files.can_share(source / "model.safetensors", tmp_path)
+    can = files.can_link(source / "model.safetensors", tmp_path, "reflink")
     assert done.json["weights"] == {"shared" if can else "not shared": 1}
     assert (out / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
     assert not (out / "model.safetensors").samefile(source / "model.safetensors")
@@ -307,14 +307,14 @@ def test_a_repository_in_another_dtype(pristine: Pristine, run: Command, tmp_pat
     done = run(*words, "--out", out, "--dtype", "bf16", "--json")
     assert done.code == 0, done.err
     assert {check["name"] for check in done.json["checks"]} >= {"tensors", "slopes", "paths"}
-    assert any("rounded to bfloat16" in note for note in done.json["notes"])
+    assert any("converted to bfloat16" in note for note in done.json["notes"])
     assert run(*words, "--out", plain, "--no-verify").code == 0
     config, before = (json.loads((folder / "config.json").read_text()) for folder in (out, plain))
     assert (config.get("dtype") or config.get("torch_dtype")) == "bfloat16"
     assert config.get("alibi_slopes") == before.get("alibi_slopes")
     card = (out / "README.md").read_text()
     assert "--dtype bf16" in card
-    assert "rounded to bfloat16" in card
+    assert "converted to bfloat16" in card
 
     load = AutoModelForCausalLM.from_pretrained
     model = load(out, trust_remote_code=True, dtype="auto").eval()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from converter.checkpoint import ITEM_BYTES, Checkpoint
 from converter.errors import MissingPackage, OutputError, SourceError, ValidationError
+from converter.interrupts import Interrupted, held
 from converter.jsonfile import read_object
-from converter.onnx.card import add_section
+from converter.onnx.card import with_section
 from converter.onnx.options import QUANTISED, OnnxOptions
+from converter.source import CARD
 from converter.staging import check_space, workspace
 
 if TYPE_CHECKING:
@@ -92,6 +95,7 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         OutputError: there is a graph of the same name that this tool did not write.
         ValidationError: the graph is not right; nothing was put in place.
         ProviderError: the execution provider is not there.
+        Interrupted: the user stopped it when the graph was in place.
     """
     started = time.monotonic()
     check_requirements(options)
@@ -102,23 +106,32 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         raise OutputError(f"no permission to write in {repository.folder}; export a copy of it")
     if not options.copies_weights:
         check_no_links(repository)
-    with workspace(repository.folder / STANDALONE) as work:
-        remove_leftovers(repository.folder)
-        try:
-            staged = write_graphs(repository, options, work, progress=progress)
-            check_others(repository, staged)
-            report = None
-            if options.validate:
-                from converter.onnx.validation import run
+    files: dict[str, int] = {}
+    try:
+        with workspace(repository.folder / STANDALONE) as work:
+            remove_leftovers(repository.folder)
+            try:
+                staged = write_graphs(repository, options, work, progress=progress)
+                check_others(repository, staged)
+                report = None
+                if options.validate:
+                    from converter.onnx.validation import run
 
-                graphs = {name: path for name, path in staged.items() if name.endswith(".onnx")}
-                report = run(repository, graphs, options.provider, progress=progress)
-                if report.failure:
-                    raise ValidationError(f"{report.failure}; no graph was written")
-            files = publish(repository, staged, report, work)
-            add_section(repository.folder, options, resolved(repository, options), files, report)
-        finally:
-            remove_leftovers(repository.folder, own=work)
+                    graphs = {name: path for name, path in staged.items() if name.endswith(".onnx")}
+                    report = run(repository, graphs, options.provider, progress=progress)
+                    if report.failure:
+                        raise ValidationError(f"{report.failure}; no graph was written")
+                texts = write_texts(repository, options, staged, report, work)
+                with held() as waiting:
+                    files = publish(repository.folder, staged, texts)
+                if waiting:
+                    raise KeyboardInterrupt
+            finally:
+                remove_leftovers(repository.folder, own=work)
+    except KeyboardInterrupt as error:
+        if files:
+            raise Interrupted(f"the graph is in place: {', '.join(files)}") from error
+        raise
     return ExportResult(repository.folder, files, report, time.monotonic() - started)
 
 
@@ -136,6 +149,21 @@ def planned_files(options: OnnxOptions, dtypes: Sequence[str], *, decoder: bool)
     graph = f"{STANDALONE}/{GRAPH}" if options.copies_weights else GRAPH
     names = [graph, f"{graph}_data"] if options.copies_weights else [graph, *[FLOAT32_GRAPH] * half]
     return names + [GENAI] * (decoder and options.profile == "ort") + [REPORT] * options.validate
+
+
+def graph_bytes(options: OnnxOptions, checkpoint: Checkpoint, dtype: str | None) -> int:
+    """Disk that a graph takes, beside some hundred kilobytes: of weights of its own.
+
+    Args:
+        options: what graph.
+        checkpoint: of the model; the parameters of ``.bin`` files are taken to be of two bytes.
+        dtype: safetensors dtype that the weights will have; None for the checkpoint's.
+    """
+    if not options.copies_weights:
+        return 0
+    native = ITEM_BYTES[dtype or next(iter(checkpoint.dtypes), "F16")]
+    parameters = checkpoint.parameters or checkpoint.total_bytes // 2
+    return parameters * BYTES.get(options.dtype, native)
 
 
 def resolved(repository: Repository, options: OnnxOptions) -> str:
@@ -206,33 +234,66 @@ def write_graphs(
     return files
 
 
-def publish(
-    repository: Repository, staged: dict[str, Path], report: ValidationReport | None, work: Path
-) -> dict[str, int]:
-    """Puts finished files in place, the graphs last; returns their sizes."""
+def write_texts(
+    repository: Repository,
+    options: OnnxOptions,
+    staged: Mapping[str, Path],
+    report: ValidationReport | None,
+    work: Path,
+) -> dict[str, Path]:
+    """Writes what belongs to the graphs: genai_config.json, the report, and the card where there is one.
+
+    Args:
+        staged: the graphs, as ``write_graphs`` returns them.
+        report: of their validation, if there was one.
+        work: the folder for all of it, so that nothing is written to what is there: a file in the Hub's
+            cache is a link to one that others share, and another may be the same file as the source's.
+
+    Returns:
+        Name in the repository -> where the file is for now; the card last.
+    """
     from converter.onnx.describe import description
     from converter.onnx.genai import genai_config
 
-    folder = repository.folder
-    texts: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     graphs = [name for name in staged if name.endswith(".onnx")]
     served = FLOAT32_GRAPH if FLOAT32_GRAPH in graphs else graphs[0]
     found = description(staged[served], served)
     if found.profile == "ort" and repository.decoder:
-        texts[GENAI] = genai_config(repository, file_name=served, head_size=found.head_size)
+        texts[GENAI] = as_json(genai_config(repository, file_name=served, head_size=found.head_size))
     if report is not None:
-        texts[REPORT] = report.to_json()
-    for name, content in texts.items():
-        staged[name] = unfinished(folder, name, work)
-        staged[name].write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    for name in sorted(staged, key=lambda name: name.endswith(".onnx")):
+        texts[REPORT] = as_json(report.to_json())
+    card = repository.folder / CARD
+    if card.is_file():
+        old = card.read_text(encoding="utf-8", errors="surrogateescape")
+        texts[CARD] = with_section(old, options, resolved(repository, options), [*staged, *texts], report)
+    for name, text in texts.items():
+        (work / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+    return {name: work / name for name in texts}
+
+
+def as_json(content: Any) -> str:
+    """As it stands in a file."""
+    return json.dumps(content, indent=2) + "\n"
+
+
+def publish(folder: Path, graphs: Mapping[str, Path], texts: Mapping[str, Path]) -> dict[str, int]:
+    """Puts finished files in place, graphs after what belongs to them; returns the sizes of all but the card.
+
+    Args:
+        folder: the repository.
+        graphs, texts: name in it -> where the file is for now.
+    """
+    files = {**texts, **graphs}
+    for name in sorted(files, key=lambda name: name.endswith(".onnx")):
         (folder / name).parent.mkdir(exist_ok=True)
-        staged[name].replace(folder / name)
-    if report is None:
+        files[name].replace(folder / name)
+    if REPORT not in texts:
         (folder / REPORT).unlink(missing_ok=True)  # it is about a graph that has just been replaced
     if GENAI not in texts and served_by_genai(folder) in graphs:
         (folder / GENAI).unlink()  # it was for the graph that has just been replaced
-    return {name: (folder / name).stat().st_size for name in staged}
+    names = [*graphs, *(name for name in texts if name != CARD)]
+    return {name: (folder / name).stat().st_size for name in names}
 
 
 def served_by_genai(folder: Path) -> str | None:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from converter.checkpoint import weight_index
 from converter.errors import PushError, SourceError
+from converter.interrupts import Interrupted
 from converter.jsonfile import parse_object
 from converter.onnx.export import REPORT
 from converter.publish.contents import Contents, read_contents, verify
 from converter.publish.target import Hub, Target, check_branch, same
 from converter.repository import PROVENANCE
 from converter.source import CARD, CONFIG
-from converter.staging import Interrupted
 
 if TYPE_CHECKING:
     from converter.verification import Check

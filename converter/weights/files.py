@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from converter.errors import SourceError
+from converter.errors import Unfinished
 from converter.progress import Advance
 
 BLOCK = 4 << 20
@@ -20,9 +20,9 @@ FICLONE = 0x40049409
 """ioctl that makes a file share another's blocks until one of them changes (linux/fs.h)."""
 
 Link = Literal["reflink", "hard"]
-How = Literal["copied", "shared", "hard-linked", "not shared", "converted"]
-"""How a file came to its place: ``shared`` are the blocks of a reflink; ``not shared`` is copied though a
-link was asked for; ``converted`` is written anew."""
+How = Literal["copied", "shared", "hard-linked", "not shared", "not linked", "converted"]
+"""How a file came to its place: ``shared`` are the blocks of a reflink; ``not shared`` and ``not linked`` are
+copied though a reflink or a hard link was asked for; ``converted`` is written anew."""
 
 
 def place_file(
@@ -49,7 +49,7 @@ def place_file(
         What was done, and the SHA-256 of a copy (of what is shared there is none: nothing was read).
 
     Raises:
-        SourceError: the file does not have that size any more, or changed while it was read.
+        Unfinished: the file does not have that size any more, or changed while it was read.
     """
     if link is not None and _shared(source, target, size):
         advance(size)
@@ -57,7 +57,8 @@ def place_file(
     if link == "hard" and _hard_linked(source, target, size):
         advance(size)
         return "hard-linked", None
-    return ("not shared" if link else "copied"), copy_file(source, target, size, advance, check)
+    how: How = "copied" if link is None else "not shared" if link == "reflink" else "not linked"
+    return how, copy_file(source, target, size, advance, check)
 
 
 def copy_file(
@@ -74,7 +75,7 @@ def copy_file(
         size: bytes that the file had when it was looked at; None for its size now.
 
     Raises:
-        SourceError: see ``place_file``.
+        Unfinished: see ``place_file``.
     """
     digest = hashlib.sha256()
     with source.open("rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:
@@ -98,9 +99,9 @@ def copy_file(
     return digest.hexdigest()
 
 
-def changed(name: str, done: int, expected: int) -> SourceError:
+def changed(name: str, done: int, expected: int) -> Unfinished:
     """What is said of a file that did not stay as it was."""
-    return SourceError(f"{name} changed while it was read ({done} of {expected} bytes); try again")
+    return Unfinished(f"{name} changed while it was read ({done} of {expected} bytes); try again")
 
 
 def sha256(path: Path, advance: Advance = int, check: Callable[[], object] = bool) -> str:
@@ -120,11 +121,12 @@ def is_zip(path: Path) -> bool:
         return file.read(4) == b"PK\x03\x04"
 
 
-def can_share(source: Path, folder: Path) -> bool:
-    """Whether the file system can make a file in ``folder`` share the blocks of ``source``."""
+def can_link(source: Path, folder: Path, link: Link) -> bool:
+    """Whether a file in ``folder`` can have the bytes of ``source`` without a copy, as ``link`` allows."""
     probe = folder / ".probe"
+    size = source.stat().st_size
     try:
-        return _shared(source, probe, source.stat().st_size)
+        return _shared(source, probe, size) or (link == "hard" and _hard_linked(source, probe, size))
     finally:
         with suppress(FileNotFoundError):
             probe.unlink()

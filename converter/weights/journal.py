@@ -33,9 +33,13 @@ class Finished:
 
 
 def identity(source: Path, how: str) -> str:
-    """What a file's content depends on: the source's place, size and time of change, and ``how``."""
-    status = source.stat()
-    return f"{source.resolve()} {status.st_ino} {status.st_size} {status.st_mtime_ns} {how}"
+    """What a file's content depends on: the source's place, size and times of change, and ``how``.
+
+    The time at which the file system itself noted a change cannot be set back.
+    """
+    found = source.stat()
+    numbers = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return f"{source.resolve()} {' '.join(map(str, numbers))} {how}"
 
 
 class Journal:
@@ -62,14 +66,16 @@ class Journal:
                 entry = Finished(**json.loads(line))
             except (TypeError, ValueError, RecursionError):
                 continue
-            found[str(entry.file)] = entry
+            if isinstance(entry.file, str) and isinstance(entry.size, int):
+                found[entry.file] = entry
         return found
 
     def rewrite(self, entries: Iterable[Finished]) -> None:
         """Leaves only these lines."""
-        self.remove()
-        for entry in entries:
-            self.add(entry)
+        new = self.path.with_name(f"{JOURNAL}.new")
+        lines = [json.dumps(asdict(entry)) + "\n" for entry in entries]
+        new.write_text("".join(lines), encoding="utf-8")
+        new.replace(self.path)
 
     def remove(self) -> None:
         """Takes the journal out of the folder, which is complete."""
@@ -96,6 +102,11 @@ def prune(folder: Path) -> None:
             shutil.rmtree(path)
         elif path.name not in named:
             path.unlink()
+
+
+def finished_bytes(folder: Path) -> int:
+    """The size of all files that the journal names."""
+    return sum(entry.size for entry in Journal(folder).entries().values())
 
 
 def kept(folder: Path) -> str | None:

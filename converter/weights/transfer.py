@@ -17,7 +17,7 @@ from converter.checkpoint import ITEM_BYTES, Checkpoint, read_header, target_nam
 from converter.errors import SourceError
 from converter.jsonfile import read_object
 from converter.progress import Advance, byte_bar
-from converter.weights.files import How, Link, can_share, copy_file, is_zip, place_file, sha256
+from converter.weights.files import How, Link, can_link, changed, copy_file, is_zip, place_file, sha256
 from converter.weights.journal import Finished, Journal, identity, is_finished
 from converter.weights.worker import Request, Worker
 
@@ -137,7 +137,8 @@ class _Work:
                 self.run(list(entries), look)
         if entries:
             self.journal.rewrite(entries[name] for name in finished)
-            self.how["kept"] += len(finished)
+            if finished:
+                self.how["kept"] = len(finished)
         left = [name for name in self.checkpoint.files if name not in finished]
         for name in left:
             (self.folder / self.targets[name]).unlink(missing_ok=True)
@@ -150,9 +151,7 @@ class _Work:
             return _size_in(self.checkpoint, names, STORED[self.order.dtype])
         if names and self.order.link and not self.rewritten:
             first = self.source / next(iter(names))
-            if can_share(first, self.folder):
-                return 0
-            if self.order.link == "hard" and first.stat().st_dev == self.folder.stat().st_dev:
+            if can_link(first, self.folder, self.order.link):
                 return 0
         return total
 
@@ -163,7 +162,7 @@ class _Work:
         if self.rewritten:
             size, dtype = self.checkpoint.files[name], self.order.dtype
             if source.stat().st_size != size:
-                raise SourceError(f"{name} changed while it was read; try again")
+                raise changed(name, source.stat().st_size, size)
             expected = [tensor for tensor, file in self.checkpoint.weight_map.items() if file == name]
             request = Request(
                 str(source),
@@ -174,7 +173,7 @@ class _Work:
             )
             worker.rewrite(request, advance, self._check)
             if self._identity(name) != made_from:
-                raise SourceError(f"{name} changed while it was read; try again")
+                raise changed(name, size, size)
             how: How = "converted"
             digest: str | None = sha256(target, check=self._check)
         else:

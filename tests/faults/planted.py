@@ -54,7 +54,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "removes the old folder first": lambda: setattr(staging, "_publish", removed_first),
     "touches the source": lambda: setattr(pipeline, "transfer", touches(transfer)),
     "leaves a process": lambda: setattr(pipeline, "transfer", starts(transfer)),
-    "leaves its folders": lambda: setattr(staging, "remove_leftovers", lambda place: None),
+    "leaves its folders": lambda: setattr(staging, "remove_leftovers", lambda place, but=None: None),
 }
 if PLANTED in os.environ:
     DEFECTS[os.environ[PLANTED]]()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from converter import __version__
-from converter.errors import OutputError
-from converter.families import Config, Family
+from converter.errors import OutputError, SourceError
+from converter.families import Config, Family, check_kernels
 from converter.scaling import Scaling
 from converter.source import CARD, CONFIG, Source
 from converter.subfolders import nested_files
-from converter.tokenizers import TOKENIZER_CONFIG, Tokenizer, read_tokenizer
+from converter.tokenizers import TEMPLATE, TOKENIZER_CONFIG, Tokenizer, read_tokenizer
 from converter.weights.files import copy_file
 
 PROVENANCE = "ntk_convert"
@@ -32,6 +32,7 @@ LEFT_NAMES = (
     "train_results.json",
     "genai_config.json",
     "onnx_validation.json",
+    "ntk_convert.json",
 )
 
 
@@ -112,6 +113,42 @@ def write_repository(
     for name in copied_files(source).keys() - written.keys():
         (folder / name).parent.mkdir(exist_ok=True)
         copy_file(source.folder / name, folder / name)
+
+
+def check_code(folder: Path, config: Config, templates: Sequence[str]) -> list[str]:
+    """Looks whether a converted repository has the code that this version writes; none of it is run.
+
+    Whoever checks a repository runs the templates themselves, which says something of those it holds only
+    if they are the same.
+
+    Args:
+        folder: the repository.
+        config: its config.json.
+        templates: the code that it must hold.
+
+    Returns:
+        The names of its code, the tokenizer's too if it has that.
+
+    Raises:
+        SourceError: other code, or a config that names some.
+        UnsupportedModel: a config that names code from the Hub in the place of the attention.
+    """
+    check_kernels(config)
+    names = [*templates, *([TEMPLATE] if templates and (folder / TEMPLATE).is_file() else [])]
+    mapped = config.get("auto_map") or {}
+    for reference in mapped.values() if isinstance(mapped, Mapping) else [mapped]:
+        if not isinstance(reference, str) or f"{reference.partition('.')[0]}.py" not in names:
+            raise SourceError(f"{CONFIG}: auto_map names code that is not this repository's; convert again")
+    for name in names:
+        path, ours = folder / name, (templates_folder() / name).read_bytes()
+        if not path.is_file():
+            raise SourceError(f"{folder} lacks {name}; convert the source again")
+        if path.stat().st_size != len(ours) or path.read_bytes() != ours:
+            raise SourceError(
+                f"{name} is not the file that this version of ntk-convert writes, and is not run; convert "
+                "the source again"
+            )
+    return names
 
 
 def templates_folder() -> Path:

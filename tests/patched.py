@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from converter import convert
+from converter.repository import templates_folder
 from tests import tiny
 
 FAMILIES = tuple(tiny.FACTORIES)
@@ -90,6 +92,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 Convert = Callable[..., Path]
+Mistaken = Callable[[str, str, str], None]
 
 
 @pytest.fixture
@@ -104,6 +107,22 @@ def converted(tmp_path: Path) -> Convert:
         return out
 
     return build
+
+
+@pytest.fixture
+def mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mistaken:
+    """``mistaken(file, before, after)``: from here on, the templates are a copy with such a mistake."""
+
+    def plant(file: str, before: str, after: str) -> None:
+        copy = tmp_path / "templates"
+        shutil.copytree(templates_folder(), copy)
+        text = (copy / file).read_text(encoding="utf-8")
+        assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {file}"
+        (copy / file).write_text(text.replace(before, after), encoding="utf-8")
+        for module in ("converter.repository", "converter.verification.patched"):
+            monkeypatch.setattr(f"{module}.templates_folder", lambda: copy)
+
+    return plant
 
 
 def load(folder: Path, auto_class: Any = AutoModelForCausalLM, **options: Any) -> Any:

@@ -14,7 +14,7 @@ from converter import UnsupportedModel, VerificationError, convert, families
 from converter.verification import verify
 from tests import tiny
 from tests.conftest import edit_json
-from tests.patched import FAMILIES, SCALINGS, STOCK, VARIANTS, Convert
+from tests.patched import FAMILIES, SCALINGS, STOCK, VARIANTS, Convert, Mistaken
 
 Tensors = dict[str, torch.Tensor]
 
@@ -22,12 +22,6 @@ Tensors = dict[str, torch.Tensor]
 def run(folder: Path, source: Path) -> dict[str, Any]:
     config = json.loads((source / "config.json").read_text())
     return {check.name: check for check in verify(folder, families.recognise(config), config)}
-
-
-def rewrite(file: Path, before: str, after: str) -> None:
-    text = file.read_text()
-    assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {file.name}"
-    file.write_text(text.replace(before, after))
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -119,10 +113,10 @@ WRONG_CODE = {
 
 
 @pytest.mark.parametrize("mistake", WRONG_CODE)
-def test_wrong_code_is_caught(converted: Convert, tmp_path: Path, mistake: str) -> None:
+def test_wrong_code_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: Path, mistake: str) -> None:
+    *where, message = WRONG_CODE[mistake]
+    mistaken(*where)
     folder = converted("bloom", 12, "ntk")
-    file, before, after, message = WRONG_CODE[mistake]
-    rewrite(folder / file, before, after)
     with pytest.raises(VerificationError, match=message):
         run(folder, tmp_path / "source")
 
@@ -141,12 +135,12 @@ def test_matrices_of_large_layers_are_streamed(
 
 @pytest.mark.parametrize("mistake", ["activation", "layout"])
 def test_wrong_code_of_large_layers_is_caught(
-    converted: Convert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
+    converted: Convert, mistaken: Mistaken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
     monkeypatch.setattr("converter.verification.slice.LARGEST_LAYER", 0)
+    *where, message = WRONG_CODE[mistake]
+    mistaken(*where)
     folder = converted("bloom", 12, "ntk")
-    file, before, after, message = WRONG_CODE[mistake]
-    rewrite(folder / file, before, after)
     with pytest.raises(VerificationError, match=message):
         run(folder, tmp_path / "source")
 
@@ -170,23 +164,23 @@ def test_a_streamed_linear_layer_is_the_layer(converted: Convert) -> None:
             torch.testing.assert_close(ours(states), module(states), rtol=1e-5, atol=1e-5)
 
 
-def test_wrong_dynamic_code_is_caught(converted: Convert, tmp_path: Path) -> None:
+def test_wrong_dynamic_code_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: Path) -> None:
+    mistaken("ntk_alibi.py", "self.rate * tokens.float()", "tokens.float()")
     folder = converted("bloom", 12, "ntk-length")
-    rewrite(folder / "ntk_alibi.py", "self.rate * tokens.float()", "tokens.float()")
     with pytest.raises(VerificationError, match="runs with slope"):
         run(folder, tmp_path / "source")
 
 
-def test_wrong_mpt_bias_is_caught(converted: Convert, tmp_path: Path) -> None:
+def test_wrong_mpt_bias_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: Path) -> None:
+    mistaken("modeling_ntk_mpt.py", 'config.attn_config.get("alibi_bias_max", 8)', "8")
     folder = converted("mpt", 12, "ntk", attn_config={"alibi_bias_max": 16})
-    rewrite(folder / "modeling_ntk_mpt.py", 'config.attn_config.get("alibi_bias_max", 8)', "8")
     with pytest.raises(VerificationError, match="runs with slope"):
         run(folder, tmp_path / "source")
 
 
-def test_falcon_bias_counted_twice_is_caught(converted: Convert, tmp_path: Path) -> None:
+def test_falcon_bias_counted_twice_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: Path) -> None:
+    mistaken("modeling_ntk_falcon.py", "slope * self.softmax_scale for", "slope for")
     folder = converted("falcon", 12, "ntk")
-    rewrite(folder / "modeling_ntk_falcon.py", "slope * self.softmax_scale for", "slope for")
     with pytest.raises(VerificationError, match="runs with slope"):
         run(folder, tmp_path / "source")
 

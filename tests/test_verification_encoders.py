@@ -9,9 +9,9 @@ import pytest
 
 from converter import VerificationError, convert
 from tests import tiny
-from tests.patched import SCALINGS
+from tests.patched import SCALINGS, Mistaken
 from tests.test_encoders import LAYERS
-from tests.test_verification import rewrite, run
+from tests.test_verification import run
 
 
 def converted(folder: Path, family: str, scaling: str, **changes: Any) -> Path:
@@ -85,9 +85,9 @@ WRONG_CODE = {
 
 
 @pytest.mark.parametrize("mistake", WRONG_CODE)
-def test_wrong_code_is_caught(tmp_path: Path, mistake: str) -> None:
-    file, before, after, scaling, message = WRONG_CODE[mistake]
+def test_wrong_code_is_caught(mistaken: Mistaken, tmp_path: Path, mistake: str) -> None:
+    *where, scaling, message = WRONG_CODE[mistake]
+    mistaken(*where)
     folder = converted(tmp_path, "mosaic_bert", scaling)
-    rewrite(folder / file, before, after)
     with pytest.raises(VerificationError, match=message):
         run(folder, tmp_path / "source")

@@ -15,6 +15,7 @@ __all__ = [
     "Geometry",
     "check",
     "check_convertible",
+    "check_kernels",
     "converted",
     "recognise",
 ]
@@ -118,12 +119,17 @@ def check_convertible(config: Config) -> None:
     for key in ("quantization_config", "compression_config"):
         if config.get(key):
             raise UnsupportedModel(f"the checkpoint is quantised ({key} is set); convert the unquantised one")
+    check_kernels(config)
+    labels = count(config, "num_labels", default=1)
+    if labels > MOST_LABELS:
+        raise SourceError(f"config.json: num_labels is {labels}, more than any model has ({MOST_LABELS})")
+
+
+def check_kernels(config: Config) -> None:
+    """Raises ``UnsupportedModel`` for code from the Hub in the place of the attention."""
     for key in KERNELS:
         if "/" in str(config.get(key)):
             raise UnsupportedModel(
                 f"config.json names code of another repository ({key} is {config[key]!r}), which loading "
                 "would download and run; remove the key"
             )
-    labels = count(config, "num_labels", default=1)
-    if labels > MOST_LABELS:
-        raise SourceError(f"config.json: num_labels is {labels}, more than any model has ({MOST_LABELS})")

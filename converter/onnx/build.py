@@ -20,6 +20,7 @@ from converter.onnx.families import DECODERS, ENCODERS
 from converter.onnx.graph import Graph
 from converter.onnx.options import Profile
 from converter.onnx.weights import DTYPES, Weights
+from converter.repository import check_code
 from converter.scaling import Scaling
 
 FORMS: dict[Profile, MakeAttention] = {"ort": OrtAttention, "portable": PortableAttention}
@@ -75,7 +76,7 @@ def open_repository(folder: Path) -> Repository:
     """Reads a converted repository's config and the headers of its weights.
 
     Raises:
-        SourceError: no converted repository, or a damaged one.
+        SourceError: no converted repository, a damaged one, or code that is not this version's.
         UnsupportedModel: a class or family that has no graph.
     """
     if not folder.is_dir():
@@ -90,6 +91,7 @@ def open_repository(folder: Path) -> Repository:
             "ntk-convert MODEL --scale A --out DIR --onnx"
         )
     check_has_graph(config, family)
+    check_code(folder, config, family.templates)
     checkpoint = read_checkpoint(folder)
     if checkpoint.format != "safetensors":
         raise SourceError(

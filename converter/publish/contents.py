@@ -19,9 +19,8 @@ from converter.families import Config
 from converter.jsonfile import read_object
 from converter.onnx.export import GENAI, REPORT, check_requirements, graphs_in
 from converter.recipe import Recipe
-from converter.repository import PROVENANCE, copied_files, templates_folder
+from converter.repository import PROVENANCE, check_code, copied_files
 from converter.source import CARD, CONFIG, Source
-from converter.tokenizers import TEMPLATE
 
 if TYPE_CHECKING:
     from converter.verification import Check
@@ -90,7 +89,7 @@ def read_contents(folder: Path) -> Contents:
         raise SourceError(f"the weights of {folder} are no safetensors files; convert the checkpoint again")
     present = set(_walk(folder))
     names = {path.name: (folder / path.name).stat().st_size for path in folder.iterdir() if path.is_file()}
-    code = [*recipe.templates, *({TEMPLATE} & names.keys() if recipe.templates else ())]
+    code = check_code(folder, config, recipe.templates)
     graphs = graphs_in(folder) if recipe.positions == "alibi" else []
     wanted = [
         CONFIG,
@@ -101,7 +100,6 @@ def read_contents(folder: Path) -> Contents:
         *copied_files(Source(folder.name, folder, names)),
         *_graph_files(folder, graphs),
     ]
-    _check_code(folder, config, code)
     root = folder.resolve()
     for name in wanted:
         if not (folder / name).resolve().is_relative_to(root):
@@ -142,23 +140,6 @@ def _check_graphs(contents: Contents, *, progress: bool) -> Iterator[Check]:
     for graph in report.graphs:
         places = ", ".join(place.provider for place in graph.providers)
         yield Check("graph", f"{graph.file} gives what the model gives, on {places}")
-
-
-def _check_code(folder: Path, config: Config, names: Sequence[str]) -> None:
-    """Refuses code that is not this tool's own, before anything runs it or says that it may be run."""
-    mapped = config.get("auto_map") or {}
-    for reference in mapped.values() if isinstance(mapped, Mapping) else [mapped]:
-        if not isinstance(reference, str) or f"{reference.partition('.')[0]}.py" not in names:
-            raise SourceError(f"{CONFIG}: auto_map names code that is not this repository's; convert again")
-    for name in names:
-        path = folder / name
-        if not path.is_file():
-            raise SourceError(f"{folder} lacks {name}; convert the source again")
-        if path.read_bytes() != (templates_folder() / name).read_bytes():
-            raise SourceError(
-                f"{name} is not the file that this version of ntk-convert writes, and is not run; convert "
-                "the source again"
-            )
 
 
 def _graph_files(folder: Path, graphs: Sequence[Path]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Checks of a converted repository, by running its own code.
+"""Checks of a converted repository, by running the code that it holds.
 
-    patched.py   imports the repository's modeling files and reads its tensors
+    patched.py   imports that code and reads the repository's tensors
     tensors.py   every tensor the model expects is stored, and nothing else
     slopes.py    the slopes, measured from attention weights, are the ones asked for
     paths.py     the fused, chunked and decoding paths agree with plain attention

@@ -1,4 +1,4 @@
-"""A converted repository's own classes, and its tensors."""
+"""A converted repository's classes, and its tensors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from converter.checkpoint import Checkpoint, read_checkpoint
 from converter.families.base import Family
+from converter.repository import check_code, templates_folder
 
 # Sizes of the small models that checks build: enough for every layout, cheap for any head count.
 PROBE_HEAD_DIM, PROBE_VOCABULARY, PROBE_LAYERS = 8, 32, 2
@@ -37,20 +38,25 @@ class Patched:
     @classmethod
     @contextlib.contextmanager
     def load(cls, folder: Path, family: Family) -> Iterator[Patched]:
-        """Imports the repository's code from where it lies, and forgets it at the end.
+        """Imports the code that the repository holds, and forgets it at the end.
 
-        transformers' own loader would copy the files into the user's module cache, under the name
-        of a folder that is about to be renamed.
+        It is imported from this tool's own templates, which the repository's must equal: in a folder of
+        somebody else, Python would take bytecode, packages and libraries in the place of such files.
+
+        Raises:
+            SourceError: the repository's code is not this version's; see ``check_code``.
         """
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        check_code(folder, config, family.templates)
         package = f"ntk_convert_verification_{uuid.uuid4().hex}"
         module = types.ModuleType(package)
-        module.__path__ = [str(folder)]
+        module.__path__ = [str(templates_folder())]
         sys.modules[package] = module
-        writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # keep the folder as it is
+        writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # keep that folder as it is
         try:
             yield cls(
                 folder,
-                json.loads((folder / "config.json").read_text(encoding="utf-8")),
+                config,
                 read_checkpoint(folder),
                 importlib.import_module(f"{package}.modeling_ntk_{family.name}"),
                 importlib.import_module(f"{package}.configuration_ntk_{family.name}"),

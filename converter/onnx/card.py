@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converter.onnx.options import QUANTISED, OnnxOptions
-from converter.source import CARD
 
 if TYPE_CHECKING:
     from converter.onnx.validation import GraphReport, ProviderReport, ValidationReport
@@ -33,25 +31,20 @@ print(generator.get_sequence(0))
 """
 
 
-def add_section(
-    folder: Path, options: OnnxOptions, dtype: str, files: Iterable[str], report: ValidationReport | None
-) -> None:
-    """Writes, or writes anew, the section about ONNX in the repository's card, if it has one.
+def with_section(
+    text: str, options: OnnxOptions, dtype: str, files: Iterable[str], report: ValidationReport | None
+) -> str:
+    """A repository's card with the section about ONNX, in place of an older one.
 
     Args:
-        folder: the repository.
+        text: the card.
         options: what graph was asked for.
         dtype: what ``native`` came to.
-        files: names of what was written.
+        files: names of what is written.
         report: of the graphs' validation, if there was one.
     """
-    path = folder / CARD
-    if path.is_file():
-        text = SECTION.sub("", path.read_text(encoding="utf-8")).rstrip("\n")
-        new = f"{text}\n{section(options, dtype, files, report)}"
-        # In the Hub's cache a card is a link to a file that others share: it is replaced, not written to.
-        path.unlink()
-        path.write_text(new, encoding="utf-8")
+    rest = SECTION.sub("", text).rstrip("\n")
+    return f"{rest}\n{section(options, dtype, files, report)}"
 
 
 def section(options: OnnxOptions, dtype: str, files: Iterable[str], report: ValidationReport | None) -> str:

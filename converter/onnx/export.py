@@ -104,8 +104,7 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
     repository = open_repository(Path(folder).resolve())
     if not os.access(repository.folder, os.W_OK | os.X_OK):
         raise OutputError(f"no permission to write in {repository.folder}; export a copy of it")
-    if not options.copies_weights:
-        check_no_links(repository)
+    check_no_links(repository, options)
     files: dict[str, int] = {}
     try:
         with workspace(repository.folder / STANDALONE) as work:
@@ -330,8 +329,15 @@ def graphs_in(folder: Path) -> list[Path]:
     return [path for path in found if not path.name.startswith(".")]
 
 
-def check_no_links(repository: Repository) -> None:
-    """Raises ``OutputError`` for weights that are links: onnxruntime follows none from a real graph."""
+def check_no_links(repository: Repository, options: OnnxOptions) -> None:
+    """Raises ``OutputError`` where the graph would stand in a folder that is a link, to somebody else's
+    files; or beside weights that are links, of which onnxruntime follows none from a real graph."""
+    if options.copies_weights:
+        if (repository.folder / STANDALONE).is_symlink():
+            raise OutputError(
+                f"{repository.folder / STANDALONE} is a link to another folder; remove it first"
+            )
+        return
     for name in repository.checkpoint.files:
         if (repository.folder / name).is_symlink():
             raise OutputError(
@@ -349,5 +355,5 @@ def remove_leftovers(folder: Path, *, own: Path | None = None) -> None:
     """Removes unfinished files: those whose run is gone, with its working folder, and those of ``own``."""
     for path in folder.glob(".*.ntk-convert-*"):
         run = path.parent / f".{STANDALONE}.ntk-convert-{path.name.partition('.ntk-convert-')[2]}"
-        if path != run and (run == own or not run.exists()):
+        if not path.is_dir() and (run == own or not run.exists()):
             path.unlink(missing_ok=True)

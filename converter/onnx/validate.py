@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converter.errors import SourceError, ValidationError
-from converter.onnx.export import REPORT, check_requirements, graphs_in
+from converter.interrupts import Interrupted, held
+from converter.onnx.export import REPORT, STANDALONE, as_json, check_requirements, graphs_in
+from converter.staging import workspace
 
 if TYPE_CHECKING:
     from converter.onnx.validation import ValidationReport
@@ -34,6 +35,7 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
         SourceError: no converted repository, or one without a graph.
         ValidationError: a graph that belongs to other weights or another scaling.
         ProviderError: the execution provider is not there.
+        Interrupted: the user stopped it when the report was written.
     """
     check_requirements()
     from converter.onnx.build import open_repository
@@ -49,9 +51,14 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
     except ValidationError:
         (repository.folder / REPORT).unlink(missing_ok=True)  # what it says is no longer so
         raise
-    for graph in report.graphs:
-        if not graph.passed:
-            path = graphs[graph.file]
-            path.rename(path.with_name(path.name + FAILED))
-    (repository.folder / REPORT).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+    with workspace(repository.folder / STANDALONE) as work, held() as waiting:
+        # Never written to what is there: in the Hub's cache that is a link to a file that others share.
+        (work / REPORT).write_text(as_json(report.to_json()), encoding="utf-8")
+        (work / REPORT).replace(repository.folder / REPORT)
+        for graph in report.graphs:
+            if not graph.passed:
+                path = graphs[graph.file]
+                path.rename(path.with_name(path.name + FAILED))
+    if waiting:
+        raise Interrupted(f"{REPORT} is written")
     return report

@@ -94,6 +94,12 @@ class AlibiRecipe:
         stored = self.family.stored_slopes
         return () if stored is None else tuple(self.family.tensor_names(stored))
 
+    @property
+    def tied_tensors(self) -> tuple[str, ...]:
+        # Where the key is left out, the templates' configs, as transformers', have true.
+        ties = self.family.normalise(self.config).get("tie_word_embeddings", True) is True
+        return (self.family.head,) if ties else ()
+
     def stock(self, stored: Config) -> Slopes:
         return self.family.stock_slopes({**self.config, **stored})
 

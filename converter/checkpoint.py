@@ -178,6 +178,22 @@ def read_header(path: Path) -> dict[str, Tensor]:
     Raises:
         SourceError: truncated, overlong, or a header that does not describe the file.
     """
+    header, data_bytes = _header(path)
+    return parse_header(header, path.name, data_bytes)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What one safetensors file says of itself beside its tensors.
+
+    Raises:
+        SourceError: as for ``read_header``.
+    """
+    header, _ = _header(path)
+    return _metadata(parse_object(header, f"the header of {path.name}"), path.name)
+
+
+def _header(path: Path) -> tuple[bytes, int]:
+    """The header, and the bytes of data after it."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -195,7 +211,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
             header = file.read(length)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
-    return parse_header(header, path.name, size - 8 - length)
+    return header, size - 8 - length
 
 
 def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]:
@@ -205,9 +221,7 @@ def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]
         SourceError: see ``read_header``.
     """
     entries = parse_object(header, f"the header of {file}")
-    metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise SourceError(f"{file} is damaged: its __metadata__ is no text by name; download it again")
+    _metadata(entries, file)
     tensors = {name: _tensor(name, entry, file, 8 + len(header)) for name, entry in entries.items()}
     reached = 0
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
@@ -221,6 +235,14 @@ def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]
             f"{file} {what}: {reached} bytes of tensors, {data_bytes} in the file; download it again"
         )
     return tensors
+
+
+def _metadata(entries: dict[str, Any], file: str) -> dict[str, str]:
+    """Takes the metadata out of a header's entries."""
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise SourceError(f"{file} is damaged: its __metadata__ is no text by name; download it again")
+    return metadata
 
 
 def _tensor(name: str, entry: object, file: str, data: int) -> Tensor:

@@ -42,6 +42,8 @@ class OwnCode:
 def find(source: Source, config: Config, *, token: str | None, cache_dir: Path | None) -> OwnCode:
     """Fetches the modules that a source's config names, all from one commit of their repository.
 
+    Of another repository than the source's that is the newest commit, which the config cannot name.
+
     Args:
         source: the checkpoint.
         config: its config as read.

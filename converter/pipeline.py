@@ -215,7 +215,7 @@ def convert(
     if dtype is not None:
         set_dtype(new_config, TORCH[dtype])
         notes.append(f"the weights were converted to {TORCH[dtype]} (--dtype {dtype})")
-    order = Order(dtype, link, keep=recipe.exact_tensors)
+    order = Order(dtype, link, keep=recipe.exact_tensors, tied=recipe.tied_tensors)
     how: Mapping[str, int] = {}
     checks: Sequence[Check] = ()
     exported: ExportResult | None = None

@@ -88,6 +88,11 @@ class Recipe(Protocol):
         """Tensors that another dtype for the weights leaves as they are."""
         ...
 
+    @property
+    def tied_tensors(self) -> tuple[str, ...]:
+        """The language model's head, if the result's class makes it one tensor with the embeddings."""
+        ...
+
     def stock(self, stored: Config) -> tuple[float, ...]:
         """The slopes or frequencies as trained; ``stored`` is what the tensors say."""
         ...

@@ -8,9 +8,10 @@ import io
 import json
 import os
 import pickle
+import re
 import struct
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,20 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from converter import recipe
 from converter.checkpoint import read_checkpoint
 from converter.errors import SourceError
 from converter.progress import Advance
+from converter.rotary.models import MODELS
 from converter.weights import files
 from converter.weights import transfer as transfer_module
 from converter.weights.files import copy_file
 from converter.weights.rewrite import rewrite
-from converter.weights.transfer import transfer
+from converter.weights.transfer import Order, transfer
 from converter.weights.worker import Request, Worker
+from tests import tiny
+from tests.conftest import Run, edit_json
+from tests.tiny.rotary import rotary
 
 
 class SameProcess(Worker):
@@ -44,9 +50,9 @@ def _same_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(transfer_module, "Worker", SameProcess)
 
 
-def convert_weights(source: Path, target: Path) -> dict[str, torch.Tensor]:
+def convert_weights(source: Path, target: Path, *, tied: Collection[str] = ()) -> dict[str, torch.Tensor]:
     target.mkdir()
-    transfer(read_checkpoint(source), source, target)
+    transfer(read_checkpoint(source), source, target, Order(tied=tied))
     loaded: dict[str, torch.Tensor] = {}
     for file in read_checkpoint(target).files:
         loaded |= load_file(target / file)
@@ -120,8 +126,6 @@ def test_a_file_that_grew_meanwhile(make_source: Callable[..., Path], tmp_path: 
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_bin_becomes_safetensors(tmp_path: Path, family: str, sharded: bool, dtype: torch.dtype) -> None:
-    from tests import tiny
-
     source = tiny.FACTORIES[family](tmp_path / "source", dtype=dtype, fmt="bin", sharded=sharded)
     bins = sorted(source.glob("*.bin"))
     expected: dict[str, torch.Tensor] = {}
@@ -129,7 +133,8 @@ def test_bin_becomes_safetensors(tmp_path: Path, family: str, sharded: bool, dty
         expected |= torch.load(file, weights_only=True)
     assert "lm_head.weight" in expected
     del expected["lm_head.weight"]  # tied: stored once, under the embedding's name
-    actual = convert_weights(source, tmp_path / "out")
+    tied = recipe.of_source(json.loads((source / "config.json").read_text())).tied_tensors
+    actual = convert_weights(source, tmp_path / "out", tied=tied)
     assert_same(actual, expected)
     if sharded:
         names = [f"model-{n:05}-of-{len(bins):05}.safetensors" for n in range(1, len(bins) + 1)]
@@ -180,11 +185,76 @@ def test_views_and_strides(tmp_path: Path) -> None:
     assert_same(actual, state)
 
 
-def test_shared_tensors_are_stored_once_under_their_first_name(tmp_path: Path) -> None:
-    shared = torch.randn(4, 4)
-    state = {"z.embedding": shared, "middle": torch.randn(4), "a.head": shared, "copy": shared.clone()}
-    actual = convert_weights(save_bin(tmp_path / "in", state), tmp_path / "out")
-    assert_same(actual, {name: tensor for name, tensor in state.items() if name != "a.head"})
+def test_every_name_is_written(tmp_path: Path) -> None:
+    """Two names of one tensor are two tensors of a model, as of two layers with one norm."""
+    shared, zeros = torch.randn(4, 4), torch.zeros(4)
+    state = {"z.embedding": shared, "h.0.bias": zeros, "h.1.bias": zeros, "lm_head.weight": shared}
+    assert_same(convert_weights(save_bin(tmp_path / "in", state), tmp_path / "out"), state)
+
+
+def test_a_tied_head_is_left_out_if_it_is_the_very_tensor(tmp_path: Path) -> None:
+    table = torch.randn(4, 4)
+    heads = {"same": table, "copy": table.clone(), "turned": table.T, "part": table[:2]}
+    for kind, head in heads.items():
+        for names in (("a.head", "embedding"), ("embedding", "z.head")):
+            state = {name: head if "head" in name else table for name in names}
+            place = tmp_path / f"{kind}-{names[0]}"
+            actual = convert_weights(
+                save_bin(place, state), place / "out", tied=["a.head", "z.head", "not.there"]
+            )
+            assert_same(actual, {"embedding": table} if kind == "same" else state)
+
+
+def test_a_tied_head_alone_stays(tmp_path: Path) -> None:
+    state = {"head": torch.ones(2)}
+    assert_same(convert_weights(save_bin(tmp_path / "in", state), tmp_path / "out", tied=["head"]), state)
+
+
+def aliased(source: Path) -> str:
+    """Makes the head of a ``.bin`` checkpoint a second name of its embeddings, before them."""
+    file = source / "pytorch_model.bin"
+    state = torch.load(file, weights_only=True)
+    table = next(name for name in state if re.search(r"(word_embeddings|wte|embed_tokens)\.weight$", name))
+    head = "cls.predictions.decoder.weight" if table.startswith("bert.") else "lm_head.weight"
+    state.pop(head, None)
+    torch.save({head: state[table], **state}, file)
+    return head
+
+
+@pytest.mark.parametrize("ties", [True, False, None])
+@pytest.mark.parametrize("family", [*tiny.FACTORIES, "llama", "gemma"])
+def test_an_aliased_head_of_every_family(
+    tmp_path: Path, run: Callable[..., Run], family: str, *, ties: bool | None
+) -> None:
+    """Left out where the result's class ties it, written where not, and verified either way."""
+    source = tmp_path / "source"
+    if family in tiny.FACTORIES:
+        tiny.FACTORIES[family](source, fmt="bin")
+    else:
+        rotary(source, family)
+        torch.save(load_file(source / "model.safetensors"), source / "pytorch_model.bin")
+        (source / "model.safetensors").unlink()
+    edit_json(source / "config.json", {"tie_word_embeddings": ties})
+    head = aliased(source)
+    words = ("--scale", "2", "--train-length", "24", "--out", tmp_path / "out")
+    done = run(source, *words, "--json")
+    if (family, ties) in (("baichuan", True), ("mosaic_gpt", False)):
+        assert f"tie_word_embeddings is {ties}" in done.err.replace("true", "True")
+        return
+    assert done.code == 0, done.err
+    if family in ("baichuan", "refact", "mosaic_gpt"):  # whose codes read no such key
+        left_out = family == "mosaic_gpt"
+    else:
+        left_out = family != "llama" if ties is None else ties
+    assert (head not in read_checkpoint(tmp_path / "out").tensors) == left_out
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_rotary_models_that_tie_by_default(model_type: str) -> None:
+    from transformers import AutoConfig
+
+    default = AutoConfig.for_model(model_type).tie_word_embeddings
+    assert MODELS[model_type].ties == bool(default)
 
 
 def test_parameters_and_ordered_dicts(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ Kind = Literal["decoder", "encoder"]
 
 LANGUAGE_MODEL: dict[Kind, str] = {"decoder": "ForCausalLM", "encoder": "ForMaskedLM"}
 """How the class of a model with a language modeling head ends."""
+HEAD_TENSOR: dict[Kind, str] = {"decoder": "lm_head.weight", "encoder": "cls.predictions.decoder.weight"}
+"""What that head's weight is called."""
 HEADS: dict[Kind, dict[str, str]] = {
     kind: {
         "AutoModel": "Model",
@@ -162,6 +164,11 @@ class Family:
     def language_model(self) -> str:
         """The class of a converted repository with a language modeling head."""
         return f"Ntk{self.camel}{LANGUAGE_MODEL[self.kind]}"
+
+    @property
+    def head(self) -> str:
+        """The tensor of its language modeling head, which may be one with the embeddings."""
+        return HEAD_TENSOR[self.kind]
 
     def architectures(self, config: Config) -> list[str]:
         """The converted repository's class names for those of the source; a language model if it has none.

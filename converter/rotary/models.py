@@ -31,6 +31,8 @@ class RotaryModel:
     dynamic one has 1, and OLMo's class in 4.57 wants more."""
     legacy: bool = False
     """Whether 4.57 accepts ``rope_scaling`` with the keys type and factor alone."""
+    ties: bool = False
+    """Whether head and embeddings are one tensor if config.json does not say."""
     needs_head_dim: bool = False
     """Whether a dynamic scaling fails where head_dim is only implied, on 4.57 or on both."""
 
@@ -40,14 +42,14 @@ MODELS: dict[str, RotaryModel] = {
     for model in (
         RotaryModel("arcee"),
         RotaryModel("bitnet", base=500_000.0),
-        RotaryModel("cohere", base=None),
-        RotaryModel("cohere2"),
+        RotaryModel("cohere", base=None, ties=True),
+        RotaryModel("cohere2", ties=True),
         RotaryModel("diffllama"),
-        RotaryModel("ernie4_5", base=500_000.0, own_head_dim=True),
+        RotaryModel("ernie4_5", base=500_000.0, own_head_dim=True, ties=True),
         RotaryModel("exaone4"),
         RotaryModel("flex_olmo", base=500_000.0),
-        RotaryModel("gemma", own_head_dim=True),
-        RotaryModel("gemma2", own_head_dim=True),
+        RotaryModel("gemma", own_head_dim=True, ties=True),
+        RotaryModel("gemma2", own_head_dim=True, ties=True),
         RotaryModel("glm", partial=0.5, own_head_dim=True),
         RotaryModel("glm4", partial=0.5, own_head_dim=True),
         RotaryModel("glm4_moe", partial=0.5, own_head_dim=True),
@@ -70,10 +72,10 @@ MODELS: dict[str, RotaryModel] = {
         RotaryModel("qwen3", own_head_dim=True),
         RotaryModel("qwen3_moe", own_head_dim=True),
         RotaryModel("seed_oss", own_head_dim=True),
-        RotaryModel("smollm3", base=2_000_000.0),
+        RotaryModel("smollm3", base=2_000_000.0, ties=True),
         RotaryModel("stablelm", partial=0.25),
-        RotaryModel("starcoder2"),
-        RotaryModel("vaultgemma", own_head_dim=True),
+        RotaryModel("starcoder2", ties=True),
+        RotaryModel("vaultgemma", own_head_dim=True, ties=True),
     )
 }
 

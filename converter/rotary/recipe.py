@@ -35,6 +35,8 @@ The base depends on the longest row of a batch, padding included, and transforme
 it has reached until a pass of fewer tokens than `max_position_embeddings`, which is why that key says where
 scaling starts. Keys in a cache stay turned by the base of their time: a text that is read at once and the
 same text continued from a cache give different numbers."""
+HEADS = ("lm_head.weight", "embed_out.weight")
+"""What the language model's head is called; the second by GPT-NeoX, up to transformers 4."""
 EXPORT = "optimum-cli export onnx --model DIR"
 
 
@@ -136,6 +138,11 @@ class RotaryRecipe:
     @property
     def exact_tensors(self) -> tuple[str, ...]:
         return ()
+
+    @property
+    def tied_tensors(self) -> tuple[str, ...]:
+        ties = self.config.get("tie_word_embeddings", self.rotary.model.ties) is True
+        return HEADS if ties else ()
 
     def stock(self, stored: Config) -> Frequencies:
         return self.rotary.frequencies

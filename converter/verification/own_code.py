@@ -1,9 +1,10 @@
 """The first layers, with the real weights and unscaled slopes, agree with the source's own code.
 
-That code runs in a process of its own (``own_code_process``), which has no token, a temporary cache of
-modules, and no way to write between the lines of the command. Most such code was written for older versions
-of transformers: where it does not run, that is said, and is no failure. Where it runs and gives something
-else, it is, since one of the two is not the model that was trained.
+That code runs in a process of its own (``own_code_process``), which is given no token, a temporary cache of
+modules, and no way to write between the lines of the command. It is not confined: it has the user's rights,
+and can read what the user can, such as the run's command line with a ``--token``. Most such code was written
+for older versions of transformers: where it does not run, that is said, and is no failure. Where it runs and
+gives something else, it is, since one of the two is not the model that was trained.
 
 Rows are given one by one, without padding or mask: that is the model; what the codes make of padded tokens
 differs, and some take no mask. ``paths`` checks the converted model's own handling of it.
@@ -26,12 +27,13 @@ from safetensors.torch import load_file
 import converter
 from converter.errors import VerificationError
 from converter.families.base import LANGUAGE_MODEL, Config, Family
-from converter.own_code import OwnCode
+from converter.own_code import CodeClass, OwnCode
 from converter.verification.check import Check
 from converter.verification.patched import Patched, build
 from converter.verification.slice import TOLERANCE, Slice
 
 NAME = "own code"
+PROCESS = "converter.verification.own_code_process"
 SECONDS = 600
 """After which code that has not finished is taken to hang."""
 LONGEST = 300
@@ -61,7 +63,8 @@ def check(patched: Patched, family: Family, source_config: Config, own_code: Own
         return Check(NAME, f"the source's own code has no class to compare with, only {named}", skipped=True)
     code = own_code.classes[auto]
     title = f"the source's own {code.reference.rpartition('.')[2]}"
-    title += f" ({code.origin})" if code.origin else ""
+    origins = {found.origin for found in run_classes(own_code, auto).values() if found.origin}
+    title += f" ({', '.join(sorted(origins))})" if origins else ""
     part = Slice.of(patched, family)
     found = run(part, source_config, own_code, auto)
     if isinstance(found, str):
@@ -107,6 +110,11 @@ def choose(patched: Patched, family: Family, own_code: OwnCode) -> str | None:
     return next((auto for auto in (*wanted, "AutoModel") if auto in own_code.classes), None)
 
 
+def run_classes(own_code: OwnCode, auto: str) -> dict[str, CodeClass]:
+    """The classes whose code is run to compare with that of ``auto``."""
+    return {key: found for key, found in own_code.classes.items() if key in ("AutoConfig", auto)}
+
+
 def run(part: Slice, source_config: Config, own_code: OwnCode, auto: str) -> list[torch.Tensor] | str:
     """What the source's own class computes for each row, float32, or why it does not."""
     with tempfile.TemporaryDirectory(prefix="ntk-convert-own-code-") as temporary:
@@ -117,13 +125,12 @@ def run(part: Slice, source_config: Config, own_code: OwnCode, auto: str) -> lis
             "config": dict(source_config),
             "classes": {
                 key: [str(found.folder.resolve()), found.reference]
-                for key, found in own_code.classes.items()
-                if key in ("AutoConfig", auto)
+                for key, found in run_classes(own_code, auto).items()
             },
             "auto": auto,
         }
         (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
-        command = [sys.executable, "-m", "converter.verification.own_code_process", temporary]
+        command = [sys.executable, "-m", PROCESS, temporary, str(os.getpid())]
         try:
             process = subprocess.run(
                 command,

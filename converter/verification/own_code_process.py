@@ -1,12 +1,14 @@
 """The process in which a source's own code runs.
 
-``python -m converter.verification.own_code_process FOLDER``: it reads the request in FOLDER and leaves
-there what the code computes, or the reason why it does not.
+``python -m converter.verification.own_code_process FOLDER RUN``: it reads the request in FOLDER and leaves
+there what the code computes, or the reason why it does not. It ends with the process RUN, which started it,
+and takes the folder along if that one cannot.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from converter import families
+from converter.child import end_with
 from converter.verification.own_code import FAILURE, OUTPUTS, REQUEST, result
 from converter.verification.patched import Patched
 from converter.verification.slice import Slice
@@ -78,4 +81,6 @@ def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    place = Path(sys.argv[1])
+    end_with(int(sys.argv[2]), lambda: shutil.rmtree(place, ignore_errors=True))
+    main(place)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
 
+from converter.checkpoint import LONGEST_NAME, MOST_DIMENSIONS
 from converter.errors import SourceError
 from converter.weights.files import is_zip
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 """Names of the torch dtypes that a model's tensors have."""
+MOST = 8
+"""The tensors together have at most so many times the file's bytes. Several names of one tensor, and tensors
+that repeat one number, take more room than they did; a hostile file's would fill the disk."""
 
 
 def load(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of one ``.bin`` file, in its order; mapped from the disk where its format allows.
 
     Raises:
-        SourceError: unreadable, or something other than a dict of plain tensors.
+        SourceError: unreadable, something other than a dict of plain tensors by printable names, or
+            tensors that are far larger than the file.
     """
     try:
         with warnings.catch_warnings():
@@ -38,36 +43,75 @@ def load(path: Path) -> dict[str, torch.Tensor]:
         raise SourceError(f"{path.name} holds a {type(state).__name__}, not the tensors of a model by name")
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise SourceError(f"{path.name}: {name!r} is a {type(tensor).__name__}, not a tensor by its name")
+            raise SourceError(
+                f"{path.name}: {_short(name)} is a {type(tensor).__name__}, not a tensor by its name"
+            )
+        if not name.isprintable() or len(name) > LONGEST_NAME or name == "__metadata__":
+            raise SourceError(f"{path.name}: {_short(name)} is no tensor's name; the file is damaged")
         if (
             tensor.layout != torch.strided
             or tensor.device.type != "cpu"
             or str(tensor.dtype).removeprefix("torch.") not in DTYPES
+            or tensor.is_neg()
+            or tensor.dim() > MOST_DIMENSIONS
         ):
+            kind = f"negated {tensor.dtype}" if tensor.is_neg() else f"{tensor.dtype}"
             raise SourceError(
-                f"{path.name}: {name!r} is a {tensor.layout} {tensor.dtype} tensor, which no model uses"
+                f"{path.name}: {name!r} is a {tensor.layout} {kind} tensor of {tensor.dim()} dimensions, "
+                "which no model uses"
             )
-        if tensor.nbytes > tensor.untyped_storage().nbytes():
+        if _reach(tensor) > tensor.untyped_storage().nbytes():
             raise SourceError(f"{path.name}: {name!r} claims more elements than it stores; it is damaged")
+    size, total = path.stat().st_size, sum(tensor.nbytes for tensor in state.values())
+    if total > MOST * size:
+        raise SourceError(
+            f"{path.name} has {size} bytes, and its tensors would take {total}, for they share what it "
+            f"stores; at most {MOST} times the file are written"
+        )
     return state
 
 
-def distinct(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``state`` without the second and later names of one and the same tensor, each dense and on its own.
+def without_tied(state: Mapping[str, torch.Tensor], tied: Collection[str]) -> dict[str, torch.Tensor]:
+    """``state`` without those of the names ``tied`` that are the very same view as a tensor that stays."""
+    kept = {_view(tensor) for name, tensor in state.items() if name not in tied}
+    return {name: tensor for name, tensor in state.items() if name not in tied or _view(tensor) not in kept}
 
-    Of a tied pair the embedding stays, whatever the order; the loading class ties the head to it
-    again. Tensors that only share some memory are both kept, the later copied.
+
+def pieces(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+    """The elements in order, as dense one-dimensional tensors of at most ``size`` bytes.
+
+    What lies dense in memory is not copied, and anything else piece by piece.
     """
-    result: dict[str, torch.Tensor] = {}
-    storages, views = set(), set()
-    for name, tensor in sorted(state.items(), key=lambda item: item[0].startswith("lm_head.")):
-        storage = tensor.untyped_storage().data_ptr()
-        view = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() == 0 or view not in views:
-            dense = tensor.detach().contiguous()
-            result[name] = (
-                dense.clone() if storage in storages and dense.data_ptr() == tensor.data_ptr() else dense
-            )
-        storages.add(storage)
-        views.add(view)
-    return result
+    most = max(1, size // tensor.element_size())
+    if tensor.numel() == 0:
+        return
+    if tensor.is_contiguous():
+        yield from torch.split(tensor.view(-1), most)
+        return
+    rows = most // (tensor.numel() // len(tensor))
+    if rows == 0:
+        for row in tensor:
+            yield from pieces(row, size)
+    else:
+        for part in torch.split(tensor, rows):
+            yield part.contiguous().view(-1)
+
+
+def _view(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What two tensors have in common if, and only if, they are one."""
+    storage = tensor.untyped_storage().data_ptr()
+    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Bytes from the start of the storage to the end of the last element."""
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((length - 1) * stride for length, stride in steps)
+    return int(last + 1) * tensor.element_size()
+
+
+def _short(name: object) -> str:
+    text = repr(name)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -11,15 +11,16 @@ import os
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from converter.checkpoint import ITEM_BYTES, read_header
+from converter.checkpoint import ITEM_BYTES, read_header, read_metadata
 from converter.errors import SourceError
 from converter.progress import Advance
 from converter.weights.files import BLOCK, changed
-from converter.weights.pickles import distinct, load
+from converter.weights.pickles import load, pieces, without_tied
 
 NAMES = {
     torch.bool: "BOOL",
@@ -56,6 +57,7 @@ def rewrite(
     dtype: str | None = None,
     keep: Collection[str] = (),
     expected: Collection[str] = (),
+    tied: Collection[str] = (),
     advance: Advance = int,
 ) -> None:
     """Writes the tensors of ``source`` to the safetensors file ``target``.
@@ -67,6 +69,7 @@ def rewrite(
             None to leave them.
         keep: names of tensors that stay as they are.
         expected: names that a ``.bin`` file must have; its index says so.
+        tied: names that are left out of a ``.bin`` file where they are one tensor with another name.
         advance: told the bytes done, in bytes of the source.
 
     Raises:
@@ -74,7 +77,10 @@ def rewrite(
             that ``dtype`` cannot hold.
     """
     size = source.stat().st_size
-    tensors = _of_bin(source, expected) if source.suffix == ".bin" else _of_safetensors(source)
+    if source.suffix == ".bin":
+        tensors, metadata = _of_bin(source, expected, tied), {}
+    else:
+        tensors, metadata = _of_safetensors(source), read_metadata(source)
     wanted = {
         name: dtype if dtype is not None and stored.dtype in FLOATS and name not in keep else stored.dtype
         for name, stored in tensors.items()
@@ -83,7 +89,8 @@ def rewrite(
     order = sorted(tensors, key=lambda name: (-ITEM_BYTES[wanted[name]], name))
     done = 0
     with target.open("xb", buffering=0) as file:
-        _write(file.fileno(), _header({name: (wanted[name], tensors[name].shape) for name in order}))
+        shapes = {name: (wanted[name], tensors[name].shape) for name in order}
+        _write(file.fileno(), _header(shapes, metadata))
         for name in order:
             for block in tensors[name].blocks():
                 count = block.nbytes
@@ -95,8 +102,8 @@ def rewrite(
     advance(size - done)
 
 
-def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     at = 0
     for name, (dtype, shape) in tensors.items():
         end = at + ITEM_BYTES[dtype] * torch.Size(shape).numel()
@@ -107,21 +114,16 @@ def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _of_bin(source: Path, expected: Collection[str]) -> dict[str, Stored]:
+def _of_bin(source: Path, expected: Collection[str], tied: Collection[str]) -> dict[str, Stored]:
     state = load(source)
     for name in expected:
         if name not in state:
             raise SourceError(f"the index lists the tensor {name!r}, but {source.name} does not have it")
 
-    def stored(tensor: torch.Tensor) -> Stored:
-        def blocks() -> Iterator[torch.Tensor]:
-            flat = tensor.detach().contiguous().view(-1)  # of one that is not dense, a copy
-            if flat.numel():
-                yield from torch.split(flat, BLOCK // flat.element_size())
-
-        return Stored(NAMES[tensor.dtype], tuple(tensor.shape), blocks)
-
-    return {name: stored(tensor) for name, tensor in distinct(state).items()}
+    return {
+        name: Stored(NAMES[tensor.dtype], tuple(tensor.shape), partial(pieces, tensor.detach(), BLOCK))
+        for name, tensor in without_tied(state, tied).items()
+    }
 
 
 def _of_safetensors(source: Path) -> dict[str, Stored]:
@@ -145,7 +147,7 @@ def _of_safetensors(source: Path) -> dict[str, Stored]:
 
 
 def _cast(block: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
-    result = block.to(dtype)
+    result = _rounded(block, dtype)
     if not result.isfinite().all() and not torch.equal(result.isfinite(), block.isfinite()):
         largest = block[block.isfinite()].abs().max().item()
         raise SourceError(
@@ -153,6 +155,23 @@ def _cast(block: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
             "cannot hold; give another --dtype"
         )
     return result
+
+
+def _rounded(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The nearest values, ties to even.
+
+    torch rounds float64 to the half precisions by way of float32, and so twice: what the first rounding
+    makes a tie, the second may round to the wrong side. Rounding to odd first keeps it off the ties: toward
+    zero, and the last bit set where anything was lost.
+    """
+    if block.dtype != torch.float64 or dtype == torch.float32:
+        return block.to(dtype)
+    single = block.to(torch.float32)
+    back = single.to(torch.float64)
+    bits = single.view(torch.int32)  # the same memory; one less is the next value toward zero
+    bits -= (back.abs() > block.abs()).int()
+    bits |= (back != block).int()
+    return single.to(dtype)
 
 
 def _write(descriptor: int, data: bytes | memoryview) -> None:

@@ -44,6 +44,8 @@ class Order:
     """Share bytes with the source, see ``place_file``."""
     keep: Collection[str] = ()
     """Names of tensors that ``dtype`` does not change."""
+    tied: Collection[str] = ()
+    """Names that a ``.bin`` file's copy does without where they are one tensor with another name."""
 
 
 ORDER = Order()
@@ -170,6 +172,7 @@ class _Work:
                 dtype=STORED[dtype] if dtype else None,
                 keep=list(self.order.keep),
                 expected=expected if self.checkpoint.format == "bin" else [],
+                tied=list(self.order.tied),
             )
             worker.rewrite(request, advance, self._check)
             if self._identity(name) != made_from:

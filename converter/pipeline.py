@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from converter import manifest
 from converter import recipe as recipes
 from converter.card import write_card
-from converter.checkpoint import ITEM_BYTES, read_checkpoint, target_names
+from converter.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
 from converter.errors import ConverterError, PushError, SourceError, UsageError
 from converter.families import Config
 from converter.hub import bytes_to_download
@@ -30,7 +31,7 @@ from converter.subfolders import nested_files
 from converter.tokenizers import TOKENIZER_CONFIG, Tokenizer, read_tokenizer
 from converter.trained import resolve
 from converter.weights.files import Link
-from converter.weights.journal import Journal
+from converter.weights.journal import JOURNAL, Journal
 from converter.weights.transfer import STORED, TORCH, Dtype, Order, transfer
 
 if TYPE_CHECKING:
@@ -261,12 +262,7 @@ def convert(
             )
             if onnx is not None:
                 exported = replace(export(folder, onnx, progress=progress), path=place)
-            Journal(folder).remove()
-            files = {
-                path.relative_to(folder).as_posix(): path.stat().st_size
-                for path in sorted(folder.rglob("*"))
-                if path.is_file()
-            }
+            files = _list_files(folder, read_checkpoint(folder))
 
     pushed = target.push(place, progress=progress) if target is not None and not dry_run else None
     return ConversionResult(
@@ -311,9 +307,24 @@ class Destination:
         try:
             return push(place, **asdict(self), verified=True, progress=progress)
         except (ConverterError, KeyboardInterrupt) as error:
-            done = f"{place} is complete, and ntk-convert push sends it"
+            done = f"{place} is complete, and this sends it: {self._command(place)}"
             kind = Interrupted if isinstance(error, KeyboardInterrupt) else PushError
             raise kind(f"{error}; {done}" if str(error) else done) from error
+
+    def _command(self, place: Path) -> str:
+        words = ["ntk-convert", "push", str(place), self.repo_id]
+        words += ["--private"] * self.private + ["--create-pr"] * self.create_pr
+        words += ["--overwrite"] * self.overwrite + (["--branch", self.branch] if self.branch else [])
+        return shlex.join(words)
+
+
+def _list_files(folder: Path, checkpoint: Checkpoint) -> dict[str, int | None]:
+    """Writes the manifest of a finished repository; all its files and their sizes."""
+    digests = {entry.file: entry.sha256 for entry in Journal(folder).entries().values()}
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    names = [name for name in names if name != JOURNAL]
+    manifest.write(folder, names, {name: digests.get(name) for name in checkpoint.files})
+    return {name: (folder / name).stat().st_size for name in sorted({*names, manifest.MANIFEST})}
 
 
 def _result_bytes(source: Source, weights: Mapping[str, int | None], dtype: Dtype | None) -> int:
@@ -342,7 +353,9 @@ def _planned_files(
 ) -> dict[str, int | None]:
     """What a conversion would write, of a local source after looking at its weights' headers."""
     dtypes = read_checkpoint(source.folder).dtypes if source.local else ()
-    files: dict[str, int | None] = dict.fromkeys((CONFIG, CARD, *recipe.templates, *tokenizer.templates))
+    files: dict[str, int | None] = dict.fromkeys(
+        (CONFIG, CARD, manifest.MANIFEST, *recipe.templates, *tokenizer.templates)
+    )
     files |= copied_files(source) | dict.fromkeys((TOKENIZER_CONFIG,) if tokenizer.settings else ())
     targets = target_names(weights, source.index)
     files |= {target: weights.get(name) for name, target in targets.items()}

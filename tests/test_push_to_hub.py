@@ -133,7 +133,7 @@ def test_a_push_that_fails_leaves_the_result(hub: HubServer, command: Command, w
     assert run.code == 1
     assert run.err.count("\n") == 1
     assert "the Hub finds this too large" in run.err
-    assert f"{work / 'out'} is complete, and ntk-convert push sends it" in run.err
+    assert f"{work / 'out'} is complete, and this sends it: ntk-convert push {work / 'out'} {ID}" in run.err
     hub.before = None
     assert command("push", "out", ID, HF_TOKEN=TOKEN).code == 0
 

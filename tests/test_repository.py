@@ -128,6 +128,7 @@ def test_files(make_source: MakeSource, tmp_path: Path, family: str) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "config.json",
         "README.md",
+        "ntk_convert.json",
         *templates,
         *verbatim,
     }

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from converter import convert, staging
 from converter.errors import OutputError
 from converter.staging import remove_leftovers, staged
-from tests.conftest import fingerprint
+from converter.weights.files import copy_file
+from converter.weights.journal import Finished, Journal, identity
+from tests.conftest import Run, fingerprint
+
+Pristine = Callable[..., Path]
 
 
 def names(folder: Path) -> list[str]:
@@ -156,3 +165,86 @@ def test_two_overwriting_runs_at_once(tmp_path: Path) -> None:
         (second / "a").write_text("second")
     assert names(tmp_path) == ["out"]
     assert (place / "a").read_text() == "first"  # the outer block ends last
+
+
+def test_half_of_an_old_folder_never_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while the old folder was being removed, after the new one was in place."""
+    place = tmp_path / "out"
+    place.mkdir()
+    (place / "a").write_text("old")
+    rmtree = shutil.rmtree
+
+    class Killed(BaseException):
+        pass
+
+    def half(path: Path, *_: object, **__: object) -> None:
+        if path.exists():
+            (path / "a").unlink(missing_ok=True)
+            raise Killed
+
+    with pytest.raises(Killed), staged(place, overwrite=True) as folder:
+        (folder / "b").write_text("new")
+        monkeypatch.setattr(shutil, "rmtree", half)
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert names(place) == ["b"]
+    place.rename(tmp_path / "elsewhere")
+    remove_leftovers(place)
+    assert names(tmp_path) == ["elsewhere"]
+
+
+def test_a_folder_moved_aside_is_back_before_out_is_looked_at(pristine: Pristine, tmp_path: Path) -> None:
+    """A killed run had moved it away; the next one must not work for hours to find it in its place."""
+    aside = tmp_path / ".out.ntk-convert-1-aa.old"
+    aside.mkdir()
+    (aside / "config.json").write_text("{}")
+    with pytest.raises(OutputError, match="exists and is not empty"):
+        convert(pristine("bloom"), tmp_path / "out", scale=2, verify=False)
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_file_systems_without_locks(
+    pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    other = tmp_path / f".out.ntk-convert-{dead_pid()}-otherhost"
+    ours = tmp_path / f".out.ntk-convert-{dead_pid()}-{staging._host()}aa"
+    for folder in (other, ours):
+        folder.mkdir()
+    source = pristine("bloom", sharded=True)
+    name = sorted(path.name for path in source.glob("*.safetensors"))[0]
+    digest = copy_file(source / name, ours / name)
+    made_from = identity(source / name, "bytes")
+    Journal(ours).add(Finished(name, (ours / name).stat().st_size, digest, made_from))
+    result = convert(source, tmp_path / "out", scale=2, verify=False, resume=resume)
+    assert result.weights.get("kept") == (1 if resume else None)
+    # Whether a run on another machine still lives cannot be told.
+    assert names(tmp_path) == [other.name, "out"]
+
+
+def test_a_mount_point_is_refused(pristine: Pristine) -> None:
+    with pytest.raises(OutputError, match="is a mount point"):
+        convert(pristine("bloom"), "/proc", scale=2, overwrite=True)
+
+
+def test_an_interruption_that_a_library_made_something_else_of(
+    pristine: Pristine, run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle of an import is an ImportError to whoever imports."""
+
+    def broken(*_: object, **__: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            raise ImportError("cannot load module more than once per process") from None
+
+    monkeypatch.setattr("converter.verification.verify", broken)
+    done = run(pristine("bloom"), "--scale", "2", "--out", tmp_path / "out")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.strip().startswith("error: interrupted; 1 finished weight file is kept in ")
+    assert run(pristine("bloom"), "--scale", "2", "--out", tmp_path / "out", "--no-verify").code == 0
+    assert names(tmp_path) == ["out"]

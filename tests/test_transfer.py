@@ -627,3 +627,91 @@ def test_the_command_line_says_what_is_kept(tmp_path: Path, pristine: Pristine, 
     assert done.code == 0, done.err
     assert done.json["weights"]["kept"] >= 1
     assert names(tmp_path) == ["out", "source"]
+
+
+def test_a_disk_that_is_still_full_loses_nothing(
+    pristine: Pristine, tmp_path: Path, stopped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = pristine("bloom", sharded=True)
+    stopped(source, OSError(errno.ENOSPC, "No space left on device"))
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+        with pytest.raises(OutputError, match=r"GB free.*2 finished weight files are kept"):
+            convert(source, tmp_path / "out", scale=2, verify=False, resume=True)
+    result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True)
+    assert result.weights["kept"] == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGBUS], ids=lambda number: number.name)
+def test_a_worker_that_is_killed_loses_nothing(
+    pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    source = pristine("bloom", sharded=True)
+    rewrite = Worker.rewrite
+    last = sorted(read_checkpoint(source).files)[-1]
+
+    def killed(self: Worker, request: Request, *rest: Any) -> None:
+        if Path(request.source).name == last:
+            self._started().send_signal(number)
+            self._started().wait()
+        rewrite(self, request, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "rewrite", killed)
+        with pytest.raises(OutputError, match="finished weight files are kept"):
+            convert(source, tmp_path / "out", scale=2, verify=False, dtype="bf16")
+    result = convert(source, tmp_path / "out", scale=2, verify=False, dtype="bf16", resume=True)
+    assert dict(result.weights) == {"kept": len(read_checkpoint(source).files) - 1, "converted": 1}
+
+
+def test_content_whose_time_was_set_back(
+    make_source: Callable[..., Path], tmp_path: Path, stopped: Callable[..., Path]
+) -> None:
+    source = make_source("bloom", sharded=True)
+    folder = stopped(source, KeyboardInterrupt())
+    changed = source / sorted(Journal(folder).entries())[0]
+    before = changed.stat()
+    flip(changed)
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True)
+    assert result.weights["kept"] == 1
+    assert (tmp_path / "out" / changed.name).read_bytes() == changed.read_bytes()
+
+
+def test_of_two_leftovers_the_one_with_more_is_gone_on_from(
+    pristine: Pristine, tmp_path: Path, stopped: Callable[..., Path]
+) -> None:
+    source = pristine("bloom", sharded=True)
+    folder = stopped(source, KeyboardInterrupt())
+    for name in (".out.ntk-convert-0-aa", ".out.ntk-convert-999999999-zz"):
+        shutil.copytree(folder, tmp_path / name)
+        journal = Journal(tmp_path / name)
+        journal.rewrite(list(journal.entries().values())[:1])
+    result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True)
+    assert result.weights["kept"] == 2
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_link_and_another_dtype_exclude_each_other(
+    make_source: Callable[..., Path], refused: Callable[..., str]
+) -> None:
+    source = make_source()
+    words = ("--scale", "2", "--out", source.parent / "out", "--dtype", "bf16", "--link")
+    assert "drop --dtype or the link" in refused(source, *words, code=2)
+
+
+def test_a_hard_link_that_is_not_allowed(
+    pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of files of another user, where the system protects them: copied, and room is looked for."""
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", forbidden)
+    source, needed = pristine("bloom"), []
+    checkpoint = read_checkpoint(source)
+    how = transfer(checkpoint, source, tmp_path, Order(link="hard"), space=needed.append)
+    assert how == {"not linked": 1}
+    assert needed == [checkpoint.total_bytes]

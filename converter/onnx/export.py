@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from converter import manifest
 from converter.checkpoint import ITEM_BYTES, Checkpoint
 from converter.errors import MissingPackage, OutputError, SourceError, ValidationError
 from converter.interrupts import Interrupted, held
@@ -18,6 +19,7 @@ from converter.onnx.card import with_section
 from converter.onnx.options import QUANTISED, OnnxOptions
 from converter.source import CARD
 from converter.staging import check_space, workspace
+from converter.weights.files import sha256
 
 if TYPE_CHECKING:
     from converter.onnx.build import Repository
@@ -27,7 +29,7 @@ GRAPH, FLOAT32_GRAPH = "model.onnx", "model_fp32.onnx"
 STANDALONE = "onnx"
 """Folder of a graph that has its own copy of the weights, as exporters for the Hub lay it out."""
 DEFAULT = OnnxOptions()
-GENAI, REPORT = "genai_config.json", "onnx_validation.json"
+GENAI, REPORT = "genai_config.json", manifest.REPORT
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2}
 """Disk space that a copy of the weights needs, in bytes for each of them, scales included."""
 PACKAGES = ("onnx", "onnx_ir", "onnxruntime")
@@ -121,8 +123,10 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
                     if report.failure:
                         raise ValidationError(f"{report.failure}; no graph was written")
                 texts = write_texts(repository, options, staged, report, work)
+                digests = {name: sha256(path) for name, path in {**staged, **texts}.items()}
                 with held() as waiting:
                     files = publish(repository.folder, staged, texts)
+                    manifest.update(repository.folder, digests)
                 if waiting:
                     raise KeyboardInterrupt
             finally:

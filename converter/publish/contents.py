@@ -1,7 +1,7 @@
 """What a converted repository on the disk consists of, and whether it still is what it must be.
 
-Only what a conversion or an export writes belongs to it. Everything else in the folder, such as hidden
-files, pickles and graphs that failed, is somebody's own and stays where it is.
+What its manifest lists belongs to it, as a conversion or an export wrote it, and the card. Everything else in
+the folder is somebody's own and stays where it is.
 """
 
 from __future__ import annotations
@@ -12,21 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from converter import manifest
 from converter import recipe as recipes
 from converter.checkpoint import Checkpoint, read_checkpoint
 from converter.errors import SourceError, ValidationError, VerificationError
 from converter.families import Config
 from converter.jsonfile import read_object
-from converter.onnx.export import GENAI, REPORT, check_requirements, graphs_in
+from converter.onnx.export import check_requirements, graphs_in
 from converter.recipe import Recipe
-from converter.repository import PROVENANCE, check_code, copied_files
-from converter.source import CARD, CONFIG, Source
+from converter.repository import PROVENANCE, check_code
+from converter.source import CONFIG
+from converter.weights.files import sha256
 
 if TYPE_CHECKING:
     from converter.verification import Check
 
-State = tuple[int, int, int]
-"""Size in bytes, time of the last change in ns, and number of a file: another state, another content."""
+State = tuple[int, int, int, int]
+"""Size in bytes, times of the last changes in ns, and number of a file: another state, another content."""
+SMALL = 64 << 20
+"""Bytes of a file that is compared with the manifest at once; larger ones are when they are sent."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,15 @@ class Contents:
     graphs: Sequence[Path]
     states: Mapping[str, State]
     """Every file that belongs to it, relative to ``folder``, as it was when it was listed."""
+    digests: Mapping[str, str | None]
+    """SHA-256 by the manifest; None of linked weights, and what has none may change."""
     left: Sequence[str]
     """Files, and folders ending in a slash, that do not."""
 
     @property
     def files(self) -> dict[str, int]:
         """File -> size in bytes."""
-        return {name: size for name, (size, _, _) in self.states.items()}
+        return {name: state[0] for name, state in self.states.items()}
 
     @property
     def source(self) -> str | None:
@@ -64,6 +70,15 @@ class Contents:
             if found != state:
                 raise SourceError(
                     f"{name} was changed meanwhile; run the command again when nobody writes there"
+                )
+
+    def check_digests(self, found: Mapping[str, str]) -> None:
+        """Raises ``SourceError`` for a file, by its SHA-256 found, that is not what was converted."""
+        for name, digest in found.items():
+            if self.digests.get(name) not in (None, digest):
+                raise SourceError(
+                    f"{name} is not as the conversion or export wrote it, so nobody has verified it; put it "
+                    "back, or convert again (what you add yourself, `hf upload` sends after the push)"
                 )
 
 
@@ -88,24 +103,29 @@ def read_contents(folder: Path) -> Contents:
     if checkpoint.format != "safetensors":
         raise SourceError(f"the weights of {folder} are no safetensors files; convert the checkpoint again")
     present = set(_walk(folder))
-    names = {path.name: (folder / path.name).stat().st_size for path in folder.iterdir() if path.is_file()}
+    listed = manifest.read(folder)
     code = check_code(folder, config, recipe.templates)
-    graphs = graphs_in(folder) if recipe.positions == "alibi" else []
-    wanted = [
-        CONFIG,
-        *({CARD} & present),
-        *code,
-        *checkpoint.files,
-        *([checkpoint.index] if checkpoint.index else []),
-        *copied_files(Source(folder.name, folder, names)),
-        *_graph_files(folder, graphs),
-    ]
+    index = [checkpoint.index] if checkpoint.index else []
+    for name in (CONFIG, *code, *checkpoint.files, *index):
+        if name not in listed:
+            raise SourceError(f"{name} is not in {manifest.MANIFEST}; convert the source again")
     root = folder.resolve()
+    wanted = [*listed, *(name for name in manifest.UNLISTED if name in present)]
     for name in wanted:
-        if not (folder / name).resolve().is_relative_to(root):
+        path = folder / name
+        if not path.is_file():
+            raise SourceError(f"{folder} lacks {name}, which was written there; convert the source again")
+        if not path.resolve().is_relative_to(root):
             raise SourceError(f"{name} is a link that leads out of {folder}; put the file itself there")
-    states = {name: _state(folder / name) for name in sorted(set(wanted))}
-    return Contents(folder, config, recipe, checkpoint, graphs, states, sorted(present - states.keys()))
+    graphs = [path for path in graphs_in(folder) if path.relative_to(folder).as_posix() in listed]
+    states = {name: _state(folder / name) for name in sorted(wanted)}
+    digests = {name: entry.sha256 for name, entry in listed.items()}
+    contents = Contents(
+        folder, config, recipe, checkpoint, graphs, states, digests, sorted(present - states.keys())
+    )
+    small = {name: sha256(folder / name) for name in listed if digests[name] and states[name][0] <= SMALL}
+    contents.check_digests(small)
+    return contents
 
 
 def verify(contents: Contents, *, progress: bool = False) -> list[Check]:
@@ -142,13 +162,6 @@ def _check_graphs(contents: Contents, *, progress: bool) -> Iterator[Check]:
         yield Check("graph", f"{graph.file} gives what the model gives, on {places}")
 
 
-def _graph_files(folder: Path, graphs: Sequence[Path]) -> list[str]:
-    """The graphs, the weights beside them, and what is written for them."""
-    paths = [*graphs, *(path.with_name(f"{path.name}_data") for path in graphs)]
-    paths += [folder / name for name in (GENAI, REPORT) if graphs]
-    return [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
-
-
 def _walk(folder: Path) -> Iterator[str]:
     """All files, relative to the folder; hidden folders and links to folders by their own name alone."""
     for place, folders, files in os.walk(folder):
@@ -161,4 +174,4 @@ def _walk(folder: Path) -> Iterator[str]:
 
 def _state(path: Path) -> State:
     found = path.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino

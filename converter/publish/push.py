@@ -237,6 +237,7 @@ def _send(
     paths = {name: contents.folder / name for name in (*found.changed, *found.unknown)}
     operations = hub.prepare(paths, progress=progress)
     hashes = {name: operation.upload_info.sha256.hex() for name, operation in operations.items()}
+    contents.check_digests(hashes)
     found = _difference(contents, target, hashes)
     _check_clash(request, found)
     deleted = found.others if request.overwrite else ()

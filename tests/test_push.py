@@ -17,6 +17,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from converter import manifest
 from converter.errors import VerificationError
 from converter.onnx.export import export
 from converter.pipeline import convert
@@ -29,6 +30,7 @@ from tests.tiny import rotary as tiny_rotary
 
 ID = "ada/bloom-ntk"
 GIT = ".gitattributes"
+MANIFEST = manifest.MANIFEST
 SHARDS = [f"model-{number:05}-of-00004.safetensors" for number in range(1, 5)]
 
 Pristine = Callable[..., Path]
@@ -159,8 +161,9 @@ def test_a_branch(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None
     assert run.json["url"] == f"{hub.endpoint}/{ID}/tree/ntk/2x"
 
     (out / "LICENSE").write_text("MIT\n")
+    relist(out)
     again = push("--branch", "ntk/2x", "--json")
-    assert again.json["changed"] == ["LICENSE"]
+    assert again.json["changed"] == ["LICENSE", MANIFEST]
     assert pushed(hub, "ntk/2x") == contents(out)
 
 
@@ -187,8 +190,9 @@ def test_only_what_changed_is_sent(hub: HubServer, push: Push, out: Path) -> Non
     with (out / "README.md").open("a") as card:
         card.write("\nMore.\n")
     (out / "NOTICE").write_text("Thanks.\n")
+    relist(out)
     run = push("--json")
-    assert run.json["changed"] == ["NOTICE", "README.md"]
+    assert run.json["changed"] == ["NOTICE", "README.md", MANIFEST]
     assert pushed(hub) == contents(out)
     assert puts(hub) == []
 
@@ -288,6 +292,17 @@ def test_the_branch_that_moves_meanwhile(hub: HubServer, push: Push, tmp_path: P
 # Only what is right
 
 
+def relist(folder: Path) -> None:
+    """A manifest of what is there now, as an attacker would make one."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    manifest.write(folder, names, {})
+
+
+def relisted(folder: Path, changes: dict[str, Any]) -> None:
+    edit_json(folder / "config.json", changes)
+    relist(folder)
+
+
 def weights(folder: Path) -> Path:
     return folder / SHARDS[1]
 
@@ -310,9 +325,13 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "missing weights": (lambda folder: weights(folder).unlink(), (SHARDS[1], "missing")),
     "header": (edit_header, (SHARDS[1],)),
-    "layers": (lambda folder: edit_json(folder / "config.json", {"n_layer": 3}), ("3 layers",)),
+    "config": (
+        lambda folder: edit_json(folder / "config.json", {"n_layer": 3}),
+        ("config.json is not as the conversion", "convert again"),
+    ),
+    "layers": (lambda folder: relisted(folder, {"n_layer": 3}), ("3 layers",)),
     "scaling": (
-        lambda folder: edit_json(folder / "config.json", {"alibi_scaling": {"type": "magic"}}),
+        lambda folder: relisted(folder, {"alibi_scaling": {"type": "magic"}}),
         ("alibi_scaling",),
     ),
     "code": (evil, ("modeling_ntk_bloom.py", "not the file")),
@@ -326,7 +345,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         ("convert it first",),
     ),
     "no config": (lambda folder: (folder / "config.json").unlink(), ("config.json",)),
-    "link": (lambda folder: link_out(folder / "LICENSE"), ("LICENSE", "link")),
+    "link": (lambda folder: link_out(folder / "tokenizer.json"), ("tokenizer.json", "link")),
     "linked weights": (lambda folder: link_out(weights(folder)), (SHARDS[1], "link")),
 }
 
@@ -367,7 +386,7 @@ def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: 
     ]
     if family == "jais":  # whose slopes are stored, and in config.json for the code to read
         slopes = json.loads((out / "config.json").read_text())["alibi_slopes"]
-        edit_json(out / "config.json", {"alibi_slopes": [slope * 1.5 for slope in slopes]})
+        relisted(out, {"alibi_slopes": [slope * 1.5 for slope in slopes]})
         with pytest.raises(VerificationError, match="alibi_slopes"):
             verify(read_contents(out))
 
@@ -381,7 +400,7 @@ def test_rotary_too(tmp_path: Path, how: dict[str, Any]) -> None:
     assert [check.name for check in verify(contents)] == ["tensors", "frequencies"]
     assert not [name for name in contents.files if name.endswith(".py")]
     changed = {"rope_theta": 123.0} if "scale" in how else {"rope_scaling": None}
-    edit_json(out / "config.json", changed)
+    relisted(out, changed)
     with pytest.raises(VerificationError):
         verify(read_contents(out))
 

@@ -6,31 +6,39 @@ import collections
 import hashlib
 import io
 import json
+import math
 import os
 import pickle
 import re
 import struct
+import subprocess
+import sys
 import tarfile
-from collections.abc import Callable, Collection, Mapping
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from converter import recipe
 from converter.checkpoint import read_checkpoint
-from converter.errors import SourceError
+from converter.errors import ConverterError, SourceError
 from converter.progress import Advance
 from converter.rotary.models import MODELS
 from converter.weights import files
+from converter.weights import rewrite as rewrite_module
 from converter.weights import transfer as transfer_module
 from converter.weights.files import copy_file
 from converter.weights.rewrite import rewrite
 from converter.weights.transfer import Order, transfer
-from converter.weights.worker import Request, Worker
+from converter.weights.worker import START, Request, Worker
 from tests import tiny
 from tests.conftest import Run, edit_json
 from tests.tiny.rotary import rotary
@@ -172,7 +180,9 @@ def test_tensors_are_aligned(tmp_path: Path) -> None:
         assert tensor.start % max(1, (tensor.end - tensor.start) // items) == 0
 
 
-def test_views_and_strides(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [4, 12, 30, 4096])
+def test_views_and_strides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(rewrite_module, "BLOCK", block)
     base = torch.arange(24.0).reshape(4, 6)
     state = {
         "whole": base,
@@ -180,9 +190,45 @@ def test_views_and_strides(tmp_path: Path) -> None:
         "columns": base[:, ::2],
         "turned": base.T,
         "spread": base[:1].expand(3, 6),
+        "number": torch.tensor(1.5).expand(7),
+        "one": torch.tensor(1.5).expand(1),
+        "deep": base.view(2, 2, 3, 2).permute(3, 1, 0, 2),
+        "backwards": base.view(2, 2, 6)[:, 1:, ::5].transpose(0, 2),
+        "nothing": base[:0, ::2],
     }
     actual = convert_weights(save_bin(tmp_path / "in", state), tmp_path / "out")
     assert_same(actual, state)
+
+
+def anonymous() -> int:
+    """Bytes of memory of this process that no file backs."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) << 10  # type: ignore[index]
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
+    "dense": lambda flat: {"a": flat},
+    "turned": lambda flat: {"a": flat.view(4096, -1).T},
+    "parts": lambda flat: {str(n): part for n, part in enumerate(flat.chunk(8))},
+    "turned parts": lambda flat: {str(n): part.view(64, -1).T for n, part in enumerate(flat.chunk(8))},
+    "twice": lambda flat: {"a": flat, "b": flat},
+    "one row": lambda flat: {"a": flat.view(2, 1, -1).transpose(0, 2)[::2]},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, layout: str) -> None:
+    torch.save(LAYOUTS[layout](torch.zeros(64 << 20)), tmp_path / "a.bin")
+    before, peaks = anonymous(), [0]
+    rewrite(tmp_path / "a.bin", tmp_path / "a", advance=lambda _: peaks.append(anonymous()))
+    assert len(peaks) > 10
+    assert max(peaks) - before < 48 << 20
+
+
+def test_tensors_that_would_fill_the_disk(tmp_path: Path) -> None:
+    wide = {str(n): torch.zeros(1).expand(1 << 40) for n in range(3)}
+    with pytest.raises(SourceError, match=r"would take 13194139533312, for they share .* at most 8 times"):
+        convert_weights(save_bin(tmp_path / "in", wide), tmp_path / "out")
 
 
 def test_every_name_is_written(tmp_path: Path) -> None:
@@ -308,12 +354,19 @@ def test_plain_pickle_with_code(tmp_path: Path) -> None:
         ({"a": torch.ones(2, 2).to_sparse()}, "'a' is a torch.sparse_coo"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, "complex64"),
         ({"a": torch.ones(2, device="meta")}, "'a' is a"),
+        ({"a": torch.ones(2, dtype=torch.complex64).conj().imag}, "negated torch.float32"),
+        ({"a": torch.ones((1,) * 20)}, "of 20 dimensions"),
+        ({"a\udc80": torch.ones(1)}, r"'a\udc80' is no tensor's name"),
+        ({"a\nb": torch.ones(1)}, r"'a\nb' is no tensor's name"),
+        ({"__metadata__": torch.ones(1)}, "'__metadata__' is no tensor's name"),
+        ({"a" * 1000: torch.ones(1)}, "aaa... is no tensor's name"),
     ],
 )
 def test_what_is_no_state_dict(tmp_path: Path, state: object, words: str) -> None:
     with pytest.raises(SourceError) as error:
         convert_weights(save_bin(tmp_path / "in", state), tmp_path / "out")
     assert words in str(error.value)
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, 1000, -100, -1])
@@ -385,3 +438,162 @@ def test_bin_indexes_that_do_not_fit(
     with pytest.raises(SourceError) as error:
         convert_weights(sharded_bin(tmp_path / "in", shards, weight_map), tmp_path / "out")
     assert words in str(error.value)
+
+
+# Another dtype
+
+
+def nearest(value: float, precision: int, lowest: int) -> float:
+    """``value`` in a format of so many bits and smallest exponent, ties to even, in exact arithmetic."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    step = Fraction(2) ** (max(math.frexp(value)[1] - 1, lowest) - precision + 1)
+    return math.copysign(float(round(Fraction(value) / step) * step), value)
+
+
+near_ties = st.builds(
+    lambda half, exponent, off, sign: sign * math.ldexp(half + off, exponent),
+    st.integers(0, 1 << 13),
+    st.integers(-160, 2),
+    st.one_of(
+        st.just(0.0),
+        st.integers(12, 39).map(lambda n: 2.0**-n),
+        st.integers(12, 39).map(lambda n: -(2.0**-n)),
+    ),
+    st.sampled_from([1, -1]),
+)
+doubles = st.one_of(near_ties, st.floats(-65504, 65504), st.just(1 + 2**-11 + 2**-40), st.just(math.inf))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "precision", "lowest"),
+    [("F16", torch.float16, 11, -14), ("BF16", torch.bfloat16, 8, -126)],
+)
+@given(values=st.lists(doubles, min_size=1, max_size=50))
+def test_doubles_are_rounded_once(
+    name: str, dtype: torch.dtype, precision: int, lowest: int, values: list[float]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "a.safetensors"), Path(folder, "b.safetensors")
+        save_file({"a": torch.tensor(values, dtype=torch.float64)}, source)
+        rewrite(source, target, dtype=name)
+        made = load_file(target)["a"]
+    assert made.dtype == dtype
+    expected = [nearest(value, precision, lowest) for value in values]
+    assert [value.hex() for value in made.double().tolist()] == [value.hex() for value in expected]
+
+
+def test_a_double_that_is_no_number(tmp_path: Path) -> None:
+    save_file({"a": torch.tensor([math.nan, -0.0], dtype=torch.float64)}, tmp_path / "a.safetensors")
+    rewrite(tmp_path / "a.safetensors", tmp_path / "b", dtype="F16")
+    assert repr(load_file(tmp_path / "b")["a"].tolist()) == "[nan, -0.0]"
+
+
+@pytest.mark.parametrize("value", [65520.0, 1e39, -1e300])
+def test_a_double_that_a_half_cannot_hold(tmp_path: Path, value: float) -> None:
+    save_file({"a": torch.tensor([value], dtype=torch.float64)}, tmp_path / "a.safetensors")
+    with pytest.raises(SourceError, match="float16 cannot hold"):
+        rewrite(tmp_path / "a.safetensors", tmp_path / "b", dtype="F16")
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt", "author": "somebody", "größe": "ä"}])
+def test_metadata_stays(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors", metadata=metadata)
+    rewrite(tmp_path / "a.safetensors", tmp_path / "b", dtype="F16")
+    with safe_open(tmp_path / "b", framework="pt") as library:
+        assert library.metadata() == (metadata or {"format": "pt"})
+
+
+# The process
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    worker = Worker()
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def simple(tmp_path: Path) -> Request:
+    save_bin(tmp_path / "in", {"a": torch.ones(2)})
+    return Request(str(tmp_path / "in/pytorch_model.bin"), str(tmp_path / "made"), None, [], [])
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "script"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("/bin/false", "it ended with code 1"),
+        ("/bin/echo", "it ended with code 0"),
+        ("/no/such/program", "No such file or directory"),
+        ("", "does not know its own program"),
+        (None, "does not know its own program"),
+        ("echo one >&2; echo the reason >&2; echo >&2; exit 3", "the reason"),
+    ],
+)
+def test_a_worker_that_cannot_be_started(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    worker: Worker,
+    simple: Request,
+    program: str | None,
+    reason: str,
+) -> None:
+    path = script(tmp_path, program) if program and " " in program else program
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", path)
+        with pytest.raises(ConverterError) as error:
+            worker.rewrite(simple, int, bool)
+    assert not isinstance(error.value, SourceError)  # the file has no part in it
+    assert str(error.value).startswith("the process that rewrites weights could not be started (")
+    assert str(error.value).endswith(f": {reason}") or reason in str(error.value)
+    assert str(error.value).isprintable()
+
+
+def test_what_others_say_in_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: Worker, simple: Request
+) -> None:
+    """Before it is ready, unfinished lines, and more on stderr than a pipe holds."""
+    noise = "import sys\nprint('{\"result\": null}')\nprint('one', end='', flush=True)\n"
+    (tmp_path / "sitecustomize.py").write_text(
+        noise + "sys.stderr.write('noise\\n' * 100_000)\nprint('two')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    worker.rewrite(simple, int, bool)
+    assert load_file(simple.target)["a"].tolist() == [1, 1]
+
+
+def test_a_worker_whose_run_ended_before_it_began() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, str(os.getppid()), *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        assert process.wait(timeout=60) == 1
+    finally:
+        process.kill()
+
+
+def test_closing_a_worker_that_is_gone(worker: Worker) -> None:
+    """What could not be sent is no reason to fail: it would hide the real one."""
+    process = worker._started()
+    assert process.stdin is not None
+    process.kill()
+    process.wait()
+    process.stdin.write("a request")
+    worker.close()
+
+
+def test_a_failure_in_a_worker_is_one_line(worker: Worker, simple: Request) -> None:
+    with pytest.raises(RuntimeError) as error:
+        worker.rewrite(Request(simple.source, simple.target, "no dtype", [], []), int, bool)
+    assert str(error.value) == "KeyError: 'no dtype'"
+    assert "Traceback (most recent call last)" in str(error.value.__cause__)

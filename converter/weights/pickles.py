@@ -86,7 +86,8 @@ def pieces(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
     if tensor.numel() == 0:
         return
     if tensor.is_contiguous():
-        yield from torch.split(tensor.view(-1), most)
+        # A step of 1 even where there is one element, which torch calls dense whatever its step.
+        yield from torch.split(tensor.as_strided((tensor.numel(),), (1,)), most)
         return
     rows = most // (tensor.numel() // len(tensor))
     if rows == 0:
@@ -94,7 +95,7 @@ def pieces(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
             yield from pieces(row, size)
     else:
         for part in torch.split(tensor, rows):
-            yield part.contiguous().view(-1)
+            yield from pieces(part.contiguous(), size)
 
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:

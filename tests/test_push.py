@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -21,9 +22,11 @@ from converter import manifest
 from converter.errors import VerificationError
 from converter.onnx.export import export
 from converter.pipeline import convert
+from converter.publish import target
 from converter.publish.contents import read_contents, verify
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
+from tests.foreign_code import UNSEEN
 from tests.hub_commands import AS_USERS_DO, TOKEN, UNVERIFIED, Command
 from tests.hub_server import Account, Fault, HubServer, Refusal, Request
 from tests.tiny import rotary as tiny_rotary
@@ -105,9 +108,10 @@ def puts(hub: HubServer) -> list[str]:
 
 
 def theirs(hub: HubServer, folder: Path, **files: str) -> str:
-    """A repository that holds something else."""
+    """A repository of somebody else; without ``files``, one that says no more than its licence."""
     folder.mkdir()
-    for name, text in ({"gitattributes": "*.bin filter=lfs\n", "README_md": "# Theirs\n"} | files).items():
+    own = {"gitattributes": "*.bin filter=lfs\n", "README_md": "---\nlicense: mit\n---\n"}
+    for name, text in (own | files).items():
         plain = GIT if name == "gitattributes" else name.replace("_", ".")
         (folder / plain).write_text(text)
     return hub.commit(ID, folder)
@@ -275,6 +279,169 @@ def test_overwriting(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> N
     assert push("--json").json["changed"] == []
 
 
+@pytest.mark.parametrize("words", [[], ["--overwrite"]])
+def test_a_card_that_was_written_by_hand(
+    hub: HubServer, push: Push, out: Path, tmp_path: Path, words: list[str]
+) -> None:
+    card = "---\nlicense: mit\n---\n# Mine\n\nWeeks of work.\n"
+    theirs(hub, tmp_path / "theirs", README_md=card)
+    run = push(*words, "--json", "-v")
+    assert run.code == 0, run.err
+    mine = {} if words else {"README.md": card.encode()}
+    assert pushed(hub) == contents(out) | mine
+    assert run.json["kept"] == [*mine]
+    assert run.json["files"].keys() == contents(out).keys() - mine.keys()
+    assert ("README.md, written by hand" in run.err) is not bool(words)
+    again = push("--json")
+    assert (again.json["changed"], again.json["kept"]) == ([], [*mine])
+    assert pushed(hub) == contents(out) | mine
+
+
+def test_a_card_of_ours_is_replaced(hub: HubServer, push: Push, out: Path) -> None:
+    ours = (out / "README.md").read_bytes()
+    (out / "README.md").write_bytes(ours.replace(b"# ", b"# An older ", 1))
+    assert push("-q").code == 0
+    (out / "README.md").write_bytes(ours)
+    assert push("--json").json["changed"] == ["README.md"]
+    assert pushed(hub)["README.md"] == ours
+
+
+@pytest.mark.parametrize("words", [[], ["--overwrite"], ["--branch", "main"]])
+def test_a_repository_that_was_renamed(hub: HubServer, push: Push, tmp_path: Path, words: list[str]) -> None:
+    """Who asks for the old name is sent on, to what may be the source."""
+    before = theirs(hub, tmp_path / "theirs", config_json="{}")
+    hub.renamed["ada/old"] = ID
+    refused(push(*words, to="ada/old"), "ada/old", f"is {ID} by now")
+    assert sent(hub) == []
+    assert hub.repositories[ID].refs == {"main": before}
+
+
+def test_what_the_target_ignores(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
+    theirs(hub, tmp_path / "theirs", gitignore="")
+    (tmp_path / "theirs" / ".gitignore").write_text("*.safetensors\n*.json\n")
+    (tmp_path / "theirs" / "gitignore").unlink()
+    refused(push(), ".gitignore", "--overwrite")
+    before = hub.repositories[ID].refs.copy()
+    hub.ignored.add(SHARDS[0])
+    refused(push("--overwrite"), SHARDS[0], "leave", ".gitignore")
+    assert hub.repositories[ID].refs == before
+    hub.ignored.clear()
+    run = push("--overwrite", "--json")
+    assert run.json["deleted"] == [".gitignore"], run.err
+    assert pushed(hub) == contents(out)
+
+
+@pytest.mark.parametrize("name", ["config.json", SHARDS[1]])
+def test_a_commit_that_is_not_what_was_sent(hub: HubServer, push: Push, name: str) -> None:
+    hub.lost.add(name)
+    run = push()
+    refused(run, ID, name, "not what was pushed", hub.repositories[ID].refs["main"])
+    hub.lost.clear()
+    assert push("-q").code == 0
+    assert name in pushed(hub)
+
+
+def test_what_is_deleted_may_lie_in_the_folder(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
+    theirs(hub, tmp_path / "theirs", eval_md="Old")
+    (out / "eval.md").write_text("New")
+    run = push("--overwrite", "--json", "-v")
+    assert (run.json["deleted"], run.json["left"]) == (["eval.md"], ["eval.md"])
+    assert "deleted: eval.md\nnot pushed: eval.md\n" in run.err
+
+
+def test_names_that_are_not_printed_as_they_are(
+    hub: HubServer, push: Push, out: Path, tmp_path: Path
+) -> None:
+    theirs(hub, tmp_path / "theirs")
+    (tmp_path / "theirs" / "a\x1b[2Jb").write_text("theirs")
+    for number in range(300):
+        (out / f"mine-{number:03}\x1b[2J").write_text("mine")
+    run = push("--overwrite", "-v")
+    assert run.code == 0, run.err
+    assert "\x1b" not in run.err
+    assert "deleted: a\\x1b[2Jb" in run.err
+    assert "mine-000\\x1b[2J, mine-001" in run.err
+    assert "mine-299" not in run.err
+    assert " and 280 more" in run.err
+
+
+# A new branch
+
+
+def test_a_branch_beside_something_else(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
+    first = theirs(hub, tmp_path / "theirs", model_gguf="GGUF")
+    run = push("--branch", "ntk")
+    refused(run, ID, "no branch ntk", "model.gguf", "default one", "--overwrite", "no other")
+    assert sent(hub) == []
+    run = push("--branch", "ntk", "--overwrite", "--json")
+    assert (run.json["deleted"], run.json["new_branch"]) == (["model.gguf"], True), run.err
+    assert pushed(hub, "ntk") == contents(out)
+    assert hub.repositories[ID].refs["main"] == first
+
+
+def test_a_branch_that_begins_with_all_of_it(hub: HubServer, push: Push) -> None:
+    assert push("-q").code == 0
+    hub.requests.clear()
+    run = push("--branch", "copy")
+    assert run.code == 0, run.err
+    assert f"created {ID} (branch copy)" in run.err
+    refs = hub.repositories[ID].refs
+    assert refs["copy"] == refs["main"]
+    assert [request.path.split("/")[-2] for request in sent(hub)] == ["branch"]
+    assert "nothing to push" in push("--branch", "copy").err
+
+
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("why", ["refused", "interrupted"])
+def test_a_new_branch_goes_with_its_commit(
+    hub: HubServer,
+    push: Push,
+    process: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+    why: str,
+    stays: bool,
+) -> None:
+    first = theirs(hub, tmp_path / "theirs")
+    there: list[str] = []
+
+    def refuse(request: Request) -> None:
+        if request.method == "DELETE" and stays:
+            raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, None, "no way")
+        if "/commit/" in request.path:
+            there.extend(hub.repositories[ID].refs)
+            if why == "interrupted":
+                running.send_signal(signal.SIGINT)
+                time.sleep(1)
+            raise Refusal(HTTPStatus.FORBIDDEN, None, "no way")
+
+    hub.before = refuse
+    if why == "refused":
+        run = push("--branch", "ntk")
+        refused(run, "may not write", *(["branch ntk"] if stays else []))
+    else:
+        hub.accounts[TOKEN] = Account("ada")
+        running = process("--branch", "ntk")
+        output, errors = running.communicate(timeout=60)
+        run = Run(running.returncode, output, errors.removeprefix("\n"))
+        refused(run, "interrupted", ID, *(["branch ntk"] if stays else []))
+    assert stays or "branch ntk" not in run.err
+    assert there == ["main", "ntk"]
+    assert hub.repositories[ID].refs == {"main": first} | ({"ntk": first} if stays else {})
+
+
+def test_a_branch_of_somebody_else_stays(hub: HubServer, push: Push, tmp_path: Path) -> None:
+    """Created between our look and ours."""
+    first = theirs(hub, tmp_path / "theirs")
+
+    def create(request: Request) -> None:
+        if "/branch/" in request.path and request.method == "POST":
+            hub.repositories[ID].refs["ntk"] = first
+
+    hub.before = create
+    refused(push("--branch", "ntk"), ID, "at the same time")
+    assert hub.repositories[ID].refs == {"main": first, "ntk": first}
+
+
 def test_the_branch_that_moves_meanwhile(hub: HubServer, push: Push, tmp_path: Path) -> None:
     theirs(hub, tmp_path / "theirs")
 
@@ -367,6 +534,18 @@ def test_what_is_not_right_is_not_pushed(
     assert sent(hub) == []
     assert not (work / "ran").exists()
     assert hub.repositories == {}
+
+
+@pytest.mark.parametrize("kind", UNSEEN)
+def test_code_that_takes_the_place_of_a_file_is_not_run_nor_pushed(
+    hub: HubServer, push: Push, out: Path, work: Path, kind: str
+) -> None:
+    before = contents(out)
+    UNSEEN[kind](out, "open('ran', 'w')")
+    run = push(verify=True)
+    assert run.code == 0, run.err
+    assert not (work / "ran").exists()
+    assert pushed(hub) == before
 
 
 def test_no_folder(command: Command, hub: HubServer) -> None:
@@ -497,6 +676,40 @@ def test_what_the_hub_refuses(
     assert push("-q").code == 0
 
 
+@pytest.mark.parametrize("from_storage", [False, True])
+@pytest.mark.parametrize(
+    ("status", "part"),
+    [
+        (HTTPStatus.UNAUTHORIZED, "write access"),
+        (HTTPStatus.FORBIDDEN, "write access"),
+        (HTTPStatus.NOT_FOUND, "HF_HUB_DISABLE_XET=1"),
+    ],
+)
+def test_what_the_xet_storage_refuses(
+    hub: HubServer, push: Push, status: HTTPStatus, part: str, from_storage: bool
+) -> None:
+    """The Hub, asked for a way in, or what it says is the storage."""
+    hub.transfer = "xet"
+    way = {"X-Xet-Cas-Url": f"{hub.endpoint}/cas", "X-Xet-Access-Token": "x"}
+    way["X-Xet-Token-Expiration"] = "9999999999"
+    body = {"casUrl": f"{hub.endpoint}/cas", "accessToken": "x", "exp": 9999999999}
+
+    def refuse(request: Request) -> None:
+        asked = "/xet-write-token/" in request.path
+        if asked and from_storage:
+            refusal = Refusal(HTTPStatus.OK, None, "")
+            refusal.answer.headers, refusal.answer.body = way, json.dumps(body).encode()
+            raise refusal
+        if asked or request.path.startswith("/cas/"):
+            raise Refusal(status, None, f"no way for {request.token}")
+
+    hub.before = refuse
+    run = push(HF_HUB_DISABLE_XET="0")
+    refused(run, ID if status != HTTPStatus.NOT_FOUND else "Xet", part)
+    assert "broke off" not in run.err
+    assert set(hub.files(ID)) == {GIT}
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -572,10 +785,10 @@ def process(environment: dict[str, str], work: Path) -> Iterator[Callable[..., s
     """``process()``: a push that runs; ended with the test."""
     running = []
 
-    def start() -> subprocess.Popen[str]:
+    def start(*words: str) -> subprocess.Popen[str]:
         running.append(
             subprocess.Popen(
-                [sys.executable, *UNVERIFIED, "push", "out", ID],
+                [sys.executable, *UNVERIFIED, "push", "out", ID, *words],
                 cwd=work,
                 env=environment | {"HF_TOKEN": TOKEN},
                 stdout=subprocess.PIPE,
@@ -640,6 +853,40 @@ def test_a_file_that_changes_while_others_are_sent(hub: HubServer, command: Comm
     assert set(hub.files(ID)) == {GIT}
 
 
+@pytest.mark.parametrize("moment", ["/preupload/", "/api/validate-yaml"])
+def test_what_was_compared_is_what_is_sent(hub: HubServer, command: Command, out: Path, moment: str) -> None:
+    """Whatever is written there meanwhile."""
+    hub.accounts[TOKEN] = Account("ada")
+    before = contents(out)
+
+    def write(request: Request) -> None:
+        if moment in request.path:
+            edit_json(out / "config.json", {"mark": "changed"})
+
+    hub.before = write
+    run = command("push", "out", ID, start=UNVERIFIED, HF_TOKEN=TOKEN)
+    if moment == "/preupload/":
+        refused(run, "config.json", "changed meanwhile")
+        assert set(hub.files(ID)) == {GIT}
+    else:
+        assert run.code == 0, run.err
+        assert pushed(hub) == before
+
+
+def test_small_files_are_asked_about_at_once(hub: HubServer, push: Push) -> None:
+    assert push("-q").code == 0
+    asked = [request for request in hub.requests if "/preupload/" in request.path]
+    assert len(asked) == len(SHARDS) + 1
+
+
+def test_a_large_file_in_git_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(target.LARGEST_IN_GIT + 1)
+    remote = target.RemoteFile(path.stat().st_size, target.git_id(path.read_bytes()), None)
+    assert target.same(path, remote) is False
+
+
 def test_a_card_that_the_hub_does_not_take(hub: HubServer, push: Push, out: Path) -> None:
     (out / "README.md").write_text("---\n- a list\n---\n")
     refused(push(), ID, "README.md", "metadata")
@@ -701,10 +948,15 @@ def preflight(environment: dict[str, str], work: Path, **options: Any) -> subpro
         ("none", {}, ""),
         ("none", {"repo_id": "grace/x"}, "'grace'"),
         ("none", {"source": ID}, "what was converted"),
+        ("none", {"source": ID.upper()}, "what was converted"),
+        ("none", {"repo_id": "Lab/x"}, ""),
         ("card", {}, ""),
         ("card", {"private": True}, "public"),
-        ("model", {}, "did not write"),
-        ("model", {"branch": "new"}, "did not write"),
+        ("gguf", {}, "model.gguf"),
+        ("gguf", {"overwrite": True}, ""),
+        ("nested", {}, "onnx/old.onnx"),
+        ("model", {}, "not of a conversion"),
+        ("model", {"branch": "new"}, "no branch new"),
         ("model", {"overwrite": True}, ""),
         ("ours", {"source": "bloom"}, ""),
         ("ours", {"source": "org/other"}, "made from bloom"),
@@ -721,9 +973,16 @@ def test_preflight(
     options: dict[str, Any],
     part: str,
 ) -> None:
-    hub.accounts[TOKEN] = Account("ada")
+    hub.accounts[TOKEN] = Account("ada", ("lab",))
     if kind == "card":
         theirs(hub, tmp_path / "theirs")
+    elif kind == "gguf":
+        theirs(hub, tmp_path / "theirs", model_gguf="GGUF")
+    elif kind == "nested":
+        theirs(hub, tmp_path / "theirs", onnx="")
+        (tmp_path / "theirs" / "onnx").unlink()
+        (tmp_path / "theirs" / "onnx").mkdir()
+        (tmp_path / "theirs" / "onnx" / "old.onnx").write_text("ONNX")
     elif kind == "model":
         hub.commit(ID, pristine("bloom"))
     elif kind == "ours":

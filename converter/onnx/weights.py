@@ -24,7 +24,8 @@ class Weights:
         folder: where the checkpoint is.
         checkpoint: its tensors.
         prefix: of the trunk's tensors, ending in a dot.
-        follow_links: name the files that links lead to, for a graph that copies the weights.
+        follow_links: name the files that links lead to, for a graph that copies the weights; hard links
+            are followed too.
     """
 
     def __init__(self, folder: Path, checkpoint: Checkpoint, prefix: str, *, follow_links: bool):
@@ -39,7 +40,7 @@ class Weights:
         return tensors.get(self.prefix + name) or tensors.get(name)
 
     def external(self, name: str, shape: tuple[int, ...]) -> ir.ExternalTensor:
-        """The tensor as external data, relative to the checkpoint's folder.
+        """The tensor as external data, relative to the checkpoint's folder; absolute to follow links.
 
         Raises:
             SourceError: missing, of another shape, or of a dtype that is no float of 2 or 4 bytes.
@@ -56,14 +57,14 @@ class Weights:
             raise SourceError(
                 f"the tensor {tensor.name!r} is {tensor.dtype}; graphs are built over {', '.join(DTYPES)}"
             )
-        path = self.folder / tensor.file
-        path = path.resolve() if self.follow_links else path
+        # Without a base folder onnx-ir reads links too; with one, only files that have no other name.
+        path = (self.folder / tensor.file).resolve()
         return ir.ExternalTensor(
-            path.name,
+            path if self.follow_links else tensor.file,
             tensor.offset,
             tensor.end - tensor.start,
             DTYPES[tensor.dtype],
             shape=ir.Shape(shape),
             name=tensor.name,
-            base_dir=path.parent,
+            base_dir="" if self.follow_links else self.folder,
         )

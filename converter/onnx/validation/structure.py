@@ -43,7 +43,7 @@ def check_structure(path: Path, name: str, made: Description, repository: Reposi
     if not made.standalone:
         for tensor in pointers:
             check_pointer(tensor, repository, name)
-    return [check_onnx(path, linked=any((path.parent / str(t.location)).is_symlink() for t in pointers))]
+    return [check_onnx(path, linked=any(is_link(path.parent / str(t.location)) for t in pointers))]
 
 
 def check_pointer(tensor: ir.ExternalTensor, repository: Repository, graph: str) -> None:
@@ -63,13 +63,18 @@ def check_pointer(tensor: ir.ExternalTensor, repository: Repository, graph: str)
         )
 
 
+def is_link(path: Path) -> bool:
+    """Whether a file is a symbolic link, or the same file as another."""
+    return path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1)
+
+
 def check_onnx(path: Path, *, linked: bool) -> GraphCheck:
     """onnx's own checker, with shape inference.
 
     Args:
         path: the graph.
-        linked: the weights are symbolic links, as in the Hub's cache, which onnxruntime reads and the
-            checker refuses; it then gets the weights as inputs.
+        linked: the weights are symbolic links, as in the Hub's cache, or hard ones to the source's, which
+            onnxruntime reads and the checker refuses; it then gets the weights as inputs.
     """
     name = "onnx checker"
     try:

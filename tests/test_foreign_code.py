@@ -1,0 +1,51 @@
+"""A converted repository of somebody else: whatever code it holds, no command runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from converter.onnx.export import export
+from converter.onnx.options import OnnxOptions
+from tests.conftest import Run
+from tests.foreign_code import REFUSED, UNSEEN
+from tests.onnx_graphs import Make
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Exists once planted code was run."""
+    return tmp_path / "ran"
+
+
+@pytest.fixture
+def folder(repository: Make) -> Path:
+    """A converted repository with a graph."""
+    made = repository()
+    export(made, OnnxOptions(validate=False))
+    return made
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_other_code_is_refused_and_not_run(
+    folder: Path, run: Callable[..., Run], refused: Callable[..., str], trace: Path, kind: str
+) -> None:
+    plant, part = REFUSED[kind]
+    plant(folder, f"open({str(trace)!r}, 'w')")
+    for words in (("export", folder), ("validate", folder), ("push", folder, "ada/bloom-ntk")):
+        assert part in refused(*words)
+    assert run("inspect", folder).code == 0
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("kind", UNSEEN)
+def test_code_that_takes_the_place_of_a_file_is_not_run(
+    folder: Path, run: Callable[..., Run], trace: Path, kind: str
+) -> None:
+    UNSEEN[kind](folder, f"open({str(trace)!r}, 'w')")
+    for command in ("export", "validate", "inspect"):
+        result = run(command, folder)
+        assert result.code == 0, result.err
+    assert not trace.exists()

@@ -1,0 +1,161 @@
+"""What exports and validations do to files that are there, and what they say when something ends them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from converter.onnx.export import export
+from converter.onnx.options import OnnxOptions
+from converter.pipeline import convert
+from tests.conftest import Run, fingerprint
+from tests.onnx_graphs import TRAIN_LENGTH, Make, edit
+from tests.test_onnx_validation import MUTATIONS
+
+CARD, REPORT = "README.md", "onnx_validation.json"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+Command = Callable[..., Run]
+
+
+def test_nothing_is_written_to_what_is_there(
+    pristine: Callable[..., Path], run: Command, tmp_path: Path
+) -> None:
+    """The weights are the source's own files, and all others are somebody's as well."""
+    source, folder, others = pristine("bloom"), tmp_path / "model", tmp_path / "others"
+    convert(source, folder, scale=2, train_length=TRAIN_LENGTH, link="hard", verify=False)
+    export(folder, OnnxOptions(standalone=True))
+    export(folder)
+    for path in sorted(folder.rglob("*.*")):
+        if path.is_file():
+            same = others / path.relative_to(folder)
+            same.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, same)
+    before = fingerprint(source), fingerprint(others)
+    assert REPORT in before[1]
+
+    for words in ([], ["--onnx-standalone"], ["--onnx-dtype", "int8"], ["--onnx-profile", "portable"]):
+        assert run("export", folder, *words).code == 0
+    graph = folder / "model.onnx"
+    content = graph.read_bytes()
+    graph.unlink()
+    graph.write_bytes(content)
+    edit(graph, MUTATIONS["epsilon"][2])
+    assert run("validate", folder).code == 1
+    assert graph.with_name("model.onnx.failed").exists()
+    assert run("validate", folder).code == 0
+    assert (fingerprint(source), fingerprint(others)) == before
+
+
+def test_a_folder_of_somebody_else_is_not_written_to(
+    repository: Make, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    folder, theirs = repository(), tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "model.onnx_data").write_bytes(b"theirs")
+    (folder / "onnx").symlink_to(theirs)
+    assert "onnx is a link to another folder" in refused("export", folder, "--onnx-standalone")
+
+
+def test_other_folders_stay(repository: Make, run: Command) -> None:
+    """As of a conversion to a folder in the repository, which goes on meanwhile."""
+    folder = repository()
+    other = folder / ".other.ntk-convert-1-0123"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    assert run("export", folder, "--no-validate").code == 0
+    assert (other / "config.json").exists()
+
+
+def test_a_card_that_is_no_utf8_stays_as_it_is(repository: Make, run: Command) -> None:
+    folder = repository()
+    text = (folder / CARD).read_bytes() + b"caf\xe9\n"
+    (folder / CARD).write_bytes(text)
+    assert run("export", folder, "--no-validate").code == 0
+    assert (folder / CARD).read_bytes().startswith(text)
+
+
+@pytest.fixture
+def largest_file() -> Iterator[Callable[[int], None]]:
+    """``largest_file(bytes)``: to write a larger one fails, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_that_is_full_when_the_card_is_written(
+    repository: Make, refused: Callable[..., str], largest_file: Callable[[int], None]
+) -> None:
+    folder = repository()
+    export(folder, OnnxOptions(last_logits=True, validate=False))
+    (folder / CARD).write_text("more\n" * 100_000 + (folder / CARD).read_text())
+    largest_file(400_000)
+    assert "File too large" in refused("export", folder, "--no-validate")
+
+
+def test_a_disk_that_is_full_when_the_report_is_written(
+    repository: Make,
+    refused: Callable[..., str],
+    largest_file: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = repository()
+    export(folder, OnnxOptions(validate=False))
+    (folder / REPORT).write_text("old")
+    monkeypatch.setattr("converter.onnx.validate.as_json", lambda report: "x" * 2_000_000)
+    largest_file(1_000_000)
+    assert "File too large" in refused("validate", folder)
+
+
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, signal.Signals], None]:
+    """``signalled(name, number)``: the process gets the signal just before a file is put in place."""
+    replace = Path.replace
+
+    def arm(name: str, number: signal.Signals) -> None:
+        def then(self: Path, target: Path) -> Path:
+            if target.name == name:
+                os.kill(os.getpid(), number)
+            return replace(self, target)
+
+        monkeypatch.setattr(Path, "replace", then)
+
+    return arm
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("name", [CARD, "genai_config.json", "model.onnx"])
+def test_an_export_that_is_stopped_in_the_end_is_whole(
+    repository: Make,
+    run: Command,
+    signalled: Callable[[str, signal.Signals], None],
+    name: str,
+    number: signal.Signals,
+) -> None:
+    folder = repository()
+    signalled(name, number)
+    result = run("export", folder)
+    assert (result.code, result.out) == (1, "")
+    files = "model.onnx, genai_config.json, onnx_validation.json"
+    assert result.err.lstrip("\n") == f"error: interrupted; the graph is in place: {files}\n"
+    assert "## ONNX" in (folder / CARD).read_text(encoding="utf-8")
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    assert run("validate", folder).code == 0
+
+
+def test_a_validation_that_is_stopped_in_the_end_is_whole(
+    repository: Make, run: Command, signalled: Callable[[str, signal.Signals], None]
+) -> None:
+    folder = repository()
+    graph = export(folder, OnnxOptions(validate=False)).path / "model.onnx"
+    edit(graph, MUTATIONS["epsilon"][2])
+    signalled(REPORT, signal.SIGINT)
+    result = run("validate", folder)
+    assert result.err.lstrip("\n") == f"error: interrupted; {REPORT} is written\n"
+    assert (folder / REPORT).is_file()
+    assert not graph.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -25,6 +26,7 @@ BROKEN_OFF = (
     "the download of {file} from {id} broke off; run the same command again, files that are complete are in "
     "the cache"
 )
+LATER = "the Hub does not give {id} at the moment (HTTP {status}); run the same command again later"
 CACHE = "{file} cannot be written to the Hub's cache: {reason}; give another --cache-dir, or see to this one"
 MESSAGES = {
     "GatedRepoError": "{id} is gated: accept its terms on its Hub page, then `hf auth login` or give --token",
@@ -38,7 +40,7 @@ MESSAGES = {
     "EntryNotFoundError": NO_FILE,
     "RemoteEntryNotFoundError": NO_FILE,
     "HFValidationError": "{id} is neither a local folder nor a valid Hub id such as bigscience/bloom-1b7",
-    "HfHubHTTPError": "the Hub refused {id} (HTTP {status}); check token and HF_ENDPOINT, or try again later",
+    "HfHubHTTPError": "the Hub refused {id} (HTTP {status}); check token and HF_ENDPOINT",
     "FileMetadataError": UNREACHABLE,
     "JSONDecodeError": "what answers is no Hub; check HF_ENDPOINT, and whether your network wants a log-in",
     "ChunkedEncodingError": BROKEN_OFF,
@@ -86,7 +88,7 @@ def open_repository(
         except Exception as error:
             if template_for(error, MESSAGES) is UNREACHABLE:
                 return None
-            raise explained(error, repo_id, revision, CONFIG) from error
+            raise explained(error, repo_id, revision, CONFIG) from shown(error, token)
 
     def download(name: str, at: str | None, *, offline: bool = False) -> Path:
         try:
@@ -96,7 +98,7 @@ def open_repository(
                     repo_id, name, revision=at, token=token, cache_dir=cache_dir, local_files_only=offline
                 )
         except Exception as error:
-            raise explained(error, repo_id, revision, name) from error
+            raise explained(error, repo_id, revision, name) from shown(error, token)
         return Path(path)
 
     # Asked first, because it fails at once where a download would retry for half a minute.
@@ -140,6 +142,17 @@ def access_token(token: str | None) -> str | None:
         where = "the saved token (HF_TOKEN or hf auth login)" if token is None else "--token"
         raise UsageError(f"{where} is not an access token; create one in the Hub's settings")
     return secret
+
+
+def shown(error: BaseException, token: str | None) -> BaseException | None:
+    """What a traceback may show as the cause: the error, or None if the Hub has said the token back in it.
+
+    Args:
+        error: of the client.
+        token: as for ``access_token``.
+    """
+    secret = access_token(token)
+    return None if secret and secret in "".join(traceback.format_exception(error)) else error
 
 
 def progress_bars(*, show: bool) -> None:
@@ -191,7 +204,13 @@ def explained(error: Exception, repo_id: str, revision: str | None, file: str) -
         template = CACHE if error.errno else BROKEN_OFF
     if template is None:
         return error
-    status = getattr(getattr(error, "response", None), "status_code", "unknown")
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if (
+        template is MESSAGES["HfHubHTTPError"]
+        and isinstance(status, int)
+        and (status == 429 or status >= 500)
+    ):
+        template = LATER
     at = repr(revision or DEFAULT_REVISION)
     reason = getattr(error, "strerror", None)
     return SourceError(template.format(id=repo_id, revision=at, file=file, status=status, reason=reason))

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from converter.pipeline import ConversionResult
     from converter.publish.push import PushResult
 
-
+MOST_NAMES = 20
+"""Files that one line names."""
 WAYS = {
     "copied": "copied",
     "shared": "sharing the source's bytes until one of them changes (reflink)",
@@ -113,15 +114,30 @@ def pushed(result: PushResult, *, verbose: bool) -> str:
         lines = [f"pull request {result.pull_request} for {where}: {total}"]
     elif result.changed or result.deleted:
         lines = [f"pushed to {where} as commit {result.commit}: {total}"]
+    elif result.new_branch:
+        lines = [f"created {where}, which begins with all of it, at commit {result.commit} ({total})"]
     else:
         lines = [f"nothing to push: {where} holds all of it at commit {result.commit} ({total})"]
     if result.changed and len(result.changed) < len(result.files):
-        lines.append(f"changed: {', '.join(result.changed)}")
+        lines.append(f"changed: {_names(result.changed)}")
     if verbose:
-        lines += [f"  {name}  {bytes_text(size)}" for name, size in result.files.items()]
-    lines += [f"deleted: {', '.join(result.deleted)}"] if result.deleted else []
-    lines += [f"not pushed: {', '.join(result.left)}"] if result.left else []
+        lines += [f"  {_names([name])}  {bytes_text(size)}" for name, size in result.files.items()]
+    lines += [f"deleted: {_names(result.deleted)}"] if result.deleted else []
+    if result.kept:
+        lines.append(
+            f"kept as it is on the Hub: {_names(result.kept)}, written by hand (or give --overwrite)"
+        )
+    lines += [f"not pushed: {_names(result.left)}"] if result.left else []
     return "\n".join(lines + [f"checked {check.name}: {check.detail}" for check in result.checks])
+
+
+def _names(names: Sequence[str]) -> str:
+    """Names of files that anybody may have given, as a terminal can show them, and no more than a few."""
+    shown = [
+        "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name) for name in names
+    ]
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(shown[:MOST_NAMES]) + more
 
 
 def validation(report: ValidationReport) -> str:

@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from tests.hub_protocol import (
     LARGE,
@@ -61,6 +61,8 @@ class HubServer:
         """Tokens of anybody; others are refused. The readers of repositories need not be listed."""
         self.accounts: dict[str, Account] = {}
         """Token -> whose it is; only these can write."""
+        self.renamed: dict[str, str] = {}
+        """Name that a repository had -> the one it has; who asks for the old one is sent on."""
         self.requests: list[Request] = []
         self.before: Callable[[Request], object] | None = None
         """Called with each request before it is answered; it may raise a ``Refusal``."""
@@ -70,6 +72,12 @@ class HubServer:
         """What goes wrong with the next uploads to the storage, one after another; None for nothing."""
         self.half_sent: Callable[[], object] | None = None
         """Called when half of a file has come, before the rest is read."""
+        self.ignored: set[str] = set()
+        """Files that are said to be left out, whatever the client asks."""
+        self.lost: set[str] = set()
+        """Files that a commit does not add, though it is accepted."""
+        self.transfer = "basic"
+        """How large files are to be sent: ``basic`` or ``xet``."""
         self.part_bytes: int | None = None
         """Larger files are to be sent in parts of this many bytes."""
         self._temporary = tempfile.TemporaryDirectory(prefix="hub-")
@@ -170,7 +178,12 @@ class HubServer:
         return self.writing.receive(request, body, length, fault)
 
     def _hub(self, request: Request) -> Answer:
-        if request.method == "POST":
+        for old, new in self.renamed.items():
+            if re.match(rf"(/api/models)?/{re.escape(old)}(?![\w-])", request.path):
+                query = f"?{urlencode(request.query)}" if request.query else ""
+                where = self.endpoint + request.path.replace(old, new, 1) + query
+                return Answer(HTTPStatus.TEMPORARY_REDIRECT, {"Location": where})
+        if request.method in ("POST", "DELETE"):
             return self.writing.answer(request)
         if request.path == "/api/whoami-v2":
             return self.writing.whoami(request)
@@ -178,7 +191,9 @@ class HubServer:
             return as_json(_refs(self.allowed(found["id"], request.token)))
         if found := match(TREE, request):
             repository = self.allowed(found["id"], request.token)
-            return as_json(_tree(repository.commits[resolve(repository, found["revision"])]))
+            entries = _tree(repository.commits[resolve(repository, found["revision"])])
+            deep = request.query.get("recursive", "").lower() == "true"
+            return as_json([entry for entry in entries if deep or "/" not in entry["path"]])
         if found := match(MODEL_INFO, request):
             repository = self.allowed(found["id"], request.token)
             commit = resolve(repository, found.get("revision", "main"))
@@ -265,7 +280,7 @@ def _listen(server: HubServer, host: Host) -> ThreadingHTTPServer:
                 answer = server.answer(replace(request, body=body.read(length)))
             _send(self, server, answer)
 
-        do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
+        do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
 
         def request_line(self) -> tuple[Request, BufferedIOBase, int]:
             """The request without its body; where that is read from, and its length in bytes."""
@@ -360,7 +375,7 @@ def _refs(repository: Repository) -> dict[str, Any]:
 
 
 def _tree(folder: Path) -> list[dict[str, Any]]:
-    """Everything in a commit, as if asked for recursively; two pages would be too much for a test."""
+    """Everything in a commit; two pages would be too much for a test."""
     entries = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

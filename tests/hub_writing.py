@@ -7,6 +7,7 @@ is not asked for again. A commit is one request of JSON lines, and all or nothin
 from __future__ import annotations
 
 import base64
+import fnmatch
 import hashlib
 import json
 import os
@@ -95,8 +96,8 @@ class Writing:
             return _validate_card(json.loads(request.body)["content"])
         if found := match(PREUPLOAD, request):
             repository = self._writable(found["id"], request)
-            resolve(repository, found["revision"])
-            return as_json({"files": [_mode(file) for file in json.loads(request.body)["files"]]})
+            folder = repository.commits[resolve(repository, found["revision"])]
+            return as_json({"files": self._modes(json.loads(request.body), folder)})
         if found := match(BATCH, request):
             self._writable(found["id"], request, proposal=True)
             return as_json(self._batch(json.loads(request.body)["objects"], found["id"]))
@@ -106,6 +107,9 @@ class Writing:
                 raise Refusal(HTTPStatus.NOT_FOUND, None, "Object not found")
             return as_json({})
         if found := match(BRANCH, request):
+            if request.method == "DELETE":
+                del self._writable(found["id"], request).refs[unquote(found["branch"])]
+                return as_json({})
             return self._branch(found["id"], unquote(found["branch"]), request)
         if found := match(COMMIT, request):
             return self._commit(found["id"], found["revision"], request)
@@ -212,7 +216,7 @@ class Writing:
                     "verify": {"href": f"{self.server.endpoint}/verify/{repo_id}"},
                 }
             answered.append(entry)
-        return {"transfer": "basic", "objects": answered}
+        return {"transfer": self.server.transfer, "objects": answered}
 
     def _where(self, oid: str, size: int) -> dict[str, Any]:
         """Where a file is to be sent, in one piece or in parts."""
@@ -274,6 +278,8 @@ class Writing:
 
     def _apply(self, key: str, value: dict[str, Any], folder: Path) -> None:
         name = PurePosixPath(value["path"])
+        if value["path"] in self.server.lost:
+            return
         if name.is_absolute() or ".." in name.parts:
             raise Refusal(HTTPStatus.BAD_REQUEST, None, "Invalid path")
         path = folder / name
@@ -294,16 +300,25 @@ class Writing:
         else:
             raise Refusal(HTTPStatus.BAD_REQUEST, None, f"{key} of {name} names what was not sent")
 
+    def _modes(self, asked: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+        """How each file is to be sent, and whether a .gitignore, the client's or else ours, leaves it out."""
+        ours = folder / ".gitignore"
+        lines = asked.get("gitIgnore", ours.read_text() if ours.is_file() else "").split()
+        return [
+            {
+                "path": file["path"],
+                "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
+                "shouldIgnore": file["path"] in self.server.ignored
+                or any(fnmatch.fnmatch(file["path"], line) for line in lines),
+            }
+            for file in asked["files"]
+        ]
+
     def _add(self, repository: Repository, branch: str, folder: Path) -> str:
         commit = secrets.token_hex(20)
         repository.commits[commit] = folder
         repository.refs[branch] = commit
         return commit
-
-
-def _mode(file: dict[str, Any]) -> dict[str, Any]:
-    mode = "lfs" if file["path"].endswith(LARGE) else "regular"
-    return {"path": file["path"], "uploadMode": mode, "shouldIgnore": False}
 
 
 def _validate_card(content: str) -> Answer:

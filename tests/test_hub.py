@@ -7,15 +7,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from converter.hub import _note
 from tests import tiny
 from tests.conftest import Run, edit_json
 from tests.hub_commands import TOKEN, Command
-from tests.hub_server import Fault, HubServer, Request
+from tests.hub_server import Fault, HubServer, Refusal, Request
 
 ID = "org/tiny-bloom"
 CONVERT = (ID, "--scale", "2", "--out", "out", "--no-verify", "--json")
@@ -496,6 +498,36 @@ def test_the_token_opens_and_stays_secret(
     assert run.code == 0, run.err
     assert {request.token for request in hub.requests if ID in request.path} == {TOKEN}
     assert "model.safetensors" in hub.downloads()
+
+
+@pytest.mark.parametrize("status", [403, 429, 500, 503])
+@pytest.mark.parametrize("where", ["/api/models/", "/resolve/"])
+def test_tracebacks_do_not_tell_what_the_hub_said_back(
+    pristine: Pristine, hub: HubServer, command: Command, status: int, where: str
+) -> None:
+    hub.commit(ID, pristine("bloom"), readers=[TOKEN])
+
+    def refuse(request: Request) -> None:
+        if where in request.path:
+            raise Refusal(HTTPStatus(status), None, f"no way for {request.token}")
+
+    hub.before = refuse
+    for way in ({}, {"HF_TOKEN": TOKEN}):
+        run = command("inspect", ID, "-v", *([] if way else ["--token", TOKEN]), **way)
+        assert run.code == 1
+        assert "Traceback" in run.err
+    if where == "/api/models/":
+        assert ("again later" in run.err) is (status != 403)
+        assert ("check token" in run.err) is (status == 403)
+
+
+def test_a_revision_does_not_lead_out_of_the_cache(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--x" / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    _note(snapshot, "../../outside")
+    assert [path.name for path in tmp_path.rglob("*")] == ["models--x", "snapshots", "0"]
+    _note(snapshot, "feature/x")
+    assert (tmp_path / "models--x" / "refs" / "feature" / "x").read_text() == "0"
 
 
 @pytest.mark.parametrize("why", ["unknown", "short"])

@@ -11,22 +11,25 @@ import re
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.errors import ConverterError, PushError, UsageError
-from converter.hub import DEFAULT_REVISION, access_token, progress_bars, template_for
+from converter.hub import DEFAULT_REVISION, access_token, progress_bars, shown, template_for
 from converter.progress import byte_bar
-from converter.source import CONFIG
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
 
 SENDERS = 4
 """Files that are sent at the same time."""
+HELD = 10 << 20
+"""Bytes of a file that is held in memory from when it was compared until it was sent."""
+APART = (".safetensors", ".onnx", ".onnx_data", ".model")
+"""Ends of the names that a new repository keeps apart from git, however small the file is."""
 LARGEST_IN_GIT = 64 << 20
 """Bytes of a file that is compared by its id in git; the Hub keeps larger ones apart."""
 
@@ -38,7 +41,11 @@ BROKEN_OFF = (
     "command again, and what the Hub has is not sent again"
 )
 NO_HUB = "what answers at HF_ENDPOINT is no Hub; check it, and whether your network wants a log-in"
-NO_TOKEN = "to write to {id} takes a token with write access: `hf auth login`, HF_TOKEN or --token"
+NO_TOKEN = "writing to {id} takes a token with write access: `hf auth login`, HF_TOKEN or --token"
+NOT_LET_IN = (
+    "the Hub's Xet storage, which the client sends large files to, does not take this token for {id}; use "
+    "one with write access, or set HF_HUB_DISABLE_XET=1, and run the same command again"
+)
 MISSING = "the Hub shows no repository {id} to this token; check the spelling, and the token's access"
 MESSAGES = {
     "HFValidationError": "{id} is no valid name of a repository: {reason}",
@@ -47,6 +54,8 @@ MESSAGES = {
     "RevisionNotFoundError": "{id} has no branch {branch}; it was removed meanwhile, run the command again",
     "DisabledRepoError": "{id} was disabled by the Hub; name another repository",
     "JSONDecodeError": NO_HUB,
+    "XetError": NOT_LET_IN,
+    "XetAuthenticationError": NOT_LET_IN,
 }
 LOST = {
     "ConnectTimeout": UNREACHABLE,
@@ -74,8 +83,8 @@ NO_XET = (
     "this Hub has no Xet storage, which the client sends large files to; set HF_HUB_DISABLE_XET=1 and run "
     "the same command again"
 )
-XET = "/xet-write-token/"
-"""In the address that a client with hf_xet asks for a way into that storage."""
+XET = {401: NOT_LET_IN, 403: NOT_LET_IN, 404: NO_XET}
+"""What that storage, or the Hub asked for a way into it, answers; hf_xet tells the status in words alone."""
 FAILED = (
     "the Hub failed with HTTP {status} while {id} was written to; run the same command again later, and what "
     "it has is not sent again"
@@ -161,16 +170,21 @@ class Hub:
         """A repository as it is now; None if there is none that the token may see.
 
         Raises:
-            PushError: the branch cannot be one, or the Hub cannot be asked.
+            UsageError: the branch is a tag.
+            PushError: the repository has another name by now, or the Hub cannot be asked.
         """
         from huggingface_hub.errors import RepositoryNotFoundError
-        from huggingface_hub.hf_api import RepoFile
 
         with _explained(repo_id, self._token, branch):
             try:
                 info = self._api.model_info(repo_id)
             except RepositoryNotFoundError:
                 return None
+            # Who asks for a name that a repository had is sent on to it, and what is written would be too.
+            if info.id.lower() != repo_id.lower():
+                raise PushError(
+                    f"{repo_id} was renamed, it is {info.id[:100]} by now; name that to write to it"
+                )
             head, new_branch = info.sha, False
             if branch not in (None, DEFAULT_REVISION):
                 refs = self._api.list_repo_refs(repo_id)
@@ -180,13 +194,24 @@ class Hub:
                 new_branch = branch not in heads
                 head = heads.get(branch or "", head)
             assert head is not None
-            tree = self._api.list_repo_tree(repo_id, recursive=True, revision=head)
-            files = {
+            files = self.files(repo_id, head)
+            return Target(repo_id, bool(info.private), branch or DEFAULT_REVISION, head, new_branch, files)
+
+    def files(self, repo_id: str, commit: str) -> dict[str, RemoteFile]:
+        """What a commit holds, by name.
+
+        Raises:
+            PushError: the Hub does not tell.
+        """
+        from huggingface_hub.hf_api import RepoFile
+
+        with _explained(repo_id, self._token):
+            tree = self._api.list_repo_tree(repo_id, recursive=True, revision=commit)
+            return {
                 entry.path: RemoteFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
                 for entry in tree
                 if isinstance(entry, RepoFile)
             }
-            return Target(repo_id, bool(info.private), branch or DEFAULT_REVISION, head, new_branch, files)
 
     def check_may_write(self, repo_id: str) -> None:
         """Raises ``PushError`` for a namespace that is not the token's.
@@ -212,18 +237,21 @@ class Hub:
             # Without --private, a namespace's own default holds.
             self._api.create_repo(repo_id, private=private or None, exist_ok=True)
 
-    def config(self, target: Target) -> bytes:
-        """The bytes of config.json as the target has it.
+    def read(self, target: Target, name: str) -> bytes:
+        """A small file as the target has it.
 
         Raises:
             PushError: the Hub does not give it.
         """
         with _explained(target.repo_id, self._token), tempfile.TemporaryDirectory() as cache:
-            path = self._api.hf_hub_download(target.repo_id, CONFIG, revision=target.head, cache_dir=cache)
+            path = self._api.hf_hub_download(target.repo_id, name, revision=target.head, cache_dir=cache)
             return Path(path).read_bytes()
 
     def prepare(self, paths: Mapping[str, Path], *, progress: bool) -> dict[str, CommitOperationAdd]:
         """Reads and hashes what is to be sent.
+
+        What the storage keeps by its SHA-256 cannot arrive as anything else; a small file would be read
+        again when the commit is made, and is held instead.
 
         Args:
             paths: name in the repository -> file.
@@ -235,38 +263,51 @@ class Hub:
         operations = {}
         with byte_bar("hashing", sum(sizes.values()), show=progress) as advance:
             for name, path in paths.items():
-                operations[name] = CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
+                held = sizes[name] <= HELD and not name.endswith(APART)
+                content = path.read_bytes() if held else path
+                operations[name] = CommitOperationAdd(path_in_repo=name, path_or_fileobj=content)
                 # Old clients have hashed it by now, new ones would hash without a bar.
                 assert operations[name].upload_info.sha256
                 advance(sizes[name])
         return operations
 
-    def send(self, target: Target, operations: Iterable[CommitOperationAdd], *, create_pr: bool) -> None:
+    def send(self, target: Target, operations: Sequence[CommitOperationAdd], *, create_pr: bool) -> None:
         """Sends what the Hub stores apart from git and does not have yet; the branch stays as it is.
 
-        One file at a time is given to the client, in threads of ours, which end with the process: its
-        own would keep an interrupted push waiting until whole files had been sent.
+        One large file at a time is given to the client, in threads of ours, which end with the process:
+        its own would keep an interrupted push waiting until whole files had been sent.
 
         Raises:
             PushError: the Hub does not take them, or the connection broke off.
         """
-        waiting = list(operations)
+        small: list[CommitOperationAdd] = []
+        waiting: list[list[CommitOperationAdd]] = []
+        for operation in operations:
+            if isinstance(operation.path_or_fileobj, bytes):
+                small.append(operation)
+            else:
+                waiting.append([operation])
+        waiting += [small] if small else []
         # A branch that is still to be created begins as the default one.
         revision = DEFAULT_REVISION if target.new_branch else target.branch
         failures: list[BaseException] = []
 
         def work() -> None:
-            while waiting and not failures:
+            while not failures:
+                try:
+                    additions = waiting.pop(0)
+                except IndexError:  # another thread took the last
+                    return
                 try:
                     self._api.preupload_lfs_files(
                         target.repo_id,
-                        additions=[waiting.pop(0)],
+                        additions=additions,
                         revision=revision,
                         create_pr=create_pr,
                         free_memory=False,
+                        # What stays away from git by the target's own is pushed all the same.
+                        gitignore_content="# nothing\n",
                     )
-                except IndexError:  # another thread took the last
-                    return
                 except BaseException as error:
                     failures.append(error)
 
@@ -279,6 +320,51 @@ class Hub:
         if failures:
             with _explained(target.repo_id, self._token, target.branch, sending=True):
                 raise failures[0]
+        for operation in operations:
+            # The client would commit the rest without a word.
+            if getattr(operation, "_should_ignore", False):
+                raise PushError(
+                    f"the Hub would leave {operation.path_in_repo} out of {target.repo_id}, for its "
+                    ".gitignore; remove that file there first"
+                )
+
+    @contextmanager
+    def new_branch(self, target: Target) -> Iterator[None]:
+        """Creates the target's branch, and removes it again if what is done meanwhile fails.
+
+        Raises:
+            PushError: the Hub does not create it, or somebody else did.
+        """
+        ours = True
+        try:
+            with _explained(target.repo_id, self._token, target.branch, sending=True):
+                try:
+                    self._api.create_branch(target.repo_id, branch=target.branch, revision=target.head)
+                except Exception as error:
+                    # Of a refusal it is known that nothing came of it.
+                    ours = getattr(error, "response", None) is None
+                    raise
+            yield
+        except BaseException as error:
+            if not ours or self._removed(target):
+                raise
+            stays = f"its branch {target.branch}, which was created for it, may still be there"
+            if isinstance(error, PushError):
+                raise PushError(f"{error}; {stays}") from error
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(stays) from error
+            raise
+
+    def _removed(self, target: Target) -> bool:
+        """Removes a branch that holds no more than it began with; whether there is nothing left of it."""
+        try:
+            refs = self._api.list_repo_refs(target.repo_id)
+            heads = {found.name: found.target_commit for found in refs.branches}
+            if heads.get(target.branch) == target.head:
+                self._api.delete_branch(target.repo_id, branch=target.branch)
+        except (Exception, KeyboardInterrupt):
+            return False
+        return True
 
     def commit(
         self,
@@ -304,10 +390,6 @@ class Hub:
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # what the Hub would like to see in a card
-            if target.new_branch:
-                self._api.create_branch(
-                    target.repo_id, branch=target.branch, revision=target.head, exist_ok=True
-                )
             made = self._api.create_commit(
                 target.repo_id,
                 operations=[*operations, *map(CommitOperationDelete, deleted)],
@@ -340,8 +422,21 @@ def same(path: Path, remote: RemoteFile, sha256: str | None = None) -> bool | No
         return None if sha256 is None else sha256 == remote.sha256
     if remote.size > LARGEST_IN_GIT:
         return False
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == remote.git_id
+    return git_id(path.read_bytes()) == remote.git_id
+
+
+def arrived(operation: CommitOperationAdd, remote: RemoteFile) -> bool:
+    """Whether what the Hub has is what was sent."""
+    info = operation.upload_info
+    if remote.sha256 is not None:
+        return (remote.size, remote.sha256) == (info.size, info.sha256.hex())
+    with operation.as_file() as file:
+        return remote.size == info.size and git_id(file.read()) == remote.git_id
+
+
+def git_id(content: bytes) -> str:
+    """The id that git gives a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def check_name(repo_id: str) -> None:
@@ -406,15 +501,7 @@ def _explained(
         # The Hub's own words, which could hold anything.
         reason = " ".join(reason.replace(token, "...").split())[:200].rstrip(".")
         message = line.format(id=repo_id, branch=branch or DEFAULT_REVISION, status=status, reason=reason)
-        # A traceback shows what the Hub said, and it may have said the token back.
-        raise PushError(message) from (None if _mentions(error, token) else error)
-
-
-def _mentions(error: BaseException | None, token: str) -> bool:
-    """Whether an error, or one that it came from, has the token in its text."""
-    if error is None:
-        return False
-    return token in str(error) or _mentions(error.__cause__ or error.__context__, token)
+        raise PushError(message) from shown(error, token)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -431,8 +518,9 @@ def _line(error: Exception, missing: str, *, sending: bool) -> str | None:
         return found
     if isinstance(status, int):
         return missing if status == 404 else STATUS.get(status, FAILED)
-    if XET in str(cause) and "404" in str(cause):
-        return NO_XET
+    told = re.search(r"HTTP status client error \((\d{3})\b", str(cause))
+    if told and int(told[1]) in XET:
+        return XET[int(told[1])]
     lost = template_for(cause, LOST)
     if lost is not None:
         return lost if sending else UNREACHABLE

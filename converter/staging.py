@@ -230,14 +230,19 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
                     place.rename(aside)
         finally:
             if aside.exists():
-                if place.exists():
-                    # Under a name that is never restored: half of it may be all that is left.
-                    shutil.rmtree(aside.rename(staging), ignore_errors=True)
-                else:
-                    aside.rename(place)
+                _remove_or_restore(aside, place)
         _flush_folder(place.parent)
     if waiting:
         raise Interrupted(f"{place} is complete")
+
+
+def _remove_or_restore(aside: Path, place: Path) -> None:
+    with suppress(FileNotFoundError):  # another run saw to it
+        if place.exists():
+            # Under a name that is never restored: half of it may be all that is left.
+            shutil.rmtree(aside.rename(_staging_name(place)), ignore_errors=True)
+        else:
+            aside.rename(place)
 
 
 def _flush(folder: Path) -> None:

@@ -27,8 +27,8 @@ from tests.faults.planted import DEFECTS
 from tests.faults.trial import BIN, COPY, DTYPE, HUB, JOURNAL, OVERWRITE, RESUME, VERIFIED, Kind, Trial
 
 ROOT = Path(__file__).parent.parent
-BIG = 1 << 30
-"""Bytes of a tensor that takes a second to copy; sparse, so that writing it takes none."""
+BIG = 8 << 30
+"""Bytes of a tensor that takes seconds to copy; sparse, so that writing it takes none."""
 PUBLISHING = 12
 """Events at the end of a run that put its folder in place."""
 pytestmark = [

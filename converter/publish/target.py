@@ -516,6 +516,8 @@ def _line(error: Exception, missing: str, *, sending: bool) -> str | None:
     found = template_for(cause, MESSAGES)
     if found is not None:
         return found
+    if status == 404 and "/xet-write-token/" in str(cause):
+        return NO_XET
     if isinstance(status, int):
         return missing if status == 404 else STATUS.get(status, FAILED)
     told = re.search(r"HTTP status client error \((\d{3})\b", str(cause))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -249,8 +251,9 @@ def test_code_that_is_not_there_is_a_skipped_check(
     assert not trace.exists()
 
 
+@pytest.mark.parametrize("only_config", [False, True])
 def test_code_in_another_repository(
-    prepared: Prepare, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: Prepare, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, only_config: bool
 ) -> None:
     """From the cache here; test_hub.py's server stands for the Hub itself."""
     source, out = prepared("mpt")
@@ -258,13 +261,55 @@ def test_code_in_another_repository(
     cache = tmp_path / "cache" / "models--somebody--code"
     snapshot = cache / "snapshots" / ("ab" * 20)
     snapshot.mkdir(parents=True)
-    (source / "modeling_own.py").rename(snapshot / "modeling_own.py")
+    shutil.copyfile(source / "modeling_own.py", snapshot / "modeling_own.py")
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text("ab" * 20)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     names = {"AutoConfig": "OwnConfig", "AutoModelForCausalLM": "OwnForCausalLM"}
     named = {auto: f"somebody/code--modeling_own.{name}" for auto, name in names.items()}
+    if only_config:  # the check names what is run beside the class as well
+        named["AutoModelForCausalLM"] = "modeling_own.OwnForCausalLM"
+    else:
+        (source / "modeling_own.py").unlink()
     edit_json(source / "config.json", {"auto_map": named})
     check = verify(source, out, cache_dir=tmp_path / "cache")["own code"]
     assert not check.skipped, check.detail
     assert "OwnForCausalLM (somebody/code at abababababab)" in check.detail
+
+
+def test_own_code_ends_with_its_run(prepared: Prepare, trace: Path, tmp_path: Path) -> None:
+    """Even with one that was killed, and its folder goes too."""
+    code = f"""
+        import os, time
+        from pathlib import Path
+        Path({str(trace)!r}).write_text(str(os.getpid()))
+        time.sleep(600)
+    """
+    source, _ = prepared("mpt")
+    add_code(source, code, trace)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    words = [source, "--scale", "2", "--out", tmp_path / "other", "--trust-remote-code"]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "converter", *map(str, words)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        cwd=TEMPLATES.parent,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: trace.is_file() and trace.read_text().isdigit())
+        assert any(temporary.iterdir())
+    finally:
+        run.kill()
+        run.wait()
+    pid = int(trace.read_text())
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
+    assert not any(temporary.glob("ntk-convert-own-code-*"))
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.05)

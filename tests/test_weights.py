@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -453,7 +453,7 @@ def nearest(value: float, precision: int, lowest: int) -> float:
 
 near_ties = st.builds(
     lambda half, exponent, off, sign: sign * math.ldexp(half + off, exponent),
-    st.integers(0, 1 << 13),
+    st.one_of(st.integers(0, 1 << 13), *(st.integers(1 << n, 2 << n) for n in (8, 11))),
     st.integers(-160, 2),
     st.one_of(
         st.just(0.0),
@@ -462,13 +462,19 @@ near_ties = st.builds(
     ),
     st.sampled_from([1, -1]),
 )
-doubles = st.one_of(near_ties, st.floats(-65504, 65504), st.just(1 + 2**-11 + 2**-40), st.just(math.inf))
+doubles = st.one_of(
+    near_ties,
+    st.floats(-65504, 65504),
+    st.sampled_from([1 + 2**-11 + 2**-40, 1 + 2**-8 + 2**-40]),
+    st.just(math.inf),
+)
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "precision", "lowest"),
     [("F16", torch.float16, 11, -14), ("BF16", torch.bfloat16, 8, -126)],
 )
+@example(values=[1 + 2**-11 + 2**-40, 1 + 2**-8 - 2**-40, 1 + 2**-8 + 2**-40])
 @given(values=st.lists(doubles, min_size=1, max_size=50))
 def test_doubles_are_rounded_once(
     name: str, dtype: torch.dtype, precision: int, lowest: int, values: list[float]

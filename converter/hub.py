@@ -198,7 +198,11 @@ def template_for(error: BaseException, messages: Mapping[str, str]) -> str | Non
 
 def explained(error: Exception, repo_id: str, revision: str | None, file: str) -> Exception:
     """What the user is told of an error of the client while ``file`` was fetched; else the error itself."""
-    template = template_for(error, MESSAGES)
+    template, answered = template_for(error, MESSAGES), error.__cause__
+    if template is UNREACHABLE and getattr(answered, "response", None) is not None:
+        # The client reports a file that it could not ask about as one that the cache lacks.
+        assert isinstance(answered, Exception)
+        return explained(answered, repo_id, revision, file)
     if template is None and isinstance(error, OSError):
         # The client's own finding that a file is too short has no number; the cache's disk has one.
         template = CACHE if error.errno else BROKEN_OFF

@@ -500,10 +500,12 @@ def test_the_token_opens_and_stays_secret(
     assert "model.safetensors" in hub.downloads()
 
 
-@pytest.mark.parametrize("status", [403, 429, 500, 503])
-@pytest.mark.parametrize("where", ["/api/models/", "/resolve/"])
+@pytest.mark.parametrize(
+    ("where", "status"),
+    [("/api/models/", 403), ("/api/models/", 429), ("/api/models/", 503), ("/resolve/", 403)],
+)
 def test_tracebacks_do_not_tell_what_the_hub_said_back(
-    pristine: Pristine, hub: HubServer, command: Command, status: int, where: str
+    pristine: Pristine, hub: HubServer, command: Command, where: str, status: int
 ) -> None:
     hub.commit(ID, pristine("bloom"), readers=[TOKEN])
 
@@ -512,13 +514,12 @@ def test_tracebacks_do_not_tell_what_the_hub_said_back(
             raise Refusal(HTTPStatus(status), None, f"no way for {request.token}")
 
     hub.before = refuse
-    for way in ({}, {"HF_TOKEN": TOKEN}):
-        run = command("inspect", ID, "-v", *([] if way else ["--token", TOKEN]), **way)
-        assert run.code == 1
-        assert "Traceback" in run.err
-    if where == "/api/models/":
-        assert ("again later" in run.err) is (status != 403)
-        assert ("check token" in run.err) is (status == 403)
+    words, environment = (["--token", TOKEN], {}) if status == 403 else ([], {"HF_TOKEN": TOKEN})
+    run = command("inspect", ID, "-v", *words, **environment)
+    assert run.code == 1
+    assert "Traceback" in run.err
+    assert ("again later" in run.err) is (status != 403)
+    assert ("check token" in run.err) is (status == 403)
 
 
 def test_a_revision_does_not_lead_out_of_the_cache(tmp_path: Path) -> None:

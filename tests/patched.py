@@ -119,7 +119,8 @@ def mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mistaken:
         text = (copy / file).read_text(encoding="utf-8")
         assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {file}"
         (copy / file).write_text(text.replace(before, after), encoding="utf-8")
-        for module in ("converter.repository", "converter.verification.patched"):
+        # In this order: the first may be imported only now, and takes the function from the other.
+        for module in ("converter.verification.patched", "converter.repository"):
             monkeypatch.setattr(f"{module}.templates_folder", lambda: copy)
 
     return plant

@@ -973,7 +973,7 @@ def test_preflight(
     options: dict[str, Any],
     part: str,
 ) -> None:
-    hub.accounts[TOKEN] = Account("ada", ("lab",))
+    hub.accounts[TOKEN] = Account("ada", ("LAB",))
     if kind == "card":
         theirs(hub, tmp_path / "theirs")
     elif kind == "gguf":

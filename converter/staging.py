@@ -138,8 +138,6 @@ def workspace(place: Path, *, resume: bool = False) -> Iterator[Path]:
         interrupted = isinstance(error, KeyboardInterrupt) or came()
         if interrupted or isinstance(error, (OSError, OutputError, Unfinished)):
             files = kept(folder)
-        if isinstance(error, Interrupted) and files is None:
-            raise
         if interrupted and folder.exists():
             raise Interrupted(files or "nothing was written") from error
         if files is None:

@@ -159,3 +159,20 @@ def test_a_validation_that_is_stopped_in_the_end_is_whole(
     assert result.err.lstrip("\n") == f"error: interrupted; {REPORT} is written\n"
     assert (folder / REPORT).is_file()
     assert not graph.exists()
+
+
+def test_a_conversion_that_is_stopped_then_says_nothing_of_graphs(
+    pristine: Callable[..., Path],
+    run: Command,
+    signalled: Callable[[str, signal.Signals], None],
+    tmp_path: Path,
+) -> None:
+    signalled("model.onnx", signal.SIGINT)
+    words = ("--scale", 2, "--train-length", TRAIN_LENGTH, "--no-verify", "--onnx", "--hard-link")
+    result = run(pristine("bloom"), *words, "--out", tmp_path / "out")
+    assert (result.code, result.out) == (1, "")
+    said = result.err.lstrip("\n")
+    assert said.startswith("error: interrupted; ")
+    assert said.count("\n") == 1
+    assert "in place" not in said
+    assert not (tmp_path / "out").exists()

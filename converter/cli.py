@@ -156,8 +156,9 @@ def cli() -> None:
 @click.option(
     "--trust-remote-code",
     is_flag=True,
-    help="Let verification run the modeling code that MODEL brings (its auto_map), with your rights, and "
-    "compare the result with it. Nothing of MODEL is run otherwise.",
+    help="Let verification run, with your rights, the modeling code that MODEL brings, or names in another "
+    "repository whose newest commit is then downloaded (auto_map), and compare the result with it. "
+    "Nothing of MODEL is run otherwise.",
 )
 @click.option("--push-to-hub", metavar="USER/NAME", help="Then push the result there; see push.")
 @push_options

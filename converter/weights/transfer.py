@@ -230,7 +230,8 @@ class _Work:
         return min(AT_ONCE, os.cpu_count() or 1, worth)
 
     def _identity(self, name: str) -> str:
-        how = f"{self.order.dtype} {sorted(self.order.keep)}" if self.rewritten else "bytes"
+        order = self.order
+        how = f"{order.dtype} {sorted(order.keep)} {sorted(order.tied)}" if self.rewritten else "bytes"
         return identity(self.source / name, how)
 
     def _check(self) -> None:

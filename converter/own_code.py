@@ -97,14 +97,14 @@ def _fetched(
         enable_progress_bars,
     )
 
-    from converter.hub import explained
+    from converter.hub import explained, shown
 
     quiet = are_progress_bars_disabled()
     disable_progress_bars()
     try:
         found = snapshot_download(repo_id, allow_patterns="*.py", token=token, cache_dir=cache_dir)
     except Exception as error:
-        raise explained(error, repo_id, None, "*.py") from error
+        raise explained(error, repo_id, None, "*.py") from shown(error, token)
     finally:
         if not quiet:
             enable_progress_bars()

@@ -36,8 +36,8 @@ def refused(run: Run, work: Path, *parts: str, code: int = 1) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """File -> bytes; of config.json and the card, which name the source, only that they are there."""
-    named = ("config.json", "README.md")
+    """File -> bytes; of what names the source, or has a hash of what does, only that it is there."""
+    named = ("config.json", "README.md", "ntk_convert.json")
     return {path.name: b"" if path.name in named else path.read_bytes() for path in folder.iterdir()}
 
 

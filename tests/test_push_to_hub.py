@@ -81,7 +81,7 @@ def test_options_of_the_push(hub: HubServer, command: Command, work: Path, optio
         ([], {}, "takes a token with write access"),
         ([], {"HF_TOKEN": "hf_unknown_secret"}, "check token and HF_ENDPOINT"),
         (["--push-to-hub", "bob/model"], {"HF_TOKEN": TOKEN}, "'bob' is neither ada"),
-        (["--push-to-hub", "ada/full"], {"HF_TOKEN": TOKEN}, "ada/full holds a model"),
+        (["--push-to-hub", "ada/full"], {"HF_TOKEN": TOKEN}, "ada/full holds something else"),
         (["--push-to-hub", SOURCE], {"HF_TOKEN": TOKEN}, "is what was converted"),
     ],
     ids=["no token", "unknown token", "not ours", "something else", "the source"],

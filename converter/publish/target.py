@@ -311,6 +311,11 @@ class Hub:
                 except BaseException as error:
                     failures.append(error)
 
+        from huggingface_hub.utils.tqdm import tqdm
+
+        # Made before the threads: a pool of the client's that finds no lock of its bars makes one and takes
+        # it away in the end, while other threads hold it.
+        tqdm.get_lock()  # type: ignore[no-untyped-call]
         threads = [threading.Thread(target=work, daemon=True) for _ in waiting[:SENDERS]]
         for thread in threads:
             thread.start()

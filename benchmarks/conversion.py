@@ -145,6 +145,18 @@ def run(words: Sequence[str], source: Path, out: Path) -> Run:
         with path.open("rb", buffering=0) as file:
             while file.read(8 << 20):
                 pass
+    started = time.perf_counter()
+    returned, resident, anonymous = watch(words, source, out)
+    flush(out)
+    return Run(returned, time.perf_counter() - started, resident, anonymous)
+
+
+def watch(words: Sequence[str], source: Path, out: Path) -> tuple[float, int, int]:
+    """Runs a command; its seconds, and the peaks of resident and anonymous memory in bytes.
+
+    Raises:
+        ClickException: the command failed.
+    """
     command = [word.format(source=source, out=out) if "{" in word else word for word in words]
     environment = {**os.environ, "PYTHONPATH": str(report.ROOT), "HF_HUB_OFFLINE": "1"}
     started = time.perf_counter()
@@ -154,12 +166,11 @@ def run(words: Sequence[str], source: Path, out: Path) -> Run:
         peak, own = memory(process.pid)
         resident, anonymous = max(resident, peak), max(anonymous, own)
         time.sleep(SAMPLING)
-    returned = time.perf_counter() - started
+    seconds = time.perf_counter() - started
     if process.returncode:
         assert process.stderr is not None
-        raise click.ClickException(f"{command[0]} failed: {process.stderr.read().decode()[-2000:]}")
-    flush(out)
-    return Run(returned, time.perf_counter() - started, resident, anonymous)
+        raise click.ClickException(f"{command} failed: {process.stderr.read().decode()[-2000:]}")
+    return seconds, resident, anonymous
 
 
 def memory(pid: int) -> tuple[int, int]:

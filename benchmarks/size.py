@@ -12,20 +12,17 @@ system is needed on which files can have holes.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import report
 import torch
-from conversion import SAMPLING, memory
+from conversion import watch
 
 ROW_STEP = 48
 """Verification runs so many tokens, spread over the vocabulary."""
@@ -163,28 +160,6 @@ class Cost:
     anonymous: int
 
 
-def run(words: Sequence[str], source: Path, out: Path) -> Cost:
-    """Runs a command.
-
-    Raises:
-        ClickException: the command failed.
-    """
-    command = [word.format(source=source, out=out) if "{" in word else word for word in words]
-    environment = {**os.environ, "PYTHONPATH": str(report.ROOT), "HF_HUB_OFFLINE": "1"}
-    started = time.perf_counter()
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    resident = anonymous = 0
-    while process.poll() is None:
-        peak, own = memory(process.pid)
-        resident, anonymous = max(resident, peak), max(anonymous, own)
-        time.sleep(SAMPLING)
-    seconds = time.perf_counter() - started
-    if process.returncode:
-        assert process.stderr is not None
-        raise click.ClickException(f"{command} failed: {process.stderr.read().decode()[-2000:]}")
-    return Cost(seconds, resident, anonymous)
-
-
 def measure(name: str, layout: Layout, folder: Path, repeats: int) -> tuple[str, dict[str, Cost]]:
     """A layout in words, and the fastest run of every command with the largest peaks of all."""
     source, out = folder / "source", folder / "out"
@@ -204,7 +179,7 @@ def measure(name: str, layout: Layout, folder: Path, repeats: int) -> tuple[str,
             continue
         runs = []
         for _ in range(repeats):
-            runs.append(run(command, source, out))
+            runs.append(Cost(*watch(command, source, out)))
             if out.exists():
                 if "--dtype" not in command:
                     check_result(source, out)

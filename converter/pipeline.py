@@ -155,6 +155,7 @@ def convert(
         dtype: round floating point weights to it while they are written; their bytes are kept otherwise.
         link: ``reflink``: share the weights' blocks with the source where the file system can; ``hard``:
             else make them the same files, so that to change one is to change both. Copied otherwise.
+            ``symbolic``: only lead there, for a result that is not kept.
         resume: go on from the weight files that an interrupted run to the same ``out`` finished.
         overwrite: replace ``out`` if it is not empty, once the new folder is complete; and what the
             repository that it is pushed to holds.

@@ -33,6 +33,18 @@ def byte_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
 
 
 @contextmanager
+def token_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
+    """A bar of ``total`` tokens with their rate and the time left; yields what moves it."""
+    if not show:
+        yield int
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=title, unit=" tokens", unit_scale=True, file=sys.stderr) as bar:
+        yield bar.update
+
+
+@contextmanager
 def steps(title: str, total: int, *, show: bool) -> Iterator[Advance]:
     """A bar of ``total`` steps; yields what moves it. Without ``show``, nothing is drawn."""
     if not show:

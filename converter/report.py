@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from converter.scaling import Scaling
 
 if TYPE_CHECKING:
     from converter.catalogue import Entry
+    from converter.evaluation.results import Comparison
+    from converter.evaluation.tune import Choice, Tuning
     from converter.inspection import Inspection
     from converter.onnx.export import ExportResult
     from converter.onnx.validation import GraphCheck, ValidationReport
@@ -25,6 +28,7 @@ WAYS = {
     "copied": "copied",
     "shared": "sharing the source's bytes until one of them changes (reflink)",
     "hard-linked": "hard-linked: the source's own, so that to change one is to change both",
+    "linked": "links to the source's",
     "not shared": "copied, since the disk cannot share their bytes (--hard-link may link them)",
     "not linked": "copied, since they cannot be linked to the source's (another disk, or not allowed)",
     "converted": "written anew",
@@ -97,6 +101,62 @@ def _wrapped(name: str, text: str) -> list[str]:
     return textwrap.wrap(
         text, max(width, 40), initial_indent=start, subsequent_indent="    ", break_on_hyphens=False
     )
+
+
+def tuning(found: Tuning) -> str:
+    """What ``tune`` found: the search, the curve, and what each choice gains and costs."""
+    has_loss = any(each.losses for each in found.candidates)
+    has_score = any(each.scores for each in found.candidates)
+    head = ["scaling", *["retrieval, %"] * has_score, *["perplexity"] * has_loss, "prompts, windows"]
+    rows = []
+    for each in found.candidates:
+        score = [f"{100 * each.accuracy:.1f}"] if each.accuracy is not None else []
+        loss = [f"{math.exp(min(each.loss, 700)):.3g}"] if each.loss is not None else []
+        asked = f"{len(each.scores)}, {len(each.losses)}{', dropped' * each.dropped}"
+        rows.append([str(each.scaling), *score, *loss, asked])
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    lines = [f"{found.model}, trained at {found.train_length} tokens, to reach {found.target_length}", ""]
+    lines += [f"The search, at {found.target_length} tokens:", ""]
+    lines += [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [head, *rows]
+    ]
+    lines += [
+        "",
+        "None and the choices, measured again on other prompts and windows:",
+        "",
+        found.curve.report(),
+    ]
+    lines += ["", *(_choice(choice, found) for choice in found.choices)]
+    lines += [f"in {found.seconds:.0f} s"]
+    if found.command is None:
+        return "\n".join([*lines, "", "No scaling measurably helps here; leave the model as it is."])
+    return "\n".join([*lines, "", "This bakes it in:", "", f"    {found.command}"])
+
+
+def _choice(choice: Choice, found: Tuning) -> str:
+    """One sentence: what a choice gains at the target, and what it costs at the trained length."""
+    if choice.at_target is None:
+        return f"By {choice.measure}: none is best."
+    verdict = "better" if choice.helps else "not measurably better"
+    gain = _versus(choice.measure, choice.at_target)
+    text = f"By {choice.measure}: {choice.scaling}, {verdict} than none ({gain})"
+    short = [
+        f"{name} {_versus(name, cost)}"
+        for name, cost in (
+            ("retrieval", choice.retrieval_at_short),
+            ("perplexity", choice.perplexity_at_short),
+        )
+        if cost is not None
+    ]
+    return f"{text}; at {found.train_length} tokens: {', '.join(short)}."
+
+
+def _versus(measure: str, found: Comparison) -> str:
+    if measure == "perplexity":
+        return f"x {found.difference:.3f}, {found.low:.3f} to {found.high:.3f}, p = {found.p:.2g}"
+    points = [100 * value for value in (found.difference, found.low, found.high)]
+    return f"{points[0]:+.1f} points, {points[1]:+.1f} to {points[2]:+.1f}, p = {found.p:.2g}"
 
 
 def exported(result: ExportResult) -> str:

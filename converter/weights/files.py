@@ -19,8 +19,8 @@ BLOCK = 4 << 20
 FICLONE = 0x40049409
 """ioctl that makes a file share another's blocks until one of them changes (linux/fs.h)."""
 
-Link = Literal["reflink", "hard"]
-How = Literal["copied", "shared", "hard-linked", "not shared", "not linked", "converted"]
+Link = Literal["reflink", "hard", "symbolic"]
+How = Literal["copied", "shared", "hard-linked", "linked", "not shared", "not linked", "converted"]
 """How a file came to its place: ``shared`` are the blocks of a reflink; ``not shared`` and ``not linked`` are
 copied though a reflink or a hard link was asked for; ``converted`` is written anew."""
 
@@ -41,7 +41,8 @@ def place_file(
         target: file to make; it must not exist.
         size: bytes that the file had when it was looked at.
         link: ``reflink``: share the blocks where the file system can; ``hard``: else be the same file,
-            where both are on one file system. Otherwise the bytes are copied.
+            where both are on one file system. Otherwise the bytes are copied. ``symbolic``: only lead
+            there, for a result that does not outlive its source.
         advance: told the bytes done.
         check: called between blocks; what it raises ends the copy.
 
@@ -51,6 +52,10 @@ def place_file(
     Raises:
         Unfinished: the file does not have that size any more, or changed while it was read.
     """
+    if link == "symbolic":
+        target.symlink_to(source.resolve())
+        advance(size)
+        return "linked", None
     if link is not None and _shared(source, target, size):
         advance(size)
         return "shared", None
@@ -123,6 +128,8 @@ def is_zip(path: Path) -> bool:
 
 def can_link(source: Path, folder: Path, link: Link) -> bool:
     """Whether a file in ``folder`` can have the bytes of ``source`` without a copy, as ``link`` allows."""
+    if link == "symbolic":
+        return True
     probe = folder / ".probe"
     size = source.stat().st_size
     try:

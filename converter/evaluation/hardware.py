@@ -1,0 +1,66 @@
+"""Where a model runs, in which dtype, and how much of it at once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from converter.errors import UsageError
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}
+"""Tokens of a batch, with padding; a CPU gains nothing from more."""
+SHARE = 0.6
+"""Of the free memory that weights may take."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device, and how it is used."""
+
+    device: torch.device
+    dtype: torch.dtype | None
+    """None: chosen by ``dtype_of``."""
+    batch_size: int | None
+    """Rows at once, at most; None: as many as ``TOKENS_AT_ONCE`` allows."""
+
+    def dtype_of(self, parameters: int | None) -> torch.dtype | str:
+        """What a model of so many parameters is loaded in.
+
+        As stored on an accelerator. On a CPU, whose half precision is slow, float32 where memory has room.
+        """
+        if self.dtype is not None:
+            return self.dtype
+        if self.device.type == "cpu" and (parameters or 0) * 4 <= SHARE * _free_memory():
+            return torch.float32
+        return "auto"
+
+    def rows(self, length: int) -> int:
+        """Rows of so many tokens that are run at once."""
+        fit = max(1, TOKENS_AT_ONCE[self.device.type] // max(length, 1))
+        return fit if self.batch_size is None else min(fit, self.batch_size)
+
+
+def choose(device: str | None, dtype: str | None, batch_size: int | None) -> Hardware:
+    """The user's choice, or CUDA where there is one and the CPU elsewhere.
+
+    Raises:
+        UsageError: a device or dtype that is not there.
+    """
+    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in TOKENS_AT_ONCE:
+        raise UsageError(f"--device {name!r} is unknown; choose one of {', '.join(TOKENS_AT_ONCE)}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no CUDA device; drop it to run on the CPU")
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(f"--batch-size {batch_size} is out of range; give at least 1")
+    return Hardware(torch.device(name), DTYPES[dtype] if dtype else None, batch_size)
+
+
+def _free_memory() -> int:
+    """Bytes that the machine can give without swapping."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -1,0 +1,67 @@
+"""Passkey retrieval: a number hidden in filler text.
+
+Mohtashami and Jaggi, "Landmark Attention", 2023 (arXiv 2305.16300), with the sentences of their code
+(github.com/epfml/landmark-attention, llama/run_test.py). Theirs has keys from 1 to 50000 and filler by the
+character; here every key has five digits, the filler ends with a word, and the depths are spread evenly.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from converter.evaluation.tasks.answers import first_number
+from converter.evaluation.tasks.base import Item, Metric
+from converter.evaluation.tasks.drawing import depths, generator
+from converter.evaluation.tasks.fitting import encode, fill
+
+INTRODUCTION = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+KEY = "The pass key is {key}. Remember it. {key} is the pass key."
+QUESTION = "What is the pass key? The pass key is"
+
+
+@dataclass(frozen=True)
+class Passkey:
+    """The key is right if it is the first number of the continuation."""
+
+    name: str = "passkey"
+    metric: Metric = "accuracy"
+    max_new_tokens: int = 10
+    """As published; five digits and a space take at most six tokens."""
+
+    def items(
+        self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
+    ) -> Mapping[int, Sequence[Item]]:
+        """See ``Task.items``; each prompt fills its length but for less than a word."""
+        return {length: self._items(tokenizer, length, count, seed) for length in lengths}
+
+    def score(self, item: Item, text: str) -> float:
+        """See ``Task.score``."""
+        return float(first_number(text) in item.answers)
+
+    def _items(self, tokenizer: Any, length: int, count: int, seed: int) -> list[Item]:
+        chance = generator(self.name, seed, length)
+        drafts = [
+            functools.partial(_item, tokenizer, chance.randrange(10_000, 100_000), depth)
+            for depth in itertools.islice(depths(generator(self.name, seed, length, "depth")), count)
+        ]
+        return fill(self, drafts, length, least=0)
+
+
+def _item(tokenizer: Any, key: int, depth: float, words: int) -> Item:
+    """The prompt with so many words of filler, the key after a part ``depth`` of them."""
+    before = int(depth * words)
+    start = f"{INTRODUCTION}\n{_filler(before)}\n"
+    text = f"{start}{KEY.format(key=key)}\n{_filler(words - before)}\n{QUESTION}"
+    return Item(encode(tokenizer, text), (str(key),), len(start) / len(text))
+
+
+def _filler(words: int) -> str:
+    return " ".join(itertools.islice(itertools.cycle(FILLER.split()), words))

@@ -1,0 +1,716 @@
+"""The tasks of ``eval``: their prompts to the token, their metrics, and the files they read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
+
+from converter.errors import ConverterError, SourceError, UsageError
+from converter.evaluation import tasks
+from converter.evaluation.tasks import answers, cases, drawing, lines, longbench, passkey, words
+from converter.evaluation.tasks.base import Item
+from converter.evaluation.tasks.fitting import encode, fill
+
+PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "longeval"
+TINY_BLOOM = Path(__file__).parents[1] / "examples" / "tiny-bloom"
+BOS, EOS, UNK = "<s>", "</s>", "<unk>"
+
+
+def byte_level(merges: int = 400) -> Any:
+    """Byte-level BPE, as of BLOOM and MPT: it knows any text, and adds nothing."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    size = len(alphabet) + 2 + merges
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[BOS, EOS], initial_alphabet=alphabet, show_progress=False
+    )
+    corpus = [passkey.INTRODUCTION, passkey.FILLER, lines.HEADER, lines.QUESTION, *words.ADJECTIVES]
+    tokenizer.train_from_iterator(corpus, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS)
+
+
+def word_level(vocabulary: Sequence[str] = (), *, closed: bool = True) -> Any:
+    """A token a word, as of examples/tiny-bloom; ``closed``: every text begins with BOS and ends with EOS."""
+    ids = {word: index for index, word in enumerate([UNK, BOS, EOS, *vocabulary])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if closed:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A {EOS}", special_tokens=[(BOS, ids[BOS]), (EOS, ids[EOS])]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, unk_token=UNK, model_max_length=16
+    )
+
+
+class Characters(PreTrainedTokenizer):
+    """A tokenizer in Python: a token a character, and EOS at the end."""
+
+    vocab_size = 1000
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(eos_token=EOS, unk_token=UNK, **options)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(index): index for index in range(self.vocab_size)}
+
+    def _tokenize(self, text: str) -> list[str]:
+        return list(text)
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return ord(token) if len(token) == 1 else 0
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return chr(index)
+
+    def build_inputs_with_special_tokens(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        assert token_ids_1 is None
+        return [*token_ids_0, self.eos_token_id]
+
+
+BYTES, CLOSED, SLOW = byte_level(), word_level(), Characters()
+TOKENIZERS = pytest.mark.parametrize(
+    "tokenizer", [BYTES, CLOSED, SLOW], ids=["bytes", "closed words", "slow"]
+)
+GENERATED = pytest.mark.parametrize("name", tasks.GENERATED)
+
+
+def written(folder: Path, *records: object, name: str = "cases.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def text_of(item: Item) -> str:
+    return str(BYTES.decode(list(item.ids)))
+
+
+def published(name: str) -> Path:
+    path = PUBLISHED / name
+    if not path.exists():
+        pytest.skip("the published test cases do not lie beside this checkout")
+    return path
+
+
+# Encoding
+
+
+def test_a_prompt_is_open_at_its_end() -> None:
+    assert encode(CLOSED, "one two") == (1, 0, 0)
+    assert encode(SLOW, "ab") == (97, 98)
+
+
+def test_an_end_that_the_prompt_itself_has_stays() -> None:
+    assert encode(word_level(closed=False), f"one {EOS}") == (0, 2)
+
+
+def test_prompts_beyond_the_trained_length_are_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    assert len(encode(CLOSED, "word " * 100)) == 101
+    assert not caplog.records
+
+
+# Filling a length
+
+
+@settings(max_examples=50)
+@given(
+    increments=st.lists(st.integers(0, 20), min_size=1, max_size=100),
+    start=st.integers(20, 60),
+    spare=st.integers(0, 1500),
+)
+def test_a_length_takes_the_most_units_that_fit(increments: list[int], start: int, spare: int) -> None:
+    """Units of any cost, some of nothing, against counting; after the listed ones each takes 7 tokens."""
+    sizes = list(itertools.accumulate(increments + [7] * 500, initial=start))
+
+    def draft(units: int) -> Item:
+        tokens = sizes[units] if units < len(sizes) else sizes[-1] + 7 * (units - len(sizes) + 1)
+        return Item((0,) * tokens, (str(units),))
+
+    task = tasks.make("passkey")
+    room = start + spare
+    [item] = fill(task, [draft], room + task.max_new_tokens, least=0)
+    assert item.answers == (str(max(units for units, size in enumerate(sizes) if size <= room)),)
+
+
+@GENERATED
+@TOKENIZERS
+@settings(max_examples=8)
+@given(extra=st.integers(0, 1500), seed=st.integers(0, 9))
+def test_a_prompt_never_exceeds_its_length_and_nearly_fills_it(
+    name: str, tokenizer: Any, extra: int, seed: int
+) -> None:
+    task = tasks.make(name)
+    length = {"passkey": 400, "lines": 600}[name] + extra
+    [item] = task.items(tokenizer, [length], 1, seed)[length]
+    left = length - task.max_new_tokens - len(item.ids)
+    unit = {
+        ("passkey", BYTES): len("yellow. "),
+        ("passkey", CLOSED): 1,
+        ("passkey", SLOW): len("yellow. "),
+        ("lines", BYTES): 60,
+        ("lines", CLOSED): 5,
+        ("lines", SLOW): 60,
+    }[name, tokenizer]
+    assert 0 <= left < unit
+
+
+@GENERATED
+def test_a_length_into_which_nothing_fits_is_refused_with_the_least(name: str) -> None:
+    task = tasks.make(name)
+    with pytest.raises(UsageError, match=rf"{name} does not fit into 20 tokens.* at least \d+") as refusal:
+        task.items(BYTES, [20], 5, 0)
+    least = int(re.findall(r"\d+", str(refusal.value))[-1])
+    with pytest.raises(UsageError, match="does not fit"):
+        task.items(BYTES, [20, least], 5, 0)
+    assert len(task.items(BYTES, [4 * least], 5, 0)[4 * least]) == 5
+
+
+def test_a_tokenizer_that_drops_the_text_is_refused() -> None:
+    """Whatever is unknown becomes one token together: no number of lines would fill a length."""
+    model = models.BPE({UNK: 0}, [], unk_token=UNK, fuse_unk=True)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), unk_token=UNK)
+    with pytest.raises(UsageError, match="hardly any tokens of the prompts of passkey"):
+        tasks.make("passkey").items(tokenizer, [64], 1, 0)
+
+
+# Chance
+
+
+@given(seed=st.integers(), count=st.integers(10, 200))
+def test_any_number_of_depths_is_spread_evenly(seed: int, count: int) -> None:
+    found = list(itertools.islice(drawing.depths(drawing.generator(seed)), count))
+    assert all(0 <= depth < 1 for depth in found)
+    for fifth in range(5):
+        inside = sum(fifth / 5 <= depth < (fifth + 1) / 5 for depth in found)
+        assert abs(inside - count / 5) < 3
+
+
+@GENERATED
+def test_answers_stand_all_over_the_context(name: str) -> None:
+    items = tasks.make(name).items(CLOSED, [4000], 40, 0)[4000]
+    places = [item.depth for item in items if item.depth is not None]
+    assert len(places) == 40
+    assert {int(place * 5) for place in places} == set(range(5))
+
+
+@GENERATED
+def test_the_depth_is_where_the_answer_stands(name: str) -> None:
+    for item in tasks.make(name).items(BYTES, [1500], 10, 3)[1500]:
+        text = text_of(item)
+        start = {"passkey": "The pass key is ", "lines": f"line {asked(text)}:"}[name]
+        assert item.depth == text.index(start) / len(text)
+        assert item.answers[0] in text[text.index(start) :]
+
+
+def asked(text: str) -> str:
+    """The line that a prompt of ``lines`` asks for."""
+    return text.rpartition(" in line ")[2].partition("?")[0]
+
+
+@GENERATED
+def test_the_same_seed_gives_the_same_prompts_whatever_else_is_asked_for(name: str) -> None:
+    task = tasks.make(name)
+    alone = task.items(BYTES, [700], 6, 1)[700]
+    assert task.items(BYTES, [500, 700, 900], 6, 1)[700] == alone
+    assert task.items(BYTES, [700], 9, 1)[700][:6] == alone
+    assert not {item.ids for item in task.items(BYTES, [700], 6, 2)[700]} & {item.ids for item in alone}
+    assert len({item.answers for item in alone}) == 6
+
+
+# passkey
+
+
+def test_passkey_has_the_published_form() -> None:
+    """The filler is a beginning of the same sentences again and again, before the key and after it."""
+    filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 50
+    for item in tasks.make("passkey").items(BYTES, [900], 10, 0)[900]:
+        [key] = item.answers
+        assert re.fullmatch("[1-9][0-9]{4}", key)
+        introduction, before, information, after, question = text_of(item).split("\n")
+        assert introduction == (
+            "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+            "I will quiz you about the important information there."
+        )
+        assert filler.startswith(f"{before} ")
+        assert filler.startswith(f"{after} ")
+        assert information == f"The pass key is {key}. Remember it. {key} is the pass key."
+        assert question == "What is the pass key? The pass key is"
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        (" 12345.", 1),
+        (" <12345> and 67890", 1),
+        ("012345", 1),
+        (" 67890, or 12345", 0),
+        ("12 345", 0),
+        ("123456", 0),
+        ("", 0),
+        ("none", 0),
+    ],
+)
+@GENERATED
+def test_the_first_number_is_the_answer(name: str, text: str, score: float) -> None:
+    assert tasks.make(name).score(Item((0,), ("12345",)), text) == score
+
+
+def test_zero_is_a_number() -> None:
+    assert answers.first_number("is 00.") == "0"
+
+
+# lines
+
+
+PROMPT = re.compile(
+    "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and "
+    "contains a '<REGISTER_CONTENT>' at the end of the line as a numerical value. For each line index, "
+    "memorize its corresponding <REGISTER_CONTENT>. At the end of the record, I will ask you to retrieve the "
+    "corresponding <REGISTER_CONTENT> of a certain line index. Now the record start:\n\n"
+    "(?P<record>(?:line [^\n:]+-[^\n:]+: REGISTER_CONTENT is <[1-9][0-9]{0,4}>\n)+)\n"
+    "Now the record is over. Tell me what is the <REGISTER_CONTENT> in line (?P<asked>[^\n?]+)[?] "
+    "I need the number. "
+)
+
+
+def check_lines(text: str, answer: str, number: int) -> list[str]:
+    """That a prompt has the published form, asks for a line with that answer, and has that many lines."""
+    prompt = PROMPT.fullmatch(text)
+    assert prompt is not None
+    record = prompt["record"].splitlines()
+    assert len(record) == number
+    assert f"line {prompt['asked']}: REGISTER_CONTENT is <{answer}>" in record
+    return [line.partition(":")[0] for line in record]
+
+
+def test_the_published_prompts_have_the_form_of_the_test() -> None:
+    rows = [json.loads(row) for row in published("200_lines.jsonl").read_text().splitlines()]
+    assert len(rows) == 50
+    for row in rows:
+        check_lines(row["prompt"], str(row["expected_number"]), 200)
+
+
+@pytest.mark.parametrize("number", [1, 2, 200])
+def test_lines_have_the_published_form(number: int) -> None:
+    [(length, items)] = tasks.Lines(number).items(BYTES, [], 5, 0).items()
+    assert length == max(len(item.ids) for item in items)
+    for item in items:
+        names = check_lines(text_of(item), item.answers[0], number)
+        assert len(set(names)) == number
+
+
+def test_one_prompt_of_lines_to_the_letter() -> None:
+    [items] = tasks.Lines(3).items(BYTES, [], 1, 7).values()
+    assert text_of(items[0]).removeprefix(lines.HEADER) == (
+        "line tender-sand: REGISTER_CONTENT is <19643>\n"
+        "line yellow-acorn: REGISTER_CONTENT is <44905>\n"
+        "line funny-coffee: REGISTER_CONTENT is <39198>\n"
+        "\n"
+        "Now the record is over. Tell me what is the <REGISTER_CONTENT> in line yellow-acorn? "
+        "I need the number. "
+    )
+    assert items[0].answers == ("44905",)
+
+
+def test_names_have_three_words_where_two_are_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MOST_OF_TWO_WORDS", 10)
+    [items] = tasks.Lines(30).items(BYTES, [], 1, 0).values()
+    names = check_lines(text_of(items[0]), items[0].answers[0], 30)
+    assert [name.count("-") for name in names] == [1] * 10 + [2] * 20
+    assert len(set(names)) == 30
+
+
+def test_words_are_distinct_and_plain() -> None:
+    for listed in (words.ADJECTIVES, words.NOUNS):
+        assert len(set(listed)) == len(listed)
+        assert all(re.fullmatch("[a-z]+", word) for word in listed)
+
+
+@pytest.mark.parametrize("number", [0, -1, 10**9])
+def test_no_number_of_lines_out_of_range(number: int) -> None:
+    with pytest.raises(UsageError, match="out of range; give 1 to"):
+        tasks.Lines(number)
+
+
+CASE = {
+    "random_idx": ["b-c", 1],
+    "expected_number": 17,
+    "num_lines": 2,
+    "correct_line": "line b-c: REGISTER_CONTENT is <17>\n",
+    "prompt": "Remember:\nline a-b: REGISTER_CONTENT is <3>\nline b-c: REGISTER_CONTENT is <17>\nb-c? ",
+}
+
+
+def test_published_lines_are_taken_as_they_are(tmp_path: Path) -> None:
+    shorter = {**CASE, "prompt": "line?", "expected_number": 3}
+    task = tasks.make("lines", written(tmp_path, shorter, CASE, {**CASE, "prompt": "x" * 500}))
+    [(length, (first, second))] = task.items(BYTES, [4096], 2, 0).items()
+    assert [text_of(first), text_of(second)] == ["line?", CASE["prompt"]]
+    assert length == len(second.ids)
+    assert (first.answers, first.depth) == (("3",), None)
+    assert (second.answers, second.depth) == (("17",), 44 / 84)
+    assert task.score(second, "It is <17>.") == 1
+    assert task.score(second, "3, 17") == 0
+
+
+def test_the_published_file_of_lines_can_be_used() -> None:
+    task = tasks.make("lines", published("200_lines.jsonl"))
+    [items] = task.items(BYTES, [], 100, 0).values()
+    assert len(items) == 50
+    assert all(item.depth is not None for item in items)
+    assert items[0].answers == ("2416",)
+
+
+# topics
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("The first topic is the role of art in society.", 1),
+        (" THE ROLE OF ART\nIN SOCIETY", 1),
+        ("Role of art in society", 1),
+        ("role-of-art in society", 1),
+        ("The role of art", 0),
+        ("The role of articles in society", 0),
+        ("control of art in society", 0),
+        ("", 0),
+    ],
+)
+def test_a_topic_is_right_if_it_is_named(tmp_path: Path, text: str, score: float) -> None:
+    case = {
+        "prompt": "We discuss the role of art in society. First?",
+        "topics": ["The role of art in society", "b"],
+    }
+    task = tasks.make("topics", written(tmp_path, case))
+    [[item]] = task.items(BYTES, [], 9, 0).values()
+    assert item.depth == 11 / 45
+    assert task.score(item, text) == score
+
+
+def test_the_published_file_of_topics_can_be_used() -> None:
+    task = tasks.make("topics", published("5_topics.jsonl"))
+    [(length, items)] = task.items(BYTES, [], 100, 0).items()
+    assert len(items) == 50
+    assert length == max(len(item.ids) for item in items)
+    assert all(item.depth is not None and item.depth < 0.05 for item in items)
+    assert task.score(items[0], "the psychology of creativity") == 1
+
+
+# LongBench
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "score"),
+    [
+        ("The cat sat on a mat.", "a cat on the mat", 2 * 3 / (4 + 3)),
+        ("no no yes", "no", 2 * 1 / (3 + 1)),
+        ("no no yes", "no no", 2 * 2 / (3 + 2)),
+        ("The U.S.", "us", 1),
+        ("another theatre", "other atre", 0),
+        ("the", "the", 0),
+        ("", "x", 0),
+    ],
+)
+def test_f1_of_words(text: str, answer: str, score: float) -> None:
+    assert longbench.qa_f1(text, answer) == pytest.approx(score)
+
+
+CLASSES = ("City", "Other location", "location", "Date")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "score"),
+    [
+        (" City\nQuestion: When?\nType: Date", "City", 1),
+        ("\n\n City\n", "City", 1),
+        (" \nCity", "City", 0),
+        ("Date or City", "City", 1 / 2),
+        ("Date or City", "Other location", 0),
+        ("Other location", "Other location", 1),
+        ("Other location", "location", 1 / 2),
+        ("city", "City", 0),
+        ("", "City", 0),
+    ],
+)
+def test_classification(text: str, answer: str, score: float) -> None:
+    assert longbench.classification_score(text, answer, CLASSES) == score
+
+
+def trec_case(context: str = "Question: a\nType: City", **changes: object) -> dict[str, object]:
+    case = {
+        "context": context,
+        "input": "Question: b\nType:",
+        "answers": ["Date"],
+        "all_classes": list(CLASSES),
+    }
+    return {**case, **changes}
+
+
+def test_trec(tmp_path: Path) -> None:
+    task = tasks.make("trec", written(tmp_path, trec_case(), trec_case(answers=["City", "Date"])))
+    assert (task.name, task.metric, task.max_new_tokens) == ("trec", "score", 64)
+    first, second = task.items(BYTES, [1000], 9, 0)[1000]
+    assert text_of(first) == (
+        "Please determine the type of the question below. Here are some examples of questions.\n\n"
+        "Question: a\nType: City\nQuestion: b\nType:"
+    )
+    assert task.score(first, " City\n") == 0
+    assert task.score(second, " City\nDate") == 1
+
+
+def test_multifieldqa(tmp_path: Path) -> None:
+    case = {
+        "context": "{braces} stay.",
+        "input": "Why?",
+        "answers": ["x", "the red car"],
+        "all_classes": None,
+    }
+    task = tasks.make("multifieldqa_en", written(tmp_path, case))
+    assert (task.name, task.metric, task.max_new_tokens) == ("multifieldqa_en", "f1", 64)
+    [item] = task.items(BYTES, [1000], 9, 0)[1000]
+    assert text_of(item) == (
+        "Read the following text and answer briefly.\n\n{braces} stay.\n\n"
+        "Now, answer the following question based on the above text, only give me the answer and do not "
+        "output any other words.\n\nQuestion: Why?\nAnswer:"
+    )
+    assert task.score(item, "A red car.") == 1
+
+
+def test_the_middle_is_cut_out_and_the_halves_are_tokenised_again() -> None:
+    """As LongBench does it: the words on both sides of the cut run together."""
+    listed = [f"w{index}" for index in range(100)]
+    tokenizer = word_level(listed, closed=False)
+    ids = encode(tokenizer, " ".join(listed))
+    assert longbench.truncate(tokenizer, ids, 100) == ids
+    expected = encode(tokenizer, "w0 w1 w2 w3 w4w95 w96 w97 w98 w99")
+    assert longbench.truncate(tokenizer, ids, 11) == expected
+    assert len(expected) == 9
+
+
+def test_the_halves_get_shorter_until_they_fit() -> None:
+    """Bytes of a character that is cut decode to U+FFFD, which has three: more tokens than before."""
+    tokenizer = byte_level(merges=0)
+    ids = encode(tokenizer, "é" * 50)
+    naive = tokenizer.decode(list(ids[:5])) + tokenizer.decode(list(ids[-5:]))
+    assert len(encode(tokenizer, naive)) > 10
+    assert longbench.truncate(tokenizer, ids, 10) == encode(tokenizer, "é\ufffd\ufffdé")
+
+
+@settings(max_examples=30)
+@given(context=st.text(max_size=600), extra=st.integers(0, 300))
+@pytest.mark.parametrize("tokenizer", [BYTES, CLOSED], ids=["bytes", "closed words"])
+def test_a_truncated_prompt_never_exceeds_its_length(tokenizer: Any, context: str, extra: int) -> None:
+    case = cases.Record("", {"context": context, "input": "Why?", "answers": ["x"]})
+    task = longbench.LongBench("multifieldqa_en", "f1", longbench.MULTIFIELDQA_EN, (case,), longbench.qa_f1)
+    least = 64 + len(encode(tokenizer, task._prompt(case, "")))
+    length = least + extra
+    whole = encode(tokenizer, task._prompt(case, context))
+    [item] = task.items(tokenizer, [length], 1, 0)[length]
+    assert len(item.ids) + 64 <= length
+    if len(whole) + 64 <= length:
+        assert item.ids == whole
+    with pytest.raises(UsageError, match=f"does not fit into {least - 1} tokens; give .* at least {least}"):
+        task.items(tokenizer, [length, least - 1], 1, 0)
+
+
+# The user's own prompts
+
+
+def test_prompts_of_the_user_s_own(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        {"prompt": "a b c", "answer": "24"},
+        {"prompt": "a b", "answer": ["x", " yes sir "], "depth": 1},
+        {"prompt": "a", "answer": "x", "length": 512, "depth": 0.25},
+        {"prompt": "b", "answer": "x", "length": 512},
+        {"prompt": "b", "answer": "x", "length": 8},
+    )
+    task = tasks.make("prompts", path)
+    assert task.max_new_tokens == len("yes sir") + 2
+    found = task.items(word_level(["a", "b", "c"], closed=False), [4096], 9, 0)
+    assert found == {
+        8: [Item((4,), ("x",))],
+        512: [Item((3,), ("x",), 0.25), Item((4,), ("x",))],
+        3: [Item((3, 4, 5), ("24",)), Item((3, 4), ("x", "yes sir"), 1.0)],
+    }
+    assert [len(items) for items in task.items(CLOSED, [], 1, 0).values()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [("24", 1), (" \n24 LINE", 1), ("24.", 1), ("240", 0), ("24th", 0), ("2", 0), ("is 24", 0), ("", 0)],
+)
+def test_a_continuation_begins_with_the_answer(tmp_path: Path, text: str, score: float) -> None:
+    task = tasks.make("prompts", written(tmp_path, {"prompt": "a", "answer": ["7", "24"]}))
+    [[item]] = task.items(BYTES, [], 1, 0).values()
+    assert task.score(item, text) == score
+
+
+def test_the_example_answers_prompts(tmp_path: Path) -> None:
+    """The model that this repository carries, from the file of prompts to the score."""
+    record = "LINE amber-otter 24 LINE brave-heron 31 LINE amber-lynx 17 "
+    path = written(
+        tmp_path,
+        {"prompt": f"{record}ASK amber-otter", "answer": "24"},
+        {"prompt": f"{record}ASK brave-heron", "answer": "31"},
+        {"prompt": f"{record}ASK amber-lynx", "answer": "24"},
+    )
+    task = tasks.make("prompts", path)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_BLOOM)
+    model = AutoModelForCausalLM.from_pretrained(TINY_BLOOM)
+    [(length, items)] = task.items(tokenizer, [], 9, 0).items()
+    assert length == 11
+    scores = []
+    for item in items:
+        output = model.generate(
+            model.dummy_inputs["input_ids"].new_tensor([item.ids]),
+            max_new_tokens=task.max_new_tokens,
+            do_sample=False,
+        )
+        scores.append(task.score(item, tokenizer.decode(output[0, len(item.ids) :])))
+    assert scores == [1, 1, 0]
+
+
+# Files
+
+
+LINES = {"prompt": "a", "correct_line": "b", "expected_number": 3}
+TOPICS = {"prompt": "a", "topics": ["b"]}
+QA = {"context": "a", "input": "b", "answers": ["c"]}
+OWN = {"prompt": "a", "answer": "b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "key", "value"),
+    [
+        ("lines", LINES, "prompt", 3),
+        ("lines", LINES, "correct_line", None),
+        ("lines", LINES, "expected_number", "3"),
+        ("lines", LINES, "expected_number", True),
+        ("lines", LINES, "expected_number", -3),
+        ("topics", TOPICS, "prompt", ["a"]),
+        ("topics", TOPICS, "topics", []),
+        ("topics", TOPICS, "topics", "b"),
+        ("topics", TOPICS, "topics", ["The"]),
+        ("trec", trec_case(), "all_classes", None),
+        ("trec", trec_case(), "all_classes", ["City"]),
+        ("trec", trec_case(), "context", 1),
+        ("multifieldqa_en", QA, "input", {}),
+        ("multifieldqa_en", QA, "answers", ["c", 1]),
+        ("multifieldqa_en", QA, "context", "half a character: \ud800"),
+        ("prompts", OWN, "prompt", None),
+        ("prompts", OWN, "answer", " "),
+        ("prompts", OWN, "answer", ["b", ""]),
+        ("prompts", OWN, "answer", 24),
+        ("prompts", OWN, "length", 0),
+        ("prompts", OWN, "length", 5.5),
+        ("prompts", OWN, "length", True),
+        ("prompts", OWN, "depth", 1.01),
+        ("prompts", OWN, "depth", float("nan")),
+        ("prompts", OWN, "depth", "0.5"),
+    ],
+)
+def test_a_wrong_field_is_named_with_file_and_line(
+    tmp_path: Path, name: str, good: dict[str, object], key: str, value: object
+) -> None:
+    tasks.make(name, written(tmp_path, good, good))
+    with pytest.raises(SourceError, match=rf"cases.jsonl, line 2: '{key}' is .*; it must be "):
+        tasks.make(name, written(tmp_path, good, {**good, key: value}))
+
+
+@pytest.mark.parametrize("name", tasks.READ)
+def test_a_missing_field_is_named_with_file_and_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SourceError, match=r"cases.jsonl, line 1: '\w+' is missing; it must be "):
+        tasks.make(name, written(tmp_path, {}))
+
+
+def random_bytes(path: Path) -> None:
+    path.write_bytes(bytes(range(255, -1, -1)) * 8)
+
+
+def content(text: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_text(text)
+
+    return write
+
+
+def endless_line(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (content(""), "cases.jsonl is empty"),
+        (content("\n \n"), "cases.jsonl is empty"),
+        (content('{"prompt": "a", "answer": "b"}\n\n{"prompt":'), "cases.jsonl, line 3 is not valid JSON"),
+        (content('["a"]\n'), "cases.jsonl, line 1 holds a JSON list, not an object"),
+        (content("[" * 100_000), "cases.jsonl, line 1 is not valid JSON"),
+        (content('{"prompt": "a", "prompt": "b"}'), "cases.jsonl, line 1 .*'prompt' stands twice"),
+        (random_bytes, "cases.jsonl, line 1 is not valid JSON"),
+        (endless_line, "cases.jsonl, line 1 has more than 33554432 bytes"),
+        (Path.mkdir, "cannot read .*cases.jsonl: Is a directory"),
+        (lambda path: None, "cannot read .*cases.jsonl: No such file"),
+    ],
+)
+def test_files_that_hold_no_cases(tmp_path: Path, write: Callable[[Path], None], message: str) -> None:
+    path = tmp_path / "cases.jsonl"
+    write(path)
+    with pytest.raises(SourceError, match=message):
+        tasks.make("prompts", path)
+
+
+def test_a_file_may_not_be_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, *[OWN] * 10)
+    monkeypatch.setattr(cases, "LARGEST_FILE", path.stat().st_size)
+    tasks.make("prompts", path)
+    monkeypatch.setattr(cases, "LARGEST_FILE", path.stat().st_size - 1)
+    with pytest.raises(SourceError, match="more than 309 bytes; give a part of it"):
+        tasks.make("prompts", path)
+
+
+def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
+    task = tasks.make("prompts", written(tmp_path, {**OWN, "prompt": " "}))
+    with pytest.raises(SourceError, match="makes no token of the prompt ' '"):
+        task.items(word_level(closed=False), [], 1, 0)
+
+
+# Names
+
+
+def test_names() -> None:
+    assert tasks.NAMES == ("passkey", "lines", "topics", "trec", "multifieldqa_en", "prompts")
+    for name in tasks.GENERATED:
+        assert tasks.make(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "message"),
+    [
+        ("haystack", None, "no task 'haystack'; choose one of passkey, lines, topics"),
+        ("topics", None, "topics is read from a file; give its test cases"),
+        ("prompts", None, "prompts is read from a file; give its test cases"),
+        ("passkey", Path("keys.jsonl"), "passkey is generated and reads no file; drop keys.jsonl"),
+    ],
+)
+def test_what_cannot_be_made(name: str, file: Path | None, message: str) -> None:
+    with pytest.raises(ConverterError, match=message) as refusal:
+        tasks.make(name, file)
+    assert refusal.value.exit_code == 2

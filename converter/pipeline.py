@@ -140,8 +140,8 @@ def convert(
     Args:
         model: a local folder if there is one of that name, else a Hub id.
         out: folder to write; it must not exist, or be empty.
-        scale: scale factor a >= 1 of a static scaling. One of scale, target_length and dynamic is
-            needed unless the method is none.
+        scale: scale factor a >= 1 of a static scaling. Of scale, target_length and dynamic one may be
+            given; without any, ntk is position-dynamic, and other methods but none are refused.
         target_length: tokens to reach; a = target_length / trained length.
         method: ``ntk``; ``linear``; ``ntk-published``, the original code's form; or ``none``, the
             model unscaled on the new attention code.

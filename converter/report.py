@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 20
 """Files that one line names."""
+FAILS = 0.1
+"""Score below which a model is said not to be able to do a task."""
 WAYS = {
     "copied": "copied",
     "shared": "sharing the source's bytes until one of them changes (reflink)",
@@ -127,11 +129,27 @@ def tuning(found: Tuning) -> str:
         "",
         found.curve.report(),
     ]
-    lines += ["", *(_choice(choice, found) for choice in found.choices)]
+    lines += ["", *(_choice(choice, found) for choice in found.choices), *_doubt(found)]
     lines += [f"in {found.seconds:.0f} s"]
     if found.command is None:
-        return "\n".join([*lines, "", "No scaling measurably helps here; leave the model as it is."])
+        advice = "No scaling measurably helps here: leave the model as it is."
+        return "\n".join([*lines, "", advice, "More --minutes tell smaller differences from chance."])
     return "\n".join([*lines, "", "This bakes it in:", "", f"    {found.command}"])
+
+
+def _doubt(found: Tuning) -> list[str]:
+    """What to say where the model fails at the tasks even where it needs no scaling."""
+    asked = [
+        each for each in found.curve.measurements if each.scaling == "none" and each.task != "perplexity"
+    ]
+    short = min((each.length for each in asked), default=0)
+    scores = [score for each in asked if each.length == short for score in each.scores]
+    if not scores or sum(scores) / len(scores) >= FAILS:
+        return []
+    return [
+        f"Unscaled, it has {100 * sum(scores) / len(scores):.0f} % right even at {short} tokens, so retrieval "
+        "says little about this model; give --prompts that it can answer."
+    ]
 
 
 def _choice(choice: Choice, found: Tuning) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from converter.errors import SourceError, UsageError
@@ -15,6 +15,10 @@ Dynamic = Literal["length", "position"]
 
 METHODS: tuple[Method, ...] = ("ntk", "linear", "ntk-published", "none")
 DYNAMICS: tuple[Dynamic, ...] = ("length", "position")
+DEFAULT_METHOD: Method = "ntk"
+DEFAULT_DYNAMIC: Dynamic = "position"
+"""What is done where no strength is given. Up to the trained length such a model is the stock one, and beyond
+it the measured models retrieved as well as with any other scaling (examples/evidence/README.md)."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ class Request:
     dynamic: Dynamic | None = None
     rate: float | None = None
     train_length: int | None = None
+    by_default: bool = field(default=False, init=False)
+    """Whether no strength was given, so that ``dynamic`` is the default."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -120,6 +126,9 @@ class Request:
                 )
         elif len(given) > 1:
             raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
+        elif not given and self.method == DEFAULT_METHOD:
+            object.__setattr__(self, "dynamic", DEFAULT_DYNAMIC)
+            object.__setattr__(self, "by_default", True)
         elif not given:
             raise UsageError(
                 f"--method {self.method} needs a strength: give --scale, --target-length or --dynamic"
@@ -145,6 +154,8 @@ class Request:
     @property
     def length_user(self) -> str | None:
         """The option that needs to know the trained length, if any."""
+        if self.by_default:
+            return f"--dynamic {self.dynamic}, the default,"
         if self.dynamic is not None:
             return "--dynamic"
         return None if self.target_length is None else "--target-length"

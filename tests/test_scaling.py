@@ -33,6 +33,8 @@ from converter.slopes import scaled_slopes, stock_slopes
             {"type": "linear", "train_seq_len": 2048, "dynamic": "position", "rate": 1.5},
         ),
         ({"method": "none"}, None),
+        ({}, {"type": "ntk", "train_seq_len": 2048, "dynamic": "position", "rate": 1.0}),
+        ({"rate": 2.0}, {"type": "ntk", "train_seq_len": 2048, "dynamic": "position", "rate": 2.0}),
     ],
 )
 def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | None) -> None:
@@ -44,7 +46,8 @@ def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | N
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, ["--scale", "--target-length", "--dynamic"]),
+        ({"method": "linear"}, ["--scale", "--target-length", "--dynamic"]),
+        ({"method": "ntk-published", "rate": 2.0}, ["--scale", "--target-length", "--dynamic"]),
         ({"scale": 2.0, "dynamic": "length"}, ["--scale", "--dynamic", "exclude"]),
         ({"scale": 2.0, "target_length": 4096}, ["--scale", "--target-length", "exclude"]),
         ({"target_length": 4096, "dynamic": "position"}, ["--target-length", "--dynamic"]),
@@ -86,6 +89,7 @@ def test_target_below_trained_length() -> None:
         ({"method": "none"}, None),
         ({"target_length": 4096}, "--target-length"),
         ({"dynamic": "length"}, "--dynamic"),
+        ({}, "--dynamic position, the default,"),
     ],
 )
 def test_who_needs_the_trained_length(options: dict[str, Any], user: str | None) -> None:

@@ -52,8 +52,9 @@ measuring_options = options(
 
 def _tasks(chosen: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[Any]:
     """Takes the tasks' files out of a command's arguments; the tasks that are to be measured."""
-    from converter.evaluation.tasks import make
+    from converter.evaluation.tasks import Lines, make
 
+    count = arguments.pop("num_lines")
     files = {name: arguments.pop(name) for name in ("lines", *FILE_TASKS)}
     given = tuple(name for name in FILE_TASKS if files[name] is not None)
     names = chosen if chosen is not None else ("passkey", "lines", *given)
@@ -63,7 +64,13 @@ def _tasks(chosen: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[An
             raise UsageError(f"--{option} is not among the --tasks {','.join(names)}; add {name}, or drop it")
     if ("perplexity" in names) != bool(arguments["text"]) and chosen is not None:
         raise UsageError("perplexity is measured on --text FILE; give both or neither")
-    return [make(name, files.get(name)) for name in names if name != "perplexity"]
+    if count is not None and (files["lines"] is not None or "lines" not in names):
+        raise UsageError("--num-lines is for the task lines where it reads no file; drop it, or --lines")
+    return [
+        Lines(count) if name == "lines" and count is not None else make(name, files.get(name))
+        for name in names
+        if name != "perplexity"
+    ]
 
 
 @click.command("eval")
@@ -76,6 +83,7 @@ def _tasks(chosen: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[An
 @click.option("--rates", type=Listed("LIST", float), default="", help="Of --dynamic; 1 by default.")
 @click.option("--tasks", type=Listed("LIST", str, TASKS), help="All that --text and files allow by default.")
 @click.option("--lines", type=FILE, metavar="FILE", help="LongEval's lines cases; made here by default.")
+@click.option("--num-lines", type=int, metavar="N", help="Lines of each prompt, whatever the length.")
 @click.option("--topics", type=FILE, metavar="FILE", help="LongEval's topics cases.")
 @click.option("--trec", type=FILE, metavar="FILE", help="LongBench's trec.jsonl.")
 @click.option("--multifieldqa-en", type=FILE, metavar="FILE", help="LongBench's multifieldqa_en.jsonl.")

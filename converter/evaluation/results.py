@@ -116,7 +116,7 @@ class Results:
             "format": FORMAT,
             "settings": dict(self.settings),
             "models": {name: dict(model) for name, model in self.models.items()},
-            "measurements": [_json(asdict(each)) for each in self.measurements],
+            "measurements": [finite(asdict(each)) for each in self.measurements],
             "seconds": round(self.seconds, 1),
         }
 
@@ -211,11 +211,12 @@ def _cell(each: Measurement) -> str:
     return f"{values[0]}{interval}{star}"
 
 
-def _json(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value as JSON can say it: null for numbers that are not finite."""
     if isinstance(value, dict):
-        return {key: _json(each) for key, each in value.items()}
+        return {key: finite(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_json(each) for each in value]
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

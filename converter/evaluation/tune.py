@@ -18,7 +18,7 @@ from typing import Any
 from converter.errors import UsageError
 from converter.evaluation.candidates import candidates, command
 from converter.evaluation.hardware import choose
-from converter.evaluation.results import PERPLEXITY, SIGNIFICANT, Comparison, Results
+from converter.evaluation.results import PERPLEXITY, SIGNIFICANT, Comparison, Results, finite
 from converter.evaluation.search import LEAST, NONE, SEARCH, Candidate, Clock, Pool, finalists, search
 from converter.evaluation.statistics import compare
 from converter.evaluation.subject import Subject, open_subject
@@ -67,7 +67,7 @@ class Tuning:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
-        return {
+        value = {
             "model": self.model,
             "train_length": self.train_length,
             "target_length": self.target_length,
@@ -83,6 +83,7 @@ class Tuning:
             "command": self.command,
             "seconds": round(self.seconds, 1),
         }
+        return {key: finite(each) for key, each in value.items()}
 
 
 def tune(

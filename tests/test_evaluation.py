@@ -1,0 +1,504 @@
+"""Losses, continuations and results of ``eval``, against float64 references and plain transformers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from converter.errors import ConverterError, SourceError, UsageError
+from converter.evaluation import perplexity
+from converter.evaluation.evaluate import evaluate
+from converter.evaluation.hardware import choose
+from converter.evaluation.results import PERPLEXITY, Results
+from converter.evaluation.runner import complete, losses
+from converter.evaluation.statistics import compare, summarise
+from converter.evaluation.subject import Subject, open_subject
+from converter.evaluation.tasks.base import Item
+from converter.evaluation.trials import trials
+from converter.scaling import Request, Scaling
+from tests import tiny
+from tests.conftest import Run, edit_json, fingerprint
+from tests.patched import FAMILIES, SCALINGS, TRAIN_LENGTH, Convert, config_of, load
+from tests.reference import FAMILIES as REFERENCES
+from tests.tiny import rotary
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny-bloom"
+CPU = choose("cpu", "fp32", None)
+MakeSource = Callable[..., Path]
+Command = Callable[..., Run]
+
+
+@dataclass(frozen=True)
+class Words:
+    """A task: the first token of the prompt is the answer, as text."""
+
+    name: str = "words"
+    metric: Any = "accuracy"
+    max_new_tokens: int = 2
+
+    def items(self, _: Any, lengths: Any, count: int, seed: int) -> dict[int, list[Item]]:
+        rng = np.random.default_rng(seed)
+        vocabulary = range(tiny.PAD + 1, tiny.VOCAB_SIZE)
+        return {
+            length: [
+                Item(tuple(rng.choice(vocabulary, length - number).tolist()), ("x",), number / count)
+                for number in range(count)
+            ]
+            for length in lengths
+        }
+
+    def score(self, _: Item, text: str) -> float:
+        return float(len(text) % 2)
+
+
+def reference_losses(folder: Path, family: str, ids: np.ndarray) -> np.ndarray:
+    """float64 [rows, length - 1], from the reference model's logits."""
+    _, tensors = tiny.read(folder)
+    logits = np.asarray(REFERENCES[family].logits(config_of(folder), tensors, ids, None), dtype=np.float64)
+    top = logits.max(axis=-1, keepdims=True)
+    shares = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+    return -np.take_along_axis(shares[:, :-1], ids[:, 1:, None], axis=-1)[..., 0]
+
+
+@pytest.mark.parametrize("scaling", ["none", "ntk", "linear-length", "ntk-position"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_are_the_reference_s(converted: Convert, tmp_path: Path, family: str, scaling: str) -> None:
+    folder = converted(family, 12, scaling)
+    ids = tiny.token_ids(3, 60)
+    expected = reference_losses(folder, family, ids)
+    with open_subject(tmp_path / "source", CPU, train_length=TRAIN_LENGTH) as subject:
+        subject.scaled(Scaling("ntk", factor=7.0))  # what was there before leaves no trace
+        wanted = subject.resolve(Request(**SCALINGS[scaling]))
+        assert np.abs(losses(subject.scaled(wanted), CPU, ids) - expected).max() < 1e-4
+    with open_subject(folder, CPU) as subject:
+        assert subject.own_scaling == wanted
+        assert np.abs(losses(subject.scaled(wanted), CPU, ids) - expected).max() < 1e-4
+
+
+def test_losses_do_not_depend_on_how_they_are_cut(
+    pristine: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = tiny.token_ids(5, 40)
+    with open_subject(pristine("jais"), CPU) as subject:
+        model = subject.scaled(subject.own_scaling)
+        whole = losses(model, CPU, ids)
+        monkeypatch.setattr("converter.evaluation.runner.LOGITS_AT_ONCE", 3 * tiny.VOCAB_SIZE)
+        advanced: list[int] = []
+        cut = losses(model, replace(CPU, batch_size=2), ids, advanced.append)
+    assert np.abs(whole - cut).max() < 1e-5
+    assert advanced == [80, 80, 40]
+
+
+def test_continuations_are_those_of_transformers(converted: Convert, tmp_path: Path) -> None:
+    """Greedy, each prompt alone and without padding; a generation config's penalty is not used."""
+    folder = converted("mpt", 12, "ntk-position")
+    (tmp_path / "source" / "generation_config.json").write_text(
+        '{"repetition_penalty": 9.0, "do_sample": true}'
+    )
+    prompts = [tuple(row[: 50 - 9 * number].tolist()) for number, row in enumerate(tiny.token_ids(5, 50))]
+    model = load(folder)
+    with open_subject(tmp_path / "source", CPU, train_length=TRAIN_LENGTH) as subject:
+        tokenizer = subject.tokenizer
+        scaled = subject.scaled(subject.resolve(Request(**SCALINGS["ntk-position"])))
+        found = complete(scaled, tokenizer, replace(CPU, batch_size=2), prompts, 6)
+    for prompt, text in zip(prompts, found, strict=True):
+        tokens = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False)[0, len(prompt) :]
+        assert text == tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+
+
+# Opening
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The system's folder for temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_the_source_is_not_touched_and_nothing_is_left(make_source: MakeSource, temporary: Path) -> None:
+    source = make_source("bloom", num_heads=6)
+    before = fingerprint(source)
+    evaluate([source], tasks=[Words()], methods=["none", "ntk"], scales=[2], lengths=[16], items=3)
+    assert fingerprint(source) == before
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_source_s_code_is_not_run(make_source: MakeSource) -> None:
+    source = make_source("mpt", {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}})
+    (source / "modeling_own.py").write_text("raise SystemExit('run')")
+    with open_subject(source, CPU) as subject:
+        assert type(subject.scaled(subject.own_scaling)).__name__ == "NtkMptForCausalLM"
+
+
+def test_a_repository_with_other_code_is_refused(converted: Convert) -> None:
+    folder = converted("bloom")
+    (folder / "ntk_alibi.py").write_text("raise SystemExit('run')")
+    with pytest.raises(SourceError, match=r"ntk_alibi\.py is not the file"), open_subject(folder, CPU):
+        pass
+
+
+@pytest.mark.parametrize("form", [{"fmt": "bin"}, {"sharded": True}])
+def test_other_forms_of_weights(pristine: Callable[..., Path], form: dict[str, Any]) -> None:
+    ids = tiny.token_ids(2, 30)
+    found = []
+    for source in (pristine("bloom", num_heads=6), pristine("bloom", num_heads=6, **form)):
+        with open_subject(source, CPU) as subject:
+            found.append(losses(subject.scaled(subject.own_scaling), CPU, ids))
+    assert np.array_equal(*found)
+
+
+def test_a_rotary_model_is_converted_for_each_scaling(tmp_path: Path) -> None:
+    source = rotary.rotary(tmp_path / "source")
+    ids = tiny.token_ids(2, 100)
+    with open_subject(source, CPU) as subject:
+        for scaling in (Scaling("none"), Scaling("ntk", factor=3.0), Scaling("linear", factor=2.0)):
+            found = losses(subject.scaled(scaling), CPU, ids)
+            changes = {
+                "none": {},
+                "ntk": {"rope_theta": 10000.0 * 3.0 ** (16 / 14)},
+                "linear": {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0}},
+            }[scaling.method]
+            plain = plain_rotary(source, tmp_path / scaling.method, changes)
+            with torch.no_grad():
+                logits = plain(torch.from_numpy(ids)).logits[:, :-1].double()
+            expected = torch.nn.functional.cross_entropy(
+                logits.transpose(1, 2), torch.from_numpy(ids[:, 1:]), reduction="none"
+            )
+            assert np.abs(found - expected.numpy()).max() < 1e-4
+
+
+def plain_rotary(source: Path, folder: Path, changes: dict[str, Any]) -> Any:
+    """The model with its config changed by hand."""
+    folder.mkdir()
+    for path in source.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    edit_json(folder / "config.json", changes)
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+# Windows of a text
+
+
+@given(
+    count=st.integers(1, 4),
+    longest=st.integers(2, 60),
+    data=st.data(),
+)
+def test_every_length_sees_the_same_tokens(count: int, longest: int, data: st.DataObject) -> None:
+    length = data.draw(st.integers(2, longest))
+    windows = np.arange(count * longest).reshape(count, longest)
+    cut = perplexity.pieces(windows, length)
+    whole = longest // length * length
+    assert cut.shape == (count * (longest // length), length)
+    assert cut.ravel().tolist() == windows[:, :whole].ravel().tolist()
+
+
+def test_losses_by_window_and_by_position() -> None:
+    found = np.arange(12.0).reshape(4, 3)  # 2 windows of 2 pieces of 4 tokens
+    assert perplexity.window_losses(found, 2) == (2.5, 8.5)
+    buckets = perplexity.by_position(found)
+    assert [(each.start, each.end, each.loss) for each in buckets] == [(1, 2, 4.5), (2, 3, 5.5), (3, 4, 6.5)]
+    many = perplexity.by_position(np.ones((2, 1023)))
+    assert len(many) == perplexity.BUCKETS
+    assert [each.start for each in many][1:] == [each.end for each in many][:-1]
+    assert (many[0].start, many[-1].end) == (1, 1024)
+
+
+def test_windows_are_the_text_s_tokens(tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(40_000)]
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    files[0].write_text(" ".join(words[:30_000]) + " ")
+    files[1].write_text(" ".join(words[30_000:]))
+
+    def tokenizer(text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [int(word[1:]) for word in text.split()]}
+
+    windows = perplexity.read_windows(tokenizer, files, 1000, 100)
+    assert windows.shape == (40, 1000)
+    assert windows.ravel().tolist() == list(range(40_000))
+    assert perplexity.read_windows(tokenizer, files, 1000, 3).tolist() == windows[:3].tolist()
+
+
+# Statistics
+
+
+def wilson(successes: int, count: int) -> tuple[float, float]:
+    z, p = 1.959963984540054, successes / count
+    middle = (p + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
+    return middle - half, middle + half
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=60))
+def test_accuracy_has_wilson_s_interval(scores: list[float]) -> None:
+    value, low, high = summarise("accuracy", scores)
+    expected = wilson(int(sum(scores)), len(scores))
+    assert value == pytest.approx(sum(scores) / len(scores))
+    assert (low, high) == pytest.approx(expected, abs=1e-9)
+
+
+def test_perplexity_has_a_t_interval() -> None:
+    """Quantile 0.975 of t with 3 degrees of freedom: 3.182446."""
+    value, low, high = summarise(PERPLEXITY, [1.0, 2.0, 3.0, 4.0])
+    half = 3.182446305 * math.sqrt(5 / 3) / 2
+    assert (value, low, high) == pytest.approx((math.exp(2.5), math.exp(2.5 - half), math.exp(2.5 + half)))
+    assert summarise(PERPLEXITY, [2.0]) == (math.exp(2.0), 0.0, math.inf)
+    assert summarise("f1", [0.0, 0.1, 0.9, 1.0])[1:] == (0.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=40))
+def test_pairs_are_compared_by_the_exact_sign_test(pairs: list[tuple[bool, bool]]) -> None:
+    ours, theirs = [float(one) for one, _ in pairs], [float(other) for _, other in pairs]
+    found = compare("accuracy", ours, theirs)
+    better = sum(one > other for one, other in pairs)
+    worse = sum(one < other for one, other in pairs)
+    assert (found.better, found.worse) == (better, worse)
+    discordant, fewer = better + worse, min(better, worse)
+    tail = sum(math.comb(discordant, number) for number in range(fewer + 1)) / 2**discordant
+    assert found.p == pytest.approx(min(1.0, 2 * tail))
+    assert found.difference == pytest.approx((better - worse) / len(pairs))
+    assert found.low <= found.difference <= found.high
+
+
+def test_a_lower_perplexity_is_better() -> None:
+    found = compare(PERPLEXITY, [1.0, 1.1, 1.2], [1.5, 1.4, 1.1])
+    assert (found.better, found.worse) == (2, 1)
+    assert found.difference == pytest.approx(math.exp(-0.7 / 3))
+
+
+# Scalings
+
+
+def test_the_scalings_are_the_cross_product() -> None:
+    found = trials(["ntk", "none", "linear"], [2, 4], ["position"], [1, 2], 256)
+    names = [str(request.resolve(256)) for request in found]
+    assert names[0] == "none"
+    assert len(names) == len(set(names)) == 1 + 2 * (2 + 2)
+    assert "linear, position-dynamic, rate 2 from 256 tokens" in names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"methods": ["ntk"]}, "--scales"),
+        ({"methods": ["none"], "scales": [2]}, "--methods ntk"),
+        ({"methods": [], "dynamics": ["length"]}, "--methods ntk"),
+        ({"methods": ["ntk"], "scales": [2], "rates": [2]}, "--rates belongs to --dynamic"),
+        ({"methods": ["ntk"], "scales": [0.5]}, "at least 1"),
+    ],
+)
+def test_scalings_that_cannot_be_meant(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        trials(**arguments)
+
+
+# Results
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return evaluate(
+        [EXAMPLE],
+        tasks=[Words()],
+        text=[EXAMPLE / "README.md"],
+        methods=["linear", "none"],
+        scales=[4],
+        lengths=[20, 40],
+        items=6,
+        train_length=256,
+    )
+
+
+def test_results_survive_their_json(results: Results) -> None:
+    assert Results.from_json(json.loads(json.dumps(results.to_json(), allow_nan=False))).measurements == list(
+        results.measurements
+    )
+    alone = evaluate([EXAMPLE], tasks=[Words()], text=[EXAMPLE / "README.md"], lengths=[20], items=1)
+    again = Results.from_json(json.loads(json.dumps(alone.to_json(), allow_nan=False)))
+    assert again.measurements == list(alone.measurements)
+    assert again.measurements[-1].high == math.inf
+
+
+@pytest.mark.parametrize("damage", ["format", "measurements", "models"])
+def test_a_damaged_results_file_is_refused(results: Results, damage: str) -> None:
+    value = results.to_json()
+    value[damage] = 7
+    if damage == "models":
+        value["measurements"][0].pop("task")
+    with pytest.raises(SourceError, match="results file"):
+        Results.from_json(value)
+
+
+def test_the_first_scaling_is_what_others_are_compared_with(results: Results) -> None:
+    assert [each.scaling for each in results.measurements[:4]] == ["none"] * 4
+    by_key = {(each.scaling, each.task, each.length): each for each in results.measurements}
+    for (scaling, task, length), each in by_key.items():
+        if scaling == "none":
+            assert each.comparison is None
+        else:
+            first = by_key["none", task, length]
+            assert each.comparison == compare(each.metric, each.scores, first.scores)
+
+
+def test_models_are_compared_only_on_the_same_prompts(tmp_path: Path) -> None:
+    other = tiny.bloom(tmp_path / "other", 4)
+
+    @dataclass(frozen=True)
+    class Own(Words):
+        def items(self, tokenizer: Any, *arguments: Any) -> Any:
+            found = super().items(tokenizer, *arguments)
+            if len(tokenizer) < tiny.VOCAB_SIZE + 1:
+                return found
+            return {length: items[::-1] for length, items in found.items()}
+
+    for task, compared in ((Words(), True), (Own(), False)):
+        found = evaluate([other, EXAMPLE], tasks=[task], lengths=[20], items=3, train_length=256)
+        assert [each.model for each in found.measurements] == ["other", "tiny-bloom"]
+        assert (found.measurements[1].comparison is not None) == compared
+
+
+def test_the_table_and_the_csv_have_every_value(results: Results) -> None:
+    rows = list(csv.DictReader(io.StringIO(results.to_csv())))
+    assert len(rows) == len(results.measurements) == 8
+    for row, each in zip(rows, results.measurements, strict=True):
+        assert float(row["value"]) == each.value
+        assert (row["task"], int(row["length"]), int(row["items"])) == (each.task, each.length, each.items)
+    table = results.table("words").splitlines()
+    assert re.split(r"\s*\|\s*", table[0])[1:-1] == ["scaling", "20", "40"]
+    [none] = [
+        each
+        for each in results.measurements
+        if (each.scaling, each.task, each.length) == ("none", "words", 20)
+    ]
+    assert f"{100 * none.value:.1f} ({100 * none.low:.1f} to {100 * none.high:.1f})" in table[2]
+
+
+# The command
+
+
+def test_the_command(run: Command, tmp_path: Path) -> None:
+    cases = tmp_path / "cases.jsonl"
+    line = "LINE amber-otter 17 LINE quiet-heron 32 ASK amber-otter"
+    cases.write_text(json.dumps({"prompt": line, "answer": "17"}) + "\n")
+    out = tmp_path / "out"
+    words = ["--methods", "none,ntk", "--scales", "2,4", "--prompts", cases, "--tasks", "prompts"]
+    found = run("eval", EXAMPLE, *words, "--train-length", 256, "--out", out)
+    assert found.code == 0, found.err
+    assert found.out.count("100.0") >= 3
+    assert {path.name for path in out.iterdir()} == {
+        "results.json",
+        "results.csv",
+        "results.md",
+        "prompts.png",
+    }
+    stored = Results.from_json(json.loads((out / "results.json").read_text()))
+    assert [each.value for each in stored.measurements] == [1.0, 1.0, 1.0]
+    assert stored.report() in found.out
+    refused = run("eval", EXAMPLE, *words, "--train-length", 256, "--out", out)
+    assert refused.code == 1
+    assert "--overwrite" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "code"),
+    [
+        (("SOURCE",), "the trained length of", 2),
+        (("SOURCE", "--tasks", "perplexity"), "--text", 2),
+        (("SOURCE", "--tasks", "trec"), "file", 2),
+        (("SOURCE", "--tasks", "nonsense"), "none of", 2),
+        (("SOURCE", "--scales", "2,x"), "no list of numbers", 2),
+        (("SOURCE", "--scales", "2"), "--methods", 2),
+        (("SOURCE", "--lengths", "1"), "at least 2", 2),
+        (("SOURCE", "--items", "0", "--lengths", "64"), "--items", 2),
+        (("SOURCE", "--lengths", "64", "--batch-size", "0"), "--batch-size", 2),
+        (("SOURCE", "--lengths", "8"), "does not fit", 2),
+        (("SOURCE", "--text", "SHORT", "--tasks", "perplexity", "--lengths", "64"), "give more text", 2),
+        (("SOURCE", "--text", "BINARY", "--tasks", "perplexity", "--lengths", "64"), "not UTF-8", 2),
+        (("SOURCE", "--text", "SHORT", "--tasks", "passkey", "--lengths", "64"), "perplexity", 2),
+        (("nowhere/at/all",), "no folder", 1),
+        (("ENCODER", "--lengths", "64"), "is an encoder", 1),
+        (("CLASSIFIER", "--lengths", "64"), "no language model", 1),
+        (("SILENT", "--lengths", "64"), "tokenizer", 1),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    refused: Callable[..., str],
+    tmp_path: Path,
+    words: tuple[str, ...],
+    message: str,
+    code: int,
+    pristine: Callable[..., Path],
+) -> None:
+    places = {
+        "SOURCE": lambda: pristine("bloom"),
+        "ENCODER": lambda: tiny.ENCODERS["jina_bert"](tmp_path / "encoder"),
+        "CLASSIFIER": lambda: tiny.bloom(tmp_path / "classifier", 4, head="SequenceClassification"),
+        "SILENT": lambda: without_tokenizer(tmp_path),
+        "SHORT": lambda: written(tmp_path / "short.txt", b"too short"),
+        "BINARY": lambda: written(tmp_path / "binary", bytes(range(128, 256)) * 99),
+    }
+    found = [places[word]() if word in places else word for word in words]
+    assert message in refused("eval", *found, code=code)
+
+
+def without_tokenizer(folder: Path) -> Path:
+    source = tiny.bloom(folder / "silent", 4)
+    for path in source.glob("*token*"):
+        path.unlink()
+    return source
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="no CUDA device"):
+        choose("cuda", None, None)
+    assert choose(None, None, None).device.type == "cpu"
+
+
+def test_weights_are_computed_in_float32_where_memory_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("converter.evaluation.hardware._free_memory", lambda: 10**9)
+    hardware = choose("cpu", None, 3)
+    assert hardware.dtype_of(10**8) is torch.float32
+    assert hardware.dtype_of(10**9) == "auto"
+    assert replace(hardware, device=torch.device("cuda")).dtype_of(1) == "auto"
+    assert [hardware.rows(length) for length in (1, 2048, 9000)] == [3, 2, 1]
+
+
+def test_an_interrupted_evaluation_leaves_nothing(
+    make_source: MakeSource, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Subject, "scaled", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate([make_source("bloom")], tasks=[Words()], lengths=[16], items=2)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_converter_s_error_is_one(pristine: Callable[..., Path]) -> None:
+    with pytest.raises(ConverterError):
+        evaluate([pristine("bloom")], tasks=[], lengths=[16])

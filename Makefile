@@ -5,6 +5,7 @@
 #   make test-4.57    the tests on the oldest supported transformers
 #   make test-slow    the tests that take minutes
 #   make hostile      hostile input and faults, and a table of what was tried and survived
+#   make evidence     train the small models that are missing, measure them, write the tables (an hour)
 #   make benchmark    speed and memory, side by side
 #   make wheel        build the wheel
 
@@ -15,7 +16,7 @@ PYTEST := -m pytest -n auto --dist worksteal -q
 # How long make hostile tries each of the two; it takes longer if the examples alone do.
 SECONDS ?= 300
 
-.PHONY: demo test lint test-4.57 test-slow hostile benchmark wheel clean
+.PHONY: demo test lint test-4.57 test-slow hostile evidence benchmark wheel clean
 
 demo: .venv/ready
 	.venv/bin/python examples/demo.py
@@ -38,6 +39,9 @@ hostile: .venv/ready
 	.venv/bin/python -m tests.hostile --seconds $(SECONDS); hostile=$$?; \
 	.venv/bin/python -m tests.faults --seconds $(SECONDS) && exit $$hostile
 
+evidence: .venv/ready
+	.venv/bin/python examples/evidence.py
+
 benchmark: .venv/ready
 	.venv/bin/python benchmarks/torch_speed.py
 	.venv/bin/python benchmarks/conversion.py
@@ -58,4 +62,4 @@ wheel: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-4.57 build dist demo-out
+	rm -rf .venv .venv-4.57 build dist demo-out demo-out.jsonl

@@ -27,10 +27,15 @@ if TYPE_CHECKING:
         ValidationError,
         VerificationError,
     )
+    from converter.evaluation.evaluate import evaluate
+    from converter.evaluation.results import Results
+    from converter.evaluation.tasks import make as task
+    from converter.evaluation.tune import Tuning, tune
     from converter.inspection import Inspection, inspect
     from converter.onnx.export import ExportResult, export
     from converter.onnx.options import OnnxOptions
     from converter.onnx.validate import validate
+    from converter.pictures.plotting import plot
     from converter.pipeline import ConversionResult, convert
     from converter.publish.push import PushResult, push
 
@@ -46,23 +51,35 @@ __all__ = [
     "ProviderError",
     "PushError",
     "PushResult",
+    "Results",
     "SourceError",
+    "Tuning",
     "UnsupportedModel",
     "UsageError",
     "ValidationError",
     "VerificationError",
     "__version__",
     "convert",
+    "evaluate",
     "export",
     "inspect",
+    "plot",
     "push",
     "supported",
+    "task",
+    "tune",
     "validate",
 ]
 
 _MODULES = {
     "convert": "converter.pipeline",
     "ConversionResult": "converter.pipeline",
+    "evaluate": "converter.evaluation.evaluate",
+    "Results": "converter.evaluation.results",
+    "task": "converter.evaluation.tasks",
+    "tune": "converter.evaluation.tune",
+    "Tuning": "converter.evaluation.tune",
+    "plot": "converter.pictures.plotting",
     "inspect": "converter.inspection",
     "Inspection": "converter.inspection",
     "export": "converter.onnx.export",
@@ -74,13 +91,16 @@ _MODULES = {
     "validate": "converter.onnx.validate",
 }
 
+_NAMES = {"task": "make"}
+"""What is called otherwise in its module."""
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_MODULES.get(name, "converter.errors")), name)
+    return getattr(import_module(_MODULES.get(name, "converter.errors")), _NAMES.get(name, name))
 
 
 def __dir__() -> list[str]:

@@ -45,7 +45,7 @@ This is [{source}]({link}) with its {scaled}.
 | trained length | {train_length} |
 | source | {source} |
 | commit | {commit_cell} |
-
+{picture}
 ## Load
 
 ```python
@@ -67,6 +67,10 @@ with ntk-convert {version}. Checked before it was written:
 
 {checks}
 """
+
+PICTURE = "scaling.png"
+"""The file that the card shows, where it was drawn."""
+SHOWN = "\n![{title}: stock beside scaled, head by head](" + PICTURE + ")\n"
 
 TRUST = "`trust_remote_code=True` is needed, and without it loading is an error. "
 STOCK_NOTES = """\
@@ -133,7 +137,7 @@ def write_card(
     checks: Sequence[Check],
     converted: bool = False,
 ) -> None:
-    """Writes ``README.md`` into ``folder``.
+    """Writes ``README.md`` into ``folder``, with the picture that is there, if any.
 
     Args:
         folder: the converted repository.
@@ -169,6 +173,7 @@ def write_card(
         strength=_strength(scaling),
         train_length=f"{train_length} tokens" if train_length else "not known",
         commit_cell=f"`{source.commit}`" if source.commit else "(local folder)",
+        picture=SHOWN.format(title=words.kind) if (folder / PICTURE).is_file() else "",
         path=path,
         auto_class=words.auto_class,
         trust=trust if words.code else "",

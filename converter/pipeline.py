@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from converter import manifest
 from converter import recipe as recipes
-from converter.card import write_card
+from converter.card import PICTURE, write_card
 from converter.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
 from converter.errors import ConverterError, PushError, SourceError, UsageError
 from converter.families import Config
@@ -227,6 +227,7 @@ def convert(
             source.fetch(copied)
             new_config |= recipe.stored(source.folder, read_checkpoint(source.folder), new_config)
         files = _planned_files(source, recipe, tokenizer, weights, onnx)
+        files |= {PICTURE: None} if verify and scaling.method != "none" else {}
     else:
         others = SMALL + sum(size or 0 for size in copied.values())
         wanted = [*({CARD} & source.files.keys()), *copied, *weights]
@@ -245,10 +246,12 @@ def convert(
 
         with staged(place, overwrite=overwrite, resume=resume) as folder:
             how = transfer(checkpoint, source.folder, folder, order, space=check_disk, progress=progress)
-            new_config |= recipe.stored(folder, read_checkpoint(folder), new_config)
+            stored = recipe.stored(folder, read_checkpoint(folder), new_config)
+            new_config |= stored
             write_repository(folder, new_config, recipe.templates, source, tokenizer)
             if verify:
                 checks = recipe.verify(folder, scaling, own_code)
+                _draw(folder / PICTURE, source, recipe, stored, scaling, trained.tokens)
             write_card(
                 folder,
                 source=source,
@@ -317,6 +320,18 @@ class Destination:
         words += ["--private"] * self.private + ["--create-pr"] * self.create_pr
         words += ["--overwrite"] * self.overwrite + (["--branch", self.branch] if self.branch else [])
         return shlex.join(words)
+
+
+def _draw(
+    file: Path, source: Source, recipe: Recipe, stored: Config, scaling: Scaling, trained: int | None
+) -> None:
+    """The card's picture of a scaling that was verified."""
+    if scaling.method == "none":
+        return
+    from converter.pictures.card import card_picture
+    from converter.pictures.model import describe
+
+    file.write_bytes(card_picture(describe(source.name, recipe, stored, [scaling], trained)))
 
 
 def _list_files(folder: Path, checkpoint: Checkpoint) -> dict[str, int | None]:

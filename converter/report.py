@@ -129,7 +129,7 @@ def tuning(found: Tuning) -> str:
         "",
         found.curve.report(),
     ]
-    lines += ["", *(_choice(choice, found) for choice in found.choices), *_doubt(found)]
+    lines += ["", *(_choice(choice) for choice in found.choices), *_doubt(found)]
     lines += [f"in {found.seconds:.0f} s"]
     if found.command is None:
         advice = "No scaling measurably helps here: leave the model as it is."
@@ -144,16 +144,17 @@ def _doubt(found: Tuning) -> list[str]:
     ]
     short = min((each.length for each in asked), default=0)
     scores = [score for each in asked if each.length == short for score in each.scores]
-    if not scores or sum(scores) / len(scores) >= FAILS:
+    share = sum(scores) / len(scores) if scores else 1.0
+    if share >= FAILS:
         return []
     return [
-        f"Unscaled, it has {100 * sum(scores) / len(scores):.0f} % right even at {short} tokens, so retrieval "
-        "says little about this model; give --prompts that it can answer."
+        f"Unscaled, it has {100 * share:.0f} % right even at {short} tokens, so retrieval says little about "
+        "this model; give --prompts that it can answer."
     ]
 
 
-def _choice(choice: Choice, found: Tuning) -> str:
-    """One sentence: what a choice gains at the target, and what it costs at the trained length."""
+def _choice(choice: Choice) -> str:
+    """One sentence: what a choice gains at the target, and what it costs at short range."""
     if choice.at_target is None:
         return f"By {choice.measure}: none is best."
     verdict = "better" if choice.helps else "not measurably better"
@@ -167,7 +168,7 @@ def _choice(choice: Choice, found: Tuning) -> str:
         )
         if cost is not None
     ]
-    return f"{text}; at {found.train_length} tokens: {', '.join(short)}."
+    return f"{text}; at {choice.short} tokens: {', '.join(short)}."
 
 
 def _versus(measure: str, found: Comparison) -> str:

@@ -1,8 +1,8 @@
-"""Convert the embedded checkpoint, load the result, its ONNX graph too, and show it beside the stock model.
+"""Convert the embedded checkpoint, measure scalings of it, and load it in transformers and onnxruntime.
 
-    python examples/demo.py [--items 100] [--scale 4]
+    python examples/demo.py [--items 100]
 
-tiny-bloom was trained at 256 tokens to look up values in a list; the same prompts go to both models.
+tiny-bloom was trained at 256 tokens to look up values in a list; the same prompts go to every scaling.
 """
 
 from __future__ import annotations
@@ -11,32 +11,26 @@ import argparse
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from generate_onnx import Batch, Model, generate
-from lines_task import VOCABULARY, Prompt, evaluation_prompt
-from tqdm import tqdm
+from lines_task import Prompt, evaluation_prompt, prompts_as_json
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 EXAMPLES = Path(__file__).parent
+ROOT = EXAMPLES.parent
+MODEL = EXAMPLES / "tiny-bloom"
 TRAIN_LENGTH = 256
-LENGTHS = (1, 4, 8)
+LENGTHS = (256, 1024, 2048)
 
 
-# A progress bar on a terminal, nothing elsewhere.
-bar = partial(tqdm, leave=False, disable=None)
-
-
-@torch.no_grad()
-def answer(model: Any, prompt: Prompt) -> str:
-    """The word that a model puts after the prompt."""
-    logits = model(torch.from_numpy(prompt.input_ids)[None], logits_to_keep=1, use_cache=False).logits
-    return VOCABULARY[int(logits[0, -1].argmax())]
+def command(*words: object) -> None:
+    """Runs ntk-convert in the project's folder, and shows what is run."""
+    print("\n$ ntk-convert", *words, "\n", flush=True)
+    subprocess.run([sys.executable, "-m", "converter", *map(str, words)], check=True, cwd=ROOT)
 
 
 def continuation(model: Any, tokenizer: Any, text: str) -> str:
@@ -69,45 +63,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--scale", type=float, default=4.0, help="scale factor (default 4)")
-    parser.add_argument("--items", type=int, default=100, help="prompts for each length (default 100)")
-    parser.add_argument("--out", type=Path, default=EXAMPLES.parent / "demo-out", help="folder to write")
+    parser.add_argument("--items", type=int, default=100, help="prompts of each length [%(default)s]")
+    parser.add_argument("--out", default="demo-out", help="folder to write, in the project's [%(default)s]")
     options = parser.parse_args()
     started = time.monotonic()
     logging.disable_progress_bar()
 
-    source = EXAMPLES / "tiny-bloom"
-    words = ["--scale", f"{options.scale:g}", "--train-length", str(TRAIN_LENGTH), "--onnx", "--overwrite"]
-    print(f"$ ntk-convert examples/{source.name}", *words, "--out", options.out.name, flush=True)
-    words += ["--out", str(options.out)]
-    subprocess.run([sys.executable, "-m", "converter", str(source), *words], check=True)
+    model, out = MODEL.relative_to(ROOT), ROOT / options.out
+    train_length = ("--train-length", TRAIN_LENGTH)
+    command(model, "--scale", 4, *train_length, "--onnx", "--overwrite", "--out", options.out)
 
-    tokenizer = AutoTokenizer.from_pretrained(options.out, trust_remote_code=True)
+    # Beside the repository, which holds what was verified and nothing else.
+    prompts = out.with_name(f"{out.name}.jsonl")
+    prompts.write_text(prompts_as_json(LENGTHS, options.items, seed=1), encoding="utf-8")
+    scalings = ("--methods", "none,ntk,linear", "--scales", 4)
+    command("eval", model, *scalings, "--tasks", "prompts", "--prompts", prompts.name, *train_length)
+    print("\nGuessing would give 3 %. Nothing was trained after 256 tokens.")
+
+    tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
     models = {
-        "stock": AutoModelForCausalLM.from_pretrained(source).eval(),
-        "scaled": AutoModelForCausalLM.from_pretrained(options.out, trust_remote_code=True).eval(),
+        "stock": AutoModelForCausalLM.from_pretrained(MODEL).eval(),
+        "scaled": AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).eval(),
     }
-    print(f"\nRight answers to {options.items} prompts of each length (guessing would give 3 %):\n")
-    print(f"    {'length':<22} {'stock':>7} {'scaled':>7}   only scaled / only stock right")
-    for multiple in LENGTHS:
-        rng = np.random.default_rng(multiple)
-        prompts = [evaluation_prompt(rng, tokens=multiple * TRAIN_LENGTH) for _ in range(options.items)]
-        right = {
-            name: np.array([answer(model, prompt) == prompt.answer for prompt in bar(prompts)])
-            for name, model in models.items()
-        }
-        gained, lost = right["scaled"] & ~right["stock"], right["stock"] & ~right["scaled"]
-        label = f"{multiple * TRAIN_LENGTH} tokens ({multiple}x)"
-        shares = " ".join(f"{each.mean():>6.0%} " for each in right.values())
-        print(f"    {label:<22} {shares}   {gained.sum()} / {lost.sum()}", flush=True)
-
-    prompt = prompts[int(gained.argmax())]
-    print(f"\n{'A prompt that only the scaled model answers' if gained.any() else 'A prompt'}, as text:\n")
-    said = {name: continuation(model, tokenizer, prompt.text) for name, model in models.items()}
-    show(prompt, said | {"onnx": onnx_continuation(options.out, tokenizer, prompt.text)})
-    seconds = time.monotonic() - started
-    name = options.out.name
-    print(f"\n{name}/ is a repository that transformers and onnxruntime load. {seconds:.0f} s in all.")
+    rng = np.random.default_rng(0)
+    for _ in range(options.items):
+        prompt = evaluation_prompt(rng, tokens=LENGTHS[-1])
+        said = {name: continuation(model, tokenizer, prompt.text) for name, model in models.items()}
+        if said["scaled"] == prompt.answer != said["stock"]:
+            break
+    print(f"\nA prompt of {LENGTHS[-1]} tokens, as text, in transformers and onnxruntime:\n")
+    show(prompt, said | {"onnx": onnx_continuation(out, tokenizer, prompt.text)})
+    print(f"\n{options.out}/ is a repository that transformers and onnxruntime load.")
+    print(f"{time.monotonic() - started:.0f} s in all.")
 
 
 if __name__ == "__main__":

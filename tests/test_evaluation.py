@@ -337,12 +337,27 @@ def test_results_survive_their_json(results: Results) -> None:
     assert again.measurements[-1].high == math.inf
 
 
-@pytest.mark.parametrize("damage", ["format", "measurements", "models"])
-def test_a_damaged_results_file_is_refused(results: Results, damage: str) -> None:
-    value = results.to_json()
-    value[damage] = 7
-    if damage == "models":
-        value["measurements"][0].pop("task")
+@pytest.mark.parametrize(
+    ("place", "content"),
+    [
+        (("format",), 7),
+        (("measurements",), 7),
+        (("measurements", 0), None),
+        (("measurements", 0, "length"), "long"),
+        (("measurements", 0, "metric"), "luck"),
+        (("measurements", 0, "scores"), ["x"]),
+        (("measurements", 7, "comparison"), {}),
+        (("models",), []),
+        (("models",), {"tiny-bloom": 7}),
+        (("settings",), 7),
+    ],
+)
+def test_a_damaged_results_file_is_refused(results: Results, place: tuple[Any, ...], content: Any) -> None:
+    value = json.loads(json.dumps(results.to_json()))
+    inner = value
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = content
     with pytest.raises(SourceError, match="results file"):
         Results.from_json(value)
 
@@ -435,7 +450,7 @@ def test_the_command(run: Command, tmp_path: Path) -> None:
         (("SOURCE", "--text", "SHORT", "--tasks", "passkey", "--lengths", "64"), "perplexity", 2),
         (("nowhere/at/all",), "no folder", 1),
         (("ENCODER", "--lengths", "64"), "is an encoder", 1),
-        (("CLASSIFIER", "--lengths", "64"), "no language model", 1),
+        (("CLASSIFIER", "--lengths", "200"), "no language model", 1),
         (("SILENT", "--lengths", "64"), "tokenizer", 1),
     ],
 )

@@ -134,7 +134,9 @@ def tuning(*choices: Choice) -> Tuning:
 
 def test_a_choice_that_helps_is_recommended_with_its_cost() -> None:
     text = report.tuning(
-        tuning(Choice("retrieval", B, GAIN, COST, RATIO), Choice("perplexity", NONE, None, None, None))
+        tuning(
+            Choice("retrieval", B, GAIN, 256, COST, RATIO), Choice("perplexity", NONE, None, 256, None, None)
+        )
     )
     assert "By retrieval: ntk, factor 4, better than none (+20.0 points, +10.0 to +30.0, p = 1e-06)" in text
     assert "at 256 tokens: retrieval -1.0 points, -5.0 to +3.0, p = 1, perplexity x 1.040" in text
@@ -143,7 +145,7 @@ def test_a_choice_that_helps_is_recommended_with_its_cost() -> None:
 
 
 def test_when_nothing_helps_it_says_so() -> None:
-    found = tuning(Choice("retrieval", B, NEITHER, COST, None))
+    found = tuning(Choice("retrieval", B, NEITHER, 256, COST, None))
     assert found.command is None
     text = report.tuning(found)
     assert "not measurably better than none" in text
@@ -152,8 +154,8 @@ def test_when_nothing_helps_it_says_so() -> None:
 
 
 def test_a_worse_perplexity_never_helps() -> None:
-    assert not Choice("perplexity", B, RATIO, None, None).helps
-    assert Choice("perplexity", B, replace(RATIO, difference=0.96, better=18, worse=2), None, None).helps
+    assert not Choice("perplexity", B, RATIO, 256, None, None).helps
+    assert Choice("perplexity", B, replace(RATIO, difference=0.96, better=18, worse=2), 256, None, None).helps
 
 
 def test_the_command_says_what_was_asked() -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from converter.cli.options import hub_options, json_option, options, quiet_option, verbose_option
+from converter.cli.options import (
+    Listed,
+    hub_options,
+    json_option,
+    options,
+    quiet_option,
+    verbose_option,
+)
 from converter.errors import UsageError
 from converter.scaling import DYNAMICS, METHODS
 
@@ -18,25 +24,6 @@ FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FILE_TASKS = ("topics", "trec", "multifieldqa_en", "prompts")
 """Tasks that are read from a file, which an option of their name gives."""
 TASKS = ("perplexity", "passkey", "lines", *FILE_TASKS)
-
-
-class Listed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """Values with commas between them."""
-
-    def __init__(self, name: str, kind: Callable[[str], Any], choices: tuple[str, ...] = ()) -> None:
-        self.name, self.kind, self.choices = name, kind, choices
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        words = [word.strip() for word in value.split(",") if word.strip()]
-        for word in words:
-            if self.choices and word not in self.choices:
-                self.fail(f"{word!r} is none of {', '.join(self.choices)}", param, ctx)
-        try:
-            return tuple(self.kind(word) for word in words)
-        except ValueError:
-            self.fail(f"{value!r} is no list of numbers, 2,4 for one", param, ctx)
 
 
 measuring_options = options(
@@ -132,7 +119,9 @@ def evaluate(
 @click.argument("model")
 @click.option("--target-length", type=int, required=True, metavar="N", help="Tokens to reach.")
 @click.option(
-    "--tasks", type=Listed("LIST", str, ("passkey", "lines")), help="Of passkey,lines; both by default."
+    "--tasks",
+    type=Listed("LIST", str, ("passkey", "lines")),
+    help="passkey,lines by default; none with --prompts.",
 )
 @measuring_options
 @click.option("--minutes", type=float, default=10, show_default=True, help="What it may take, about.")

@@ -14,6 +14,25 @@ from converter.scaling import DYNAMICS, METHODS
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Listed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """Values with commas between them."""
+
+    def __init__(self, name: str, kind: Callable[[str], Any], choices: tuple[str, ...] = ()) -> None:
+        self.name, self.kind, self.choices = name, kind, choices
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        words = [word.strip() for word in value.split(",") if word.strip()]
+        for word in words:
+            if self.choices and word not in self.choices:
+                self.fail(f"{word!r} is none of {', '.join(self.choices)}", param, ctx)
+        try:
+            return tuple(self.kind(word) for word in words)
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers, 2,4 for one", param, ctx)
+
+
 def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     """Several click options as one decorator, in the order given."""
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from converter.cli.evaluation import Listed
-from converter.cli.options import hub_options, verbose_option
+from converter.cli.options import Listed, hub_options, verbose_option
 from converter.scaling import DYNAMICS, METHODS, Dynamic, Method
 
 

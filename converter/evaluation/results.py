@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from converter.errors import SourceError
 
@@ -133,8 +133,9 @@ class Results:
             )
         try:
             measurements = [_measurement(each) for each in value["measurements"]]
-            return cls(measurements, value["models"], value["settings"], float(value["seconds"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            models = {str(name): dict(model) for name, model in value["models"].items()}
+            return cls(measurements, models, dict(value["settings"]), float(value["seconds"]))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise SourceError(f"the results file is damaged ({type(error).__name__}: {error})") from error
 
     def to_csv(self) -> str:
@@ -220,20 +221,42 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _limits(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers that stand as null in the JSON."""
-    infinite = {"low": -math.inf, "high": math.inf, "value": math.inf, "difference": math.inf}
-    return {key: infinite[key] if each is None and key in infinite else each for key, each in value.items()}
-
-
 def _measurement(value: Mapping[str, Any]) -> Measurement:
+    """A measurement from its JSON; raises what a value of another kind raises."""
     comparison = value["comparison"]
+    if value["metric"] not in get_args(Metric):
+        raise ValueError(f"metric {value['metric']!r}")
     return Measurement(
-        **{
-            **_limits(value),
-            "scores": tuple(map(float, value["scores"])),
-            "depths": tuple(value["depths"]),
-            "positions": tuple(Bucket(**bucket) for bucket in value["positions"]),
-            "comparison": None if comparison is None else Comparison(**_limits(comparison)),
-        }
+        model=str(value["model"]),
+        scaling=str(value["scaling"]),
+        task=str(value["task"]),
+        metric=value["metric"],
+        length=int(value["length"]),
+        scores=tuple(map(float, value["scores"])),
+        value=_number(value["value"], math.inf),
+        low=_number(value["low"], -math.inf),
+        high=_number(value["high"], math.inf),
+        depths=tuple(None if depth is None else float(depth) for depth in value["depths"]),
+        positions=tuple(
+            Bucket(int(bucket["start"]), int(bucket["end"]), _number(bucket["loss"], math.inf))
+            for bucket in value["positions"]
+        ),
+        comparison=None if comparison is None else _comparison(comparison),
+        tokens_per_second=float(value["tokens_per_second"]),
     )
+
+
+def _comparison(value: Mapping[str, Any]) -> Comparison:
+    return Comparison(
+        _number(value["difference"], math.inf),
+        _number(value["low"], -math.inf),
+        _number(value["high"], math.inf),
+        int(value["better"]),
+        int(value["worse"]),
+        float(value["p"]),
+    )
+
+
+def _number(value: Any, infinite: float) -> float:
+    """A number; null stands for one that is not finite."""
+    return infinite if value is None else float(value)

@@ -36,8 +36,10 @@ class Choice:
     scaling: Scaling
     at_target: Comparison | None
     """Against none at the target length; None if it is none."""
+    short: int
+    """Tokens: the shortest length that was measured, the trained one but for prompts of a file."""
     retrieval_at_short: Comparison | None
-    """Against none at the trained length: what it costs there; None if it is none, or was not measured."""
+    """Against none at that length: what it costs there; None if it is none, or was not measured."""
     perplexity_at_short: Comparison | None
 
     @property
@@ -195,11 +197,13 @@ def _measure(
 
 
 def _choice(measure: str, scaling: Scaling, curve: Results) -> Choice:
+    short = min(each.length for each in curve.measurements)
     if scaling == NONE:
-        return Choice(measure, scaling, None, None, None)
+        return Choice(measure, scaling, None, short, None, None)
     return Choice(
         measure,
         scaling,
+        short=short,
         at_target=_pooled(curve, scaling, measure, max),
         retrieval_at_short=_pooled(curve, scaling, "retrieval", min),
         perplexity_at_short=_pooled(curve, scaling, PERPLEXITY, min),

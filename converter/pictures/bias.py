@@ -1,0 +1,170 @@
+"""The bias that heads add between queries and keys: what static, length- and position-dynamic mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from numpy.typing import NDArray
+
+from converter.errors import UsageError
+from converter.pictures.model import LONGEST, Model, dynamic_lengths
+from converter.pictures.per_head import NATS, spans
+from converter.pictures.style import HEADING, plain, styled
+from converter.scaling import Scaling
+
+POINTS = 256
+"""Queries and keys of a matrix that are drawn, evenly spread."""
+DARKEST = -8.0
+"""Nats: whatever is below has less than e^-8 = 0.03 % of the weight and is drawn alike."""
+COLOURS = "cividis"
+MOST_HEADS = 16
+SIDE = 2.1
+"""Inches of a panel."""
+NONE = Scaling("none")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A row of so many tokens under a scaling."""
+
+    title: str
+    scaling: Scaling
+    tokens: int
+
+
+def query_slopes(
+    model: Model, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The slope that each query of a row of ``tokens`` tokens uses, times the model's factor on the bias.
+
+    Args:
+        positions: [N], the queries', from 0.
+    """
+    if scaling.dynamic != "position":
+        slope = model.scale(model.stock, scaling, tokens)[head]
+        return np.full(len(positions), model.bias_scale * slope)
+    slopes = [model.scale(model.stock, scaling, int(position) + 1)[head] for position in positions]
+    return model.bias_scale * np.array(slopes)
+
+
+def bias_matrix(
+    model: Model, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The bias of one head in a row of ``tokens`` tokens, in nats: -slope * bias_scale * |query - key|.
+
+    Args:
+        positions: [N], of the queries and of the keys, from 0.
+
+    Returns:
+        [N queries, N keys]; NaN where there is no such token, or a decoder's query does not see the key.
+    """
+    queries, keys = positions[:, None], positions[None, :]
+    slopes = query_slopes(model, scaling, head, tokens, positions)
+    seen = (queries < tokens) & (keys < tokens)
+    if model.decoder:
+        seen &= keys <= queries
+    return np.where(seen, -slopes[:, None] * np.abs(queries - keys), np.nan)
+
+
+@styled
+def draw_bias(
+    model: Model, scaling: Scaling, heads: Sequence[int] | None = None, nats: float = NATS
+) -> Figure:
+    """The bias of some heads, a head a line, stock beside scaled, all in the same colours.
+
+    A length-dynamic scaling has a panel for each of some row lengths; of the others one row tells all.
+
+    Args:
+        heads: from 0; the steepest, the middle and the flattest by default.
+        nats: a line shows where the bias reaches it, which is how far the head sees.
+
+    Raises:
+        UsageError: a head that the model does not have, or too many for one picture.
+    """
+    chosen = _heads(model, heads)
+    panels = _panels(model, scaling)
+    return draw_panels(model, panels, chosen, nats, f"{plain(model.name)}: bias under {scaling}")
+
+
+@styled
+def draw_panels(
+    model: Model, panels: Sequence[Panel], heads: Sequence[int], nats: float, title: str
+) -> Figure:
+    """A line of panels a head; all show as many tokens as the longest of them has."""
+    shape = (1.2 + SIDE * len(panels) + 0.9, 0.75 + SIDE * len(heads))
+    figure = Figure(shape, layout=ConstrainedLayoutEngine(compress=True, w_pad=0.12))
+    grid = figure.subplots(len(heads), len(panels), squeeze=False, sharex=True, sharey=True)
+    longest = max(panel.tokens for panel in panels)
+    for line, head in zip(grid, heads, strict=True):
+        for axes, panel in zip(line, panels, strict=True):
+            image = _draw(axes, model, panel, head, longest, nats)
+        line[0].set_ylabel(f"head {head}\nquery")
+    for axes, panel in zip(grid[0], panels, strict=True):
+        axes.set_title(panel.title, fontsize=9)
+    for axes in grid[-1]:
+        axes.set_xlabel("key")
+    figure.suptitle(title, **HEADING)
+    bar = figure.colorbar(image, ax=grid, extend="min", shrink=min(1.0, 1.6 / len(heads)), aspect=14)
+    bar.set_label(f"bias, nats (line: -{nats:g})")
+    return figure
+
+
+def _draw(axes: Axes, model: Model, panel: Panel, head: int, extent: int, nats: float) -> AxesImage:
+    count = min(POINTS, extent)
+    positions = np.arange(count) * extent // count
+    matrix = bias_matrix(model, panel.scaling, head, panel.tokens, positions)
+    image = axes.imshow(
+        matrix,
+        cmap=COLOURS,
+        vmin=DARKEST,
+        vmax=0.0,
+        extent=(0, extent, extent, 0),
+        interpolation="nearest",
+    )
+    queries = positions[positions < panel.tokens]
+    reach = spans(query_slopes(model, panel.scaling, head, panel.tokens, queries), 1.0, nats)
+    for side in (-1,) if model.decoder else (-1, 1):
+        edge = queries + side * np.array(reach)
+        edge[(edge < 0) | (edge > panel.tokens)] = np.nan
+        axes.plot(edge, queries, color="white", linewidth=1.0)
+    axes.grid(False)
+    axes.set_xlim(0, extent)
+    axes.set_ylim(extent, 0)
+    ticks = [0, extent // 2, extent]
+    axes.set_xticks(ticks)
+    axes.set_yticks(ticks)
+    return image
+
+
+def _panels(model: Model, scaling: Scaling) -> list[Panel]:
+    """Stock, and what ``scaling`` makes of it."""
+    if scaling.dynamic is None:
+        # Where the trained length is not known, what the flattest head sees shows as much.
+        trained = model.train_length or max(spans(model.stock, model.bias_scale, NATS))
+        tokens = math.ceil(min(scaling.factor_at(0) * trained, LONGEST))
+        return [Panel("stock", NONE, tokens), Panel("scaled", scaling, tokens)]
+    lengths = dynamic_lengths(scaling)
+    stock = Panel("stock", NONE, lengths[-1])
+    if scaling.dynamic == "position":
+        return [stock, Panel("every query its own", scaling, lengths[-1])]
+    return [stock, *(Panel(f"a row of {length} tokens", scaling, length) for length in lengths)]
+
+
+def _heads(model: Model, heads: Sequence[int] | None) -> list[int]:
+    count = len(model.stock)
+    if heads is None:
+        steepness = sorted(range(count), key=lambda head: -model.stock[head])
+        return list(dict.fromkeys(steepness[place] for place in (0, count // 2, count - 1)))
+    if len(set(heads)) > MOST_HEADS:
+        raise UsageError(f"--heads names {len(set(heads))} heads; a picture has room for {MOST_HEADS}")
+    for head in heads:
+        if not 0 <= head < count:
+            raise UsageError(f"--heads {head} is out of range; the model has the heads 0 to {count - 1}")
+    return list(dict.fromkeys(heads))

@@ -1,0 +1,129 @@
+"""Slopes and attention span of every head, stock beside scaled; wavelengths of every rotary pair."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator
+
+from converter.pictures import style
+from converter.pictures.model import Model
+from converter.pictures.style import log2_axis, plain, power_text, styled
+
+NATS = 5.0
+"""Where a head's span ends: its bias is -5, and a key weighs e^-5 = 0.7 % of what it would without."""
+WIDTH, HEIGHT = 7.5, 3.8
+"""Inches, the height without the legend."""
+
+
+def spans(slopes: Iterable[float], bias_scale: float, nats: float) -> list[float]:
+    """The distance in tokens at which each head's bias, slope * bias_scale * distance, reaches ``nats``."""
+    return [nats / max(slope * bias_scale, sys.float_info.min) for slope in slopes]
+
+
+@styled
+def draw_slopes(model: Model) -> Figure:
+    """The slope of every head, on a logarithmic axis, in the order of the heads.
+
+    Where the heads are no power of two, the slopes start again at the first extra head.
+    """
+    figure, axes = _figure(model)
+    slopes_panel(axes, model)
+    _finish(figure, axes, model, "Slope of each head")
+    return figure
+
+
+@styled
+def draw_span(model: Model, nats: float = NATS) -> Figure:
+    """The attention span of every head: the distance at which its bias reaches ``nats``."""
+    figure, axes = _figure(model)
+    span_panel(axes, model, nats)
+    _finish(figure, axes, model, f"Attention span: distance at which the bias is -{nats:g} nats")
+    return figure
+
+
+@styled
+def draw_wavelengths(model: Model) -> Figure:
+    """The tokens in which each pair of rotary channels turns once: 2 pi / frequency."""
+    figure, axes = _figure(model)
+    wavelengths_panel(axes, model)
+    _finish(figure, axes, model, "Wavelength of each pair of rotary channels")
+    return figure
+
+
+def slopes_panel(axes: Axes, model: Model) -> None:
+    """``draw_slopes`` into axes that stand already."""
+    _draw(axes, model, [variant.values for variant in model.variants])
+    axes.set_xlabel("head")
+    scale = "" if model.bias_scale == 1 else f" (bias a token: {model.bias_scale:.3g} times that)"
+    axes.set_ylabel(f"slope{scale or ', nats a token'}")
+
+
+def span_panel(axes: Axes, model: Model, nats: float) -> None:
+    """``draw_span`` into axes that stand already."""
+    series = [spans(variant.values, model.bias_scale, nats) for variant in model.variants]
+    _draw(axes, model, series, _mark_lengths(axes, model))
+    axes.set_xlabel("head")
+    axes.set_ylabel("span, tokens")
+
+
+def wavelengths_panel(axes: Axes, model: Model) -> None:
+    """``draw_wavelengths`` into axes that stand already."""
+    series = [[2 * math.pi / frequency for frequency in variant.values] for variant in model.variants]
+    _draw(axes, model, series, _mark_lengths(axes, model))
+    axes.set_xlabel("pair of channels")
+    axes.set_ylabel("wavelength, tokens")
+
+
+def _figure(model: Model) -> tuple[Figure, Axes]:
+    below = style.legend_height([variant.label for variant in model.variants], WIDTH)
+    figure = Figure((WIDTH, HEIGHT + below), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _finish(figure: Figure, axes: Axes, model: Model, title: str) -> None:
+    figure.suptitle(plain(model.name), **style.HEADING)
+    axes.set_title(title)
+    style.legend(figure, axes)
+
+
+def _draw(axes: Axes, model: Model, series: Sequence[Sequence[float]], lengths: Sequence[float] = ()) -> None:
+    """One series a variant, markers alone: there is nothing between two heads.
+
+    The stock model's are filled, the others' are hollow, so that a head which a scaling leaves alone
+    shows both. ``lengths`` are to be in sight too.
+    """
+    heads = len(model.stock)
+    size = 7.0 if heads <= 20 else 5.0 if heads <= 48 else 3.5
+    for index, (variant, values) in enumerate(zip(model.variants, series, strict=True)):
+        look = style.look(index) | {"linestyle": "none"}
+        fill = {"markersize": size * 0.6} if index == 0 else {"markersize": size, "markerfacecolor": "none"}
+        axes.plot(range(heads), values, label=variant.label, **look, **fill)
+    step = next(step for step in (1, 2, 4, 8, 16, 64, 256, 512) if heads <= 12 * step)
+    axes.xaxis.set_major_locator(FixedLocator(range(0, heads, step)))
+    axes.set_xlim(-0.6, heads - 0.4)
+    log2_axis(axes, "y", [*(value for values in series for value in values), *lengths], power_text)
+
+
+def _mark_lengths(axes: Axes, model: Model) -> list[float]:
+    """Lines at the trained length and the longest that a scaling is for; returns both, as far as known."""
+    marks = (("trained", model.train_length, "-", "top"), ("target", model.target_length, "--", "bottom"))
+    for name, length, dash, side in marks:
+        if length is None:
+            continue
+        axes.axhline(length, zorder=1, linestyle=dash, **style.MARK)
+        axes.annotate(
+            f"{name}\n{length:.0f}",
+            (1, length),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            verticalalignment=side,
+            color=style.MARK["color"],
+            fontsize=8,
+        )
+    return [length for _, length, _, _ in marks if length is not None]

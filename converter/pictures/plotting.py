@@ -1,0 +1,144 @@
+"""All pictures of a model, or of what was measured, into a folder."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from converter.errors import OutputError, UsageError
+from converter.evaluation.results import Results
+from converter.jsonfile import read_object
+from converter.outputs import check_folder, write_files
+from converter.pictures.bias import draw_bias
+from converter.pictures.curves import draw_curves
+from converter.pictures.model import Model, read
+from converter.pictures.per_head import NATS, draw_slopes, draw_span, draw_wavelengths
+from converter.pictures.style import FORMATS, Format, render
+from converter.scaling import Request
+
+
+def plot(
+    subject: str | Path | Results,
+    out: str | Path,
+    *,
+    scalings: Sequence[Request] = (),
+    heads: Sequence[int] | None = None,
+    nats: float | None = None,
+    form: Format = "png",
+    train_length: int | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+    overwrite: bool = False,
+) -> list[Path]:
+    """Draws a model's slopes, attention spans and biases, or the curves of an evaluation.
+
+    Args:
+        subject: a checkpoint, stock or converted (a local folder, or a Hub id); or results, or their file.
+        out: the folder to write; its parent exists.
+        scalings: of a model, what to show beside stock; without one, a converted repository shows its own.
+        heads: of a model, those whose bias is drawn, from 0; by default the steepest, the middle and the
+            flattest.
+        nats: of a model, the bias at which a head's span ends; 5 by default.
+        form: ``png`` or ``svg``.
+        train_length, revision, token, cache_dir: of a model, as for ``inspect``.
+        overwrite: write into a folder that is not empty, over files of the same names.
+
+    Returns:
+        The files, complete.
+
+    Raises:
+        UsageError: options that do not fit the subject, or each other.
+        SourceError: the checkpoint or the results file is missing, unreadable or damaged.
+        UnsupportedModel: a model whose positions cannot be scaled.
+        OutputError: the folder cannot be used.
+    """
+    if form not in FORMATS:
+        raise UsageError(f"--format {form!r} is unknown; choose one of {', '.join(FORMATS)}")
+    if nats is not None and not 0 < nats < math.inf:
+        raise UsageError(f"--nats {nats:g} is out of range; give a finite number above 0, usually 3 to 8")
+    place = check_folder(out, overwrite=overwrite)
+    if isinstance(subject, Results) or Path(subject).is_file():
+        of_model = {
+            "scalings": scalings,
+            "heads": heads,
+            "nats": nats,
+            "train length": train_length,
+            "revision": revision,
+        }
+        for name, value in of_model.items():
+            if value:
+                raise UsageError(
+                    f"{_name(subject)} holds results, and {name} is for a model's pictures; drop it"
+                )
+        results = subject if isinstance(subject, Results) else Results.from_json(read_object(Path(subject)))
+        pictures = curves(results, form)
+    else:
+        if place.is_relative_to(os.path.realpath(subject)):
+            raise OutputError(f"--out {out} is in {subject}, which is only read; name another folder")
+        model = read(
+            str(subject),
+            scalings,
+            train_length=train_length,
+            revision=revision,
+            token=token,
+            cache_dir=None if cache_dir is None else Path(cache_dir),
+        )
+        pictures = _rendered(_of_model(model, heads, NATS if nats is None else nats), form)
+    return write_files(place, pictures)
+
+
+def curves(results: Results, form: Format) -> dict[str, bytes]:
+    """A file's name -> its content: one for every model and task of the results.
+
+    Raises:
+        UsageError: the results hold no measurement.
+    """
+    return _rendered(_of_results(results), form)
+
+
+def _rendered(figures: Iterator[tuple[str, Figure]], form: Format) -> dict[str, bytes]:
+    """The figures' files; a number tells names apart that differ only in what a file's name cannot have."""
+    pictures: dict[str, bytes] = {}
+    for name, figure in figures:
+        names = (
+            f"{name}-{number}.{form}" if number > 1 else f"{name}.{form}" for number in itertools.count(1)
+        )
+        pictures[next(each for each in names if each not in pictures)] = render(figure, form)
+    return pictures
+
+
+def _of_model(model: Model, heads: Sequence[int] | None, nats: float) -> Iterator[tuple[str, Figure]]:
+    if model.rotary:
+        if heads is not None:
+            raise UsageError(f"--heads is for ALiBi's bias, and {model.name} has rotary positions; drop it")
+        yield "wavelengths", draw_wavelengths(model)
+        return
+    yield "slopes", draw_slopes(model)
+    yield "span", draw_span(model, nats)
+    for scaling in model.scalings:
+        yield f"bias-{_slug(str(scaling))}", draw_bias(model, scaling, heads, nats)
+
+
+def _of_results(results: Results) -> Iterator[tuple[str, Figure]]:
+    pairs = dict.fromkeys((each.model, each.task) for each in results.measurements)
+    if not pairs:
+        raise UsageError("the results hold no measurement, so there is nothing to draw")
+    several = len({model for model, _ in pairs}) > 1
+    for model, task in pairs:
+        of = f"-{_slug(model.rpartition('/')[2])}" if several else ""
+        yield f"{_slug(task)}{of}", draw_curves(results, model, task)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:60] or "unnamed"
+
+
+def _name(subject: str | Path | Results) -> str:
+    return "it" if isinstance(subject, Results) else Path(subject).name

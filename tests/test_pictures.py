@@ -1,0 +1,511 @@
+"""What the pictures show, read back from the figures; and the files that ``plot`` writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import math
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+
+from converter import convert
+from converter.errors import UsageError
+from converter.evaluation.results import Bucket, Measurement, Results
+from converter.pictures.bias import bias_matrix, draw_bias
+from converter.pictures.card import card_figure, card_picture
+from converter.pictures.curves import APART, draw_curves
+from converter.pictures.model import Model
+from converter.pictures.per_head import draw_slopes, draw_span, draw_wavelengths
+from converter.pictures.plotting import curves, plot
+from converter.pictures.style import LONGEST, plain, render
+from converter.scaling import Scaling
+from converter.slopes import stock_slopes
+from tests.conftest import Run, fingerprint
+from tests.tiny.rotary import rotary
+
+ROOT = Path(__file__).parent.parent
+PNG = b"\x89PNG\r\n\x1a\n"
+HEADS = (1, 12, 16, 40, 112)
+HOSTILE = ("$\\frac{1$", "a$b$c^^", "\x00\x1b[31mred\n", "模型-13B", "_hidden", "x" * 500, "", '<&">')
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings() -> Iterator[None]:
+    """A glyph that the font lacks, a label that is left out, a number that cannot be drawn: all warn."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", module="matplotlib|converter")
+        warnings.filterwarnings("error", message="Glyph|.*legend|.*layout|.*log")
+        yield
+
+
+def reference(heads: int) -> NDArray[np.float64]:
+    """ALiBi's slopes, from the paper: a power of two, and the odd members of the next one's."""
+    whole = 1 << (heads.bit_length() - 1)
+    even = np.exp2(-8 * np.arange(1, whole + 1) / whole)
+    odd = np.exp2(-8 * np.arange(1, 2 * (heads - whole), 2) / (2 * whole))
+    return np.concatenate([even, odd])
+
+
+def reference_ntk(slopes: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+    if slopes.min() == slopes.max():
+        return slopes / factor
+    t = np.log(slopes.max() / slopes) / np.log(slopes.max() / slopes.min())
+    return slopes * factor**-t
+
+
+def model(heads: int = 16, *scalings: Scaling, **changes: Any) -> Model:
+    return Model("a/model", stock_slopes(heads), scalings, train_length=2048, **changes)
+
+
+def series(axes: Axes) -> dict[str, NDArray[np.float64]]:
+    """Label -> y values of the lines that the legend names."""
+    return {
+        str(line.get_label()): np.asarray(line.get_ydata(), dtype=np.float64)
+        for line in axes.get_lines()
+        if not str(line.get_label()).startswith("_")
+    }
+
+
+def levels(axes: Axes) -> list[float]:
+    """Where horizontal lines cross the whole picture."""
+    return [
+        float(np.asarray(line.get_ydata())[0])
+        for line in axes.get_lines()
+        if str(line.get_label()).startswith("_")
+    ]
+
+
+def legend_texts(figure: Figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_slopes_and_spans_of_every_head(heads: int) -> None:
+    drawn = model(heads, Scaling("ntk", factor=4.0), Scaling("linear", factor=2.0))
+    stock = reference(heads)
+    expected = {
+        "stock": stock,
+        "ntk, factor 4": reference_ntk(stock, 4),
+        "linear, factor 2": stock / 2,
+    }
+    slopes, spans = draw_slopes(drawn), draw_span(drawn, nats=3.0)
+    found, reach = series(slopes.axes[0]), series(spans.axes[0])
+    assert list(found) == list(reach) == list(expected) == legend_texts(slopes) == legend_texts(spans)
+    for label, values in expected.items():
+        np.testing.assert_allclose(found[label], values, rtol=1e-12)
+        np.testing.assert_allclose(reach[label], 3 / values, rtol=1e-12)
+    assert levels(spans.axes[0]) == [2048, 4 * 2048]
+    low, high = slopes.axes[0].get_ylim()
+    assert low < min(map(np.min, expected.values()))
+    assert high > max(map(np.max, expected.values()))
+
+
+def test_the_span_knows_what_falcon_divides_the_bias_by() -> None:
+    figure = draw_span(model(16, bias_scale=64**-0.5), nats=5.0)
+    np.testing.assert_allclose(series(figure.axes[0])["stock"], 5 * 8 / reference(16), rtol=1e-12)
+    assert "0.125" in draw_slopes(model(16, bias_scale=64**-0.5)).axes[0].get_ylabel()
+
+
+def test_a_dynamic_scaling_is_shown_at_three_lengths() -> None:
+    figure = draw_slopes(model(8, Scaling("ntk", dynamic="position", rate=2.0, train_length=100)))
+    found = series(figure.axes[0])
+    assert list(found)[1:] == [f"ntk, position-dynamic, rate 2, at {n} tokens" for n in (100, 200, 400)]
+    for values, factor in zip(list(found.values())[1:], (2, 4, 8), strict=True):
+        np.testing.assert_allclose(values, reference_ntk(reference(8), factor), rtol=1e-12)
+
+
+def test_wavelengths_of_rotary_pairs() -> None:
+    frequencies = tuple(10000.0 ** (-2 * pair / 16) for pair in range(8))
+    drawn = replace(model(), stock=frequencies, rotary=True)
+    expected = 2 * np.pi * 10000 ** (2 * np.arange(8) / 16)
+    np.testing.assert_allclose(series(draw_wavelengths(drawn).axes[0])["stock"], expected, rtol=1e-12)
+    np.testing.assert_allclose(series(card_figure(drawn).axes[0])["stock"], expected, rtol=1e-12)
+
+
+@settings(max_examples=40)
+@given(
+    decoder=st.booleans(),
+    form=st.sampled_from(["static", "length", "position"]),
+    tokens=st.integers(1, 24),
+    head=st.integers(0, 5),
+    scale=st.sampled_from([1.0, 0.125]),
+)
+def test_the_bias_of_every_query_and_key(
+    decoder: bool, form: str, tokens: int, head: int, scale: float
+) -> None:
+    if form == "static":
+        scaling = Scaling("ntk", factor=3.0)
+    else:
+        scaling = Scaling("ntk", dynamic=form, rate=1.5, train_length=8)  # type: ignore[arg-type]
+    drawn = model(6, decoder=decoder, bias_scale=scale)
+    found = bias_matrix(drawn, scaling, head, tokens, np.arange(24))
+    for query in range(24):
+        own = {"static": 3.0, "length": 1.5 * tokens / 8, "position": 1.5 * (query + 1) / 8}[form]
+        slope = reference_ntk(reference(6), max(1.0, own))[head]
+        for key in range(24):
+            if query >= tokens or key >= tokens or (decoder and key > query):
+                assert np.isnan(found[query, key])
+            else:
+                expected = -scale * slope * abs(query - key)
+                assert found[query, key] == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
+def test_bias_panels_share_colours_and_mark_the_span() -> None:
+    scaling = Scaling("ntk", dynamic="length", rate=1.0, train_length=64)
+    drawn = replace(model(12), train_length=64)
+    figure = draw_bias(drawn, scaling, [3, 7])
+    panels = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_title(loc="left") for axes in panels[:4]] == [
+        "stock",
+        *(f"a row of {tokens} tokens" for tokens in (64, 128, 256)),
+    ]
+    assert len(panels) == 8
+    assert {axes.images[0].get_clim() for axes in panels} == {(-8.0, 0.0)}
+    shown = np.ma.filled(panels[6].images[0].get_array(), np.nan)
+    expected = bias_matrix(drawn, scaling, 7, 128, np.arange(256))
+    np.testing.assert_array_equal(shown, expected)
+    edge = panels[7].get_lines()[0]
+    keys, queries = np.asarray(edge.get_xdata()), np.asarray(edge.get_ydata())
+    inside = ~np.isnan(keys)
+    np.testing.assert_allclose(
+        (queries - keys)[inside] * reference_ntk(reference(12), 4)[7], np.full(inside.sum(), 5.0)
+    )
+    assert inside.sum() == 0 or keys[inside].min() >= 0
+
+
+def test_by_default_the_steepest_the_middle_and_the_flattest_head_are_drawn() -> None:
+    figure = draw_bias(model(12), Scaling("linear", factor=2.0))
+    shown = [axes.get_ylabel().split("\n")[0] for axes in figure.axes if axes.get_ylabel().endswith("query")]
+    order = np.argsort(-reference(12))
+    assert shown == [f"head {order[place]}" for place in (0, 6, 11)]
+
+
+def measurement(**changes: Any) -> Measurement:
+    return replace(
+        Measurement("m", "none", "lines", "accuracy", 256, (1.0, 0.0), 0.5, 0.1, 0.9, (0.1, 0.95)), **changes
+    )
+
+
+def bars(axes: Axes) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]]:
+    """Label -> x, y and the ends of the bars [points, 2]."""
+    found = {}
+    for container in axes.containers:
+        line, _, (collection,) = container.lines  # type: ignore[attr-defined]
+        ends = np.array([segment[:, 1] for segment in collection.get_segments() if len(segment)])
+        places, values = (np.asarray(data, dtype=np.float64) for data in line.get_data())
+        found[str(container.get_label())] = (places, values, ends)
+    return found
+
+
+def test_scores_by_length_and_place_of_the_answer() -> None:
+    results = Results(
+        [
+            measurement(),
+            measurement(length=1024, value=0.25, low=0.125, high=0.5),
+            measurement(
+                length=512, scaling="ntk, factor 4", value=1.0, low=0.75, high=1.0, scores=(1.0, 1.0)
+            ),
+            measurement(model="other", value=0.0, low=0.0, high=0.0),
+            measurement(task="passkey", value=0.0, low=0.0, high=0.0),
+        ],
+        {"m": {"train_length": 256}},
+    )
+    figure = draw_curves(results, "m", "lines")
+    by_length, by_place = figure.axes
+    found = bars(by_length)
+    assert list(found) == ["none", "ntk, factor 4"]
+    places, values, ends = found["none"]
+    np.testing.assert_allclose(places, np.array([256, 1024]) * 2 ** (-APART / 2))
+    np.testing.assert_allclose(values, [50, 25])
+    np.testing.assert_allclose(ends, [[10, 90], [12.5, 50]])
+    np.testing.assert_allclose(found["ntk, factor 4"][1], [100])
+    assert sorted(legend_texts(figure)) == ["none", "ntk, factor 4", "trained length (256)"]
+    assert "512 to 1024" in by_place.get_title(loc="left")  # beyond the trained length
+    lines = [container.lines[0] for container in by_place.containers]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(
+        np.asarray(lines[0].get_ydata(), float), [100, 0]
+    )  # in the first and in the last fifth
+    np.testing.assert_allclose(np.asarray(lines[0].get_xdata(), float), [0.5 - APART / 2, 4.5 - APART / 2])
+    np.testing.assert_allclose(np.asarray(lines[1].get_ydata(), float), [100, 100])
+
+
+def test_perplexity_by_length_and_position() -> None:
+    positions = (Bucket(0, 2, 3.0), Bucket(2, 8, 1.0), Bucket(8, 16, 800.0))
+    results = Results(
+        [
+            measurement(metric="perplexity", task="perplexity", value=20.0, low=18.0, high=25.0, depths=()),
+            measurement(
+                metric="perplexity",
+                task="perplexity",
+                length=512,
+                value=math.inf,
+                low=-math.inf,
+                high=math.inf,
+                depths=(),
+                positions=positions,
+            ),
+        ],
+        {"m": {"train_length": None}},
+    )
+    figure = draw_curves(results, "m", "perplexity")
+    by_length, by_position = figure.axes
+    assert render(figure).startswith(PNG)
+    _, values, ends = bars(by_length)["none"]
+    np.testing.assert_array_equal(values, [20, np.nan])
+    np.testing.assert_allclose(ends[0], [18, 25])
+    (line,) = by_position.get_lines()
+    np.testing.assert_allclose(line.get_xdata(), [1, 5, 12])
+    np.testing.assert_allclose(line.get_ydata(), [np.exp(3), np.exp(1), np.nan])
+
+
+def test_nothing_measured_is_nothing_drawn(tmp_path: Path) -> None:
+    results = Results([measurement(depths=(None, None))], {})
+    assert len(draw_curves(results, "m", "lines").axes) == 1
+    with pytest.raises(UsageError, match="no passkey"):
+        draw_curves(results, "m", "passkey")
+    with pytest.raises(UsageError, match="no measurement"):
+        plot(Results([], {}), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_plain_text(name: str) -> None:
+    shown = plain(name)
+    assert shown.isascii()
+    assert shown.isprintable()
+    assert 0 < len(shown) <= LONGEST
+    assert not set(shown) & set("$\\^{}<>&")
+
+
+def test_hostile_names_are_drawn(tmp_path: Path) -> None:
+    name = HOSTILE[0]
+    results = Results([measurement(model=name, task=name, scaling=each) for each in HOSTILE], {})
+    figure = draw_curves(results, name, name)
+    assert legend_texts(figure) == [plain(each) for each in HOSTILE]
+    ElementTree.fromstring(render(figure, "svg"))
+    (path,) = plot(results, tmp_path / "out")
+    assert path.parent == tmp_path / "out"
+    assert path.read_bytes().startswith(PNG)
+    assert render(draw_slopes(replace(model(4), name=name)), dpi=40).startswith(PNG)
+
+
+def test_names_that_look_alike_keep_their_files(tmp_path: Path) -> None:
+    results = Results([measurement(model=name, depths=()) for name in ("x/a$", "a_")], {})
+    paths = plot(results, tmp_path / "out", form="svg")
+    assert [path.name for path in paths] == ["lines-a.svg", "lines-a-2.svg"]
+    assert sorted(paths) == sorted((tmp_path / "out").iterdir())
+    assert list(curves(results, "svg").values()) == [path.read_bytes() for path in paths]
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        Scaling("linear", factor=1e300),
+        Scaling("ntk", dynamic="position", rate=1e308, train_length=10**299),
+        Scaling("linear", dynamic="length", rate=1e-308, train_length=1),
+    ],
+    ids=str,
+)
+def test_scalings_beyond_sense_are_drawn_too(scaling: Scaling) -> None:
+    drawn = model(5, scaling)
+    for figure in (draw_bias(drawn, scaling, [4]), card_figure(drawn)):
+        assert render(figure, dpi=40).startswith(PNG)
+
+
+def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings() -> None:
+    drawn = model(12, Scaling("ntk", factor=2.0))
+
+    def files() -> list[bytes]:
+        panels = draw_bias(drawn, drawn.scalings[0], [0])
+        return [card_picture(drawn), render(panels), render(draw_span(drawn), "svg")]
+
+    first = files()
+    with matplotlib.rc_context(
+        {"lines.linewidth": 9, "font.size": 30, "svg.hashsalt": "x", "text.usetex": True}
+    ):
+        before = dict(matplotlib.rcParams)
+        assert files() == first
+        assert dict(matplotlib.rcParams) == before
+    for content in first:
+        assert b"matplotlib.org" not in content
+        assert b"<dc:date>" not in content
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_the_cards_picture_is_small(heads: int) -> None:
+    drawn = model(heads, Scaling("ntk", dynamic="length", rate=2.0, train_length=2048))
+    content = card_picture(drawn)
+    assert len(content) < 60_000
+    picture = Image.open(io.BytesIO(content))
+    assert picture.format == "PNG"
+    assert 800 <= picture.width <= 1000
+    left, right = card_figure(drawn).axes
+    np.testing.assert_allclose(series(left)["stock"], reference(heads), rtol=1e-12)
+    np.testing.assert_allclose(series(right)["stock"], 5 / reference(heads), rtol=1e-12)
+
+
+def test_the_cards_picture_needs_no_windows_and_no_statistics() -> None:
+    code = (
+        "import sys; from converter.pictures.card import card_picture; "
+        "from converter.pictures.model import Model; card_picture(Model('m', (0.5, 0.25))); "
+        "print(sorted({'matplotlib.pyplot', 'scipy', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("family", "decoder", "scale"),
+    [("bloom", True, 1.0), ("falcon", True, 8**-0.5), ("jina_bert", False, 1.0)],
+)
+def test_plot_a_model(
+    run: Callable[..., Run],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    decoder: bool,
+    scale: float,
+) -> None:
+    from converter.pictures import plotting
+    from tests import tiny
+
+    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / family, num_heads=6)
+    before = fingerprint(source)
+    seen: list[Model] = []
+
+    def spy(*arguments: Any, **options: Any) -> Model:
+        seen.append(read(*arguments, **options))
+        return seen[0]
+
+    read = plotting.read
+    monkeypatch.setattr(plotting, "read", spy)
+    out = tmp_path / "pictures"
+    options = ["--methods", "none,ntk", "--dynamic", "position", "--train-length", "16"]
+    done = run("plot", source, *options, "--heads", "0,5", "--format", "svg", "--out", out)
+    assert (done.code, done.err) == (0, "")
+    names = ["slopes", "span", "bias-ntk-position-dynamic-rate-1-from-16-tokens"]
+    assert done.out.splitlines() == [str(out / f"{name}.svg") for name in names]
+    assert sorted(path.name for path in out.iterdir()) == sorted(f"{name}.svg" for name in names)
+    for path in out.iterdir():
+        assert ElementTree.fromstring(path.read_bytes()).tag == "{http://www.w3.org/2000/svg}svg"
+    (drawn,) = seen
+    np.testing.assert_allclose(drawn.stock, reference(6))
+    assert (drawn.name, drawn.decoder, drawn.rotary, drawn.train_length) == (family, decoder, False, 16)
+    assert drawn.bias_scale == pytest.approx(scale)
+    assert fingerprint(source) == before
+
+
+def test_plot_a_converted_repository_shows_its_own_scaling(
+    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path
+) -> None:
+    convert(pristine("bloom"), tmp_path / "scaled", scale=4, verify=False)
+    done = run("plot", tmp_path / "scaled", "--out", tmp_path / "out")
+    assert (done.code, done.err) == (0, "")
+    names = ["slopes.png", "span.png", "bias-ntk-factor-4.png"]
+    assert done.out.splitlines() == [str(tmp_path / "out" / name) for name in names]
+    for name in names:
+        picture = Image.open(tmp_path / "out" / name)
+        picture.load()
+        assert picture.format == "PNG"
+        assert picture.width > 500
+    unscaled = plot(pristine("bloom"), tmp_path / "stock")
+    assert [path.name for path in unscaled] == ["slopes.png", "span.png"]
+
+
+def test_plot_a_rotary_model(run: Callable[..., Run], refused: Callable[..., str], tmp_path: Path) -> None:
+    source = rotary(tmp_path / "llama", "llama")
+    done = run("plot", source, "--scales", "2", "--out", tmp_path / "out")
+    assert (done.code, done.out) == (0, f"{tmp_path / 'out' / 'wavelengths.png'}\n")
+    assert "rotary" in refused("plot", source, "--heads", "0", "--out", tmp_path / "new", code=2)
+    line = refused(
+        "plot", source, "--methods", "ntk-published", "--scales", "2", "--out", tmp_path / "new", code=2
+    )
+    assert "ntk-published" in line
+
+
+def test_plot_results(run: Callable[..., Run], refused: Callable[..., str], tmp_path: Path) -> None:
+    results = Results([measurement(), measurement(length=512)], {"m": {"train_length": 256}})
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(results.to_json()), encoding="utf-8")
+    done = run("plot", file, "--out", tmp_path / "out")
+    assert (done.code, done.out, done.err) == (0, f"{tmp_path / 'out' / 'lines.png'}\n", "")
+    assert (tmp_path / "out" / "lines.png").read_bytes() == render(draw_curves(results, "m", "lines"))
+    new = ("--out", tmp_path / "new")
+    assert "drop it" in refused("plot", file, "--scales", "2", *new, code=2)
+    assert "drop it" in refused("plot", file, "--heads", "0", *new, code=2)
+    file.write_text('{"format": 1, "measurements": [{}]}', encoding="utf-8")
+    assert "damaged" in refused("plot", file, *new)
+    file.write_text("[", encoding="utf-8")
+    assert "not valid JSON" in refused("plot", file, *new)
+
+
+def test_refusals(refused: Callable[..., str], make_source: Callable[..., Path], tmp_path: Path) -> None:
+    source = make_source("bloom", num_heads=4)
+    new = ("--out", tmp_path / "new")
+    scaled = ("plot", source, "--scales", "2")
+    assert "0 to 3" in refused(*scaled, "--heads", "4", *new, code=2)
+    assert "0 to 3" in refused(*scaled, "--heads", "-1", *new, code=2)
+    assert "--nats" in refused(*scaled, "--nats", "0", *new, code=2)
+    assert "--nats" in refused(*scaled, "--nats", "nan", *new, code=2)
+    assert "--train-length" in refused("plot", source, "--dynamic", "length", *new, code=2)
+    assert "--rates" in refused("plot", source, "--scales", "2", "--rates", "1", *new, code=2)
+    assert "out of range" in refused("plot", source, "--scales", "0.5", *new, code=2)
+    assert "does not exist" in refused(*scaled, "--out", tmp_path / "no" / "where")
+    assert "only read" in refused(*scaled, "--out", source / "pictures")
+    assert "not empty" in refused(*scaled, "--out", source)
+    assert "only read" in refused(*scaled, "--out", source, "--overwrite")
+    assert "is a file" in refused(*scaled, "--out", source / "config.json")
+    assert "no folder" in refused("plot", tmp_path / "nothing", *new)
+
+
+def test_overwrite_leaves_other_files_alone(
+    pristine: Callable[..., Path], run: Callable[..., Run], refused: Callable[..., str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine", encoding="utf-8")
+    (out / "span.png").write_text("old", encoding="utf-8")
+    assert "--overwrite" in refused("plot", pristine("bloom"), "--out", out)
+    assert run("plot", pristine("bloom"), "--out", out, "--overwrite").code == 0
+    assert sorted(path.name for path in out.iterdir()) == ["mine.txt", "slopes.png", "span.png"]
+    assert (out / "mine.txt").read_text(encoding="utf-8") == "mine"
+    assert (out / "span.png").read_bytes().startswith(PNG)
+
+
+def test_the_documentations_pictures_are_what_their_script_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    shipped = script.IMAGES
+    monkeypatch.setattr(script, "IMAGES", tmp_path)
+    script.main()
+    drawn = sorted(path.name for path in tmp_path.iterdir())
+    assert len(drawn) == len(script.FIGURES)
+    for name in drawn:
+        assert (shipped / name).stat().st_size <= 120_000
+        pictures = [
+            np.asarray(Image.open(folder / name).convert("RGB"), float) for folder in (tmp_path, shipped)
+        ]
+        # Fonts are drawn a little differently by other versions of matplotlib.
+        assert np.abs(pictures[0] - pictures[1]).mean() < 1

@@ -141,7 +141,7 @@ def convert(
         model: a local folder if there is one of that name, else a Hub id.
         out: folder to write; it must not exist, or be empty.
         scale: scale factor a >= 1 of a static scaling. Of scale, target_length and dynamic one may be
-            given; without any, ntk is position-dynamic, and other methods but none are refused.
+            given; without any, ntk is dynamic, by position in decoders and by length in encoders.
         target_length: tokens to reach; a = target_length / trained length.
         method: ``ntk``; ``linear``; ``ntk-published``, the original code's form; or ``none``, the
             model unscaled on the new attention code.
@@ -196,7 +196,7 @@ def convert(
     config = source.config()
     recipe = recipes.of_source(config)
     trained = recipe.trained_length(source, train_length)
-    scaling = resolve(request, trained, source)
+    scaling = resolve(request, trained, source, causal=recipe.decoder)
     recipe.check_scaling(scaling)
     if not dry_run:
         clear(Path(out), resume=resume)

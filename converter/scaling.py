@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from converter.errors import SourceError, UsageError
@@ -16,9 +16,6 @@ Dynamic = Literal["length", "position"]
 METHODS: tuple[Method, ...] = ("ntk", "linear", "ntk-published", "none")
 DYNAMICS: tuple[Dynamic, ...] = ("length", "position")
 DEFAULT_METHOD: Method = "ntk"
-DEFAULT_DYNAMIC: Dynamic = "position"
-"""What is done where no strength is given. Up to the trained length such a model is the stock one, and beyond
-it the measured models retrieved as well as with any other scaling (examples/evidence/README.md)."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +107,6 @@ class Request:
     dynamic: Dynamic | None = None
     rate: float | None = None
     train_length: int | None = None
-    by_default: bool = field(default=False, init=False)
-    """Whether no strength was given, so that ``dynamic`` is the default."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -126,14 +121,11 @@ class Request:
                 )
         elif len(given) > 1:
             raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
-        elif not given and self.method == DEFAULT_METHOD:
-            object.__setattr__(self, "dynamic", DEFAULT_DYNAMIC)
-            object.__setattr__(self, "by_default", True)
-        elif not given:
+        elif not given and not self.by_default:
             raise UsageError(
                 f"--method {self.method} needs a strength: give --scale, --target-length or --dynamic"
             )
-        if self.rate is not None and self.dynamic is None:
+        if self.rate is not None and self.dynamic is None and not self.by_default:
             raise UsageError(
                 "--rate belongs to --dynamic length or --dynamic position; give one or drop --rate"
             )
@@ -152,19 +144,32 @@ class Request:
         return {"--scale": self.scale, "--target-length": self.target_length, "--dynamic": self.dynamic}
 
     @property
+    def by_default(self) -> bool:
+        """Whether the strength is left to this tool: ntk, dynamic. See ``resolve``."""
+        return self.method == DEFAULT_METHOD and not any(
+            value is not None for value in self._factors.values()
+        )
+
+    @property
     def length_user(self) -> str | None:
         """The option that needs to know the trained length, if any."""
         if self.by_default:
-            return f"--dynamic {self.dynamic}, the default,"
+            return "--dynamic, the default,"
         if self.dynamic is not None:
             return "--dynamic"
         return None if self.target_length is None else "--target-length"
 
-    def resolve(self, train_length: int | None) -> Scaling:
+    def resolve(self, train_length: int | None, *, causal: bool = True) -> Scaling:
         """The scaling asked for, of a model trained at ``train_length`` tokens.
+
+        Without a strength it is dynamic: up to the trained length such a model is the stock one, and beyond
+        it the measured models retrieved as well as with any other scaling (examples/evidence/README.md). By
+        position in a causal model, whose cached keys fit no other; by length in an encoder, whose first
+        tokens look as far ahead as its last look back.
 
         Args:
             train_length: None if it is not known, which only a request without ``length_user`` allows.
+            causal: a decoder; an encoder otherwise.
 
         Raises:
             UsageError: the target length is below the trained length.
@@ -182,7 +187,8 @@ class Request:
                 )
             return Scaling(self.method, factor=self.target_length / train_length)
         rate = 1.0 if self.rate is None else float(self.rate)
-        return Scaling(self.method, dynamic=self.dynamic, rate=rate, train_length=train_length)
+        dynamic = self.dynamic or ("position" if causal else "length")
+        return Scaling(self.method, dynamic=dynamic, rate=rate, train_length=train_length)
 
 
 def _number(value: object) -> bool:

@@ -59,7 +59,7 @@ def recorded_length(config: Config, given: int | None) -> TrainLength | None:
     return None
 
 
-def resolve(request: Request, trained: TrainLength, source: Source) -> Scaling:
+def resolve(request: Request, trained: TrainLength, source: Source, *, causal: bool) -> Scaling:
     """The scaling that ``request`` means for this checkpoint.
 
     Raises:
@@ -70,4 +70,4 @@ def resolve(request: Request, trained: TrainLength, source: Source) -> Scaling:
             f"{request.length_user} needs the trained length of {source.name}, which is {trained.origin}; "
             "add --train-length N"
         )
-    return request.resolve(trained.tokens)
+    return request.resolve(trained.tokens, causal=causal)

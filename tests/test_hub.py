@@ -79,7 +79,7 @@ def test_an_id_gives_what_its_folder_gives(
     assert sorted(hub.downloads()) == sorted(path.name for path in source.iterdir())
 
     asked = len(hub.requests)
-    assert command(source, *CONVERT[1:4], "local", *CONVERT[5:]).code == 0
+    assert command(source, *words[1:4], "local", *words[5:]).code == 0
     assert len(hub.requests) == asked
     assert contents(work / "out") == contents(work / "local")
     ours, local = config(work / "out"), config(work / "local")

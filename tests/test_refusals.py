@@ -28,7 +28,7 @@ def mpt(**attention: Any) -> dict[str, Any]:
 CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int, str]] = {
     # Options
     "no strength": ("bloom", {}, ("--method", "linear"), 2, "--scale, --target-length or --dynamic"),
-    "no trained length": ("bloom", {}, (), 2, "--dynamic position, the default, needs the trained length"),
+    "no trained length": ("bloom", {}, (), 2, "--dynamic, the default, needs the trained length"),
     "scale and dynamic": ("bloom", {}, (*SCALE, "--dynamic", "length"), 2, "--scale and --dynamic exclude"),
     "scale and target": ("bloom", {}, (*SCALE, "--target-length", "64"), 2, "--scale and --target-length"),
     "scale below 1": ("bloom", {}, ("--scale", "0.5"), 2, "0.5"),

@@ -77,6 +77,10 @@ def test_requests_that_make_no_sense(options: dict[str, Any], words: list[str]) 
     assert all(word in str(error.value) for word in words), error.value
 
 
+def test_an_encoder_s_default_goes_by_length() -> None:
+    assert Request().resolve(512, causal=False) == Scaling("ntk", None, "length", 1.0, 512)
+
+
 def test_target_below_trained_length() -> None:
     with pytest.raises(UsageError, match=r"1024 .* 2048"):
         Request(target_length=1024).resolve(2048)
@@ -89,7 +93,7 @@ def test_target_below_trained_length() -> None:
         ({"method": "none"}, None),
         ({"target_length": 4096}, "--target-length"),
         ({"dynamic": "length"}, "--dynamic"),
-        ({}, "--dynamic position, the default,"),
+        ({}, "--dynamic, the default,"),
     ],
 )
 def test_who_needs_the_trained_length(options: dict[str, Any], user: str | None) -> None:

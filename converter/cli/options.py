@@ -51,7 +51,7 @@ scaling_options = options(
         "--method", type=click.Choice(METHODS), default="ntk", show_default=True, help="How to scale."
     ),
     click.option(
-        "--dynamic", type=click.Choice(DYNAMICS), help="A grows with the row or the position (default)."
+        "--dynamic", type=click.Choice(DYNAMICS), help="A grows with the row, or the position; the default."
     ),
     click.option("--rate", type=float, metavar="A0", help="Of --dynamic: A = max(1, A0 * tokens / trained)."),
     click.option("--train-length", type=int, metavar="N", help="Trained length, if it is not a known model."),

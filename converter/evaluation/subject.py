@@ -65,7 +65,7 @@ class Subject:
         Raises:
             UsageError: it needs the trained length, which is not known; or such a model cannot compute it.
         """
-        scaling = resolve(request, self.trained, self.source)
+        scaling = resolve(request, self.trained, self.source, causal=self.recipe.decoder)
         if scaling != self.own_scaling:
             self.recipe.check_scaling(scaling)
             if self.patched is None and self.recipe.converted:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from converter.evaluation.evaluate import evaluate
     from converter.evaluation.results import Results
-    from converter.evaluation.tasks import make as task
+    from converter.evaluation.tasks import make_task
     from converter.evaluation.tune import Tuning, tune
     from converter.inspection import Inspection, inspect
     from converter.onnx.export import ExportResult, export
@@ -63,10 +63,10 @@ __all__ = [
     "evaluate",
     "export",
     "inspect",
+    "make_task",
     "plot",
     "push",
     "supported",
-    "task",
     "tune",
     "validate",
 ]
@@ -76,7 +76,7 @@ _MODULES = {
     "ConversionResult": "converter.pipeline",
     "evaluate": "converter.evaluation.evaluate",
     "Results": "converter.evaluation.results",
-    "task": "converter.evaluation.tasks",
+    "make_task": "converter.evaluation.tasks",
     "tune": "converter.evaluation.tune",
     "Tuning": "converter.evaluation.tune",
     "plot": "converter.pictures.plotting",
@@ -91,16 +91,13 @@ _MODULES = {
     "validate": "converter.onnx.validate",
 }
 
-_NAMES = {"task": "make"}
-"""What is called otherwise in its module."""
-
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_MODULES.get(name, "converter.errors")), _NAMES.get(name, name))
+    return getattr(import_module(_MODULES.get(name, "converter.errors")), name)
 
 
 def __dir__() -> list[str]:

@@ -10,17 +10,24 @@ the value that the key's line carries::
 Every word is one token, so a prompt's length in tokens is three for each line and two for the
 question, and an answer is right or wrong without any parsing. Keys never repeat within a prompt.
 
-This module knows the words, draws training sequences and evaluation prompts, and needs nothing but
-NumPy: the training script, the demo and the evaluation import it. All randomness comes from the
-`numpy.random.Generator` that the caller passes in.
+    python examples/lines_task.py --lengths 256,1024 --items 300 lines.jsonl
+
+writes prompts for `ntk-convert eval --prompts lines.jsonl`. This module knows the words, draws training
+sequences and evaluation prompts: the training script, the demo and the evidence import it. All randomness
+comes from the `numpy.random.Generator` that the caller passes in.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 # The ids of the special tokens are those of the BLOOM tokenizer.
 UNK, BOS, EOS, PAD = SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>")
@@ -104,6 +111,16 @@ def evaluation_prompt(
     return Prompt(text, answer, input_ids, TOKEN_IDS[answer], asked_line)
 
 
+def build_tokenizer() -> Tokenizer:
+    """A tokenizer that splits at white space and looks the words up."""
+    tokenizer = Tokenizer(models.WordLevel(TOKEN_IDS, unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
+    return tokenizer
+
+
 def training_batch(
     rng: np.random.Generator, *, sequences: int, records: int, active_keys: int
 ) -> tuple[Ids, Ids]:
@@ -147,3 +164,45 @@ def training_batch(
     targets[is_question, 1] = input_ids[is_question, 2]
     targets[is_question, 2] = TOKEN_IDS[EOS]
     return input_ids.reshape(sequences, -1), targets.reshape(sequences, -1)
+
+
+def prompts_as_json(lengths: Sequence[int], items: int, seed: int) -> str:
+    """Evaluation prompts as `ntk-convert eval --prompts` reads them, one JSON object a line.
+
+    Args:
+        lengths: tokens of a prompt with its answer; the prompts of one do not depend on the others.
+        items: the number of prompts of each length.
+        seed: the same seed gives the same prompts, and the first of them whatever `items` is.
+    """
+    rows = []
+    for length in lengths:
+        rng = np.random.default_rng([seed, length])
+        for _ in range(items):
+            prompt = evaluation_prompt(rng, tokens=length)
+            depth = prompt.asked_line / max(1, lines_that_fit(length) - 1)
+            rows.append(
+                {"prompt": prompt.text, "answer": prompt.answer, "length": length, "depth": round(depth, 2)}
+            )
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def main() -> None:
+    """Read the command line, write prompts."""
+    parser = argparse.ArgumentParser(description="Write prompts for ntk-convert eval --prompts.")
+    parser.add_argument("out", type=Path, help="file to write")
+    parser.add_argument(
+        "--lengths",
+        type=lambda text: [int(length) for length in text.split(",")],
+        default=[256, 512, 1024, 2048],
+        help="tokens of a prompt with its answer [256,512,1024,2048]",
+    )
+    parser.add_argument("--items", type=int, default=300, help="prompts of each length [%(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="decides about the prompts [%(default)s]")
+    arguments = parser.parse_args()
+    text = prompts_as_json(arguments.lengths, arguments.items, arguments.seed)
+    arguments.out.write_text(text, encoding="utf-8")
+    print(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

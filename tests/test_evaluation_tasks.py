@@ -140,7 +140,7 @@ def test_a_length_takes_the_most_units_that_fit(increments: list[int], start: in
         tokens = sizes[units] if units < len(sizes) else sizes[-1] + 7 * (units - len(sizes) + 1)
         return Item((0,) * tokens, (str(units),))
 
-    task = tasks.make("passkey")
+    task = tasks.make_task("passkey")
     room = start + spare
     [item] = fill(task, [draft], room + task.max_new_tokens, least=0)
     assert item.answers == (str(max(units for units, size in enumerate(sizes) if size <= room)),)
@@ -153,7 +153,7 @@ def test_a_length_takes_the_most_units_that_fit(increments: list[int], start: in
 def test_a_prompt_never_exceeds_its_length_and_nearly_fills_it(
     name: str, tokenizer: Any, extra: int, seed: int
 ) -> None:
-    task = tasks.make(name)
+    task = tasks.make_task(name)
     length = {"passkey": 400, "lines": 600}[name] + extra
     [item] = task.items(tokenizer, [length], 1, seed)[length]
     left = length - task.max_new_tokens - len(item.ids)
@@ -170,7 +170,7 @@ def test_a_prompt_never_exceeds_its_length_and_nearly_fills_it(
 
 @GENERATED
 def test_a_length_into_which_nothing_fits_is_refused_with_the_least(name: str) -> None:
-    task = tasks.make(name)
+    task = tasks.make_task(name)
     with pytest.raises(UsageError, match=rf"{name} does not fit into 20 tokens.* at least \d+") as refusal:
         task.items(BYTES, [20], 5, 0)
     least = int(re.findall(r"\d+", str(refusal.value))[-1])
@@ -184,7 +184,7 @@ def test_a_tokenizer_that_drops_the_text_is_refused() -> None:
     model = models.BPE({UNK: 0}, [], unk_token=UNK, fuse_unk=True)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), unk_token=UNK)
     with pytest.raises(UsageError, match="hardly any tokens of the prompts of passkey"):
-        tasks.make("passkey").items(tokenizer, [64], 1, 0)
+        tasks.make_task("passkey").items(tokenizer, [64], 1, 0)
 
 
 # Chance
@@ -201,7 +201,7 @@ def test_any_number_of_depths_is_spread_evenly(seed: int, count: int) -> None:
 
 @GENERATED
 def test_answers_stand_all_over_the_context(name: str) -> None:
-    items = tasks.make(name).items(CLOSED, [4000], 40, 0)[4000]
+    items = tasks.make_task(name).items(CLOSED, [4000], 40, 0)[4000]
     places = [item.depth for item in items if item.depth is not None]
     assert len(places) == 40
     assert {int(place * 5) for place in places} == set(range(5))
@@ -209,7 +209,7 @@ def test_answers_stand_all_over_the_context(name: str) -> None:
 
 @GENERATED
 def test_the_depth_is_where_the_answer_stands(name: str) -> None:
-    for item in tasks.make(name).items(BYTES, [1500], 10, 3)[1500]:
+    for item in tasks.make_task(name).items(BYTES, [1500], 10, 3)[1500]:
         text = text_of(item)
         start = {"passkey": "The pass key is ", "lines": f"line {asked(text)}:"}[name]
         assert item.depth == text.index(start) / len(text)
@@ -223,7 +223,7 @@ def asked(text: str) -> str:
 
 @GENERATED
 def test_the_same_seed_gives_the_same_prompts_whatever_else_is_asked_for(name: str) -> None:
-    task = tasks.make(name)
+    task = tasks.make_task(name)
     alone = task.items(BYTES, [700], 6, 1)[700]
     assert task.items(BYTES, [500, 700, 900], 6, 1)[700] == alone
     assert task.items(BYTES, [700], 9, 1)[700][:6] == alone
@@ -237,7 +237,7 @@ def test_the_same_seed_gives_the_same_prompts_whatever_else_is_asked_for(name: s
 def test_passkey_has_the_published_form() -> None:
     """The filler is a beginning of the same sentences again and again, before the key and after it."""
     filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 50
-    for item in tasks.make("passkey").items(BYTES, [900], 10, 0)[900]:
+    for item in tasks.make_task("passkey").items(BYTES, [900], 10, 0)[900]:
         [key] = item.answers
         assert re.fullmatch("[1-9][0-9]{4}", key)
         introduction, before, information, after, question = text_of(item).split("\n")
@@ -266,7 +266,7 @@ def test_passkey_has_the_published_form() -> None:
 )
 @GENERATED
 def test_the_first_number_is_the_answer(name: str, text: str, score: float) -> None:
-    assert tasks.make(name).score(Item((0,), ("12345",)), text) == score
+    assert tasks.make_task(name).score(Item((0,), ("12345",)), text) == score
 
 
 def test_zero_is_a_number() -> None:
@@ -357,7 +357,7 @@ CASE = {
 
 def test_published_lines_are_taken_as_they_are(tmp_path: Path) -> None:
     shorter = {**CASE, "prompt": "line?", "expected_number": 3}
-    task = tasks.make("lines", written(tmp_path, shorter, CASE, {**CASE, "prompt": "x" * 500}))
+    task = tasks.make_task("lines", written(tmp_path, shorter, CASE, {**CASE, "prompt": "x" * 500}))
     [(length, (first, second))] = task.items(BYTES, [4096], 2, 0).items()
     assert [text_of(first), text_of(second)] == ["line?", CASE["prompt"]]
     assert length == len(second.ids)
@@ -368,7 +368,7 @@ def test_published_lines_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 def test_the_published_file_of_lines_can_be_used() -> None:
-    task = tasks.make("lines", published("200_lines.jsonl"))
+    task = tasks.make_task("lines", published("200_lines.jsonl"))
     [items] = task.items(BYTES, [], 100, 0).values()
     assert len(items) == 50
     assert all(item.depth is not None for item in items)
@@ -396,14 +396,14 @@ def test_a_topic_is_right_if_it_is_named(tmp_path: Path, text: str, score: float
         "prompt": "We discuss the role of art in society. First?",
         "topics": ["The role of art in society", "b"],
     }
-    task = tasks.make("topics", written(tmp_path, case))
+    task = tasks.make_task("topics", written(tmp_path, case))
     [[item]] = task.items(BYTES, [], 9, 0).values()
     assert item.depth == 11 / 45
     assert task.score(item, text) == score
 
 
 def test_the_published_file_of_topics_can_be_used() -> None:
-    task = tasks.make("topics", published("5_topics.jsonl"))
+    task = tasks.make_task("topics", published("5_topics.jsonl"))
     [(length, items)] = task.items(BYTES, [], 100, 0).items()
     assert len(items) == 50
     assert length == max(len(item.ids) for item in items)
@@ -462,7 +462,7 @@ def trec_case(context: str = "Question: a\nType: City", **changes: object) -> di
 
 
 def test_trec(tmp_path: Path) -> None:
-    task = tasks.make("trec", written(tmp_path, trec_case(), trec_case(answers=["City", "Date"])))
+    task = tasks.make_task("trec", written(tmp_path, trec_case(), trec_case(answers=["City", "Date"])))
     assert (task.name, task.metric, task.max_new_tokens) == ("trec", "score", 64)
     first, second = task.items(BYTES, [1000], 9, 0)[1000]
     assert text_of(first) == (
@@ -480,7 +480,7 @@ def test_multifieldqa(tmp_path: Path) -> None:
         "answers": ["x", "the red car"],
         "all_classes": None,
     }
-    task = tasks.make("multifieldqa_en", written(tmp_path, case))
+    task = tasks.make_task("multifieldqa_en", written(tmp_path, case))
     assert (task.name, task.metric, task.max_new_tokens) == ("multifieldqa_en", "f1", 64)
     [item] = task.items(BYTES, [1000], 9, 0)[1000]
     assert text_of(item) == (
@@ -540,7 +540,7 @@ def test_prompts_of_the_user_s_own(tmp_path: Path) -> None:
         {"prompt": "b", "answer": "x", "length": 512},
         {"prompt": "b", "answer": "x", "length": 8},
     )
-    task = tasks.make("prompts", path)
+    task = tasks.make_task("prompts", path)
     assert task.max_new_tokens == len("yes sir") + 2
     found = task.items(word_level(["a", "b", "c"], closed=False), [4096], 9, 0)
     assert found == {
@@ -556,7 +556,7 @@ def test_prompts_of_the_user_s_own(tmp_path: Path) -> None:
     [("24", 1), (" \n24 LINE", 1), ("24.", 1), ("240", 0), ("24th", 0), ("2", 0), ("is 24", 0), ("", 0)],
 )
 def test_a_continuation_begins_with_the_answer(tmp_path: Path, text: str, score: float) -> None:
-    task = tasks.make("prompts", written(tmp_path, {"prompt": "a", "answer": ["7", "24"]}))
+    task = tasks.make_task("prompts", written(tmp_path, {"prompt": "a", "answer": ["7", "24"]}))
     [[item]] = task.items(BYTES, [], 1, 0).values()
     assert task.score(item, text) == score
 
@@ -570,7 +570,7 @@ def test_the_example_answers_prompts(tmp_path: Path) -> None:
         {"prompt": f"{record}ASK brave-heron", "answer": "31"},
         {"prompt": f"{record}ASK amber-lynx", "answer": "24"},
     )
-    task = tasks.make("prompts", path)
+    task = tasks.make_task("prompts", path)
     tokenizer = AutoTokenizer.from_pretrained(TINY_BLOOM)
     model = AutoModelForCausalLM.from_pretrained(TINY_BLOOM)
     [(length, items)] = task.items(tokenizer, [], 9, 0).items()
@@ -628,15 +628,15 @@ OWN = {"prompt": "a", "answer": "b"}
 def test_a_wrong_field_is_named_with_file_and_line(
     tmp_path: Path, name: str, good: dict[str, object], key: str, value: object
 ) -> None:
-    tasks.make(name, written(tmp_path, good, good))
+    tasks.make_task(name, written(tmp_path, good, good))
     with pytest.raises(SourceError, match=rf"cases.jsonl, line 2: '{key}' is .*; it must be "):
-        tasks.make(name, written(tmp_path, good, {**good, key: value}))
+        tasks.make_task(name, written(tmp_path, good, {**good, key: value}))
 
 
 @pytest.mark.parametrize("name", tasks.READ)
 def test_a_missing_field_is_named_with_file_and_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(SourceError, match=r"cases.jsonl, line 1: '\w+' is missing; it must be "):
-        tasks.make(name, written(tmp_path, {}))
+        tasks.make_task(name, written(tmp_path, {}))
 
 
 def random_bytes(path: Path) -> None:
@@ -674,20 +674,20 @@ def test_files_that_hold_no_cases(tmp_path: Path, write: Callable[[Path], None],
     path = tmp_path / "cases.jsonl"
     write(path)
     with pytest.raises(SourceError, match=message):
-        tasks.make("prompts", path)
+        tasks.make_task("prompts", path)
 
 
 def test_a_file_may_not_be_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, *[OWN] * 10)
     monkeypatch.setattr(cases, "LARGEST_FILE", path.stat().st_size)
-    tasks.make("prompts", path)
+    tasks.make_task("prompts", path)
     monkeypatch.setattr(cases, "LARGEST_FILE", path.stat().st_size - 1)
     with pytest.raises(SourceError, match="more than 309 bytes; give a part of it"):
-        tasks.make("prompts", path)
+        tasks.make_task("prompts", path)
 
 
 def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
-    task = tasks.make("prompts", written(tmp_path, {**OWN, "prompt": " "}))
+    task = tasks.make_task("prompts", written(tmp_path, {**OWN, "prompt": " "}))
     with pytest.raises(SourceError, match="makes no token of the prompt ' '"):
         task.items(word_level(closed=False), [], 1, 0)
 
@@ -698,7 +698,7 @@ def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
 def test_names() -> None:
     assert tasks.NAMES == ("passkey", "lines", "topics", "trec", "multifieldqa_en", "prompts")
     for name in tasks.GENERATED:
-        assert tasks.make(name).name == name
+        assert tasks.make_task(name).name == name
 
 
 @pytest.mark.parametrize(
@@ -712,5 +712,5 @@ def test_names() -> None:
 )
 def test_what_cannot_be_made(name: str, file: Path | None, message: str) -> None:
     with pytest.raises(ConverterError, match=message) as refusal:
-        tasks.make(name, file)
+        tasks.make_task(name, file)
     assert refusal.value.exit_code == 2

@@ -23,7 +23,7 @@ from converter.evaluation.candidates import candidates, command, ladder
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import Comparison, Results
 from converter.evaluation.search import NONE, Candidate
-from converter.evaluation.tasks import make
+from converter.evaluation.tasks import make_task
 from converter.evaluation.tune import Choice, Tuning, tune
 from converter.scaling import Scaling
 from tests import tiny
@@ -207,7 +207,7 @@ def test_a_trained_model(run: Command, prompts: Path, tmp_path: Path) -> None:
     curve = Results.from_json(json.loads((out / "results.json").read_text()))
     assert {each.length for each in curve.measurements} == {256, 1024}
     again = evaluate(
-        [EXAMPLE], tasks=[make("prompts", prompts)], lengths=[256], items=curve.measurements[0].items
+        [EXAMPLE], tasks=[make_task("prompts", prompts)], lengths=[256], items=curve.measurements[0].items
     )
     [short] = [each for each in again.measurements if each.length == 256]
     assert short.scores == curve.measurements[0].scores
@@ -272,4 +272,4 @@ def test_a_converted_repository_is_refused(run: Command, tmp_path: Path) -> None
 
 def test_prompts_beyond_the_target_are_of_no_use(prompts: Path) -> None:
     with pytest.raises(UsageError, match="no prompts between"):
-        tune(EXAMPLE, 500, tasks=[make("prompts", prompts)], train_length=256)
+        tune(EXAMPLE, 500, tasks=[make_task("prompts", prompts)], train_length=256)

@@ -8,6 +8,7 @@ Nothing heavy is imported before a command runs, so that ``--help`` answers at o
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import traceback
@@ -83,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not verbose:
         # The client announces every retry; its final failure has a line of ours.
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+        # So does matplotlib announce that it reads the fonts, the first time.
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         code = cli.main(words, prog_name="ntk-convert", standalone_mode=False)
         interrupts.ignore()

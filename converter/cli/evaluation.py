@@ -39,7 +39,7 @@ measuring_options = options(
 
 def _tasks(chosen: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[Any]:
     """Takes the tasks' files out of a command's arguments; the tasks that are to be measured."""
-    from converter.evaluation.tasks import Lines, make
+    from converter.evaluation.tasks import Lines, make_task
 
     count = arguments.pop("num_lines")
     files = {name: arguments.pop(name) for name in ("lines", *FILE_TASKS)}
@@ -54,7 +54,7 @@ def _tasks(chosen: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[An
     if count is not None and (files["lines"] is not None or "lines" not in names):
         raise UsageError("--num-lines is for the task lines where it reads no file; drop it, or --lines")
     return [
-        Lines(count) if name == "lines" and count is not None else make(name, files.get(name))
+        Lines(count) if name == "lines" and count is not None else make_task(name, files.get(name))
         for name in names
         if name != "perplexity"
     ]
@@ -151,13 +151,13 @@ def tune(
     """
     from converter import report
     from converter.evaluation.files import json_bytes, result_files
-    from converter.evaluation.tasks import make
+    from converter.evaluation.tasks import make_task
     from converter.evaluation.tune import tune as run
     from converter.outputs import check_folder, write_files
 
     place = None if out is None else check_folder(out, overwrite=overwrite)
     names = tasks if tasks is not None else () if prompts else ("passkey", "lines")
-    chosen = [make(name) for name in names] + ([make("prompts", prompts)] if prompts else [])
+    chosen = [make_task(name) for name in names] + ([make_task("prompts", prompts)] if prompts else [])
     result = run(model, tasks=chosen, progress=not quiet and sys.stderr.isatty(), **arguments)
     if place is not None:
         files = result_files(result.curve) | {"tuning.json": json_bytes(result.to_json())}

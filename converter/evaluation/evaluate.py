@@ -54,7 +54,7 @@ def evaluate(
 
     Args:
         models: local folders or Hub ids, stock or converted.
-        tasks: from ``converter.evaluation.tasks.make``.
+        tasks: from ``converter.evaluation.tasks.make_task``.
         text: UTF-8 files, for perplexity; without any, it is not measured.
         methods: scalings to try on each model, with every one of ``scales`` (static factors) and
             ``dynamics`` (with every one of ``rates``); without methods, each model as it stands.

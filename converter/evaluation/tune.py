@@ -110,7 +110,7 @@ def tune(
     Args:
         model: a local folder or a Hub id, not converted.
         target_length: tokens to reach, above the trained length.
-        tasks: retrieval tasks, from ``converter.evaluation.tasks.make``.
+        tasks: retrieval tasks, from ``converter.evaluation.tasks.make_task``.
         text: UTF-8 files, for perplexity.
         minutes: the budget. The least work that tells anything is done even if that takes longer.
         train_length, seed, device, dtype, batch_size, revision, token, cache_dir, progress: as for

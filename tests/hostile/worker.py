@@ -53,8 +53,10 @@ def _warm(*, torch: bool) -> None:
     if torch:
         import transformers
 
+        import converter.pictures.card
         from tests import tiny
 
+        assert converter.pictures.card  # matplotlib makes its folders in the user's home once
         with tempfile.TemporaryDirectory() as folder:
             tiny.bloom(Path(folder) / "x", 2)
         assert transformers

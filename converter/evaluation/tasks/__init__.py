@@ -41,10 +41,10 @@ READ = tuple(_READ)
 """Names of tasks that can be read from a file."""
 NAMES = (*GENERATED, *(name for name in READ if name not in GENERATED))
 
-__all__ = ["GENERATED", "NAMES", "READ", "Item", "Lines", "Metric", "Task", "make"]
+__all__ = ["GENERATED", "NAMES", "READ", "Item", "Lines", "Metric", "Task", "make_task"]
 
 
-def make(name: str, file: Path | None = None) -> Task:
+def make_task(name: str, file: Path | None = None) -> Task:
     """The task of that name.
 
     Args:

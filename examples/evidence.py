@@ -1,0 +1,173 @@
+"""What scaling does to small models: trains them, measures them, writes the tables and pictures.
+
+    python examples/evidence.py             # trains and measures what is missing; an hour or two on one core
+    python examples/evidence.py --tables    # only tables and pictures, from the results in the repository
+
+Models and their full results are kept in .evidence/; what is deleted there is made again. What tables and
+pictures need of them is examples/evidence/results.json, a file that `ntk-convert plot` reads too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evidence_design import (
+    EXAMPLES,
+    LENGTHS,
+    LINEAR,
+    MODELS,
+    NONE,
+    PROMPTS,
+    RUNS,
+    RUNS_OF_12_HEADS,
+    TRAINED_LENGTH,
+    WINDOWS,
+    Model,
+)
+from evidence_tables import with_tables
+from lines_task import prompts_as_json
+from text_task import read_corpus
+
+from converter.evaluation.evaluate import evaluate
+from converter.evaluation.results import PERPLEXITY, Results
+from converter.evaluation.statistics import compare
+from converter.evaluation.tasks import make_task
+from converter.pictures.curves import draw_curves
+from converter.pictures.style import render
+
+ROOT = EXAMPLES.parent
+RESULTS = EXAMPLES / "evidence" / "results.json"
+DOCUMENTS = (
+    EXAMPLES / "evidence" / "README.md",
+    EXAMPLES / "tiny-bloom" / "README.md",
+    ROOT / "README.md",
+    ROOT / "README.zh.md",
+)
+PICTURES = {"evidence-lines.png": ("lines-8-0", "prompts"), "evidence-text.png": ("text-8-0", PERPLEXITY)}
+"""File in docs/images -> the model and the task that it shows."""
+
+
+def train(model: Model, folder: Path) -> None:
+    """Trains a model in a process of its own, whose torch settings are the training's."""
+    command = [sys.executable, str(EXAMPLES / "train.py"), "--task", model.task, "--heads", str(model.heads)]
+    subprocess.run([*command, "--seed", str(model.seed), "--out", str(folder)], check=True)
+
+
+def measure(model: Model, models: Path) -> Results:
+    """A trained model under all its scalings."""
+    asked: dict[str, Any]
+    if model.task == "lines":
+        prompts = models / "lines.jsonl"
+        text = "".join(prompts_as_json([length], PROMPTS[length], seed=0) for length in LENGTHS)
+        prompts.write_text(text, encoding="utf-8")
+        asked = {"tasks": [make_task("prompts", prompts)], "items": max(PROMPTS.values())}
+    else:
+        held_out = models / "held-out.txt"
+        held_out.write_text(read_corpus().held_out, encoding="utf-8", newline="\n")
+        asked = {"text": [held_out], "items": WINDOWS}
+    parts = [
+        evaluate(
+            [model.folder(models)],
+            lengths=LENGTHS,
+            train_length=TRAINED_LENGTH,
+            progress=sys.stderr.isatty(),
+            **asked,
+            **run,
+        )
+        for run in RUNS + (RUNS_OF_12_HEADS if model.heads == 12 else ())
+    ]
+    [about] = parts[0].models.values()
+    return Results(
+        [replace(each, model=model.name) for part in parts for each in part.measurements],
+        {model.name: about},
+        parts[0].settings,
+        sum(part.seconds for part in parts),
+    )
+
+
+def joined(found: Mapping[Model, Results], models: Path) -> Results:
+    """All models' results as one, each scaling compared with none, without what no table or picture needs."""
+    measurements, described, settings = [], {}, {}
+    drawn = {model for model, _ in PICTURES.values()}
+    for model, results in found.items():
+        record = model.folder(models) / "training.json"  # tiny-bloom is older than these
+        training = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+        described[model.name] = {**results.models[model.name], **training}
+        settings |= results.settings
+        # Rounded before they are compared, so that whoever reads the file finds the same comparisons.
+        rounded = [
+            replace(each, scores=tuple(round(score, 6) for score in each.scores))
+            for each in results.measurements
+        ]
+        unscaled = {each.length: each.scores for each in rounded if each.scaling == NONE}
+        for each in rounded:
+            pair = compare(each.metric, each.scores, unscaled[each.length])
+            shown = model.name in drawn and each.length > TRAINED_LENGTH
+            each = replace(each, comparison=None if each.scaling == NONE else pair, tokens_per_second=0.0)
+            measurements.append(each if shown else replace(each, depths=(), positions=()))
+    settings["items"] = {"lines": PROMPTS, "text": WINDOWS}
+    return Results(measurements, described, settings, sum(results.seconds for results in found.values()))
+
+
+def to_text(results: Results) -> str:
+    """The results as JSON, one line each measurement."""
+    content = _rounded(results.to_json())
+    rows = ",\n".join(json.dumps(each, separators=(",", ":")) for each in content.pop("measurements"))
+    return json.dumps(content, indent=1).removesuffix("\n}") + f',\n "measurements": [\n{rows}\n ]\n}}\n'
+
+
+def _rounded(value: Any) -> Any:
+    """The same, floats in seven digits, and as integers where they are some."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(each) for each in value]
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else float(f"{value:.7g}")
+    return value
+
+
+def write(results: Results) -> None:
+    """The tables in the documents, and the pictures."""
+    for path in DOCUMENTS:
+        path.write_text(with_tables(path.read_text(encoding="utf-8"), results), encoding="utf-8")
+        print(path)
+    for name, (model, task) in PICTURES.items():
+        path = ROOT / "docs" / "images" / name
+        # Linear's perplexity is so far above the others' that these would all look alike beside it.
+        shown = [each for each in results.measurements if (each.task, each.scaling) != (PERPLEXITY, LINEAR)]
+        path.write_bytes(render(draw_curves(replace(results, measurements=shown), model, task)))
+        print(path)
+
+
+def main() -> None:
+    """Read the command line; train, measure and write."""
+    parser = argparse.ArgumentParser(description="Make the evidence that the documents show.")
+    parser.add_argument("--models", type=Path, default=ROOT / ".evidence", help="their folder [.evidence]")
+    parser.add_argument("--tables", action="store_true", help="only write tables and pictures anew")
+    arguments = parser.parse_args()
+
+    if not arguments.tables:
+        arguments.models.mkdir(parents=True, exist_ok=True)
+        found = {}
+        for model in MODELS:
+            print(model.name, flush=True)
+            if not model.folder(arguments.models).exists():
+                train(model, model.folder(arguments.models))
+            kept = arguments.models / f"{model.name}.json"
+            if not kept.exists():
+                kept.write_text(json.dumps(measure(model, arguments.models).to_json()), encoding="utf-8")
+            found[model] = Results.from_json(json.loads(kept.read_text(encoding="utf-8")))
+        RESULTS.write_text(to_text(joined(found, arguments.models)), encoding="utf-8")
+    write(Results.from_json(json.loads(RESULTS.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    main()

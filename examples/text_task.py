@@ -1,0 +1,107 @@
+"""Python source, byte by byte: the text that the small language models read.
+
+    python examples/text_task.py held-out.txt
+
+writes text that no model was trained on, for `ntk-convert eval --text held-out.txt`.
+
+The corpus is the standard library of the running Python, so that nothing is downloaded and everybody
+with the same Python has the same text. One file in ten, chosen by a hash of its name, is held out. Of these
+the evaluation reads a piece each, as long as its longest window: so windows begin and end with files, and
+are as independent of each other as files are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>")  # the ids of BLOOM's tokenizer
+# The characters by which the byte-level tokenizers of Hugging Face write the 256 bytes.
+TOKENS = (*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()))
+# Packages that an installation adds, tests, which not every installation has, and tables of numbers.
+_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
+PIECE = 2048
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The two parts of the text."""
+
+    training: str
+    """All other files, one after the other."""
+    held_out: str
+    """`PIECE` characters from the middle of each held-out file that has so many."""
+
+
+def read_corpus() -> Corpus:
+    """The standard library's Python files, in the order of their names."""
+    training, held_out = [], []
+    for name, path in _files():
+        text = path.read_text(encoding="utf-8").rstrip() + "\n"
+        if hashlib.sha256(name.encode()).digest()[0] % 10 > 0:
+            training.append(text)
+        elif len(text) >= PIECE:
+            start = (len(text) - PIECE) // 2
+            held_out.append(text[start : start + PIECE])
+    return Corpus("".join(training), "".join(held_out))
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    root = Path(sysconfig.get_path("stdlib"))
+    names = (path.relative_to(root) for path in root.rglob("*.py"))
+    for name in sorted(name.as_posix() for name in names if not _LEFT_OUT & {*name.parts}):
+        # What was noted when this Python was built differs between machines.
+        if not name.startswith(("_sysconfigdata", "config-")):
+            yield name, root / name
+
+
+def build_tokenizer() -> Tokenizer:
+    """A tokenizer that makes one token of each byte."""
+    ids = {token: index for index, token in enumerate(TOKENS)}
+    tokenizer = Tokenizer(models.BPE(ids, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def training_batch(rng: np.random.Generator, ids: Ids, *, sequences: int, length: int) -> tuple[Ids, Ids]:
+    """Draw pieces of a text.
+
+    Args:
+        rng: the source of randomness.
+        ids: the text in tokens, int64 array of shape [tokens].
+        sequences: the number of rows.
+        length: tokens in a row.
+
+    Returns:
+        `input_ids` and `targets`, int64 arrays of shape [sequences, length]; a target is the token that
+        follows.
+    """
+    starts = rng.integers(len(ids) - length, size=(sequences, 1))
+    places = starts + np.arange(length)
+    return ids[places], ids[places + 1]
+
+
+def main() -> None:
+    """Read the command line, write the held-out text."""
+    parser = argparse.ArgumentParser(description="Write the text that no model was trained on.")
+    parser.add_argument("out", type=Path, help="file to write")
+    arguments = parser.parse_args()
+    arguments.out.write_text(read_corpus().held_out, encoding="utf-8", newline="\n")
+    print(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,354 @@
+"""Train the small BLOOM checkpoints of the examples.
+
+    python examples/train.py --task lines --heads 8 --out examples/tiny-bloom
+    python examples/train.py --task text --heads 12 --seed 1 --out text-12-1
+
+The models are transformers' own `BloomForCausalLM`, trained on sequences of at most 256 tokens, so that
+lengths beyond the trained one are cheap to try. Minutes on one core. Two tasks: looking up values in a
+list (`lines_task`), and predicting the next byte of Python source (`text_task`).
+
+Why the lines are trained the way they are: with all keys and few questions, plain AdamW stays on a plateau
+where the model guesses among the values it has seen. Three things take it off: many questions in each
+sequence (`lines_task.training_batch`), a curriculum that starts with few keys and short sequences,
+and Muon on the hidden matrices.
+
+The same seed gives the same weights, bit for bit, on the same machine with the same versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import lines_task
+import numpy as np
+import text_task
+import torch
+import torch.nn.functional as F
+from lines_task import BOS, EOS, IGNORE, PAD, UNK
+from muon import Muon
+from safetensors.torch import save as to_safetensors
+from tokenizers import Tokenizer
+from torch import nn
+from tqdm import tqdm
+from transformers import BloomConfig, BloomForCausalLM
+
+Task = Literal["lines", "text"]
+
+TRAINED_LENGTH = 256
+MUON_LEARNING_RATE = 0.02
+ADAM_LEARNING_RATE = 3e-3
+CLIP_NORM = 1.0
+EMBEDDING_STD = 0.1  # the embeddings are the output layer too: at 0.02 its logits would start nearly flat
+
+# The curriculum of the lines.
+LINES_TOKENS_PER_STEP = 2048
+FIRST_STAGE = (8, 32)  # records in a sequence, keys in use
+RECORDS_GROWTH, KEYS_GROWTH = 1.6, 2.0
+PASS_ACCURACY = 0.9
+ACCURACY_MEMORY = 0.9  # of the running average that decides about the next stage
+DECAY_STEPS = 400  # after the last stage is passed, the learning rates fall linearly to zero
+MAX_CURRICULUM_STEPS = 3000
+
+# The text.
+TEXT_SEQUENCES_PER_STEP = 16
+TEXT_STEPS, TEXT_DECAY_STEPS = 180, 180
+
+HIDDEN_SIZES = {("lines", 8): 64, ("lines", 12): 96, ("text", 8): 128, ("text", 12): 144}
+LAYERS = {"lines": 2, "text": 3}
+
+
+@dataclass(frozen=True)
+class Training:
+    """What `training.json` says beside the weights."""
+
+    task: Task
+    heads: int
+    seed: int
+    steps: int
+    tokens: int
+    cpu_seconds: int
+    python: str = platform.python_version()
+    torch: str = torch.__version__
+    text_sha256: str | None = None
+    """Of the text, in UTF-8; lines are made up."""
+
+
+def config(task: Task, heads: int) -> dict[str, Any]:
+    """What config.json of a published BLOOM checkpoint holds.
+
+    `torch_dtype` is the spelling that old and new versions of transformers both read.
+    """
+    return {
+        "apply_residual_connection_post_layernorm": False,
+        "architectures": ["BloomForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": vocabulary(task).index(BOS),
+        "eos_token_id": vocabulary(task).index(EOS),
+        "hidden_dropout": 0.0,
+        "hidden_size": HIDDEN_SIZES[task, heads],
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "bloom",
+        "n_head": heads,
+        "n_layer": LAYERS[task],
+        "pad_token_id": vocabulary(task).index(PAD),
+        "pretraining_tp": 1,
+        "seq_length": TRAINED_LENGTH,
+        "slow_but_exact": False,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        "unk_token_id": vocabulary(task).index(UNK),
+        "use_cache": True,
+        "vocab_size": len(vocabulary(task)),
+    }
+
+
+def generation_config(task: Task) -> dict[str, Any]:
+    """What `generate` does unless it is told otherwise."""
+    return {
+        "bos_token_id": vocabulary(task).index(BOS),
+        "eos_token_id": vocabulary(task).index(EOS),
+        "max_new_tokens": 4 if task == "lines" else 100,  # an answer is one token and </s>
+        "pad_token_id": vocabulary(task).index(PAD),
+    }
+
+
+# Left padding as in BLOOM's own tokenizer. BLOOM takes no token types, hence `model_input_names`.
+TOKENIZER_CONFIG = {
+    "bos_token": BOS,
+    "clean_up_tokenization_spaces": False,
+    "eos_token": EOS,
+    "model_input_names": ["input_ids", "attention_mask"],
+    "pad_token": PAD,
+    "padding_side": "left",
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "unk_token": UNK,
+}
+
+
+def vocabulary(task: Task) -> tuple[str, ...]:
+    """The tokens, in the order of their ids."""
+    return lines_task.VOCABULARY if task == "lines" else text_task.TOKENS
+
+
+def build_tokenizer(task: Task) -> Tokenizer:
+    """The tokenizer that goes with the vocabulary."""
+    return lines_task.build_tokenizer() if task == "lines" else text_task.build_tokenizer()
+
+
+def build_model(task: Task, heads: int, seed: int) -> BloomForCausalLM:
+    """A fresh float32 model; the seed decides its weights."""
+    torch.manual_seed(seed)
+    model = BloomForCausalLM(BloomConfig.from_dict(config(task, heads)))
+    nn.init.normal_(model.transformer.word_embeddings.weight, std=EMBEDDING_STD)
+    return model.train()
+
+
+def build_optimizers(model: BloomForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for embeddings, biases and norms."""
+    matrices = [parameter for parameter in model.transformer.h.parameters() if parameter.ndim == 2]
+    ids = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in ids]
+    adam = torch.optim.AdamW(others, lr=ADAM_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    return [Muon(matrices, lr=MUON_LEARNING_RATE), adam]
+
+
+class Trainer:
+    """A model with its optimisers, and how far it has come."""
+
+    def __init__(self, task: Task, heads: int, seed: int) -> None:
+        self.model = build_model(task, heads, seed)
+        self.optimizers = build_optimizers(self.model)
+        self.rng = np.random.default_rng(seed)
+        self.steps = self.tokens = 0
+        self._initial_rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
+
+    def decay(self, done: float) -> None:
+        """Set the learning rates to what is left of them when the share `done` of the decay is over."""
+        for optimizer, rate in zip(self.optimizers, self._initial_rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * (1 - done)
+
+    def step(self, input_ids: lines_task.Ids, targets: lines_task.Ids) -> tuple[float, torch.Tensor]:
+        """One update.
+
+        Args:
+            input_ids: int64 array of shape [sequences, tokens].
+            targets: the same shape; a target of `IGNORE` carries no loss.
+
+        Returns:
+            The loss in nats a target, and which targets the model found the likeliest, a bool tensor
+            of shape [targets that carry loss].
+        """
+        ids, wanted = torch.from_numpy(input_ids), torch.from_numpy(targets)
+        hidden = self.model.transformer(ids, use_cache=False).last_hidden_state
+        asked = wanted != IGNORE
+        logits = self.model.lm_head(hidden[asked])  # the vocabulary only where there is something to predict
+        loss = F.cross_entropy(logits, wanted[asked])
+
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.steps += 1
+        self.tokens += ids.numel()
+        return loss.item(), logits.argmax(-1) == wanted[asked]
+
+
+class Curriculum:
+    """How hard the next lines are; grows whenever the running accuracy passes `PASS_ACCURACY`."""
+
+    def __init__(self) -> None:
+        self.records, self.keys = FIRST_STAGE
+        self.accuracy = 0.0
+        self.last_records = TRAINED_LENGTH // lines_task.TOKENS_PER_LINE
+        self.last_keys = len(lines_task.KEYS)
+
+    def update(self, accuracy: float) -> bool:
+        """Count one batch's accuracy; whether the last stage has now been passed."""
+        self.accuracy = ACCURACY_MEMORY * self.accuracy + (1 - ACCURACY_MEMORY) * accuracy
+        if self.accuracy < PASS_ACCURACY:
+            return False
+        if (self.records, self.keys) == (self.last_records, self.last_keys):
+            return True
+        self.records = min(self.last_records, math.ceil(RECORDS_GROWTH * self.records))
+        self.keys = min(self.last_keys, math.ceil(KEYS_GROWTH * self.keys))
+        self.accuracy = 0.0
+        return False
+
+
+def train_on_lines(trainer: Trainer) -> None:
+    """Through the curriculum and the decay.
+
+    Raises:
+        RuntimeError: the last stage was not passed within `MAX_CURRICULUM_STEPS`.
+    """
+    curriculum = Curriculum()
+
+    def step() -> tuple[float, float]:
+        """One update; the loss and the answers' accuracy."""
+        input_ids, targets = lines_task.training_batch(
+            trainer.rng,
+            sequences=round(LINES_TOKENS_PER_STEP / (lines_task.TOKENS_PER_LINE * curriculum.records)),
+            records=curriculum.records,
+            active_keys=curriculum.keys,
+        )
+        loss, right = trainer.step(input_ids, targets)
+        asked = targets[targets != IGNORE]
+        return loss, right[torch.from_numpy(asked != lines_task.TOKEN_IDS[EOS])].float().mean().item()
+
+    with tqdm(desc="curriculum", unit=" steps", disable=None) as progress:
+        for _ in range(MAX_CURRICULUM_STEPS):
+            loss, accuracy = step()
+            passed = curriculum.update(accuracy)
+            progress.set_postfix(
+                records=curriculum.records,
+                keys=curriculum.keys,
+                loss=f"{loss:.2f}",
+                accuracy=f"{accuracy:.2f}",
+            )
+            progress.update()
+            if passed:
+                break
+        else:
+            raise RuntimeError(
+                f"still at {curriculum.records} records and {curriculum.keys} keys after "
+                f"{MAX_CURRICULUM_STEPS} steps (accuracy {curriculum.accuracy:.2f}); try another --seed"
+            )
+
+    with tqdm(range(DECAY_STEPS), desc="decay", unit=" steps", disable=None) as progress:
+        for done in progress:
+            trainer.decay(done / DECAY_STEPS)
+            loss, accuracy = step()
+            progress.set_postfix(loss=f"{loss:.2f}", accuracy=f"{accuracy:.2f}")
+
+
+def train_on_text(trainer: Trainer, text: str) -> None:
+    """A fixed number of steps on pieces drawn anywhere in the text."""
+    ids = np.array(text_task.build_tokenizer().encode(text).ids)
+    with tqdm(range(TEXT_STEPS + TEXT_DECAY_STEPS), unit=" steps", disable=None) as progress:
+        for done in progress:
+            trainer.decay(max(0.0, (done - TEXT_STEPS) / TEXT_DECAY_STEPS))
+            loss, _ = trainer.step(
+                *text_task.training_batch(
+                    trainer.rng, ids, sequences=TEXT_SEQUENCES_PER_STEP, length=TRAINED_LENGTH
+                )
+            )
+            progress.set_postfix(bits_per_byte=f"{loss / math.log(2):.2f}")
+
+
+def train(task: Task, heads: int, seed: int) -> tuple[BloomForCausalLM, Training]:
+    """Train a model.
+
+    Raises:
+        RuntimeError: the model did not learn the lines.
+    """
+    started = time.process_time()
+    trainer = Trainer(task, heads, seed)
+    sha256 = None
+    if task == "lines":
+        train_on_lines(trainer)
+    else:
+        text = text_task.read_corpus().training
+        train_on_text(trainer, text)
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+    seconds = round(time.process_time() - started)
+    record = Training(task, heads, seed, trainer.steps, trainer.tokens, seconds, text_sha256=sha256)
+    return trainer.model.eval(), record
+
+
+def save(model: BloomForCausalLM, training: Training, out: Path) -> None:
+    """Write the checkpoint's files into `out`; files of other names there are left alone.
+
+    The configuration files are written as stated above and not by `save_pretrained`, whose spelling
+    changes with the version of transformers.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    # lm_head shares the embeddings' storage, which transformers ties again when it loads.
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    (out / "model.safetensors").write_bytes(to_safetensors(weights, metadata={"format": "pt"}))
+    build_tokenizer(training.task).save(str(out / "tokenizer.json"))
+    for name, content in (
+        ("config.json", config(training.task, training.heads)),
+        ("generation_config.json", generation_config(training.task)),
+        ("tokenizer_config.json", TOKENIZER_CONFIG),
+        ("training.json", vars(training)),
+    ):
+        (out / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Read the command line, train, save."""
+    parser = argparse.ArgumentParser(description="Train a small BLOOM checkpoint.")
+    parser.add_argument("--task", choices=LAYERS, default="lines", help="what it learns [%(default)s]")
+    parser.add_argument("--heads", type=int, choices=(8, 12), default=8, help="attention heads [%(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="decides about weights and data [%(default)s]")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="CPU threads; the weights depend on them [%(default)s]"
+    )
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(arguments.threads)
+    torch.set_flush_denormal(True)  # the softmax of far keys underflows, and denormals are slow on CPUs
+    torch.use_deterministic_algorithms(True)
+    try:
+        model, training = train(arguments.task, arguments.heads, arguments.seed)
+    except RuntimeError as error:
+        sys.exit(f"error: {error}")
+    save(model, training, arguments.out)
+    print(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

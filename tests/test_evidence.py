@@ -1,0 +1,270 @@
+"""The examples' models, how they are trained, and what the documents say of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import evidence
+import evidence_tables
+import lines_task
+import numpy as np
+import pytest
+import text_task
+import torch
+import train
+from evidence_design import EXAMPLES, HEADS, LENGTHS, MODELS, NONE, NTK, PROMPTS, SCALE, SMALL_SCALE, WINDOWS
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from scipy import stats
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.models.bloom import modeling_bloom
+
+from converter.evaluation.results import Measurement, Results
+
+TINY_BLOOM = EXAMPLES / "tiny-bloom"
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return Results.from_json(json.loads(evidence.RESULTS.read_text(encoding="utf-8")))
+
+
+# --- what the documents say
+
+
+@pytest.mark.parametrize("path", evidence.DOCUMENTS, ids=lambda path: path.parent.name)
+def test_the_tables_are_what_the_results_give(path: Path, results: Results) -> None:
+    document = path.read_text(encoding="utf-8")
+    assert evidence_tables.with_tables(document, results) == document, "python examples/evidence.py --tables"
+
+
+def test_every_table_but_the_summary_is_in_the_evidence() -> None:
+    named = re.findall(r"<!-- evidence ([a-z0-9-]+):", (EXAMPLES / "evidence" / "README.md").read_text())
+    assert {*named, "summary", "tiny-bloom"} == evidence_tables.TABLES.keys()
+
+
+def test_a_table_is_put_between_its_markers() -> None:
+    start, end = "a\n<!-- evidence x: by -->\n", "<!-- end of evidence -->\nb\n"
+    table = evidence_tables.markdown(["s", "1x"], [["none", "97.0"]])
+    made = evidence_tables.BLOCK.sub(
+        lambda block: block["start"] + table + block["end"], start + "old\n" + end
+    )
+    assert made == start + "| s | 1x |\n| --- | --- |\n| none | 97.0 |\n" + end
+
+
+def test_every_cell_was_measured_with_the_items_stated(results: Results) -> None:
+    for model in MODELS:
+        found = [each for each in results.measurements if each.model == model.name]
+        scalings = 7 + 2 * (model.heads == 12)
+        assert len(found) == len({(each.scaling, each.length) for each in found}) == scalings * len(LENGTHS)
+        for each in found:
+            assert each.items == (PROMPTS[each.length] if model.task == "lines" else WINDOWS)
+
+
+def test_values_and_intervals_follow_from_the_scores(results: Results) -> None:
+    for each in results.measurements:
+        value, low, high = (perplexity if each.metric == "perplexity" else wilson)(each.scores)
+        assert (each.value, each.low, each.high) == pytest.approx((value, low, high), rel=1e-5)
+
+
+def test_comparisons_follow_from_the_scores(results: Results) -> None:
+    unscaled = {(each.model, each.length): each for each in results.measurements if each.scaling == NONE}
+    for each in results.measurements:
+        if each.scaling == NONE:
+            assert each.comparison is None
+            continue
+        assert each.comparison is not None
+        better, worse = differing(each, unscaled[each.model, each.length])
+        assert (each.comparison.better, each.comparison.worse) == (better, worse)
+        assert each.comparison.p == pytest.approx(sign_test(better, worse), rel=1e-5)
+
+
+def wilson(scores: tuple[float, ...]) -> tuple[float, float, float]:
+    n, share, z = len(scores), sum(scores) / len(scores), 1.959963984540054
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return share, centre - half, centre + half
+
+
+def perplexity(losses: tuple[float, ...]) -> tuple[float, float, float]:
+    mean, deviation = np.mean(losses), np.std(losses, ddof=1)
+    half = stats.t.ppf(0.975, len(losses) - 1) * deviation / math.sqrt(len(losses))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def differing(each: Measurement, other: Measurement) -> tuple[int, int]:
+    pairs = list(zip(each.scores, other.scores, strict=True))
+    above, below = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+    return (below, above) if each.metric == "perplexity" else (above, below)
+
+
+def sign_test(better: int, worse: int) -> float:
+    n, tail = better + worse, min(better, worse)
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(tail + 1)) / 2**n)
+
+
+# --- the numbers, found in another way
+
+
+@pytest.mark.parametrize("scaling", [NONE, NTK])
+def test_transformers_own_model_gives_the_same_answers(
+    scaling: str, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock BLOOM, its bias replaced by one of NumPy's, answers the same prompts right."""
+    length, count = 1024, 25
+    a = 1.0 if scaling == NONE else SCALE
+    slopes = 2.0 ** -np.arange(1, 9) * a ** -(np.arange(8) / 7)
+
+    def bias(mask: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
+        assert heads == len(slopes)
+        positions = np.arange(mask.shape[1])
+        return torch.from_numpy(slopes[:, None, None] * positions).to(dtype)
+
+    monkeypatch.setattr(modeling_bloom, "build_alibi_tensor", bias)
+    model = AutoModelForCausalLM.from_pretrained(TINY_BLOOM).eval()
+    tokenizer = AutoTokenizer.from_pretrained(TINY_BLOOM)
+    scores = []
+    for line in lines_task.prompts_as_json([length], count, seed=0).splitlines():
+        row = json.loads(line)
+        with torch.no_grad():
+            logits = model(**tokenizer(row["prompt"], return_tensors="pt"), use_cache=False).logits
+        scores.append(float(tokenizer.decode([int(logits[0, -1].argmax())]) == row["answer"]))
+    [kept] = [
+        each
+        for each in results.measurements
+        if (each.model, each.scaling, each.length) == ("lines-8-0", scaling, length)
+    ]
+    # Another processor rounds differently, which may turn one close answer.
+    assert sum(a != b for a, b in zip(scores, kept.scores[:count], strict=True)) <= 1
+
+
+def test_the_small_ntk_reaches_as_far_as_the_published_form() -> None:
+    # Slopes of 12 heads: 2^-1 to 2^-8, then 2^-0.5 to 2^-3.5. The published form divides the eighth,
+    # which is the flattest, by a^(7 / 11).
+    assert SMALL_SCALE == round(4.0 ** (7 / 11), 2) == 2.42
+
+
+# --- prompts and text
+
+
+def test_prompts_ask_for_a_line_that_they_hold() -> None:
+    lengths = (32, 256)
+    rows = [json.loads(line) for line in lines_task.prompts_as_json(lengths, 20, seed=3).splitlines()]
+    assert [row["length"] for row in rows] == [32] * 20 + [256] * 20
+    for row in rows:
+        *lines, question = row["prompt"].splitlines()
+        values = dict(line.removeprefix("LINE ").split() for line in lines)
+        asked = question.removeprefix("ASK ")
+        assert row["answer"] == values[asked]
+        assert len(values) == len(lines)
+        assert row["length"] - 3 < len(row["prompt"].split()) + 1 <= row["length"]
+        assert row["depth"] == pytest.approx(list(values).index(asked) / (len(lines) - 1), abs=0.006)
+
+
+def test_prompts_depend_on_nothing_but_seed_and_length() -> None:
+    def prompts(lengths: list[int], items: int, seed: int) -> list[str]:
+        return lines_task.prompts_as_json(lengths, items, seed).splitlines()
+
+    assert prompts([64, 256], 5, 0)[5:] == prompts([256], 5, 0) == prompts([256], 9, 0)[:5]
+    assert prompts([256], 5, 0) != prompts([256], 5, 1)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_token_is_a_byte(text: str) -> None:
+    tokenizer = text_task.build_tokenizer()
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == len(text.encode())
+    assert all(len(text_task.SPECIAL_TOKENS) <= each < len(text_task.TOKENS) for each in ids)
+    assert tokenizer.decode(ids) == text
+
+
+def test_the_corpus_is_the_librarys_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"module_{number:02}.py" for number in range(60)]
+    for name in (
+        "site-packages/other.py",
+        "json/tests/test_json.py",
+        "encodings/cp1.py",
+        "_sysconfigdata_x.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("left out")
+    for name in names:
+        (tmp_path / name).write_text(f"# {name}\n" * 300)
+    monkeypatch.setattr(text_task.sysconfig, "get_path", {"stdlib": str(tmp_path)}.get)
+    corpus = text_task.read_corpus()
+    trained_on = corpus.training.splitlines()
+    assert trained_on == sorted(trained_on)
+    starts = range(0, len(corpus.held_out), text_task.PIECE)
+    pieces = [corpus.held_out[start : start + text_task.PIECE] for start in starts]
+    held_out = [re.findall(r"# (module_..\.py)\n", piece) for piece in pieces]
+    assert all(len(set(found)) == 1 and len(found) > 100 for found in held_out)
+    assert 1 <= len(held_out) <= 15
+    assert sorted({*trained_on, *(f"# {found[0]}" for found in held_out)}) == [f"# {name}" for name in names]
+    assert not {f"# {found[0]}" for found in held_out} & {*trained_on}
+
+
+def test_a_piece_of_text_is_followed_by_its_targets() -> None:
+    ids = np.arange(100, 150)
+    inputs, targets = text_task.training_batch(np.random.default_rng(0), ids, sequences=200, length=8)
+    assert inputs.shape == targets.shape == (200, 8)
+    assert np.array_equal(targets, inputs + 1)
+    assert np.array_equal(np.diff(inputs), np.ones((200, 7)))
+    assert {inputs.min(), targets.max()} == {100, 149}
+
+
+# --- training
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("task", ["lines", "text"])
+def test_the_same_seed_gives_a_model_that_loads(
+    task: Any, heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "LINES_TOKENS_PER_STEP", 512)
+    monkeypatch.setattr(train, "TEXT_SEQUENCES_PER_STEP", 2)
+    monkeypatch.setattr(train, "TEXT_STEPS", 1)
+    monkeypatch.setattr(train, "TEXT_DECAY_STEPS", 1)
+    monkeypatch.setattr(train, "DECAY_STEPS", 1)
+    monkeypatch.setattr(train, "FIRST_STAGE", (85, 704))
+    monkeypatch.setattr(train, "PASS_ACCURACY", 0.0)
+    monkeypatch.setattr(
+        text_task, "read_corpus", lambda: text_task.Corpus("import this\n" * 100, "held out\n")
+    )
+    for name in ("one", "two"):
+        train.save(*train.train(task, heads, seed=7), tmp_path / name)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+    record = json.loads((tmp_path / "one" / "training.json").read_text())
+    assert (record["task"], record["heads"], record["seed"], record["steps"]) == (task, heads, 7, 2)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "one").eval()
+    assert (model.config.n_head, model.config.hidden_size % heads) == (heads, 0)
+    text = "LINE velvet-heron 24 ASK velvet-heron" if task == "lines" else "def f():\n    return 1\n"
+    inputs = AutoTokenizer.from_pretrained(tmp_path / "one")(text, return_tensors="pt")
+    assert inputs["input_ids"].shape[1] == (len(text.split()) if task == "lines" else len(text))
+    assert model(**inputs).logits.shape[-1] == len(train.vocabulary(task))
+
+
+def test_the_embedded_checkpoint_is_what_the_script_describes() -> None:
+    for name, content in (
+        ("config.json", train.config("lines", 8)),
+        ("generation_config.json", train.generation_config("lines")),
+        ("tokenizer_config.json", train.TOKENIZER_CONFIG),
+        ("tokenizer.json", json.loads(train.build_tokenizer("lines").to_str())),
+    ):
+        assert json.loads((TINY_BLOOM / name).read_text(encoding="utf-8")) == content
+    shapes = {name: tensor.shape for name, tensor in train.build_model("lines", 8, 0).state_dict().items()}
+    stored = {name: tensor.shape for name, tensor in load_file(TINY_BLOOM / "model.safetensors").items()}
+    assert stored == {name: tuple(shape) for name, shape in shapes.items() if name != "lm_head.weight"}
+
+
+def test_lines_that_are_not_learnt_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "MAX_CURRICULUM_STEPS", 1)
+    with pytest.raises(RuntimeError, match="try another --seed"):
+        train.train("lines", 8, seed=0)

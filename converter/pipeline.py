@@ -13,14 +13,14 @@ from converter import manifest
 from converter import recipe as recipes
 from converter.card import PICTURE, write_card
 from converter.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
-from converter.errors import ConverterError, PushError, SourceError, UsageError
+from converter.errors import SourceError, UsageError
 from converter.families import Config
 from converter.hub import bytes_to_download
-from converter.interrupts import Interrupted
 from converter.onnx.export import ExportResult, check_requirements, export, graph_bytes, planned_files
 from converter.onnx.options import OnnxOptions
 from converter.own_code import find
-from converter.publish.push import PushResult, preflight, push
+from converter.publish.destination import Destination
+from converter.publish.push import PushResult
 from converter.recipe import Recipe
 from converter.repository import copied_files, set_dtype, write_repository
 from converter.rotary.settings import Change
@@ -289,37 +289,6 @@ def convert(
         seconds=time.monotonic() - started,
         dry_run=dry_run,
     )
-
-
-@dataclass(frozen=True)
-class Destination:
-    """Where the result is pushed to; see ``push``."""
-
-    repo_id: str
-    private: bool
-    branch: str | None
-    create_pr: bool
-    overwrite: bool
-    token: str | None
-
-    def preflight(self, source: str) -> None:
-        """Finds out what would keep a push from working, before the conversion's work."""
-        preflight(**asdict(self), source=source)
-
-    def push(self, place: Path, *, progress: bool) -> PushResult:
-        """Pushes a result that was verified a moment ago."""
-        try:
-            return push(place, **asdict(self), verified=True, progress=progress)
-        except (ConverterError, KeyboardInterrupt) as error:
-            done = f"{place} is complete, and this sends it: {self._command(place)}"
-            kind = Interrupted if isinstance(error, KeyboardInterrupt) else PushError
-            raise kind(f"{error}; {done}" if str(error) else done) from error
-
-    def _command(self, place: Path) -> str:
-        words = ["ntk-convert", "push", str(place), self.repo_id]
-        words += ["--private"] * self.private + ["--create-pr"] * self.create_pr
-        words += ["--overwrite"] * self.overwrite + (["--branch", self.branch] if self.branch else [])
-        return shlex.join(words)
 
 
 def _draw(

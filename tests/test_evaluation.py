@@ -517,3 +517,18 @@ def test_an_interrupted_evaluation_leaves_nothing(
 def test_a_converter_s_error_is_one(pristine: Callable[..., Path]) -> None:
     with pytest.raises(ConverterError):
         evaluate([pristine("bloom")], tasks=[], lengths=[16])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+def test_a_gpu_gives_what_the_cpu_gives(pristine: Callable[..., Path]) -> None:
+    ids = tiny.token_ids(3, 60)
+    prompts = [tuple(row[:40].tolist()) for row in ids]
+    found = []
+    for hardware in (CPU, choose("cuda", "fp32", None)):
+        with open_subject(pristine("mpt"), hardware) as subject:
+            model = subject.scaled(Scaling("ntk", factor=4.0))
+            texts = complete(model, subject.tokenizer, hardware, prompts, 4)
+            found.append((losses(model, hardware, ids), texts))
+    assert np.abs(found[0][0] - found[1][0]).max() < 1e-3
+    assert found[0][1] == found[1][1]

@@ -14,7 +14,7 @@ from converter.checkpoint import Checkpoint
 from converter.families import SLOPES, Config, Family, Geometry
 from converter.own_code import OwnCode
 from converter.repository import converted_config
-from converter.scaling import Scaling
+from converter.scaling import Dynamic, Scaling
 from converter.slopes import Slopes
 from converter.source import Source
 from converter.stored import check_positions, read_slopes
@@ -56,6 +56,10 @@ class AlibiRecipe:
     @property
     def templates(self) -> tuple[str, ...]:
         return self.family.templates
+
+    @property
+    def default_dynamic(self) -> Dynamic:
+        return "position" if self.decoder else "length"
 
     @property
     def geometry(self) -> Geometry:

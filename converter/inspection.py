@@ -108,7 +108,7 @@ def inspect(
     geometry = recipe.geometry
     trained = recipe.trained_length(source, train_length)
     if request is not None:
-        scaling = resolve(request, trained, source, causal=recipe.decoder)
+        scaling = resolve(request, trained, source, recipe.default_dynamic)
         recipe.check_scaling(scaling)
     else:
         scaling = recipe.own_scaling

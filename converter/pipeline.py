@@ -196,7 +196,7 @@ def convert(
     config = source.config()
     recipe = recipes.of_source(config)
     trained = recipe.trained_length(source, train_length)
-    scaling = resolve(request, trained, source, causal=recipe.decoder)
+    scaling = resolve(request, trained, source, recipe.default_dynamic)
     recipe.check_scaling(scaling)
     if not dry_run:
         clear(Path(out), resume=resume)

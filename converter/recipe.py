@@ -17,7 +17,7 @@ from converter.own_code import OwnCode
 from converter.rotary import settings
 from converter.rotary.recipe import RotaryRecipe
 from converter.rotary.settings import Change
-from converter.scaling import Scaling
+from converter.scaling import Dynamic, Scaling
 from converter.source import Source
 from converter.trained import TrainLength
 
@@ -56,6 +56,11 @@ class Recipe(Protocol):
     @property
     def geometry(self) -> Geometry:
         """The sizes of its attention."""
+        ...
+
+    @property
+    def default_dynamic(self) -> Dynamic | None:
+        """What ``--dynamic`` is where no strength is given; None if one has to be."""
         ...
 
     @property

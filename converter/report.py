@@ -14,8 +14,7 @@ from converter.scaling import Scaling
 
 if TYPE_CHECKING:
     from converter.catalogue import Entry
-    from converter.evaluation.results import Comparison
-    from converter.evaluation.tune import Choice, Tuning
+    from converter.evaluation.tune import AgainstNone, Choice, Tuning
     from converter.inspection import Inspection
     from converter.onnx.export import ExportResult
     from converter.onnx.validation import GraphCheck, ValidationReport
@@ -132,7 +131,9 @@ def tuning(found: Tuning) -> str:
     lines += ["", *(_choice(choice) for choice in found.choices), *_doubt(found)]
     lines += [f"in {found.seconds:.0f} s"]
     if found.command is None:
-        advice = "No scaling measurably helps here: leave the model as it is."
+        harm = any(choice.gains for choice in found.choices)
+        why = "What helps by one measure harms by the other" if harm else "No scaling measurably helps here"
+        advice = f"{why}: leave the model as it is."
         return "\n".join([*lines, "", advice, "More --minutes tell smaller differences from chance."])
     return "\n".join([*lines, "", "This bakes it in:", "", f"    {found.command}"])
 
@@ -154,28 +155,29 @@ def _doubt(found: Tuning) -> list[str]:
 
 
 def _choice(choice: Choice) -> str:
-    """One sentence: what a choice gains at the target, and what it costs at short range."""
-    if choice.at_target is None:
+    """One sentence: what a choice gains and costs at the target, and at short range."""
+    if choice.scaling.method == "none":
         return f"By {choice.measure}: none is best."
-    verdict = "better" if choice.helps else "not measurably better"
-    gain = _versus(choice.measure, choice.at_target)
-    text = f"By {choice.measure}: {choice.scaling}, {verdict} than none ({gain})"
-    short = [
-        f"{name} {_versus(name, cost)}"
-        for name, cost in (
-            ("retrieval", choice.retrieval_at_short),
-            ("perplexity", choice.perplexity_at_short),
-        )
-        if cost is not None
-    ]
-    return f"{text}; at {choice.short} tokens: {', '.join(short)}."
+    verdict = "better than none" if choice.gains else "not measurably better than none"
+    if choice.loses:
+        other = "retrieval" if choice.measure == "perplexity" else "perplexity"
+        verdict += f", and worse by {other}"
+    text = f"By {choice.measure}: {choice.scaling}, {verdict}; at the target: {_versus(choice.at_target)}"
+    short = _versus(choice.at_short)
+    return f"{text}; at {choice.short} tokens: {short}." if short else f"{text}."
 
 
-def _versus(measure: str, found: Comparison) -> str:
-    if measure == "perplexity":
-        return f"x {found.difference:.3f}, {found.low:.3f} to {found.high:.3f}, p = {found.p:.2g}"
-    points = [100 * value for value in (found.difference, found.low, found.high)]
-    return f"{points[0]:+.1f} points, {points[1]:+.1f} to {points[2]:+.1f}, p = {found.p:.2g}"
+def _versus(found: AgainstNone) -> str:
+    """Both measures' differences to none, with their intervals; empty if neither was measured."""
+    parts = []
+    if (scores := found.retrieval) is not None:
+        points = [100 * value for value in (scores.difference, scores.low, scores.high)]
+        interval = f"{points[1]:+.1f} to {points[2]:+.1f}"
+        parts.append(f"retrieval {points[0]:+.1f} points ({interval}, p = {scores.p:.2g})")
+    if (losses := found.perplexity) is not None:
+        interval = f"{losses.low:.3f} to {losses.high:.3f}"
+        parts.append(f"perplexity x {losses.difference:.3f} ({interval}, p = {losses.p:.2g})")
+    return ", ".join(parts)
 
 
 def exported(result: ExportResult) -> str:

@@ -159,17 +159,17 @@ class Request:
             return "--dynamic"
         return None if self.target_length is None else "--target-length"
 
-    def resolve(self, train_length: int | None, *, causal: bool = True) -> Scaling:
+    def resolve(self, train_length: int | None, default: Dynamic | None = None) -> Scaling:
         """The scaling asked for, of a model trained at ``train_length`` tokens.
 
         Without a strength it is dynamic: up to the trained length such a model is the stock one, and beyond
-        it the measured models retrieved as well as with any other scaling (examples/evidence/README.md). By
-        position in a causal model, whose cached keys fit no other; by length in an encoder, whose first
+        it the measured models retrieved as well as with any other scaling (examples/evidence/README.md).
+        By position in a decoder, whose cached keys fit no other; by length in an encoder, whose first
         tokens look as far ahead as its last look back.
 
         Args:
             train_length: None if it is not known, which only a request without ``length_user`` allows.
-            causal: a decoder; an encoder otherwise.
+            default: what it is dynamic by without a strength.
 
         Raises:
             UsageError: the target length is below the trained length.
@@ -187,7 +187,8 @@ class Request:
                 )
             return Scaling(self.method, factor=self.target_length / train_length)
         rate = 1.0 if self.rate is None else float(self.rate)
-        dynamic = self.dynamic or ("position" if causal else "length")
+        dynamic = self.dynamic or default
+        assert dynamic is not None
         return Scaling(self.method, dynamic=dynamic, rate=rate, train_length=train_length)
 
 

@@ -108,6 +108,14 @@ def read_tokenizer(source: Source, config: Config, *, code: bool = True) -> Toke
     )
 
 
+def our_class(settings: Config) -> str | None:
+    """The class of ``TEMPLATE`` that a converted repository's tokenizer_config.json names; None if none."""
+    for known in KNOWN.values():
+        if _reference(settings, {}) == f"{TEMPLATE.removesuffix('.py')}.{known.ours}":
+            return known.ours
+    return None
+
+
 def _missing(what: str) -> Tokenizer:
     return Tokenizer(here=False, note=f"{what}: load the tokenizer that the source's card names")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from converter.errors import UsageError
 from converter.families import Config, Family
 from converter.repository import PROVENANCE
-from converter.scaling import Request, Scaling
+from converter.scaling import Dynamic, Request, Scaling
 from converter.source import Source
 
 
@@ -59,15 +59,20 @@ def recorded_length(config: Config, given: int | None) -> TrainLength | None:
     return None
 
 
-def resolve(request: Request, trained: TrainLength, source: Source, *, causal: bool) -> Scaling:
+def resolve(request: Request, trained: TrainLength, source: Source, default: Dynamic | None) -> Scaling:
     """The scaling that ``request`` means for this checkpoint.
 
     Raises:
-        UsageError: it needs the trained length, which is not known; or a target below it.
+        UsageError: it needs the trained length, which is not known; a target below it; or no strength and no
+            ``default``, which is ``Recipe.default_dynamic``.
     """
+    if request.by_default and default is None:
+        raise UsageError(
+            "a rotary model has no default strength: give --scale, --target-length or --dynamic length"
+        )
     if request.length_user is not None and trained.tokens is None:
         raise UsageError(
             f"{request.length_user} needs the trained length of {source.name}, which is {trained.origin}; "
             "add --train-length N"
         )
-    return request.resolve(trained.tokens, causal=causal)
+    return request.resolve(trained.tokens, default)

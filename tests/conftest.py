@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import hypothesis
 import pytest
@@ -36,6 +37,23 @@ hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
 MakeSource = Callable[..., Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _each_picture_once() -> Iterator[None]:
+    """The picture of a card takes as long as a tiny conversion, and most tests' are the same."""
+    from converter.pictures import card
+
+    draw, drawn = card.card_picture, {}
+
+    def draw_once(model: Any) -> bytes:
+        key = repr((model.variants, model.train_length, model.decoder, model.rotary, model.bias_scale))
+        if key not in drawn:
+            drawn[key] = draw(model)
+        return drawn[key]
+
+    with mock.patch.object(card, "card_picture", draw_once):
+        yield
 
 
 @pytest.fixture(scope="session")

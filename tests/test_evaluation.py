@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -20,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from converter.errors import ConverterError, SourceError, UsageError
+from converter import convert
+from converter.errors import ConverterError, SourceError, UnsupportedModel, UsageError
 from converter.evaluation import perplexity
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.hardware import choose
@@ -30,7 +32,10 @@ from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Item
 from converter.evaluation.trials import trials
+from converter.repository import templates_folder
+from converter.rotary.recipe import CHANGED, RECORD
 from converter.scaling import Request, Scaling
+from converter.tokenizers import TEMPLATE
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
 from tests.patched import FAMILIES, SCALINGS, TRAIN_LENGTH, Convert, config_of, load
@@ -153,6 +158,87 @@ def test_a_repository_with_other_code_is_refused(converted: Convert) -> None:
     (folder / "ntk_alibi.py").write_text("raise SystemExit('run')")
     with pytest.raises(SourceError, match=r"ntk_alibi\.py is not the file"), open_subject(folder, CPU):
         pass
+
+
+EVIL = "import pathlib; pathlib.Path(__file__).with_name('was-run').touch()\nclass BaichuanTokenizer: pass\n"
+
+
+def test_no_code_that_a_tokenizer_names_is_run(converted: Convert) -> None:
+    """Not in a converted repository either, whose own tokenizer template is there as it must be."""
+    folder = converted("bloom")
+    names = {"AutoTokenizer": ["evil.BaichuanTokenizer", None]}
+    edit_json(folder / "tokenizer_config.json", {"auto_map": names})
+    (folder / "evil.py").write_text(EVIL)
+    (folder / "tokenizer.model").touch()
+    (folder / TEMPLATE).write_bytes((templates_folder() / TEMPLATE).read_bytes())
+    with contextlib.suppress(SourceError), open_subject(folder, CPU):
+        pass
+    assert not (folder / "was-run").exists()
+
+
+def test_no_code_that_a_rotary_model_names_is_run(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    convert(rotary.rotary(tmp_path / "source"), folder, scale=2)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "evil.py").write_text(EVIL)
+    (folder / TEMPLATE).touch()
+    config["ntk_convert"][RECORD][CHANGED]["auto_map"] = None
+    for hostile in (
+        {"auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}},
+        {"_attn_implementation": "nobody/evil-kernel"},
+        {"quantization_config": {"quant_method": "gptq"}},
+    ):
+        (folder / "config.json").write_text(json.dumps(config | hostile))
+        with pytest.raises(UnsupportedModel), open_subject(folder, CPU) as subject:
+            subject.scaled(subject.own_scaling)
+    assert not (folder / "was-run").exists()
+
+
+def test_a_converted_rotary_model_must_be_what_its_record_says(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    convert(rotary.rotary(tmp_path / "source"), folder, scale=2)
+    with open_subject(folder, CPU) as subject:
+        subject.scaled(subject.own_scaling)
+    edit_json(folder / "config.json", {"rope_theta": 77.0, "rope_parameters": None})
+    with pytest.raises(ConverterError), open_subject(folder, CPU) as subject:
+        subject.scaled(subject.own_scaling)
+
+
+def test_what_a_rotary_model_has_read_before_changes_nothing(tmp_path: Path) -> None:
+    """transformers' dynamic scaling keeps the frequencies of the longest text so far."""
+    source = rotary.rotary(tmp_path / "source")
+    short, long = tiny.token_ids(2, rotary.LENGTH), tiny.token_ids(2, 4 * rotary.LENGTH)
+    with open_subject(source, CPU) as subject:
+        model = subject.scaled(Scaling("ntk", dynamic="length", rate=1.0, train_length=rotary.LENGTH))
+        assert subject.hardware.rows(1) == 1
+        first = losses(model, subject.hardware, short)
+        losses(model, subject.hardware, long)
+        assert np.array_equal(losses(model, subject.hardware, short), first)
+        prompts = [tuple(row[:40].tolist()) for row in short]
+        alone = complete(model, subject.tokenizer, subject.hardware, prompts, 4)
+        longer = tuple(long[0].tolist())
+        assert complete(model, subject.tokenizer, subject.hardware, [longer, *prompts], 4)[1:] == alone
+
+
+def test_ids_beyond_the_embeddings_are_refused(pristine: Callable[..., Path]) -> None:
+    with open_subject(pristine("bloom"), CPU) as subject:
+        model = subject.scaled(subject.own_scaling)
+        with pytest.raises(SourceError, match="do not belong together"):
+            losses(model, CPU, np.array([[5, tiny.VOCAB_SIZE]]))
+        subject.tokenizer.pad_token = None
+        assert len(complete(model, subject.tokenizer, CPU, [(5,), (5, 6, 7)], 3)) == 2
+
+
+def test_text_ends_where_the_model_ends_it(pristine: Callable[..., Path]) -> None:
+    with open_subject(pristine("bloom"), CPU) as subject:
+        model = subject.scaled(subject.own_scaling)
+        prompts = [tuple(row.tolist()) for row in tiny.token_ids(4, 20)]
+        whole = [text.split() for text in complete(model, subject.tokenizer, CPU, prompts, 8)]
+        end = whole[0][3]
+        model.generation_config.eos_token_id = subject.tokenizer.convert_tokens_to_ids(end)
+        cut = [text.split() for text in complete(model, subject.tokenizer, CPU, prompts, 8)]
+    for before, after in zip(whole, cut, strict=True):
+        assert after == (before[: before.index(end)] if end in before else before)
 
 
 @pytest.mark.parametrize("form", [{"fmt": "bin"}, {"sharded": True}])
@@ -349,6 +435,11 @@ def test_results_survive_their_json(results: Results) -> None:
         (("measurements", 7, "comparison"), {}),
         (("models",), []),
         (("models",), {"tiny-bloom": 7}),
+        (("models",), {"tiny-bloom": {"train_length": "256"}}),
+        (("models",), {"tiny-bloom": {"train_length": 0}}),
+        (("measurements", 0, "depths"), [0.5]),
+        (("measurements", 0, "depths", 1), 1.5),
+        (("measurements", 0, "depths", 1), math.nan),
         (("settings",), 7),
     ],
 )
@@ -441,7 +532,10 @@ def test_the_command(run: Command, tmp_path: Path) -> None:
         (("SOURCE", "--tasks", "nonsense"), "none of", 2),
         (("SOURCE", "--scales", "2,x"), "no list of numbers", 2),
         (("SOURCE", "--scales", "2"), "--methods", 2),
-        (("SOURCE", "--lengths", "1"), "at least 2", 2),
+        (("SOURCE", "--lengths", "1"), "out of range", 2),
+        (("SOURCE", "--lengths", "100000000000"), "out of range", 2),
+        (("SOURCE", "--train-length", "0", "--lengths", "64"), "--train-length 0", 2),
+        (("SOURCE", "--train-length", "1"), "--lengths 1 is out of range", 2),
         (("SOURCE", "--items", "0", "--lengths", "64"), "--items", 2),
         (("SOURCE", "--lengths", "64", "--batch-size", "0"), "--batch-size", 2),
         (("SOURCE", "--lengths", "8"), "does not fit", 2),

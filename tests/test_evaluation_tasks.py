@@ -171,7 +171,7 @@ def test_a_prompt_never_exceeds_its_length_and_nearly_fills_it(
 @GENERATED
 def test_a_length_into_which_nothing_fits_is_refused_with_the_least(name: str) -> None:
     task = tasks.make_task(name)
-    with pytest.raises(UsageError, match=rf"{name} does not fit into 20 tokens.* at least \d+") as refusal:
+    with pytest.raises(UsageError, match=rf"{name} does not fit into 20 tokens.*at least \d+") as refusal:
         task.items(BYTES, [20], 5, 0)
     least = int(re.findall(r"\d+", str(refusal.value))[-1])
     with pytest.raises(UsageError, match="does not fit"):
@@ -524,7 +524,7 @@ def test_a_truncated_prompt_never_exceeds_its_length(tokenizer: Any, context: st
     assert len(item.ids) + 64 <= length
     if len(whole) + 64 <= length:
         assert item.ids == whole
-    with pytest.raises(UsageError, match=f"does not fit into {least - 1} tokens; give .* at least {least}"):
+    with pytest.raises(UsageError, match=f"does not fit into {least - 1} tokens; give .*at least {least}"):
         task.items(tokenizer, [length, least - 1], 1, 0)
 
 

@@ -454,6 +454,7 @@ def test_plot_results(run: Callable[..., Run], refused: Callable[..., str], tmp_
     assert "damaged" in refused("plot", file, *new)
     file.write_text("[", encoding="utf-8")
     assert "not valid JSON" in refused("plot", file, *new)
+    assert f"give {file}" in refused("plot", tmp_path, *new, code=2)
 
 
 def test_refusals(refused: Callable[..., str], make_source: Callable[..., Path], tmp_path: Path) -> None:
@@ -462,6 +463,8 @@ def test_refusals(refused: Callable[..., str], make_source: Callable[..., Path],
     scaled = ("plot", source, "--scales", "2")
     assert "0 to 3" in refused(*scaled, "--heads", "4", *new, code=2)
     assert "0 to 3" in refused(*scaled, "--heads", "-1", *new, code=2)
+    assert "--heads" in refused(*scaled, "--heads", ",", *new, code=2)
+    assert "needs a strength" in refused("plot", source, "--methods", "linear", *new, code=2)
     assert "--nats" in refused(*scaled, "--nats", "0", *new, code=2)
     assert "--nats" in refused(*scaled, "--nats", "nan", *new, code=2)
     assert "--train-length" in refused("plot", source, "--dynamic", "length", *new, code=2)

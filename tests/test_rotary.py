@@ -447,6 +447,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[object, ...], int, str]] = {
         1,
         "names code of the checkpoint's own (auto_map: modeling_llama.LlamaForCausalLM)",
     ),
+    "no strength": ("llama", {}, (), 2, "a rotary model has no default strength"),
     "quantised": ("llama", {"quantization_config": {"bits": 4}}, SCALE, 1, "quantised"),
     "two bases": ("llama", {"rope_parameters": {"rope_theta": 5e5}}, SCALE, 1, "contradicts itself"),
     "no base": ("cohere", {"rope_theta": None}, SCALE, 1, "disagree about its default for 'cohere'"),

@@ -38,7 +38,7 @@ from converter.slopes import scaled_slopes, stock_slopes
     ],
 )
 def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | None) -> None:
-    scaling = Request(**options).resolve(2048)
+    scaling = Request(**options).resolve(2048, "position")
     assert scaling.to_json() == expected
     assert Scaling.from_json(expected) == scaling
 
@@ -78,7 +78,7 @@ def test_requests_that_make_no_sense(options: dict[str, Any], words: list[str]) 
 
 
 def test_an_encoder_s_default_goes_by_length() -> None:
-    assert Request().resolve(512, causal=False) == Scaling("ntk", None, "length", 1.0, 512)
+    assert Request().resolve(512, "length") == Scaling("ntk", None, "length", 1.0, 512)
 
 
 def test_target_below_trained_length() -> None:

@@ -23,6 +23,8 @@ import sentencepiece
 from transformers import AutoTokenizer
 
 from converter import ConversionResult, convert
+from converter.evaluation.hardware import choose
+from converter.evaluation.subject import open_subject
 from converter.source import Source
 from converter.subfolders import nested_files
 from converter.tokenizers import KNOWN, TEMPLATE
@@ -614,3 +616,17 @@ def test_a_file_that_is_a_link(tmp_path: Path) -> None:
     found = nested_files(local(root))
     assert found.files == {"1_Pooling/config.json": 2}
     assert "2_Other" in found.notes[0]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_evaluation_reads_it_before_and_after_the_conversion(
+    make_tokenizer: MakeTokenizer, tmp_path: Path, name: str
+) -> None:
+    source = make_tokenizer(name)
+    quick(source, tmp_path / "out")
+    found = []
+    for folder in (source, tmp_path / "out"):
+        with open_subject(folder, choose("cpu", None, None)) as subject:
+            found.append(subject.tokenizer("a cat and a dog")["input_ids"])
+    assert found[0] == found[1]
+    assert len(found[0]) > 3

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import math
+import os
+import platform
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,18 +21,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from converter import recipe as recipes
 from converter import report
 from converter.errors import UsageError
 from converter.evaluation import search as searching
+from converter.evaluation import tune as tuning_module
 from converter.evaluation.candidates import candidates, command, ladder
 from converter.evaluation.evaluate import evaluate
-from converter.evaluation.results import Comparison, Results
+from converter.evaluation.results import Comparison, Measurement, Results
 from converter.evaluation.search import NONE, Candidate
+from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.tasks import make_task
-from converter.evaluation.tune import Choice, Tuning, tune
+from converter.evaluation.tasks.base import Item
+from converter.evaluation.tune import AgainstNone, Choice, Tuning, tune
 from converter.scaling import Scaling
 from tests import tiny
 from tests.conftest import Run
+from tests.tiny import rotary
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny-bloom"
 Command = Callable[..., Run]
@@ -36,8 +46,9 @@ Command = Callable[..., Run]
 @given(st.integers(1, 5000), st.integers(2, 40000))
 def test_what_is_tried(trained: int, more: int) -> None:
     target = trained + more
-    found = candidates(trained, target)
+    found = candidates(trained, target, lambda _: None)
     assert found[0] == NONE
+    assert [each.dynamic for each in found if each.dynamic] == ["position"] * 2
     assert len(set(found)) == len(found)
     factors = [each.factor for each in found if each.method == "ntk" and each.factor]
     assert target / trained in factors
@@ -45,6 +56,17 @@ def test_what_is_tried(trained: int, more: int) -> None:
     lengths = ladder(trained, target)
     assert (lengths[0], lengths[-1]) == (trained, target)
     assert all(1 < after / before <= 2 for before, after in pairwise(lengths))
+
+
+def test_what_is_tried_of_rotary_models() -> None:
+    def of(model_type: str) -> list[Scaling]:
+        config = {"model_type": model_type, "rope_theta": 1e4, **rotary.SIZES}
+        return candidates(64, 256, recipes.of_checkpoint(config).check_scaling)
+
+    by_length = [Scaling("ntk", dynamic="length", rate=rate, train_length=64) for rate in (1.0, 2.0)]
+    assert of("llama")[:3] == [NONE, *by_length]
+    assert [each.method for each in of("llama")[3:]] == ["ntk"] * 3 + ["linear"] * 2
+    assert [each.method for each in of("phi3")] == ["none"] + ["ntk"] * 3
 
 
 # The search, on models whose answers are known
@@ -62,6 +84,7 @@ class Script:
         self.asked: list[Scaling] = []
 
 
+ITEM = Item((1, 2, 3), ("x",))
 A, B, C = (Scaling("ntk", factor=float(factor)) for factor in (2, 4, 8))
 
 
@@ -85,7 +108,7 @@ def run_search(script: Script, monkeypatch: pytest.MonkeyPatch, rounds: int) -> 
             return math.inf if self.left_rounds > 0 else 0.0
 
     monkeypatch.setattr(searching, "_round", answer)
-    pool = searching.Pool({}, {"task": [None] * 400}, np.empty((0, 0), dtype=np.int64), None, 64)  # type: ignore[arg-type, list-item]
+    pool = searching.Pool({}, {"task": [ITEM] * 400}, np.empty((0, 0), dtype=np.int64), None, 64)  # type: ignore[arg-type]
     return searching.search(None, pool, list(script.scores), Time(60.0), int)  # type: ignore[arg-type]
 
 
@@ -117,11 +140,51 @@ def test_one_round_is_done_whatever_the_time(monkeypatch: pytest.MonkeyPatch) ->
     assert [len(each.scores) for each in found] == [searching.FIRST_ROUND] * 2
 
 
+@pytest.mark.parametrize("overflow", [0, 5])
+def test_losses_that_are_no_numbers_are_the_worst(monkeypatch: pytest.MonkeyPatch, overflow: int) -> None:
+    script = Script({NONE: 0.5, A: 0.5, B: 0.5}, {NONE: 2.0, A: 1.5, B: 1.8})
+    script.losses[A][overflow:] = math.nan
+    found = run_search(script, monkeypatch, rounds=7)
+    assert searching.finalists(found)["perplexity"] == B
+    assert found[1].loss == math.inf
+    script.losses[NONE][:] = script.losses[B][:] = math.nan
+    everywhere = run_search(script, monkeypatch, rounds=7)
+    assert searching.finalists(everywhere)["perplexity"] == NONE
+
+
+def test_a_scaling_whose_losses_overflow_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script({NONE: 0.5, A: 0.9, B: 0.1}, {NONE: 2.0, A: 1.9, B: 1.5})
+    script.losses[B][:] = math.nan
+    assert [each.dropped for each in run_search(script, monkeypatch, rounds=7)] == [False, False, True]
+
+
+def test_a_lost_window_is_worse_and_makes_the_perplexity_infinite() -> None:
+    losses, baseline = [1.0] * 9 + [math.nan], [2.0] * 9 + [1.0]
+    found = compare("perplexity", losses, baseline)
+    assert (found.better, found.worse, found.difference) == (9, 1, math.inf)
+    assert summarise("perplexity", losses) == (math.inf, 0.0, math.inf)
+    both = compare("perplexity", [math.nan, 1.0], [math.inf, 2.0])
+    assert (both.better, both.worse) == (1, 0)
+
+
+def test_the_clock_counts_what_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[float] = []
+    monkeypatch.setattr(searching.Clock, "note", lambda _, tokens, __: noted.append(tokens))
+    items = {"long": [Item((1,) * 50, ("x",))] * 20, "short": [Item((1,) * 7, ("x",))] * 2}
+    windows = np.zeros((6, 64), dtype=np.int64)
+    monkeypatch.setattr(searching, "_round", lambda _, __, candidate, ___, ____: candidate)
+    pool = searching.Pool({}, items, windows, None, 64)  # type: ignore[arg-type]
+    searching.search(None, pool, [NONE], searching.Clock(1e9), int)  # type: ignore[arg-type]
+    assert noted == [4 * 50 + 2 * 7 + 4 * 64, 4 * 50 + 2 * 64, 8 * 50, 4 * 50]
+
+
 # What is said
 
 GAIN = Comparison(0.2, 0.1, 0.3, 30, 3, 1e-6)
 COST = Comparison(-0.01, -0.05, 0.03, 1, 2, 1.0)
 NEITHER = Comparison(0.02, -0.1, 0.14, 6, 5, 1.0)
+LOSS = Comparison(-0.2, -0.3, -0.1, 3, 30, 1e-6)
+EVEN = Comparison(0.99, 0.97, 1.01, 11, 9, 0.8)
 RATIO = Comparison(1.04, 1.02, 1.06, 2, 18, 4e-4)
 
 
@@ -135,27 +198,88 @@ def tuning(*choices: Choice) -> Tuning:
 def test_a_choice_that_helps_is_recommended_with_its_cost() -> None:
     text = report.tuning(
         tuning(
-            Choice("retrieval", B, GAIN, 256, COST, RATIO), Choice("perplexity", NONE, None, 256, None, None)
+            Choice("retrieval", B, AgainstNone(GAIN, EVEN), 200, AgainstNone(COST, RATIO)),
+            Choice("perplexity", NONE, AgainstNone(), 200, AgainstNone()),
         )
     )
-    assert "By retrieval: ntk, factor 4, better than none (+20.0 points, +10.0 to +30.0, p = 1e-06)" in text
-    assert "at 256 tokens: retrieval -1.0 points, -5.0 to +3.0, p = 1, perplexity x 1.040" in text
+    assert (
+        "By retrieval: ntk, factor 4, better than none; at the target: "
+        "retrieval +20.0 points (+10.0 to +30.0, p = 1e-06), perplexity x 0.990 (0.970 to 1.010, p = 0.8)"
+    ) in text
+    assert "at 200 tokens: retrieval -1.0 points (-5.0 to +3.0, p = 1), perplexity x 1.040" in text
     assert "By perplexity: none is best." in text
     assert "ntk-convert org/model --scale 4 --out DIR" in text
 
 
 def test_when_nothing_helps_it_says_so() -> None:
-    found = tuning(Choice("retrieval", B, NEITHER, 256, COST, None))
+    found = tuning(Choice("retrieval", B, AgainstNone(NEITHER), None, AgainstNone()))
     assert found.command is None
     text = report.tuning(found)
     assert "not measurably better than none" in text
     assert "No scaling measurably helps" in text
+    assert "tokens:" not in text.partition("By retrieval")[2]
     assert "ntk-convert" not in text
 
 
 def test_a_worse_perplexity_never_helps() -> None:
-    assert not Choice("perplexity", B, RATIO, 256, None, None).helps
-    assert Choice("perplexity", B, replace(RATIO, difference=0.96, better=18, worse=2), 256, None, None).helps
+    better = replace(RATIO, difference=0.96, better=18, worse=2)
+    assert not Choice("perplexity", B, AgainstNone(None, RATIO), 256, AgainstNone()).helps
+    assert Choice("perplexity", B, AgainstNone(None, better), 256, AgainstNone()).helps
+
+
+@pytest.mark.parametrize(
+    ("measure", "at_target"),
+    [
+        ("retrieval", AgainstNone(GAIN, RATIO)),
+        ("perplexity", AgainstNone(LOSS, replace(RATIO, difference=0.96, better=18, worse=2))),
+    ],
+)
+def test_what_helps_by_one_measure_and_harms_by_the_other_is_not_advised(
+    measure: str, at_target: AgainstNone
+) -> None:
+    choice = Choice(measure, B, at_target, 256, AgainstNone())
+    assert (choice.gains, choice.loses, choice.helps) == (True, True, False)
+    text = report.tuning(tuning(choice))
+    other = {"retrieval": "perplexity", "perplexity": "retrieval"}[measure]
+    assert f"better than none, and worse by {other}" in text
+    assert "harms by the other: leave the model as it is" in text
+    assert "ntk-convert" not in text
+
+
+def measured(task: str, length: int, scaling: Scaling, *scores: float) -> Measurement:
+    metric: Any = "perplexity" if task == "perplexity" else "accuracy"
+    return Measurement("model", str(scaling), task, metric, length, scores, 0.5, 0.0, 1.0)
+
+
+def test_only_the_shortest_length_up_to_the_trained_one_is_pooled() -> None:
+    curve = Results(
+        [
+            measured(task, length, scaling, *[float(scaling == B)] * count)
+            for scaling in (NONE, B)
+            for task, length, count in (
+                ("lines", 256, 4),
+                ("lines", 1024, 5),
+                ("prompts", 200, 3),
+                ("prompts", 900, 6),
+                ("topics", 700, 7),
+                ("perplexity", 256, 2),
+                ("perplexity", 1024, 8),
+            )
+        ],
+        {},
+    )
+    choice = tuning_module._choice("retrieval", B, curve, 256)
+    assert choice.short == 200
+    assert choice.at_short.retrieval is not None
+    assert choice.at_target.retrieval is not None
+    assert choice.at_target.perplexity is not None
+    assert choice.at_short.retrieval.better == 3
+    assert choice.at_short.perplexity is None
+    assert choice.at_target.retrieval.better == 5 + 6 + 7
+    assert choice.at_target.perplexity.worse == 8
+    assert tuning_module._choice("retrieval", B, curve, 199).short is None
+    assert tuning_module._choice("retrieval", B, curve, 199).at_short == AgainstNone()
+    assert tuning_module._choice("retrieval", NONE, curve, 256).at_target == AgainstNone()
 
 
 def test_the_command_says_what_was_asked() -> None:
@@ -203,8 +327,9 @@ def test_a_trained_model(run: Command, prompts: Path, tmp_path: Path) -> None:
     assert found.code == 0, found.err
     written = json.loads((out / "tuning.json").read_text())
     tried = {each["scaling"]: each for each in written["candidates"]}
-    assert tried["none"]["accuracy"] > 0.5, "the model cannot do the task"
+    assert len(tried["none"]["scores"]) >= searching.FIRST_ROUND
     curve = Results.from_json(json.loads((out / "results.json").read_text()))
+    assert curve.measurements[0].value > 0.7, "the model can do the task at the trained length"
     assert {each.length for each in curve.measurements} == {256, 1024}
     again = evaluate(
         [EXAMPLE], tasks=[make_task("prompts", prompts)], lengths=[256], items=curve.measurements[0].items
@@ -225,7 +350,17 @@ def test_untrained_weights_are_left_as_they_are(run: Command, tmp_path: Path) ->
     text = tmp_path / "text.txt"
     rng = np.random.default_rng(0)
     text.write_text(" ".join(f"w{number}" for number in rng.integers(4, tiny.VOCAB_SIZE, 4000)))
-    result = tune(source, 64, tasks=[], text=[text], train_length=24, minutes=0.05)
+    result = tune(source, 64, tasks=[], text=[text], train_length=24, minutes=0.05, seed=3)
+    assert result.curve.settings == {
+        "seed": 3,
+        "minutes": 0.05,
+        "text": {"text.txt": hashlib.sha256(text.read_bytes()).hexdigest()},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "transformers": version("transformers"),
+        },
+    }
     assert [each.measure for each in result.choices] == ["perplexity"]
     assert [each.length for each in result.curve.measurements][:3] == [24, 48, 64]
     found = run(
@@ -252,7 +387,10 @@ def test_untrained_weights_are_left_as_they_are(run: Command, tmp_path: Path) ->
         (("--target-length", 64), "add --train-length"),
         (("--target-length", 64, "--train-length", 64), "not above the trained length"),
         (("--target-length", 64, "--train-length", 24, "--minutes", 0), "--minutes"),
-        (("--target-length", 64, "--train-length", 24), "does not fit"),
+        (("--target-length", 64, "--train-length", 24, "--minutes", "inf"), "--minutes"),
+        (("--target-length", 64, "--train-length", 24, "--minutes", "nan"), "--minutes"),
+        (("--target-length", (1 << 24) + 1, "--train-length", 24), "at most 16777216"),
+        (("--target-length", 64, "--train-length", 24), "give longer lengths (at least"),
         ((), "--target-length"),
     ],
 )
@@ -273,3 +411,45 @@ def test_a_converted_repository_is_refused(run: Command, tmp_path: Path) -> None
 def test_prompts_beyond_the_target_are_of_no_use(prompts: Path) -> None:
     with pytest.raises(UsageError, match="no prompts between"):
         tune(EXAMPLE, 500, tasks=[make_task("prompts", prompts)], train_length=256)
+
+
+def test_one_prompt_cannot_both_choose_and_measure(refused: Callable[..., str], tmp_path: Path) -> None:
+    file = tmp_path / "one.jsonl"
+    rows = [{"prompt": "ASK", "answer": "1", "length": length} for length in (256, 256, 1024)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    words = ("--target-length", 1024, "--train-length", 256, "--prompts", file)
+    assert "at least two" in refused("tune", EXAMPLE, *words, code=2)
+
+
+def test_a_rotary_model(tmp_path: Path) -> None:
+    source = rotary.rotary(tmp_path / "source", "llama")
+    text = tmp_path / "text.txt"
+    rng = np.random.default_rng(0)
+    text.write_text(" ".join(f"w{number}" for number in rng.integers(4, tiny.VOCAB_SIZE, 4000)))
+    result = tune(source, 256, tasks=[], text=[text], minutes=0.05)
+    tried = [each.scaling for each in result.candidates]
+    assert [each.dynamic for each in tried[:3]] == [None, "length", "length"]
+    assert all(each.loss is not None for each in result.candidates)
+
+
+@pytest.mark.parametrize("command", ["eval", "tune"])
+def test_a_full_disk_does_not_lose_the_result(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    from converter import outputs
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(outputs, "write_files", full)
+    source = tiny.bloom(tmp_path / "source", 4)
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{number}" for number in range(4, tiny.VOCAB_SIZE)) * 20)
+    words = {
+        "eval": ("--lengths", 32, "--tasks", "perplexity", "--items", 3),
+        "tune": ("--target-length", 48, "--tasks", "", "--minutes", 0.01),
+    }[command]
+    found = run(command, source, *words, "--train-length", 24, "--text", text, "--out", tmp_path / "out")
+    assert found.code == 1
+    assert "perplexity" in found.out
+    assert "No space" in found.err

@@ -108,11 +108,11 @@ def evaluate(
     place = None if out is None else check_folder(out, overwrite=overwrite)
     chosen = _tasks(tasks, arguments)
     result = run(models, tasks=chosen, progress=not quiet and sys.stderr.isatty(), **arguments)
-    if place is not None:
+    click.echo(json.dumps(result.to_json()) if as_json else result.report())
+    if place is not None:  # after the result is said, which a full disk must not lose
         paths = write_files(place, result_files(result))
         if not quiet:
             click.echo("\n".join(str(path) for path in paths), err=True)
-    click.echo(json.dumps(result.to_json()) if as_json else result.report())
 
 
 @click.command()
@@ -159,12 +159,12 @@ def tune(
     names = tasks if tasks is not None else () if prompts else ("passkey", "lines")
     chosen = [make_task(name) for name in names] + ([make_task("prompts", prompts)] if prompts else [])
     result = run(model, tasks=chosen, progress=not quiet and sys.stderr.isatty(), **arguments)
-    if place is not None:
+    click.echo(json.dumps(result.to_json()) if as_json else report.tuning(result))
+    if place is not None:  # after the result is said, which a full disk must not lose
         files = result_files(result.curve) | {"tuning.json": json_bytes(result.to_json())}
         paths = write_files(place, files)
         if not quiet:
             click.echo("\n".join(str(path) for path in paths), err=True)
-    click.echo(json.dumps(result.to_json()) if as_json else report.tuning(result))
 
 
 COMMANDS = (evaluate, tune)

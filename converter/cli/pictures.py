@@ -14,7 +14,7 @@ from converter.scaling import DYNAMICS, METHODS, Dynamic, Method
 @click.command()
 @click.argument("subject", metavar="MODEL|RESULTS.json")
 @click.option(
-    "--methods", type=Listed("LIST", str, METHODS), default="ntk", show_default=True, help="Scalings to show."
+    "--methods", type=Listed("LIST", str, METHODS), help="Scalings to show; ntk where a strength is given."
 )
 @click.option("--scales", type=Listed("LIST", float), default="", help="Each with these factors: 2,4.")
 @click.option(
@@ -38,7 +38,7 @@ from converter.scaling import DYNAMICS, METHODS, Dynamic, Method
 @verbose_option
 def plot(
     subject: str,
-    methods: tuple[Method, ...],
+    methods: tuple[Method, ...] | None,
     scales: tuple[float, ...],
     dynamics: tuple[Dynamic, ...],
     rates: tuple[float, ...],
@@ -56,9 +56,10 @@ def plot(
     from converter.evaluation.trials import trials
     from converter.pictures.plotting import plot as run
 
-    # Without a strength, what a converted repository has.
-    asked = scales or dynamics or rates
-    scalings = trials(methods, scales, dynamics, rates, train_length) if asked else []
+    # Without any of these options, what a converted repository has.
+    asked = methods is not None or scales or dynamics or rates
+    chosen: tuple[Method, ...] = ("ntk",) if methods is None else methods
+    scalings = trials(chosen, scales, dynamics, rates, train_length) if asked else []
     for path in run(subject, scalings=scalings, train_length=train_length, **arguments):
         click.echo(str(path))
 

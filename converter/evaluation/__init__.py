@@ -10,5 +10,8 @@ tasks/         what is asked, and what counts as right
 perplexity.py  windows of a text, and the loss in them
 statistics.py  confidence intervals, and comparisons on the same items
 results.py     what was measured: JSON, CSV, tables
+settings.py    what results say of their run; files.py: results as files
 tune.py        tune(): the scaling that serves a length best
+search.py      its first half, the choice
+candidates.py  what it tries
 """

@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from converter.errors import UsageError
 from converter.scaling import Scaling
 
+RATES = (1.0, 2.0)
+"""Of the dynamic scalings."""
 
-def candidates(trained: int, target: int) -> list[Scaling]:
-    """The scalings to try, the milder first.
+
+def candidates(trained: int, target: int, check: Callable[[Scaling], object]) -> list[Scaling]:
+    """The scalings to try, of those that the model can compute; the milder first.
 
     With r = target / trained: none; position-dynamic ntk with rates 1 and 2; ntk with factors r / 2, r and
     2 r, since on published and small models factors above and below r were best; linear with r / 2 and r.
-    Length-dynamic scalings are left out: what a model has read so far changes under them while it
-    writes, and they were never better than position-dynamic ones.
+    Length-dynamic scalings are tried only of models that have no position-dynamic ones (the rotary): what
+    a model has read so far changes under them while it writes, and they were never better.
 
     Args:
         trained: trained length in tokens.
         target: tokens to reach, more than that.
+        check: ``Recipe.check_scaling`` of the model, which raises ``UsageError`` for what it cannot compute.
     """
+
+    def possible(scaling: Scaling) -> bool:
+        try:
+            check(scaling)
+        except UsageError:
+            return False
+        return True
+
     ratio = target / trained
     factors = [factor for factor in (ratio / 2, ratio, 2 * ratio) if factor > 1]
-    return [
-        Scaling("none"),
-        *(Scaling("ntk", dynamic="position", rate=rate, train_length=trained) for rate in (1.0, 2.0)),
+    by_position = [Scaling("ntk", dynamic="position", rate=rate, train_length=trained) for rate in RATES]
+    by_length = [replace(scaling, dynamic="length") for scaling in by_position]
+    static = [
         *(Scaling("ntk", factor=factor) for factor in factors),
         *(Scaling("linear", factor=factor) for factor in factors[:-1]),
     ]
+    dynamic = list(filter(possible, by_position)) or list(filter(possible, by_length))
+    return [Scaling("none"), *dynamic, *filter(possible, static)]
 
 
 def ladder(trained: int, target: int) -> list[int]:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from converter.errors import UsageError
 from converter.evaluation.exam import Exam, default_lengths
-from converter.evaluation.hardware import choose
+from converter.evaluation.hardware import choose, explained
 from converter.evaluation.results import Measurement, Results
+from converter.evaluation.settings import run_settings
 from converter.evaluation.statistics import compare
 from converter.evaluation.subject import open_subject, release
 from converter.evaluation.tasks.base import Task
 from converter.evaluation.trials import trials
 from converter.progress import token_bar
 from converter.scaling import Dynamic, Method
-from converter.weights.files import sha256
-
-PACKAGES = ("torch", "transformers")
-"""Whose versions results name."""
 
 
 def evaluate(
@@ -81,11 +76,10 @@ def evaluate(
         raise UsageError("there is nothing to measure; give --tasks, or --text FILE for perplexity")
     if items < 1:
         raise UsageError(f"--items {items} is out of range; give at least 1")
-    if any(length < 2 for length in lengths):
-        raise UsageError(f"--lengths {min(lengths)} is out of range; give numbers of tokens, at least 2")
     requests = trials(methods, scales, dynamics, rates, train_length)
     hardware = choose(device, dtype, batch_size)
     files = [Path(path) for path in text]
+    settings = run_settings(seed, files, items=items)
     measured: list[tuple[Measurement, Hashable]] = []
     described: dict[str, Mapping[str, Any]] = {}
     for model in models:
@@ -104,18 +98,14 @@ def evaluate(
             exam = Exam.prepare(subject.tokenizer, tasks, files, wanted, items, seed)
             with token_bar(name, exam.tokens * len(scalings), show=progress) as advance:
                 for scaling in scalings:
-                    found = exam.measure(
-                        subject.scaled(scaling), subject.tokenizer, hardware, name, str(scaling), advance
-                    )
+                    with explained():
+                        model_now = subject.scaled(scaling)
+                        found = exam.measure(
+                            model_now, subject.tokenizer, subject.hardware, name, str(scaling), advance
+                        )
                     measured += [(each, exam.fingerprint(each.task, each.length)) for each in found]
             described[name] = subject.describe()
         release(hardware.device)
-    settings = {
-        "seed": seed,
-        "items": items,
-        "text": {path.name: sha256(path) for path in files},
-        "versions": {"python": platform.python_version()} | {each: version(each) for each in PACKAGES},
-    }
     return Results(_compared(measured), described, settings, time.monotonic() - started)
 
 

@@ -22,6 +22,8 @@ from converter.progress import Advance
 
 MULTIPLES = (1, 2, 4)
 """Of the trained length: the lengths that are measured unless others are asked for."""
+LONGEST = 1 << 24
+"""Tokens of a prompt, at most: beyond that, making it would take all memory."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,12 @@ def default_lengths(name: str, train_length: int | None, lengths: Sequence[int])
     """The lengths asked for, or multiples of the trained length.
 
     Raises:
-        UsageError: neither is known.
+        UsageError: neither is known, or they are out of range.
     """
-    if lengths:
-        return lengths
-    if train_length is None:
+    if not lengths and train_length is None:
         raise UsageError(f"the trained length of {name} is not known; give --lengths, or --train-length")
-    return [multiple * train_length for multiple in MULTIPLES]
+    wanted = lengths or [multiple * (train_length or 0) for multiple in MULTIPLES]
+    for length in wanted:
+        if not 2 <= length <= LONGEST:
+            raise UsageError(f"--lengths {length} is out of range; give numbers of tokens, 2 to {LONGEST}")
+    return wanted

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -61,6 +65,28 @@ def choose(device: str | None, dtype: str | None, batch_size: int | None) -> Har
     return Hardware(torch.device(name), DTYPES[dtype] if dtype else None, batch_size)
 
 
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Says in a line what to do about a device without memory.
+
+    Raises:
+        UsageError: instead of torch's own error.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UsageError(
+            "the device has too little memory for this; give shorter lengths, a smaller --batch-size, or "
+            "--device cpu"
+        ) from error
+
+
 def _free_memory() -> int:
-    """Bytes that the machine can give without swapping."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    """Bytes that the machine can give without swapping, as Linux says; elsewhere half of all it has."""
+    try:
+        found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

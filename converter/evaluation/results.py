@@ -53,6 +53,21 @@ class Comparison:
     p: float
     """Of an exact two-sided sign test, which for accuracies is McNemar's."""
 
+    @property
+    def significant(self) -> bool:
+        """Whether the difference is no chance (p < 0.05)."""
+        return self.p < SIGNIFICANT
+
+    @property
+    def gains(self) -> bool:
+        """Whether more items got better than worse, and not by chance."""
+        return self.significant and self.better > self.worse
+
+    @property
+    def loses(self) -> bool:
+        """Whether more items got worse than better, and not by chance."""
+        return self.significant and self.worse > self.better
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -133,7 +148,7 @@ class Results:
             )
         try:
             measurements = [_measurement(each) for each in value["measurements"]]
-            models = {str(name): dict(model) for name, model in value["models"].items()}
+            models = {str(name): _model(model) for name, model in value["models"].items()}
             return cls(measurements, models, dict(value["settings"]), float(value["seconds"]))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise SourceError(f"the results file is damaged ({type(error).__name__}: {error})") from error
@@ -196,13 +211,13 @@ class Results:
             unit = "" if task == PERPLEXITY else ", %"
             number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
             parts += [f"{task} ({found[0].metric}{unit}; {number} {what} a length)", "", self.table(task), ""]
-        if any(each.comparison and each.comparison.p < SIGNIFICANT for each in self.measurements):
+        if any(each.comparison and each.comparison.significant for each in self.measurements):
             parts += ["* differs from the first row on the same items (sign test, p < 0.05)", ""]
         return "\n".join(parts[:-1])
 
 
 def _cell(each: Measurement) -> str:
-    star = " *" if each.comparison and each.comparison.p < SIGNIFICANT else ""
+    star = " *" if each.comparison and each.comparison.significant else ""
     numbers = (each.value, each.low, each.high)
     if each.metric == PERPLEXITY:
         values = [f"{number:.3g}" if number < 10 else f"{number:.1f}" for number in numbers]
@@ -221,11 +236,24 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _model(value: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of a model, from its JSON; raises what a value of another kind raises."""
+    length = value.get("train_length")
+    if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+        raise ValueError(f"train_length {length!r}")
+    return dict(value)
+
+
 def _measurement(value: Mapping[str, Any]) -> Measurement:
     """A measurement from its JSON; raises what a value of another kind raises."""
     comparison = value["comparison"]
     if value["metric"] not in get_args(Metric):
         raise ValueError(f"metric {value['metric']!r}")
+    depths = tuple(None if depth is None else float(depth) for depth in value["depths"])
+    if depths and len(depths) != len(value["scores"]):
+        raise ValueError(f"{len(depths)} depths of {len(value['scores'])} scores")
+    if not all(depth is None or 0 <= depth <= 1 for depth in depths):
+        raise ValueError("a depth that is not from 0 to 1")
     return Measurement(
         model=str(value["model"]),
         scaling=str(value["scaling"]),
@@ -236,7 +264,7 @@ def _measurement(value: Mapping[str, Any]) -> Measurement:
         value=_number(value["value"], math.inf),
         low=_number(value["low"], -math.inf),
         high=_number(value["high"], math.inf),
-        depths=tuple(None if depth is None else float(depth) for depth in value["depths"]),
+        depths=depths,
         positions=tuple(
             Bucket(int(bucket["start"]), int(bucket["end"]), _number(bucket["loss"], math.inf))
             for bucket in value["positions"]

@@ -11,11 +11,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
+from converter.errors import SourceError
 from converter.evaluation.hardware import Hardware
 from converter.progress import Advance
 
 LOGITS_AT_ONCE = 1 << 26
 """Elements of logits that are held at a time: 256 MiB in float32."""
+WHOLE_LOGITS = 1 << 29
+"""The same where a model gives all of a row's at once: no more rows than that allows."""
+FILLER = 0
+"""Token id that fills up the rows of a batch."""
 
 
 @torch.inference_mode()
@@ -40,11 +45,17 @@ def complete(
     Returns:
         The continuations as text, without special tokens, in the order of the prompts.
     """
+    _check_ids(model, max((max(prompt) for prompt in prompts), default=0))
     stated = model.generation_config
     ends = stated.eos_token_id if stated.eos_token_id is not None else tokenizer.eos_token_id
-    pad = next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0)
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    # What fills up a row is masked, or follows its end: any token that the model has will do.
     greedy = GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, eos_token_id=ends, pad_token_id=pad
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        eos_token_id=ends or None,
+        pad_token_id=FILLER,
     )
     # What a call leaves open is read from the model's own config, so that is replaced.
     model.generation_config = greedy
@@ -55,17 +66,20 @@ def complete(
             longest = len(prompts[order[-1]])
             rows = order[-hardware.rows(longest + max_new_tokens) :]
             del order[-len(rows) :]
-            ids = np.full((len(rows), longest), pad, dtype=np.int64)
+            ids = np.full((len(rows), longest), FILLER, dtype=np.int64)
             mask = np.zeros_like(ids)
             for row, index in enumerate(rows):
                 ids[row, longest - len(prompts[index]) :] = prompts[index]
                 mask[row, longest - len(prompts[index]) :] = 1
+            _forget(model)
             output = model.generate(
                 input_ids=torch.from_numpy(ids).to(hardware.device),
                 attention_mask=torch.from_numpy(mask).to(hardware.device),
             )
             for row, index in enumerate(rows):
-                texts[index] = tokenizer.decode(output[row, longest:].tolist(), skip_special_tokens=True)
+                said = output[row, longest:].tolist()
+                end = next((place for place, token in enumerate(said) if token in ends), len(said))
+                texts[index] = tokenizer.decode(said[:end], skip_special_tokens=True)
             advance(sum(len(prompts[index]) for index in rows))
     finally:
         model.generation_config = stated
@@ -87,11 +101,15 @@ def losses(
     Returns:
         [windows, length - 1], nats.
     """
+    _check_ids(model, int(windows.max()))
     count, length = windows.shape
     result = np.empty((count, length - 1))
     step = hardware.rows(length)
+    if not hasattr(model, "project"):
+        step = max(1, min(step, WHOLE_LOGITS // (length * model.config.vocab_size)))
     for start in range(0, count, step):
         ids = torch.from_numpy(windows[start : start + step]).to(hardware.device)
+        _forget(model)
         result[start : start + len(ids)] = _losses(model, ids).double().cpu().numpy()
         advance(ids.numel())
     return result
@@ -100,18 +118,38 @@ def losses(
 def _losses(model: Any, ids: torch.Tensor) -> torch.Tensor:
     rows, length = ids.shape
     targets = ids[:, 1:]
-    if not hasattr(model, "project"):  # transformers' own class: some scale or cap their logits
-        return _cross_entropy(model(ids, use_cache=False).logits[:, :-1], targets)
-    hidden = model.base_model(ids, use_cache=False).last_hidden_state
-    # Logits of a quarter of a million words at 8192 tokens are 8 GB; a few tokens' at a time are not.
     step = max(1, LOGITS_AT_ONCE // (rows * model.config.vocab_size))
-    parts = [
-        _cross_entropy(model.project(hidden[:, start : start + step]), targets[:, start : start + step])
-        for start in range(0, length - 1, step)
-    ]
+    if hasattr(model, "project"):
+        # Logits of a quarter of a million words at 8192 tokens are 8 GB; a few tokens' at a time are not.
+        states, logits_of = model.base_model(ids, use_cache=False).last_hidden_state, model.project
+    else:  # transformers' own class: some scale or cap their logits
+        states, logits_of = model(ids, use_cache=False).logits, torch.nn.Identity()
+    parts = []
+    for start in range(0, length - 1, step):
+        part = targets[:, start : start + step]
+        logits = logits_of(states[:, start : start + part.shape[1]])
+        parts.append(F.cross_entropy(logits.float().transpose(1, 2), part, reduction="none"))
     return torch.cat(parts, dim=1)
 
 
-def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    logits = logits[:, : targets.shape[1]]
-    return F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
+def _check_ids(model: Any, largest: int) -> None:
+    """Raises ``SourceError`` for token ids that the model has no embedding of."""
+    size = model.get_input_embeddings().weight.shape[0]
+    if largest >= size:
+        raise SourceError(
+            f"the tokenizer gives the token id {largest}, and the model has {size} tokens only; they do not "
+            "belong together"
+        )
+
+
+def _forget(model: Any) -> None:
+    """Puts rotary frequencies back that transformers' dynamic scaling has changed for a longer text.
+
+    It keeps them until a shorter text than the trained length comes, so that what was asked before would
+    change the answer.
+    """
+    for module in model.modules():
+        original = getattr(module, "original_inv_freq", None)
+        if original is not None and hasattr(module, "max_seq_len_cached"):
+            module.inv_freq = original.to(module.inv_freq.device)
+            module.max_seq_len_cached = module.original_max_seq_len

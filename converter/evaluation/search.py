@@ -15,7 +15,7 @@ from converter.errors import UsageError
 from converter.evaluation.candidates import ladder
 from converter.evaluation.exam import Exam, ask, read
 from converter.evaluation.perplexity import read_windows
-from converter.evaluation.results import PERPLEXITY, SIGNIFICANT
+from converter.evaluation.results import PERPLEXITY
 from converter.evaluation.statistics import compare
 from converter.evaluation.subject import Subject
 from converter.evaluation.tasks.base import Item, Task
@@ -54,8 +54,11 @@ class Candidate:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss in nats a token; None without a text."""
-        return float(np.mean(self.losses)) if self.losses else None
+        """Mean loss in nats a token, infinite if one is not a number; None without a text."""
+        if not self.losses:
+            return None
+        mean = float(np.mean(self.losses))
+        return math.inf if math.isnan(mean) else mean
 
 
 class Clock:
@@ -120,6 +123,11 @@ class Pool:
                     "give longer ones, or another --target-length"
                 )
             last = max(reached)
+            if len(reached[last]) < 2:
+                raise UsageError(
+                    f"{name} has one prompt of length {last}, and choosing and measuring need one each; "
+                    "give at least two of that length"
+                )
             half = len(reached[last]) // 2
             choosing[name] = reached[last][half:]
             measuring[name] = {
@@ -134,6 +142,11 @@ class Pool:
         exam = Exam(measuring, {task.name: task for task in tasks}, windows[:half], tuple(lengths))
         return cls(exam.tasks, choosing, windows[half:], exam, target)
 
+    def tokens(self, start: int, end: int) -> int:
+        """Tokens that a round runs for one candidate: those of the prompts and windows that there are."""
+        prompts = (item for items in self.choosing.values() for item in items[start:end])
+        return sum(len(item.ids) for item in prompts) + self.choosing_windows[start:end].size
+
 
 def search(
     subject: Subject, pool: Pool, scalings: Sequence[Scaling], clock: Clock, advance: Advance
@@ -143,21 +156,21 @@ def search(
     done = 0
     available = max([len(pool.choosing_windows), *(len(items) for items in pool.choosing.values())])
     size, told = FIRST_ROUND, 0
-    per_item = pool.target * (len(pool.choosing) + (len(pool.choosing_windows) > 0))
     while size > 0 and done < available:
         for number, candidate in enumerate(found):
             if not candidate.dropped:
                 started = time.monotonic()
                 found[number] = _round(subject, pool, candidate, done, done + size)
-                clock.note(size * per_item, time.monotonic() - started)
+                clock.note(pool.tokens(done, done + size), time.monotonic() - started)
                 now = min(round(clock.elapsed), round(clock.budget * SEARCH))
                 advance(now - told)
                 told = now
         done += size
         if done >= ENOUGH:
             found = _drop(found)
-        affordable = clock.tokens(clock.left(SEARCH)) / per_item / sum(not each.dropped for each in found)
-        size = int(min(done, affordable))
+        # As much again as was done, or the part of it that there is time for.
+        again = pool.tokens(done, 2 * done) * sum(not each.dropped for each in found)
+        size = int(done * min(1.0, clock.tokens(clock.left(SEARCH)) / max(1, again)))
     return found
 
 
@@ -181,7 +194,7 @@ def _drop(found: Sequence[Candidate]) -> list[Candidate]:
     def behind(each: Candidate) -> bool:
         pairs = [("accuracy", each.scores, best[0].scores), (PERPLEXITY, each.losses, best[1].losses)]
         versus = [compare(metric, ours, theirs) for metric, ours, theirs in pairs if ours]
-        return all(found.worse > found.better and found.p < SIGNIFICANT for found in versus)
+        return all(found.loses for found in versus)
 
     return [replace(each, dropped=each.dropped or (each.scaling != NONE and behind(each))) for each in found]
 

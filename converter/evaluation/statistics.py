@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from converter.evaluation.results import PERPLEXITY, Comparison
@@ -28,10 +29,11 @@ def summarise(metric: str, scores: Sequence[float]) -> tuple[float, float, float
         metric: "accuracy", "f1", "score" or "perplexity".
         scores: at least one; of perplexity, losses in nats a token.
     """
-    mean = float(np.mean(scores))
     if metric == PERPLEXITY:
-        low, high = t_interval(scores)
-        return _exp(mean), _exp(low), _exp(high)
+        losses = _losses(scores)
+        low, high = t_interval(losses)
+        return _exp(float(losses.mean())), _exp(low), _exp(high)
+    mean = float(np.mean(scores))
     if set(scores) <= {0.0, 1.0}:
         interval = stats.binomtest(int(sum(scores)), len(scores)).proportion_ci(CONFIDENCE, method="wilson")
         return mean, float(interval.low), float(interval.high)
@@ -43,25 +45,41 @@ def compare(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> 
     """A scaling's scores against a baseline's on the same items, in the same order.
 
     The interval is Student's t over the items' differences. ``p`` is the exact two-sided sign test over the
-    items that differ, which for accuracies is McNemar's.
+    items that differ, which for accuracies is McNemar's. A loss that is not a number is worse than any.
     """
-    differences = np.asarray(scores, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
+    ours, theirs = np.asarray(scores, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
+    if metric == PERPLEXITY:
+        ours, theirs = _losses(ours), _losses(theirs)
+    # Two infinite losses are equal, and their difference is no number.
+    differences = np.subtract(ours, theirs, out=np.zeros(len(ours)), where=ours != theirs)
     below, above = int((differences < 0).sum()), int((differences > 0).sum())
     better, worse = (below, above) if metric == PERPLEXITY else (above, below)
     p = float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
-    mean, (low, high) = float(differences.mean()), t_interval(differences)
+    mean, (low, high) = _mean(differences), t_interval(differences)
     if metric == PERPLEXITY:
         mean, low, high = _exp(mean), _exp(low), _exp(high)
     return Comparison(mean, low, high, better, worse, p)
 
 
-def t_interval(values: Sequence[float] | np.ndarray) -> Interval:
-    """95 % confidence interval of a mean by Student's t; without end if there is one value only."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
+def t_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
+    """95 % confidence interval of a mean by Student's t; without end for one value, or an infinite one."""
+    mean = _mean(values)
+    if len(values) < 2 or not math.isfinite(mean):
         return -math.inf, math.inf
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * float(stats.sem(values))
     return mean - half, mean + half
+
+
+def _losses(values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Losses in nats a token; those of a model that overflowed, which are not numbers, infinite."""
+    losses = np.asarray(values, dtype=np.float64)
+    return np.where(np.isnan(losses), math.inf, losses)
+
+
+def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:
+    """NaN where infinities of both signs meet."""
+    with np.errstate(invalid="ignore"):
+        return float(np.mean(values))
 
 
 def _exp(loss: float) -> float:

@@ -1,9 +1,12 @@
 """A checkpoint that is evaluated: opened once, then scaled in one way after the other.
 
 A source is converted first, into a temporary folder whose weights are links to the source's, and
-verified; so what is measured is what a conversion gives, and nothing of the source's code is run. ALiBi
-models are loaded once and their slopes changed. Rotary ones, whose scaling transformers reads when it
-builds the model, are converted and loaded for each scaling.
+verified; so what is measured is what a conversion gives. ALiBi models are loaded once and their slopes
+changed. Rotary ones, whose scaling transformers reads when it builds the model, are converted and loaded for
+each scaling.
+
+No code of a checkpoint is run, converted or not, whatever its files say: models and tokenizers are
+transformers' own, or imported from this tool's templates.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import contextlib
 import gc
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +25,19 @@ from transformers.utils import logging
 
 from converter import recipe as recipes
 from converter.alibi import AlibiRecipe
+from converter.card import auto_class
 from converter.checkpoint import read_checkpoint
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.evaluation.hardware import Hardware
+from converter.jsonfile import read_object
 from converter.pipeline import convert
 from converter.recipe import Recipe
 from converter.repository import check_code, small_files
 from converter.scaling import Request, Scaling
-from converter.source import CONFIG, Source, open_source
-from converter.tokenizers import TEMPLATE, read_tokenizer
+from converter.source import CONFIG, Source, open_source, plain_text
+from converter.tokenizers import TEMPLATE, TOKENIZER_CONFIG, our_class, read_tokenizer
 from converter.trained import TrainLength, resolve
-from converter.verification.patched import Patched
+from converter.verification.patched import Patched, templates
 
 ARCHITECTURE = "AutoModelForCausalLM"
 
@@ -46,18 +51,28 @@ class Subject:
     recipe: Recipe
     trained: TrainLength
     tokenizer: Any
-    hardware: Hardware
+    machine: Hardware
     work: Path
     """A temporary folder."""
     patched: Patched | None
     """The converted repository, with its code imported; None of rotary models, which need none."""
     _loaded: tuple[Scaling, Any] | None = field(default=None)
     _stock: tuple[float, ...] = ()
+    _dtype: torch.dtype | str | None = None
 
     @property
     def own_scaling(self) -> Scaling:
         """What it is scaled by as it stands."""
         return self.recipe.own_scaling
+
+    @property
+    def hardware(self) -> Hardware:
+        """How the model that is loaded may be used."""
+        dynamic = self._loaded is not None and self._loaded[0].dynamic is not None
+        if self.patched is None and dynamic:
+            # transformers gives all rows of a batch the base that its longest needs.
+            return replace(self.machine, batch_size=1)
+        return self.machine
 
     def resolve(self, request: Request) -> Scaling:
         """The scaling that is asked for.
@@ -65,7 +80,7 @@ class Subject:
         Raises:
             UsageError: it needs the trained length, which is not known; or such a model cannot compute it.
         """
-        scaling = resolve(request, self.trained, self.source, causal=self.recipe.decoder)
+        scaling = resolve(request, self.trained, self.source, self.recipe.default_dynamic)
         if scaling != self.own_scaling:
             self.recipe.check_scaling(scaling)
             if self.patched is None and self.recipe.converted:
@@ -113,27 +128,38 @@ class Subject:
         return model
 
     def _load_rotary(self, scaling: Scaling) -> Any:
-        if scaling == self.own_scaling:
-            return self._load(AutoModelForCausalLM, self.source.folder)
-        folder = self.work / f"rotary-{len(list(self.work.iterdir()))}"
-        _convert(self.source, folder, scaling, self.trained.tokens)
-        return self._load(AutoModelForCausalLM, folder)
+        number = len(list(self.work.iterdir()))
+        folder = self.work / f"rotary-{number}"
+        if self.recipe.converted:
+            _link(self.source, folder)
+            self.recipe.verify(folder, scaling)
+        else:
+            _convert(self.source, folder, scaling, self.trained.tokens)
+        return self._load(AutoModelForCausalLM, folder, trust_remote_code=False)
 
     def _load(self, model_class: Any, folder: Path, **arguments: Any) -> Any:
-        parameters = read_checkpoint(folder).parameters
-        with quiet():
-            model, found = model_class.from_pretrained(
-                folder,
-                dtype=self.hardware.dtype_of(parameters),
-                output_loading_info=True,
-                **arguments,
-            )
+        if self._dtype is None:  # once, so that all scalings have the same
+            self._dtype = self.machine.dtype_of(read_checkpoint(folder).parameters)
+        try:
+            with quiet():
+                model, found = model_class.from_pretrained(
+                    folder,
+                    dtype=self._dtype,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                    **arguments,
+                )
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # damaged weights raise what their reader happens to raise
+            reason = str(error).partition("\n")[0]
+            raise SourceError(f"{self.name} does not load ({type(error).__name__}: {reason})") from error
         if found["missing_keys"]:
             lacking = sorted(found["missing_keys"])[0]
             raise UnsupportedModel(
                 f"{self.name} has no language model, which evaluation needs: {lacking} is not stored"
             )
-        return model.to(self.hardware.device).eval()
+        return model.to(self.machine.device).eval()
 
 
 @contextlib.contextmanager
@@ -159,7 +185,9 @@ def open_subject(
     Raises:
         SourceError: the checkpoint is missing, unreadable or damaged, or has no tokenizer that loads.
         UnsupportedModel: it cannot be scaled, or is no causal language model.
+        UsageError: a trained length that is none.
     """
+    Request("none", train_length=train_length)
     source = open_source(str(model), revision=revision, token=token, cache_dir=cache_dir, progress=progress)
     config = source.config()
     recipe = recipes.of_checkpoint(config)
@@ -167,10 +195,14 @@ def open_subject(
         raise UnsupportedModel(
             f"{source.name} is an encoder, which continues no text; evaluation is for causal language models"
         )
+    if auto_class(config) not in (ARCHITECTURE, "AutoModel"):
+        raise UnsupportedModel(
+            f"{source.name} has no language model, which evaluation needs: config.json says "
+            f"{plain_text(config['architectures'][0])}"
+        )
     trained = recipe.trained_length(source, train_length)
     rotary = recipe.positions == "rotary"
-    tokenizer = read_tokenizer(source, config, code=not rotary)
-    if not tokenizer.here:
+    if not (recipe.converted or read_tokenizer(source, config, code=not rotary).here):
         raise SourceError(
             f"{source.name} has no tokenizer that runs without code of its own, and evaluation needs one"
         )
@@ -186,9 +218,8 @@ def open_subject(
                 folder = work / "model"
                 _convert(source, folder, Scaling("none"), trained.tokens, progress=progress)
             patched = stack.enter_context(Patched.load(folder, recipe.family))
-        subject = Subject(
-            source.name, source, recipe, trained, _load_tokenizer(folder, source), hardware, work, patched
-        )
+        tokenizer = _load_tokenizer(folder, source.name, patched)
+        subject = Subject(source.name, source, recipe, trained, tokenizer, hardware, work, patched)
         yield subject
         subject._loaded = None
 
@@ -210,15 +241,28 @@ def _convert(
     )
 
 
-def _load_tokenizer(folder: Path, source: Source) -> Any:
-    ours = (folder / TEMPLATE).is_file()
+def _link(source: Source, folder: Path) -> None:
+    """The config and weights of a converted repository, and nothing else that it may hold."""
+    folder.mkdir()
+    for name in (CONFIG, *source.weights()):
+        (folder / name).symlink_to((source.folder / name).resolve())
+
+
+def _load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
+    settings = folder / TOKENIZER_CONFIG
     try:
+        ours = our_class(read_object(settings)) if settings.is_file() else None
         with quiet():
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=ours)
+            if ours is not None:
+                with templates() as load:
+                    return getattr(load(TEMPLATE.removesuffix(".py")), ours).from_pretrained(folder)
+            # With a config given, none is looked for, whose class transformers may not know.
+            known = {} if patched is None else {"config": patched.build_config()}
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **known)
     except Exception as error:  # a damaged file raises what its reader happens to raise
         reason = str(error).partition("\n")[0]
         raise SourceError(
-            f"the tokenizer of {source.name} does not load ({type(error).__name__}: {reason})"
+            f"the tokenizer of {name} does not load ({type(error).__name__}: {reason})"
         ) from error
 
 

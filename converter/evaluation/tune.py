@@ -9,22 +9,34 @@ scaling helps is judged by these alone.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from converter.errors import UsageError
 from converter.evaluation.candidates import candidates, command
-from converter.evaluation.hardware import choose
-from converter.evaluation.results import PERPLEXITY, SIGNIFICANT, Comparison, Results, finite
+from converter.evaluation.exam import LONGEST
+from converter.evaluation.hardware import choose, explained
+from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results, finite
 from converter.evaluation.search import LEAST, NONE, SEARCH, Candidate, Clock, Pool, finalists, search
+from converter.evaluation.settings import run_settings
 from converter.evaluation.statistics import compare
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Task
 from converter.progress import Advance, steps
 from converter.scaling import Scaling
+
+
+@dataclass(frozen=True)
+class AgainstNone:
+    """A scaling compared with none, by both measures; None of what was not measured."""
+
+    retrieval: Comparison | None = None
+    """All tasks taken together."""
+    perplexity: Comparison | None = None
 
 
 @dataclass(frozen=True)
@@ -34,19 +46,29 @@ class Choice:
     measure: str
     """"retrieval" or "perplexity"."""
     scaling: Scaling
-    at_target: Comparison | None
-    """Against none at the target length; None if it is none."""
-    short: int
-    """Tokens: the shortest length that was measured, the trained one but for prompts of a file."""
-    retrieval_at_short: Comparison | None
-    """Against none at that length: what it costs there; None if it is none, or was not measured."""
-    perplexity_at_short: Comparison | None
+    at_target: AgainstNone
+    """At the target length, of a file's prompts at their longest."""
+    short: int | None
+    """Tokens: the shortest length that was measured; None if all are above the trained one."""
+    at_short: AgainstNone
+    """At exactly that length: what it costs there."""
+
+    @property
+    def gains(self) -> bool:
+        """Whether it is better than none at the target by its own measure, and not by chance (p < 0.05)."""
+        own = self.at_target.perplexity if self.measure == PERPLEXITY else self.at_target.retrieval
+        return own is not None and own.gains
+
+    @property
+    def loses(self) -> bool:
+        """Whether it is worse than none at the target by the other measure, and not by chance."""
+        other = self.at_target.retrieval if self.measure == PERPLEXITY else self.at_target.perplexity
+        return other is not None and other.loses
 
     @property
     def helps(self) -> bool:
-        """Whether it is better than none at the target length, and not by chance (p < 0.05)."""
-        found = self.at_target
-        return found is not None and found.better > found.worse and found.p < SIGNIFICANT
+        """Whether it gains by its measure and does not lose by the other."""
+        return self.gains and not self.loses
 
 
 @dataclass(frozen=True)
@@ -117,11 +139,16 @@ def tune(
             ``evaluate``.
 
     Raises:
-        UsageError: a target that is not above the trained length, or a length that fits no prompt.
+        UsageError: a target that is not above the trained length, a length that fits no prompt, or too few
+            prompts or too little text to choose by some and measure by others.
         SourceError, UnsupportedModel, VerificationError: see ``evaluate``.
     """
-    if not minutes > 0:
-        raise UsageError(f"--minutes {minutes} is out of range; give a number above 0")
+    if not 0 < minutes < math.inf:
+        raise UsageError(f"--minutes {minutes} is out of range; give a finite number above 0")
+    if target_length > LONGEST:
+        raise UsageError(f"--target-length {target_length} is out of range; give at most {LONGEST}")
+    files = [Path(path) for path in text]
+    settings = run_settings(seed, files, minutes=minutes)
     hardware = choose(device, dtype, batch_size)
     with open_subject(
         model,
@@ -134,13 +161,15 @@ def tune(
     ) as subject:
         clock = Clock(minutes * 60)
         trained = _check(subject, target_length)
-        pool = Pool.prepare(subject, tasks, [Path(path) for path in text], trained, target_length, seed)
-        with steps("choosing", round(clock.budget * SEARCH), show=progress) as advance:
-            found = search(subject, pool, candidates(trained, target_length), clock, advance)
+        scalings = candidates(trained, target_length, subject.recipe.check_scaling)
+        pool = Pool.prepare(subject, tasks, files, trained, target_length, seed)
+        with explained(), steps("choosing", round(clock.budget * SEARCH), show=progress) as advance:
+            found = search(subject, pool, scalings, clock, advance)
         best = finalists(found)
-        with steps("measuring", len({NONE, *best.values()}), show=progress) as advance:
+        with explained(), steps("measuring", len({NONE, *best.values()}), show=progress) as advance:
             curve = _measure(subject, pool, [NONE, *best.values()], clock, advance)
-    choices = [_choice(measure, scaling, curve) for measure, scaling in best.items()]
+    curve = replace(curve, settings=settings)
+    choices = [_choice(measure, scaling, curve, trained) for measure, scaling in best.items()]
     advice = next((each.scaling for each in choices if each.helps), NONE)
     return Tuning(
         model=subject.name,
@@ -196,34 +225,28 @@ def _measure(
     return Results([*measured[0], *compared], described, {}, time.monotonic() - started)
 
 
-def _choice(measure: str, scaling: Scaling, curve: Results) -> Choice:
-    short = min(each.length for each in curve.measurements)
-    if scaling == NONE:
-        return Choice(measure, scaling, None, short, None, None)
-    return Choice(
-        measure,
-        scaling,
-        short=short,
-        at_target=_pooled(curve, scaling, measure, max),
-        retrieval_at_short=_pooled(curve, scaling, "retrieval", min),
-        perplexity_at_short=_pooled(curve, scaling, PERPLEXITY, min),
+def _choice(measure: str, scaling: Scaling, curve: Results, trained: int) -> Choice:
+    short = min((each.length for each in curve.measurements if each.length <= trained), default=None)
+    longest = {
+        task: max(each.length for each in curve.measurements if each.task == task) for task in curve.tasks()
+    }
+    at_target = [each for each in curve.measurements if each.length == longest[each.task]]
+    at_short = [each for each in curve.measurements if each.length == short]
+    gain, cost = _against_none(scaling, at_target), _against_none(scaling, at_short)
+    return Choice(measure, scaling, gain, short, cost)
+
+
+def _against_none(scaling: Scaling, measured: Sequence[Measurement]) -> AgainstNone:
+    return AgainstNone(
+        _pooled("retrieval", scaling, [each for each in measured if each.task != PERPLEXITY]),
+        _pooled(PERPLEXITY, scaling, [each for each in measured if each.task == PERPLEXITY]),
     )
 
 
-def _pooled(
-    curve: Results, scaling: Scaling, measure: str, which: Callable[[Iterable[int]], int]
-) -> Comparison | None:
-    """A scaling against none at the longest or shortest length of each task, all retrieval taken together."""
-    ours: list[float] = []
-    theirs: list[float] = []
-    for task in curve.tasks():
-        if (task == PERPLEXITY) != (measure == PERPLEXITY):
-            continue
-        found = [each for each in curve.measurements if each.task == task]
-        length = which(each.length for each in found)
-        for each in found:
-            if each.length == length and each.scaling == str(scaling):
-                ours += each.scores
-            elif each.length == length and each.scaling == str(NONE):
-                theirs += each.scores
-    return compare(measure, ours, theirs) if ours else None
+def _pooled(measure: str, scaling: Scaling, measured: Sequence[Measurement]) -> Comparison | None:
+    """The scores of a scaling against those of none, all tasks taken together; None if it is none."""
+    ours, theirs = (
+        [score for each in measured if each.scaling == str(wanted) for score in each.scores]
+        for wanted in (scaling, NONE)
+    )
+    return compare(measure, ours, theirs) if ours and scaling != NONE else None

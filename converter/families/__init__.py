@@ -16,6 +16,7 @@ __all__ = [
     "check",
     "check_convertible",
     "check_kernels",
+    "check_plain",
     "converted",
     "recognise",
 ]
@@ -102,12 +103,11 @@ def check(config: Config) -> Family:
 
 
 def check_convertible(config: Config) -> None:
-    """What is refused of any model.
+    """What is refused of any source.
 
     Raises:
         AlreadyConverted: the source is itself a converted repository.
-        UnsupportedModel: a quantised checkpoint, or code from the Hub in the place of the attention.
-        SourceError: more labels than any model has, which transformers would name one by one.
+        UnsupportedModel, SourceError: see ``check_plain``.
     """
     if converted(config):
         origin = config.get("ntk_convert")
@@ -116,6 +116,16 @@ def check_convertible(config: Config) -> None:
             f"the source is already converted (model_type {config.get('model_type')!r}); "
             f"convert its original{f' {source!r}' if source else ''} instead"
         )
+    check_plain(config)
+
+
+def check_plain(config: Config) -> None:
+    """What is refused of any checkpoint, converted or not.
+
+    Raises:
+        UnsupportedModel: a quantised one, or code from the Hub in the place of the attention.
+        SourceError: more labels than any model has, which transformers would name one by one.
+    """
     for key in ("quantization_config", "compression_config"):
         if config.get(key):
             raise UnsupportedModel(f"the checkpoint is quantised ({key} is set); convert the unquantised one")

@@ -110,7 +110,7 @@ def read(
     config = source.config()
     recipe = recipes.of_checkpoint(config)
     trained = recipe.trained_length(source, train_length)
-    scalings = [resolve(request, trained, source, causal=recipe.decoder) for request in requests]
+    scalings = [resolve(request, trained, source, recipe.default_dynamic) for request in requests]
     for scaling in scalings:
         recipe.check_scaling(scaling)
     stored: Config = {}

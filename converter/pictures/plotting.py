@@ -12,6 +12,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from converter.errors import OutputError, UsageError
+from converter.evaluation.files import RESULTS
 from converter.evaluation.results import Results
 from converter.jsonfile import read_object
 from converter.outputs import check_folder, write_files
@@ -21,6 +22,7 @@ from converter.pictures.model import Model, read
 from converter.pictures.per_head import NATS, draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.style import FORMATS, Format, render
 from converter.scaling import Request
+from converter.source import CONFIG
 
 
 def plot(
@@ -63,6 +65,8 @@ def plot(
         raise UsageError(f"--format {form!r} is unknown; choose one of {', '.join(FORMATS)}")
     if nats is not None and not 0 < nats < math.inf:
         raise UsageError(f"--nats {nats:g} is out of range; give a finite number above 0, usually 3 to 8")
+    if heads is not None and not heads:
+        raise UsageError("--heads names none; give heads, 0,5,11 for one, or drop it")
     place = check_folder(out, overwrite=overwrite)
     if isinstance(subject, Results) or Path(subject).is_file():
         of_model = {
@@ -80,6 +84,8 @@ def plot(
         results = subject if isinstance(subject, Results) else Results.from_json(read_object(Path(subject)))
         pictures = curves(results, form)
     else:
+        if (Path(subject) / RESULTS).is_file() and not (Path(subject) / CONFIG).exists():
+            raise UsageError(f"{subject} holds results and no model; give {Path(subject) / RESULTS}")
         if place.is_relative_to(os.path.realpath(subject)):
             raise OutputError(f"--out {out} is in {subject}, which is only read; name another folder")
         model = read(

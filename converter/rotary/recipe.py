@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from converter.card import Words, auto_class
 from converter.checkpoint import Checkpoint
 from converter.errors import SourceError, UnsupportedModel
-from converter.families import Config, Geometry, check_convertible
+from converter.families import Config, Geometry, check_convertible, check_plain
 from converter.families.base import count
 from converter.own_code import OwnCode
 from converter.repository import PROVENANCE, provenance
@@ -66,6 +66,9 @@ class RotaryRecipe:
             return cls.of_source(config)
         if not isinstance(record, Mapping) or not isinstance(record.get(CHANGED), Mapping):
             raise SourceError(f"config.json: {PROVENANCE} is damaged; convert the checkpoint again")
+        # As it stands: what the record says of the source is not what would be loaded.
+        check_plain(config)
+        settings.check_code(config)
         source = {**config, **record[CHANGED]}
         scaling = Scaling.from_json(record.get("scaling"))
         return cls(source, settings.read(source), scaling, converted=True)
@@ -81,6 +84,10 @@ class RotaryRecipe:
     @property
     def templates(self) -> tuple[str, ...]:
         return ()
+
+    @property
+    def default_dynamic(self) -> None:
+        return None
 
     @property
     def geometry(self) -> Geometry:

@@ -104,7 +104,7 @@ def read(config: Config) -> Rotary:
     named = config.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
         raise SourceError(f"config.json: architectures is {named!r}, not a list of class names")
-    _check_code(config)
+    check_code(config)
     parameters = _unscaled(config)
     base = _number(config, parameters, {model.base_key, OWN_BASE}, OWN_BASE)
     base = model.base if base is None else base
@@ -281,7 +281,7 @@ def _rope_scaling(model: RotaryModel, rope_type: str, factor: float) -> dict[str
     return {**current, "type": rope_type, "factor": factor}
 
 
-def _check_code(config: Config) -> None:
+def check_code(config: Config) -> None:
     """Code of a checkpoint's own may turn heads by anything."""
     auto_map = config.get("auto_map")
     named = auto_map if isinstance(auto_map, Mapping) else {}

@@ -8,7 +8,7 @@ import json
 import sys
 import types
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,24 +48,10 @@ class Patched:
         """
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         check_code(folder, config, family.templates)
-        package = f"ntk_convert_verification_{uuid.uuid4().hex}"
-        module = types.ModuleType(package)
-        module.__path__ = [str(templates_folder())]
-        sys.modules[package] = module
-        writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # keep that folder as it is
-        try:
-            yield cls(
-                folder,
-                config,
-                read_checkpoint(folder),
-                importlib.import_module(f"{package}.modeling_ntk_{family.name}"),
-                importlib.import_module(f"{package}.configuration_ntk_{family.name}"),
-                family.camel,
-            )
-        finally:
-            sys.dont_write_bytecode = writes_bytecode
-            for name in [name for name in sys.modules if name.split(".")[0] == package]:
-                del sys.modules[name]
+        with templates() as load:
+            modeling = load(f"modeling_ntk_{family.name}")
+            configuration = load(f"configuration_ntk_{family.name}")
+            yield cls(folder, config, read_checkpoint(folder), modeling, configuration, family.camel)
 
     def build_config(self, **changes: Any) -> Any:
         """The repository's config object, with some keys changed."""
@@ -114,6 +100,22 @@ class Patched:
 
     def open(self, name: str) -> Any:
         return safe_open(self.folder / self.checkpoint.tensors[name].file, framework="pt")
+
+
+@contextlib.contextmanager
+def templates() -> Iterator[Callable[[str], types.ModuleType]]:
+    """What imports one of this tool's templates by its name; they are forgotten at the end."""
+    package = f"ntk_convert_verification_{uuid.uuid4().hex}"
+    module = types.ModuleType(package)
+    module.__path__ = [str(templates_folder())]
+    sys.modules[package] = module
+    writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # keep that folder as it is
+    try:
+        yield lambda name: importlib.import_module(f"{package}.{name}")
+    finally:
+        sys.dont_write_bytecode = writes_bytecode
+        for name in [name for name in sys.modules if name.split(".")[0] == package]:
+            del sys.modules[name]
 
 
 def build(model_class: Any, config: Any, device: str = "cpu") -> Any:

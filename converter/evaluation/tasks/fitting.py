@@ -67,7 +67,8 @@ def fill(task: Task, drafts: Sequence[Draft], length: int, least: int) -> list[I
 def too_short(task: Task, length: int, least: int) -> UsageError:
     """What to say of a length into which a prompt of ``task`` does not fit."""
     return UsageError(
-        f"{task.name} does not fit into {length} tokens; give --lengths of at least {least}, or other --tasks"
+        f"{task.name} does not fit into {length} tokens; give longer lengths (at least {least}), "
+        "or other --tasks"
     )
 
 

@@ -76,8 +76,9 @@ def main() -> None:
     # Beside the repository, which holds what was verified and nothing else.
     prompts = out.with_name(f"{out.name}.jsonl")
     prompts.write_text(prompts_as_json(LENGTHS, options.items, seed=1), encoding="utf-8")
-    scalings = ("--methods", "none,ntk,linear", "--scales", 4)
-    command("eval", model, *scalings, "--tasks", "prompts", "--prompts", prompts.name, *train_length)
+    scalings = ("--methods", "none,ntk,linear", "--scales", 4, "--dynamic", "position")
+    asked = ("--tasks", "prompts", "--prompts", prompts.name, "--items", options.items)
+    command("eval", model, *scalings, *asked, *train_length)
     print("\nGuessing would give 3 %. Nothing was trained after 256 tokens.")
 
     tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)

@@ -35,6 +35,16 @@ measuring_options = options(
     click.option("--dtype", type=click.Choice(["fp32", "fp16", "bf16"]), help="What to compute in."),
     click.option("--batch-size", type=int, metavar="N", help="Rows at once, at most."),
 )
+result_options = options(
+    hub_options,
+    click.option(
+        "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write JSON, CSV, tables, curves."
+    ),
+    click.option("--overwrite", is_flag=True, help="Replace results in that folder."),
+    json_option,
+    quiet_option,
+    verbose_option,
+)
 
 
 def _tasks(chosen: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[Any]:
@@ -62,10 +72,16 @@ def _tasks(chosen: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[An
 
 @click.command("eval")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("--methods", type=Listed("LIST", str, METHODS), default="", help="Scalings to try: none,ntk.")
+@click.option(
+    "--methods", type=Listed("LIST", str, METHODS), default="", help="Scalings to try: none,linear,ntk."
+)
 @click.option("--scales", type=Listed("LIST", float), default="", help="Each with these factors: 2,4.")
 @click.option(
-    "--dynamic", "dynamics", type=Listed("LIST", str, DYNAMICS), default="", help="And dynamically."
+    "--dynamic",
+    "dynamics",
+    type=Listed("LIST", str, DYNAMICS),
+    default="",
+    help="And growing with length,position.",
 )
 @click.option("--rates", type=Listed("LIST", float), default="", help="Of --dynamic; 1 by default.")
 @click.option("--tasks", type=Listed("LIST", str, TASKS), help="All that --text and files allow by default.")
@@ -77,14 +93,7 @@ def _tasks(chosen: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[An
 @click.option("--lengths", type=Listed("LIST", int), default="", help="Tokens; 1, 2, 4 x trained by default.")
 @click.option("--items", type=int, default=50, show_default=True, help="Prompts, or windows, of a length.")
 @measuring_options
-@hub_options
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write JSON, CSV, tables, curves."
-)
-@click.option("--overwrite", is_flag=True, help="Replace results in that folder.")
-@json_option
-@quiet_option
-@verbose_option
+@result_options
 def evaluate(
     models: tuple[str, ...],
     tasks: tuple[str, ...] | None,
@@ -125,14 +134,7 @@ def evaluate(
 )
 @measuring_options
 @click.option("--minutes", type=float, default=10, show_default=True, help="What it may take, about.")
-@hub_options
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write JSON, CSV, tables, curves."
-)
-@click.option("--overwrite", is_flag=True, help="Replace results in that folder.")
-@json_option
-@quiet_option
-@verbose_option
+@result_options
 def tune(
     model: str,
     tasks: tuple[str, ...] | None,

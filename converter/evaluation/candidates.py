@@ -20,7 +20,7 @@ def candidates(trained: int, target: int, check: Callable[[Scaling], object]) ->
     With r = target / trained: none; position-dynamic ntk with rates 1 and 2; ntk with factors r / 2, r and
     2 r, since on published and small models factors above and below r were best; linear with r / 2 and r.
     Length-dynamic scalings are tried only of models that have no position-dynamic ones (the rotary): what
-    a model has read so far changes under them while it writes, and they were never better.
+    a model has read so far changes under them while it writes, and on small models they found no more.
 
     Args:
         trained: trained length in tokens.

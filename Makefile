@@ -10,8 +10,10 @@
 #   make wheel        build the wheel
 
 PYTHON ?= python3
-# One process a core; threads of their own would only wait for each other.
-PYTEST := -m pytest -n auto --dist worksteal -q
+# A process a core, and one more, since many tests wait for a Hub or for other processes; threads of their
+# own would only wait for each other.
+WORKERS := $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
+PYTEST := -m pytest -n $(WORKERS) --dist worksteal -q
 
 # How long make hostile tries each of the two; it takes longer if the examples alone do.
 SECONDS ?= 300

@@ -412,7 +412,7 @@ def test_lora_adapter(converted: Convert, tmp_path: Path, family: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scaling", ["ntk", "ntk-position"])
+@pytest.mark.parametrize("scaling", [pytest.param("ntk", marks=pytest.mark.slow), "ntk-position"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_in_one_graph(
     converted: Convert, family: str, scaling: str, monkeypatch: pytest.MonkeyPatch

@@ -185,7 +185,14 @@ def test_device_maps(converted: Convert, family: str, tmp_path: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("scaling", ["ntk", "ntk-length", "ntk-position"])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        pytest.param("ntk", marks=pytest.mark.slow),
+        pytest.param("ntk-length", marks=pytest.mark.slow),
+        "ntk-position",
+    ],
+)
 def test_compiling_as_one_graph(converted: Convert, family: str, scaling: str) -> None:
     model = load(converted(family, 4, scaling))
     torch._dynamo.reset()

@@ -1,12 +1,13 @@
 # Two commands set everything up on a fresh machine: `make demo` and `make test`.
 #
 #   make demo         convert the embedded checkpoint and show stock beside scaled
-#   make test         lint, types and tests on the newest transformers
-#   make test-4.57    the tests on the oldest supported transformers
+#   make test         lint, types, imports and tests on the newest transformers
+#   make test-4.57    the tests that depend on transformers, on its oldest supported version
 #   make test-slow    the tests that take minutes
 #   make hostile      hostile input and faults, and a table of what was tried and survived
 #   make evidence     train the small models that are missing, measure them, write the tables (an hour)
 #   make benchmark    speed and memory, side by side
+#   make gpu          what needs a GPU, in at most 9 minutes; make gpu DEVICE=cpu tries it without one
 #   make wheel        build the wheel
 
 PYTHON ?= python3
@@ -15,31 +16,48 @@ PYTHON ?= python3
 WORKERS := $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 PYTEST := -m pytest -n $(WORKERS) --dist worksteal -q
 
-# How long make hostile tries each of the two; it takes longer if the examples alone do.
+# How long make hostile tries each of the two; it takes longer if the examples alone do. With CASES, it runs
+# that many random cases of each kind instead, so that every machine runs the same ones.
 SECONDS ?= 300
+CASES ?=
 
-.PHONY: demo test lint test-4.57 test-slow hostile evidence benchmark wheel clean
+# make gpu runs in .venv. With PYTHON, it uses that Python and the packages that it has, and installs nothing.
+DEVICE ?= cuda
+OPTIONS ?=
+GIVEN := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
+
+.PHONY: demo test lint style types tests test-4.57 test-slow hostile evidence benchmark gpu wheel clean
 
 demo: .venv/ready
 	.venv/bin/python examples/demo.py
 
-test: lint
-	.venv/bin/python $(PYTEST) -m "not slow"
+# mypy takes half a minute on one core, so the tests run beside it.
+test: style
+	@$(MAKE) --no-print-directory --jobs 2 types tests
 
-lint: .venv/ready
+lint: style types
+
+style: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/lint-imports --no-logo --no-cache
+
+types: .venv/ready
 	.venv/bin/mypy
 
+tests: .venv/ready
+	.venv/bin/python $(PYTEST) -m "not slow"
+
+# tests/README.md says which tests any_version marks.
 test-4.57: .venv-4.57/ready
-	.venv-4.57/bin/python $(PYTEST) -m "not slow"
+	.venv-4.57/bin/python $(PYTEST) -m "not slow and not any_version"
 
 test-slow: .venv/ready
 	.venv/bin/python $(PYTEST) -m slow
 
 hostile: .venv/ready
-	.venv/bin/python -m tests.hostile --seconds $(SECONDS); hostile=$$?; \
-	.venv/bin/python -m tests.faults --seconds $(SECONDS) && exit $$hostile
+	.venv/bin/python -m tests.faults --seconds $(SECONDS); faults=$$?; \
+	.venv/bin/python -m tests.hostile $(if $(CASES),--cases $(CASES),--seconds $(SECONDS)) && exit $$faults
 
 evidence: .venv/ready
 	.venv/bin/python examples/evidence.py
@@ -48,6 +66,9 @@ benchmark: .venv/ready
 	.venv/bin/python benchmarks/torch_speed.py
 	.venv/bin/python benchmarks/conversion.py
 	.venv/bin/python benchmarks/onnx_speed.py
+
+gpu: $(if $(GIVEN),,.venv/ready)
+	$(or $(GIVEN),.venv/bin/python) benchmarks/on_gpu.py --device $(DEVICE) $(OPTIONS)
 
 wheel: .venv/ready
 	.venv/bin/python -m build --wheel

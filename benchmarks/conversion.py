@@ -1,10 +1,10 @@
-"""Time and memory of a conversion, beside ``cp -r`` and beside transformers' load and save.
+"""Compares time and memory of a conversion with ``cp -r``, and with load and save in transformers.
 
     python benchmarks/conversion.py
     python benchmarks/conversion.py --gigabytes 1 --bin-gigabytes 0.5 --repeats 3
 
-The checkpoint is a BLOOM of the wanted size with random bfloat16 weights, so that a conversion
-verifies it as it would a real one. All commands run as users run them, each in a new process.
+The checkpoint is a BLOOM of the requested size with random bfloat16 weights, so a conversion verifies it like
+a real one. All commands run as users run them, each in a new process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Format = Literal["safetensors", "bin"]
 
 HIDDEN, HEADS, VOCABULARY = 2048, 16, 32768
 SAMPLING = 0.005
-"""Seconds between two looks at a process's memory."""
+"""Seconds between two samples of a process's memory."""
 CONVERT = [sys.executable, "-m", "converter", "{source}", "--scale", "2", "--out", "{out}", "-q"]
 TRANSFORMERS = """
 import sys
@@ -50,20 +50,20 @@ BASELINES: dict[Format, str] = {"safetensors": "cp -r", "bin": "transformers loa
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a command; memory in bytes, 0 where there is no /proc."""
+    """One run of a command; memory is in bytes, and 0 if there is no /proc."""
 
     returned: float
     """Seconds until the process ended."""
     stored: float
-    """Seconds until what it wrote was on the disk too."""
+    """Seconds until everything it wrote was also on the disk."""
     resident: int
-    """Peak of all its pages in memory (VmHWM), those of mapped files and its workers included."""
+    """Peak of all its pages in memory (VmHWM), including those of mapped files and its workers."""
     anonymous: int
-    """Peak of its own memory (RssAnon, sampled): what it allocated, not what it mapped from files."""
+    """Peak of the memory that it allocated (RssAnon, sampled), without mapped files."""
 
 
 def layer_shapes(layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of one BLOOM layer."""
+    """Names and shapes of the tensors in one BLOOM layer."""
     matrices = {
         "self_attention.query_key_value": (3 * HIDDEN, HIDDEN),
         "self_attention.dense": (HIDDEN, HIDDEN),
@@ -83,7 +83,7 @@ def norm_shapes(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def write_checkpoint(folder: Path, gigabytes: float, shards: int, fmt: Format) -> int:
-    """Writes a sharded BLOOM of about so many bytes; returns the largest shard's bytes."""
+    """Writes a sharded BLOOM of about ``gigabytes``; returns the bytes of the largest shard."""
     layer_bytes = 2 * sum(torch.Size(shape).numel() for _, shape in layer_shapes(0))
     layers = max(1, round((gigabytes * 1e9 - 2 * VOCABULARY * HIDDEN) / layer_bytes))
     shapes = [("transformer.word_embeddings.weight", (VOCABULARY, HIDDEN))]
@@ -130,13 +130,13 @@ def write_checkpoint(folder: Path, gigabytes: float, shards: int, fmt: Format) -
 
 
 def random_tensor(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """bfloat16; norms are near one, everything else near zero."""
+    """A random bfloat16 tensor; the weights of norms are near one, everything else near zero."""
     centre = 1.0 if len(shape) == 1 and name.endswith("weight") else 0.0
     return torch.empty(shape, dtype=torch.bfloat16).normal_(centre, 0.02)
 
 
 def run(words: Sequence[str], source: Path, out: Path) -> Run:
-    """Runs a command with the source in the page cache and no writes of ours outstanding.
+    """Runs a command with the source in the page cache, and waits until its output is on the disk.
 
     Raises:
         ClickException: the command failed.
@@ -152,7 +152,7 @@ def run(words: Sequence[str], source: Path, out: Path) -> Run:
 
 
 def watch(words: Sequence[str], source: Path, out: Path) -> tuple[float, int, int]:
-    """Runs a command; its seconds, and the peaks of resident and anonymous memory in bytes.
+    """Runs a command; returns its seconds, and its peaks of resident and anonymous memory in bytes.
 
     Raises:
         ClickException: the command failed.
@@ -174,9 +174,9 @@ def watch(words: Sequence[str], source: Path, out: Path) -> tuple[float, int, in
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """VmHWM and RssAnon of a process and those that it started, in bytes.
+    """VmHWM and RssAnon of a process and its descendants, in bytes.
 
-    ``ru_maxrss`` will not do: a child starts with its parent's, and this parent has made tensors.
+    ``ru_maxrss`` is of no use: a child starts with its parent's value, and this parent has made tensors.
     """
     found = {"VmHWM:": 0, "RssAnon:": 0}
     for one in family(pid):
@@ -189,7 +189,7 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def family(pid: int) -> Iterator[int]:
-    """A process and all that came from it."""
+    """A process and all its descendants."""
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -206,7 +206,7 @@ def flush(folder: Path) -> None:
 
 
 def compare(folder: Path, gigabytes: float, shards: int, fmt: Format, repeats: int) -> str:
-    """Runs the baseline and the conversions in turn, and describes them as a section of Markdown."""
+    """Runs the baseline and the conversions in turn; returns a Markdown section."""
     names = [BASELINES[fmt], "ntk-convert", "ntk-convert --no-verify"]
     source = folder / "source"
     largest = write_checkpoint(source, gigabytes, shards, fmt)
@@ -233,9 +233,9 @@ def compare(folder: Path, gigabytes: float, shards: int, fmt: Format, repeats: i
         rows.append([*row, *(f"{peak / 1e6:.0f}" if name != "cp -r" else "-" for peak in peaks)])
     head = ["command", "s, returned", "ratio", "s, on disk", "ratio", "peak resident MB", "peak anonymous MB"]
     return (
-        f"`.{fmt}`: {total / 1e9:.2f} GB in {shards} files, the largest of {largest / 1e6:.0f} MB; medians "
-        f"of {repeats} runs in turn, ratios to the first line, the largest peak of all runs:\n\n"
-        + report.table(head, rows)
+        f"`.{fmt}`: {total / 1e9:.2f} GB in {shards} files, the largest {largest / 1e6:.0f} MB. Times are "
+        f"medians of {repeats} runs in turn, ratios are to the first line, peaks are the largest of all "
+        "runs:\n\n" + report.table(head, rows)
     )
 
 
@@ -244,16 +244,16 @@ def median(runs: Sequence[Run], key: str) -> float:
 
 
 @click.command()
-@click.option("--gigabytes", default=3.0, show_default=True, help="Of safetensors; 0 leaves this part out.")
-@click.option("--bin-gigabytes", default=1.5, show_default=True, help="Of .bin; 0 leaves this part out.")
-@click.option("--shards", default=3, show_default=True, help="Files of each checkpoint.")
+@click.option("--gigabytes", default=3.0, show_default=True, help="Size of the safetensors; 0 skips them.")
+@click.option("--bin-gigabytes", default=1.5, show_default=True, help="Size of the .bin files; 0 skips them.")
+@click.option("--shards", default=3, show_default=True, help="Files in each checkpoint.")
 @click.option("--repeats", default=5, show_default=True, help="Runs of each command.")
-@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="For temporary files.")
+@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
 @click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/.")
 def main(
     gigabytes: float, bin_gigabytes: float, shards: int, repeats: int, folder: Path | None, write: bool
 ) -> None:
-    """Conversion beside ``cp -r`` (safetensors) and transformers' load and save (.bin)."""
+    """Compares conversion with ``cp -r`` (safetensors), and with transformers' load and save (.bin)."""
     report.clean_up_when_terminated()
     load_before = report.load()
     sections = []

@@ -1,10 +1,10 @@
-"""Ways to compute bidirectional ALiBi attention exactly, side by side: one layer's attention, no model.
+"""Compares ways to compute bidirectional ALiBi attention exactly, for the attention of one layer.
 
     python benchmarks/encoder_attention.py --write
     python benchmarks/encoder_attention.py --lengths 512,2048 --dtypes float32     # two minutes
 
-Each way runs in a process of its own, on the same random queries, keys and values; the best of its
-runs counts. ``templates/ntk_symmetric.py`` holds the ways that are used.
+Each way runs in a separate process, on the same random queries, keys and values; the fastest run counts. The
+ways that converted models use are in ``templates/ntk_symmetric.py``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torc
 class Measured(NamedTuple):
     milliseconds: float
     extra: int
-    """Bytes at the peak beyond those before."""
+    """Bytes at the peak beyond those in use before."""
     error: float
-    """Of some rows, relative to float64."""
+    """Error of some rows, relative to float64."""
     first: float
-    """Milliseconds of the first run, compilation included."""
+    """Milliseconds of the first run, including compilation."""
 
 
 def no_bias(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -78,17 +78,13 @@ def toeplitz_padded(
 def causal_halves(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slopes: torch.Tensor
 ) -> torch.Tensor:
-    """The keys up to the query and those from it on, each as folded causal ALiBi, merged by their sums."""
-    from templates.ntk_alibi import CHANNELS, Alibi, fold, plan_attention
+    """Folded causal ALiBi over the keys up to the query and over those from it on, merged by their sums."""
+    from templates import ntk_alibi
+    from templates.ntk_alibi import CHANNELS, fold
 
     size, scale = query.shape[-1], query.shape[-1] ** -0.5
-    plan = plan_attention(
-        Alibi(slopes.flatten().tolist()), torch.zeros(1, query.shape[2], 1, dtype=query.dtype), None, None,
-        scale, eager=False,
-    )  # fmt: skip
-    query_channels, key_channels = plan.query_channels, plan.key_channels
-    assert query_channels is not None
-    assert key_channels is not None
+    query_channels = ntk_alibi.query_channels(slopes, scale)
+    key_channels = ntk_alibi.key_channels(torch.arange(query.shape[2])[None], None)
 
     def half(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         q, k, v = fold(q, query_channels), fold(k, key_channels), F.pad(v, (0, CHANNELS))
@@ -140,7 +136,7 @@ WAYS: dict[str, Callable[[], Attend]] = {
 
 @torch.inference_mode()
 def measure(way: str, heads: int, size: int, length: int, dtype: str, repeats: int) -> Measured:
-    """One way at one length; meant for a fresh process."""
+    """Measures one way at one length; call it in a fresh process."""
     from templates.ntk_alibi import stock_slopes
 
     torch.set_num_threads(1)
@@ -149,7 +145,7 @@ def measure(way: str, heads: int, size: int, length: int, dtype: str, repeats: i
     slopes = torch.tensor(stock_slopes(heads))[None, :, None]
     rows = torch.tensor([0, 1, length // 3, length // 2, length - 1])
     expected = exact_rows(query, key, value, slopes, rows)
-    # The processor's libraries set themselves up.
+    # The first call initialises libraries.
     F.scaled_dot_product_attention(query[:, :, :64], key[:, :, :64], value[:, :, :64])
     attend = WAYS[way]()
 
@@ -169,7 +165,7 @@ def measure(way: str, heads: int, size: int, length: int, dtype: str, repeats: i
 def exact_rows(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slopes: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor:
-    """float64 [1, H, rows, D]."""
+    """The exact output of some rows, float64 [1, H, rows, D]."""
     scores = query[:, :, rows].double() @ key.double().transpose(-1, -2) * query.shape[-1] ** -0.5
     distance = (rows[:, None] - torch.arange(query.shape[2])[None, :]).abs()
     rows_out: torch.Tensor = (scores - slopes.double()[..., None] * distance).softmax(-1) @ value.double()
@@ -177,14 +173,14 @@ def exact_rows(
 
 
 def proc(key: str) -> int:
-    """A value of /proc/self/status in bytes; 0 where there is no such file."""
+    """A value of /proc/self/status in bytes; 0 if there is no such file."""
     path = Path("/proc/self/status")
     lines = path.read_text().splitlines() if path.exists() else []
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:")), 0)
 
 
 def fresh(*args: Any) -> Measured:
-    """``measure`` in a new process."""
+    """Runs ``measure`` in a new process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, *args).result()
 
@@ -194,14 +190,14 @@ def fresh(*args: Any) -> Measured:
 @click.option("--dtypes", default="float32,bfloat16", show_default=True)
 @click.option("--heads", default=12, show_default=True)
 @click.option("--head-dim", default=64, show_default=True)
-@click.option("--repeats", default=4, show_default=True, help="Runs of each; the first does not count.")
+@click.option("--repeats", default=4, show_default=True, help="Runs of each way; the first does not count.")
 @click.option("--write", is_flag=True, help="Write results/encoder_attention-cpu.md.")
 def main(lengths: str, dtypes: str, heads: int, head_dim: int, repeats: int, write: bool) -> None:
     load_before = report.load()
     sections = [
-        f"{heads} heads x {head_dim}, one row, no padding, one CPU thread. *Extra* is the peak beyond "
-        "queries, keys and values, the output included. *Error* is that of the output against float64, "
-        "relative. *First run* includes compilation."
+        f"{heads} heads x {head_dim}, one row, no padding, one CPU thread. *Extra* is peak memory beyond "
+        "queries, keys and values, and includes the output. *Error* is the relative error of the output "
+        "against float64. *First run* includes compilation."
     ]
     for dtype in dtypes.split(","):
         for length in map(int, lengths.split(",")):

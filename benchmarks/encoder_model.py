@@ -1,11 +1,11 @@
-"""A whole converted encoder at several lengths, in torch and as a graph, beside the same with the whole bias.
+"""Compares a converted encoder, in torch and as a graph, with the same model computing the whole bias.
 
     python benchmarks/encoder_model.py --write
 
-The model is a JinaBERT of the base model's width with random weights and few layers. *Whole bias* is what
-the original code of these models computes, and what exporters make of it: attention weights written
-out, with a bias of [heads, length, length]. It is the converted model's own eager attention, in torch and
-exported by torch.onnx. Each measurement runs in a process of its own, on one thread.
+The model is a JinaBERT with the base model's width, random weights and few layers. *Whole bias* is what the
+original code of these models and its exports compute: explicit attention weights, with a bias of [heads,
+length, length]. Here it is the converted model's own eager attention, in torch and exported by torch.onnx.
+Each measurement runs in a separate process on one thread.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Measured(NamedTuple):
     extra: int
     """Bytes at the peak beyond those of the loaded model."""
     output: np.ndarray
-    """float32 [some tokens, hidden]."""
+    """Hidden states of some tokens, float32 [tokens, hidden]."""
 
 
 def prepare(folder: Path, layers: int) -> None:
-    """Writes and converts the checkpoint, and both graphs; meant for a fresh process."""
+    """Writes and converts the checkpoint, and writes both graphs; call it in a fresh process."""
     from converter import OnnxOptions, convert, export
     from tests import tiny
 
@@ -126,7 +126,7 @@ WAYS = {
 
 
 def measure(folder: Path, way: str, length: int) -> Measured:
-    """One way at one length, twice; meant for a fresh process."""
+    """Measures one way at one length, twice; call it in a fresh process."""
     torch.set_num_threads(1)
     run = WAYS[way](folder)
     ids = np.random.default_rng(0).integers(4, VOCABULARY, size=(1, length))
@@ -143,7 +143,7 @@ def measure(folder: Path, way: str, length: int) -> Measured:
 
 
 def fresh(function: Callable[..., Any], *arguments: Any) -> Any:
-    """A call in a new process."""
+    """Calls a function in a new process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
@@ -182,7 +182,7 @@ def main(lengths: str, layers: int, write: bool) -> None:
     head = ["tokens: model", "seconds", "whole bias / this", "extra MiB", "whole bias / this", "difference"]
     sections = [
         f"JinaBERT, {HEADS} heads x {WIDTH // HEADS}, {layers} layers, float32, one row, one thread, ntk "
-        "scaling by 4. *Difference* is the largest, relative, to the first way of the same length.",
+        "scaling by 4. *Difference* is the largest relative difference to the first way at the same length.",
         report.table(head, table),
     ]
     if write:

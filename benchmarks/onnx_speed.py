@@ -1,11 +1,11 @@
-"""Time and memory of the graph that ``ntk-convert export`` writes beside those of its peers.
+"""Compares time and memory of the graph from ``ntk-convert export`` with graphs of other exporters.
 
     python benchmarks/onnx_speed.py --optimum-python PATH
     python benchmarks/onnx_speed.py --layers 2 --lengths 128,512 --vocabulary 1024
 
-The peers are transformers' own ``OnnxExporter`` and optimum-onnx, the latter in an environment of its
-own. All graphs are made of the same random weights and run by the same onnxruntime, on the CPU. A
-fresh process measures each graph at each length, and the graphs take turns; a cell is the median.
+The others are transformers' own ``OnnxExporter`` and optimum-onnx, which has its own environment. All graphs
+have the same random weights and run in the same onnxruntime on the CPU. A fresh process measures each graph
+at each length, and the graphs take turns; the tables show medians.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ import torch
 from torch_speed import factor, fresh, integers, limit_memory, number, proc, say
 
 STOCK = "stock"
-"""Folder of the checkpoint that all graphs come from."""
+"""Folder of the checkpoint that all graphs are exported from."""
 WARM_UP = 8
-"""Tokens of the run that precedes a measurement, and untimed steps before the timed ones."""
+"""Tokens of the run before a measurement, and untimed steps before the timed ones."""
 DECODE_STEPS = 16
-"""Timed tokens of each process."""
+"""Timed tokens in each process."""
 TOLERANCE = 1e-3
 """Largest difference of the last token's logits between graphs, relative to the largest logit."""
 
 OURS = [sys.executable, "-m", "converter", "export", "{out}", "--no-validate"]
-# The scripts have no braces, which stand for the folders in the other words of a command.
+# The scripts must not contain braces: in the words of a command, braces are replaced by folders.
 TRANSFORMERS = """
 import sys
 import torch
@@ -49,38 +49,47 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
 source, out, *options = sys.argv[1:]
-model = AutoModelForCausalLM.from_pretrained(source).eval()
+model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
 past = DynamicCache()
 heads = model.config.n_head
 for layer in range(model.config.n_layer):
-    past.update(*torch.zeros(2, 2, heads, 5, model.config.hidden_size // heads), layer)
+    shape = (2, 2, heads, 5, model.config.hidden_size // heads)
+    past.update(*torch.zeros(shape, dtype=model.dtype), layer)
 mask = torch.ones(2, 8, dtype=torch.int64)
 mask[0, :2] = 0  # a mask of ones is left out of the graph
 inputs = dict(input_ids=torch.ones(2, 3, dtype=torch.int64), attention_mask=mask, past_key_values=past)
 if "last" in options:
     inputs["logits_to_keep"] = 1
-OnnxExporter().export(model, inputs, OnnxConfig(dynamic=True)).save_pretrained(out)
+program = OnnxExporter().export(model, inputs, OnnxConfig(dynamic=True))
+if hasattr(program, "save_pretrained"):
+    program.save_pretrained(out)
+else:  # older releases return the program of torch.onnx
+    program.save(out + "/model.onnx")
 """
 OPTIMUM = """
 import sys
 from optimum.exporters.onnx import main_export
 
-main_export(sys.argv[1], sys.argv[2], task="text-generation-with-past", do_validation=False, device="cpu")
+source, out, dtype, device = sys.argv[1:]
+task = "text-generation-with-past"
+main_export(source, out, task=task, dtype=dtype, device=device, do_validation=False)
 """
-OPTIMUM_PYTHON = "{optimum}"
+OPTIMUM_PYTHON, OPTIMUM_DTYPE, DEVICE = "{optimum}", "{dtype}", "{device}"
+"""Words of a command that stand for settings."""
 EXPORTS = {
     "ours": OURS,
     "transformers": [sys.executable, "-c", TRANSFORMERS, "{source}", "{out}"],
-    "optimum": [OPTIMUM_PYTHON, "-c", OPTIMUM, "{source}", "{out}"],
+    "optimum": [OPTIMUM_PYTHON, "-c", OPTIMUM, "{source}", "{out}", OPTIMUM_DTYPE, DEVICE],
     "ours-last": [*OURS, "--last-logits"],
     "transformers-last": [sys.executable, "-c", TRANSFORMERS, "{source}", "{out}", "last"],
 }
-"""Graph -> the command that writes it; those named ``-last`` give the last token's logits only."""
+"""Graph -> the command that writes it. A graph named ``-last`` returns only the last token's logits."""
+OPTIMUM_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a measuring process has to know."""
+    """The settings that a measuring process needs."""
 
     folder: Path
     """Holds the checkpoint and a folder for each graph."""
@@ -91,6 +100,9 @@ class Setup:
     threads: int
     repeats: int
     seconds: float
+    dtype: str = "float32"
+    device: str = "cpu"
+    """``cpu`` or ``cuda``: where weights are made, and onnxruntime's provider."""
 
 
 @dataclass
@@ -100,21 +112,21 @@ class Measured:
     prefill: list[float] = field(default_factory=list)
     """Seconds of each timed prompt."""
     extra: int | None = None
-    """Bytes at a prompt's peak beyond those before it."""
+    """Bytes at a prompt's peak beyond those in use before."""
     steps: list[float] = field(default_factory=list)
     """Seconds of each token decoded after the prompt."""
     logits: list[np.ndarray] = field(default_factory=list)
-    """float32 [vocabulary] after the prompt and after the last decoded token."""
+    """Logits after the prompt and after the last decoded token, each float32 [vocabulary]."""
     failure: str | None = None
-    """Why there is no more; a cell of the table."""
+    """The reason why a measurement is missing; shown in the table."""
 
 
 Results = dict[int, dict[str, Measured]]
-"""Length -> graph -> what was measured there."""
+"""Length -> graph -> measurements."""
 
 
 def make_checkpoints(setup: Setup, graphs: Sequence[str]) -> None:
-    """Writes a BLOOM of random weights, and converts it once for each graph of ours."""
+    """Writes a BLOOM with random weights, and converts it once for each of our graphs."""
     from transformers import BloomConfig, BloomForCausalLM
 
     from converter import convert
@@ -129,9 +141,10 @@ def make_checkpoints(setup: Setup, graphs: Sequence[str]) -> None:
         pad_token_id=0,
     )
     torch.manual_seed(0)
-    model = BloomForCausalLM(config)
+    with torch.device(setup.device):
+        model = BloomForCausalLM(config).to(getattr(torch, setup.dtype))
     for parameter in model.parameters():
-        if parameter.dim() == 2:  # large enough for attention to be peaked, so that a wrong bias shows
+        if parameter.dim() == 2:  # large, so attention is peaked and a wrong bias shows
             torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)
     model.save_pretrained(setup.folder / STOCK)
     for graph in graphs:
@@ -140,28 +153,48 @@ def make_checkpoints(setup: Setup, graphs: Sequence[str]) -> None:
 
 
 def export(setup: Setup, graph: str, optimum_python: str | None) -> conversion.Run:
-    """Runs a graph's export as a process of its own."""
-    command = [optimum_python or "" if word == OPTIMUM_PYTHON else word for word in EXPORTS[graph]]
+    """Exports a graph in a separate process."""
     out = setup.folder / graph
     out.mkdir(exist_ok=True)
-    return conversion.run(command, setup.folder / STOCK, out)
+    return conversion.run(export_command(setup, graph, optimum_python), setup.folder / STOCK, out)
+
+
+def export_command(setup: Setup, graph: str, optimum_python: str | None) -> list[str]:
+    """The command that exports a graph; ``{source}`` and ``{out}`` in it stand for folders."""
+    settings = {
+        OPTIMUM_PYTHON: optimum_python or "",
+        OPTIMUM_DTYPE: OPTIMUM_DTYPES[setup.dtype],
+        DEVICE: setup.device,
+    }
+    return [settings.get(word, word) for word in EXPORTS[graph]]
 
 
 class Cached:
-    """A graph in a session, with a cache handled in the way that is best for the graph.
+    """A graph in a session, with a cache that is handled in the best way for the graph.
 
-    Ours writes the new keys and values into the buffer that holds the old ones; the peers' graphs
-    return a new cache, which the next step takes as it is, without a copy through NumPy.
+    Our graphs write new keys and values into the buffer that holds the old ones. The other graphs return a
+    new cache, which is passed to the next step without a copy through NumPy.
     """
 
     def __init__(self, setup: Setup, graph: str):
         import onnxruntime
 
+        from converter.exports.onnx.session import PROVIDERS
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = setup.threads, 1
-        options.log_severity_level = 4  # what fails is a cell of the table
+        options.log_severity_level = 4  # failures are shown in the table
         path = setup.folder / graph / "model.onnx"
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        if setup.device == "cuda":
+            onnxruntime.preload_dlls()  # those that torch brought
+        provider = PROVIDERS[setup.device]
+        # On CUDA, onnxruntime would ask for more memory than it needs, in steps of powers of two.
+        settings = {"arena_extend_strategy": "kSameAsRequested"} if setup.device == "cuda" else {}
+        providers = [(provider, settings)]
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        if self.session.get_providers()[0] != provider:
+            raise RuntimeError(f"onnxruntime fell back from {provider}")
+        self.device = setup.device
         self.in_place = graph.startswith("ours")
         self.pasts = {slot(value.name): value for value in self.session.get_inputs() if slot(value.name)}
         self.outputs = [value.name for value in self.session.get_outputs()]
@@ -169,18 +202,21 @@ class Cached:
         self.length = 0
 
     def clear(self, capacity: int = 0) -> None:
-        """Makes the cache an empty one; ``capacity`` is the tokens that a buffer must hold."""
+        """Empties the cache; ``capacity`` is the number of tokens that a buffer must hold."""
         from onnxruntime import OrtValue
+
+        from converter.exports.onnx.session import ONNX_TYPES
 
         self.length = 0
         self.cache.clear()
         for key, past in self.pasts.items():
-            # Fixed sizes are numbers here, or words of digits.
+            # Fixed sizes are numbers or strings of digits.
             shape = [1, int(past.shape[1]), capacity if self.in_place else 0, int(past.shape[3])]
-            self.cache[key] = OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cpu")
+            kind = ONNX_TYPES[past.type]
+            self.cache[key] = OrtValue.ortvalue_from_shape_and_type(shape, kind, self.device, 0)
 
     def step(self, ids: np.ndarray) -> Any:
-        """Adds tokens [1, S] to the cache; their logits as onnxruntime's own value."""
+        """Adds tokens [1, S] to the cache; returns their logits as an OrtValue."""
         self.length += ids.shape[1]
         mask = np.ones((1, self.length), np.int64)
         binding = self.session.io_binding()
@@ -193,7 +229,7 @@ class Cached:
             if key and self.in_place:
                 binding.bind_ortvalue_output(name, self.cache[key])
             else:
-                binding.bind_output(name, "cpu")
+                binding.bind_output(name, self.device if key else "cpu")
         self.session.run_with_iobinding(binding)
         returned = dict(zip(self.outputs, binding.get_outputs(), strict=True))
         if not self.in_place:
@@ -202,28 +238,28 @@ class Cached:
 
 
 def slot(name: str) -> str | None:
-    """ "LAYER key" or "LAYER value" of a cache's input or output, whoever named it; None for others."""
+    """The "LAYER key" or "LAYER value" of a cache's input or output in any naming scheme, or None."""
     found = re.search(r"\.(\d+)\.(key|value)s?$", name)
     return f"{found[1]} {found[2]}" if found else None
 
 
 def tokens(setup: Setup, count: int) -> np.ndarray:
-    """int64 [1, count], the same for all graphs."""
+    """Token ids, int64 [1, count]; the same for all graphs."""
     return np.random.default_rng(count).integers(setup.vocabulary, size=(1, count))
 
 
 def measure(setup: Setup, graph: str, length: int) -> Measured:
-    """One prompt for its memory, one for its time, then tokens decoded after it; in a fresh process.
+    """Measures memory with one prompt, and time with another and its decoded tokens; needs a fresh process.
 
     Raises:
-        RuntimeError: no /proc, by which memory is measured.
+        RuntimeError: there is no /proc, which is needed to measure memory.
     """
     limit_memory()
     measured = Measured()
     try:
         cached = Cached(setup, graph)
         cached.clear(WARM_UP)
-        cached.step(tokens(setup, WARM_UP))  # brings the weights into memory, which would count as extra
+        cached.step(tokens(setup, WARM_UP))  # loads the weights into memory, so they do not count as extra
         steps = WARM_UP + DECODE_STEPS
         ids = tokens(setup, length + steps)
         before = proc("/proc/self/status", "VmRSS")
@@ -243,7 +279,7 @@ def measure(setup: Setup, graph: str, length: int) -> Measured:
             taken = time.perf_counter() - started
             measured.steps += [taken] if step >= WARM_UP else []
         measured.logits.append(last(logits))
-    except Exception as error:  # onnxruntime's share no base of their own
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         if not re.search(r"alloc|memory", f"{type(error).__name__} {error}"):
             raise
         measured.failure = "out of memory"
@@ -251,7 +287,7 @@ def measure(setup: Setup, graph: str, length: int) -> Measured:
 
 
 def prefill(cached: Cached, ids: np.ndarray, length: int) -> tuple[float, Any]:
-    """Runs a prompt over an empty cache, which has room for all tokens; making it is part of the time."""
+    """Runs a prompt over an empty cache with room for all tokens; the time includes making the cache."""
     started = time.perf_counter()
     cached.clear(ids.shape[1])
     logits = cached.step(ids[:, :length])
@@ -259,19 +295,21 @@ def prefill(cached: Cached, ids: np.ndarray, length: int) -> tuple[float, Any]:
 
 
 def last(logits: Any) -> np.ndarray:
-    """The last token's logits; a copy."""
-    return logits.numpy()[0, -1].copy()
+    """The last token's logits in float32; a copy."""
+    if logits.data_type() == "tensor(bfloat16)":  # which NumPy does not have
+        return torch.from_dlpack(logits)[0, -1].float().numpy()
+    return logits.numpy()[0, -1].astype(np.float32)
 
 
 @torch.inference_mode()
 def stock_logits(setup: Setup, length: int) -> list[np.ndarray]:
-    """What ``measure`` must find, from transformers' class in torch."""
+    """The logits that ``measure`` must find, from transformers' class in torch."""
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(setup.threads)
     model = AutoModelForCausalLM.from_pretrained(setup.folder / STOCK, dtype=torch.float32).eval()
-    ids = torch.from_numpy(tokens(setup, length + WARM_UP + DECODE_STEPS))
-    logits = model(ids, use_cache=False).logits[0]
+    ids = torch.from_numpy(tokens(setup, length + WARM_UP + DECODE_STEPS)).to(setup.device)
+    logits = model.to(setup.device)(ids, use_cache=False).logits[0].cpu()
     return [logits[length - 1].numpy(), logits[-1].numpy()]
 
 
@@ -285,11 +323,11 @@ def measure_all(setup: Setup, graphs: Sequence[str], lengths: Sequence[int]) -> 
     """Measures the graphs in turn, and checks that they all compute the same.
 
     Returns:
-        What was measured, and the largest difference of logits: of the shortest prompt to torch, of
-        longer ones to the first graph.
+        The measurements, and the largest difference of logits: for the shortest prompt, to torch; for longer
+        ones, to the first graph.
 
     Raises:
-        ClickException: a graph computes something else.
+        ClickException: the logits of a graph differ.
     """
     results: Results = {length: {graph: Measured() for graph in graphs} for length in lengths}
     failures: dict[str, str] = {}
@@ -306,10 +344,10 @@ def measure_all(setup: Setup, graphs: Sequence[str], lengths: Sequence[int]) -> 
                     continue
                 try:
                     found = fresh(measure, setup, graph, length)
-                except BrokenProcessPool:  # killed all the same
+                except BrokenProcessPool:  # the process was killed in spite of the limit
                     found = Measured(failure="out of memory")
                 if found.failure:
-                    failures[graph] = cell.failure = found.failure  # longer prompts will not do better
+                    failures[graph] = cell.failure = found.failure  # longer prompts would fail too
                     say(f"{length}: {graph} {found.failure}")
                     continue
                 reference = reference or found.logits
@@ -331,13 +369,13 @@ def measure_all(setup: Setup, graphs: Sequence[str], lengths: Sequence[int]) -> 
 
 
 def baseline(graph: str, graphs: Sequence[str]) -> str | None:
-    """Which of ours a graph is compared with: the one that returns as many logits."""
+    """The graph of ours that a graph is compared with: the one that returns as many logits."""
     like = "ours-last" if graph.endswith("-last") else "ours"
     return like if like in graphs and like != graph else None
 
 
 def rows_of(results: Results) -> Iterator[list[str]]:
-    """The lines of the table, one for each length and graph."""
+    """The lines of the table, one per length and graph."""
     for length, cells in results.items():
         for graph, cell in cells.items():
             if cell.failure:
@@ -364,7 +402,7 @@ def median(values: Sequence[float]) -> float | None:
 
 
 def export_rows(setup: Setup, exports: dict[str, conversion.Run]) -> Iterator[list[str]]:
-    """The lines of the exports' table."""
+    """The lines of the table of exports."""
     for graph, run in exports.items():
         written = sum(path.stat().st_size for path in (setup.folder / graph).glob("*.onnx*"))
         ours = exports.get(baseline(graph, list(exports)) or "")
@@ -377,7 +415,7 @@ def optimum_versions(python: str) -> str:
     """The versions in optimum's environment.
 
     Raises:
-        ClickException: there is no such environment, or no optimum-onnx in it.
+        ClickException: there is no such environment, or it does not have optimum-onnx.
     """
     packages = ("optimum-onnx", "transformers", "torch")
     code = f"from importlib.metadata import version; print(*map(version, {packages}))"
@@ -398,17 +436,17 @@ def words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
 @click.command()
 @click.option("--graphs", default=",".join(EXPORTS), show_default=True, callback=words)
 @click.option(
-    "--optimum-python", metavar="PATH", help="Interpreter that has optimum-onnx; without it, no optimum."
+    "--optimum-python", metavar="PATH", help="Python with optimum-onnx; without it, optimum is left out."
 )
 @click.option("--layers", default=6, show_default=True)
 @click.option("--heads", default=16, show_default=True)
 @click.option("--head-dim", default=64, show_default=True)
-@click.option("--vocabulary", default=32000, show_default=True, help="BLOOM's own is 250880.")
+@click.option("--vocabulary", default=32000, show_default=True, help="Vocabulary size; BLOOM has 250880.")
 @click.option("--lengths", default="512,2048,4096,8192", show_default=True, callback=integers)
-@click.option("--threads", default=1, show_default=True, help="Of onnxruntime.")
+@click.option("--threads", default=1, show_default=True, help="Threads of onnxruntime.")
 @click.option("--repeats", default=3, show_default=True, help="Turns of each graph.")
-@click.option("--seconds", default=240.0, show_default=True, help="No further turns of a length after these.")
-@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="For temporary files.")
+@click.option("--seconds", default=240.0, show_default=True, help="Start no new turn of a length after this.")
+@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
 @click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/.")
 def main(
     graphs: list[str],
@@ -418,7 +456,7 @@ def main(
     write: bool,
     **options: Any,
 ) -> None:
-    """Ours against transformers' exporter and optimum: export, prefill, memory and decoding."""
+    """Compares our graphs with those of transformers and optimum: export, prefill, memory and decoding."""
     report.clean_up_when_terminated()
     load_before = report.load()
     environment = ""
@@ -426,7 +464,7 @@ def main(
         if optimum_python:
             environment = f"; {optimum_versions(optimum_python)}"
         else:
-            say("optimum is left out: no --optimum-python")
+            say("optimum is left out, because --optimum-python is not given")
             graphs.remove("optimum")
     with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -445,19 +483,19 @@ def main(
     sections = [
         f"{setup.heads} heads x {setup.head_dim}, hidden {setup.heads * setup.head_dim}, {setup.layers} "
         f"layers ({weights:.0f} MB), vocabulary {setup.vocabulary}, float32, CPU with {setup.threads} "
-        f"thread(s), onnxruntime {version('onnxruntime')}{environment}; random weights, the same for all, "
+        f"thread(s), onnxruntime {version('onnxruntime')}{environment}; the same random weights for all, "
         f"scaling none. The last logits of all graphs agree within {gap:.1e} of the largest, after the "
-        f"prompt and after {WARM_UP + DECODE_STEPS} decoded tokens; those of {lengths[0]} tokens also with "
-        "torch's.",
-        "Ratios are to `ours`, those of `-last` to `ours-last`. A graph without `-last` returns the logits "
-        f"of all tokens, {all_logits:.0f} MB for {lengths[-1]}, which are part of its time and memory; "
-        "optimum's always does.",
-        "Export, each a process of its own, nothing validated; ours is of a folder converted before:\n\n"
+        f"prompt and after {WARM_UP + DECODE_STEPS} decoded tokens; for {lengths[0]} tokens, they also agree "
+        "with torch.",
+        "Ratios are to `ours`, or to `ours-last` for graphs named `-last`. A graph without `-last` returns "
+        f"the logits of all tokens ({all_logits:.0f} MB for {lengths[-1]}), which count in its time and "
+        "memory; optimum's graph always does.",
+        "Export, each in a separate process and without validation; ours exports a converted folder:\n\n"
         + report.table(
             ["graph", "s", "ratio", "peak resident MB", "peak anonymous MB", "written MB"], exported
         ),
-        "One row: prefill with the memory it takes beyond the loaded graph (the cache included), and "
-        "decoding after it:\n\n"
+        "One row: prefill, the memory it takes beyond the loaded graph (including the cache), and decoding "
+        "after it:\n\n"
         + report.table(
             ["graph", "tokens", "prefill s", "ratio", "extra MB", "ratio", "decode ms", "ratio", "runs"],
             rows_of(results),

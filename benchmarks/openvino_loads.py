@@ -1,4 +1,4 @@
-"""Whether OpenVINO computes a portable graph as onnxruntime does. See README.md.
+"""Checks that OpenVINO and onnxruntime compute the same from a portable graph. See README.md.
 
 pip install openvino onnxruntime
 python benchmarks/openvino_loads.py FOLDER
@@ -15,7 +15,7 @@ import onnxruntime
 import openvino
 
 TOLERANCE = 1e-4
-"""Of the largest logit, in float32."""
+"""Largest difference in float32, relative to the largest logit."""
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""Whether optimum runs a repository's portable graph, and gives what transformers gives with it.
+"""Checks that optimum runs a repository's portable graph, and computes the same as transformers.
 
     PATH/TO/OPTIMUM/python benchmarks/optimum_loads.py FOLDER
 
-For an environment with optimum-onnx, which needs nothing else of this project. The folder is a
-converted repository with ``model.onnx``. Two prompts of different lengths, padded on the left, are
-continued greedily by both; optimum runs them with and without IOBinding. Of an encoder without a head,
-the hidden states of the two are compared.
+Run this in an environment with optimum-onnx; nothing else of this project is needed there. The folder is a
+converted repository with ``model.onnx``. Both greedily continue two prompts of different lengths, padded on
+the left; optimum does so with and without IOBinding. For an encoder without a head, hidden states are
+compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOLERANCE = 1e-3
 
 
 def prompts(vocabulary: int, pad: int, length: int) -> dict[str, Any]:
-    """Token numbers and mask, [2, length]; the first row is padded by a third on the left."""
+    """Token ids and mask, each [2, length]; the first third of the first row is padding."""
     import torch
 
     ids = torch.randint(vocabulary, (2, length), generator=torch.Generator().manual_seed(0))
@@ -34,14 +34,14 @@ def prompts(vocabulary: int, pad: int, length: int) -> dict[str, Any]:
 
 
 def compare(folder: Path, length: int, new: int) -> bool:
-    """Prints both continuations' agreement; whether there is any disagreement."""
+    """Prints whether both continuations agree; returns whether they differ."""
     import torch
     from optimum.onnxruntime import ORTModelForCausalLM
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
     inputs = prompts(model.config.vocab_size, model.config.pad_token_id or 0, length)
-    # An end token would hide the rest.
+    # Generate all tokens: an end token would hide differences after it.
     options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False}
     expected = model.generate(**inputs, **options)[:, length:]
     with torch.inference_mode():
@@ -51,7 +51,7 @@ def compare(folder: Path, length: int, new: int) -> bool:
         graph = ORTModelForCausalLM.from_pretrained(
             folder, trust_remote_code=True, use_cache=True, use_io_binding=use_io_binding
         )
-        # Of a model type that it does not know, optimum takes every query head to have keys of its own.
+        # For unknown model types, optimum assumes that every query head has its own keys.
         [key] = [value for value in graph.session.get_inputs() if value.name == "past_key_values.0.key"]
         graph.num_key_value_heads = key.shape[1]
         found = graph.generate(**inputs, **options)[:, length:]
@@ -68,7 +68,7 @@ def compare(folder: Path, length: int, new: int) -> bool:
 
 
 def compare_encoder(folder: Path, length: int) -> bool:
-    """Prints how far the hidden states agree; whether they do not."""
+    """Prints how much the hidden states differ; returns whether that is too much."""
     import torch
     from optimum.onnxruntime import ORTModelForFeatureExtraction
     from transformers import AutoModel
@@ -86,14 +86,14 @@ def compare_encoder(folder: Path, length: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Whether optimum runs a repository's portable graph.")
+    parser = argparse.ArgumentParser(description="Check that optimum runs a repository's portable graph.")
     parser.add_argument("folder", type=Path, help="converted repository with model.onnx")
     parser.add_argument("--length", type=int, default=30, help="tokens of the prompts (default: 30)")
     parser.add_argument("--new", type=int, default=24, help="tokens to generate (default: 24)")
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryDirectory(prefix="ntk-benchmark-") as modules:
-        # The repository's code is cached under a name; a cache of our own is never stale.
+        # transformers caches a repository's code by name; a new cache is never stale.
         os.environ["HF_MODULES_CACHE"] = modules
         packages = ("optimum-onnx", "transformers", "onnxruntime", "torch")
         print(", ".join(f"{package} {version(package)}" for package in packages))

@@ -1,4 +1,4 @@
-"""Where each model's own code is, and what originals.py must know to run it."""
+"""Where to find each model's own code, and what originals.py must know to run it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 Config = dict[str, Any]
 State = dict[str, torch.Tensor]
 Run = Callable[[torch.Tensor, "torch.Tensor | None", Any], tuple[torch.Tensor, Any]]
-"""Tokens, mask and cache -> what the head computes, and the new cache."""
+"""Tokens, mask and cache -> the head's output, and the new cache."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny checkpoint: its attention heads, and what differs from the config that tests/tiny writes."""
+    """A tiny checkpoint: its number of attention heads, and its changes to the config from tests/tiny."""
 
     num_heads: int
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -31,39 +31,40 @@ class Original:
     """One version of a model's own code."""
 
     family: str
-    """In tests/tiny."""
+    """Name of the factory in tests/tiny."""
     repository: str
-    """On GitHub."""
+    """Repository on GitHub."""
     commit: str
     folder: str
-    """Of the code in the repository: the first of ``packages``."""
+    """The folder of the first of ``packages`` in the repository."""
     cases: Mapping[str, Case]
     config: str = ""
-    """The class, by its full name."""
+    """Full name of the config class."""
     model: str = ""
-    """The same of the model; ``{head}`` stands for what follows the name of the family."""
+    """Full name of the model class; ``{head}`` is replaced by the part after the family's name."""
     packages: tuple[str, ...] = ("original",)
-    """Imported without their ``__init__``, which would import a whole training library."""
+    """Packages imported without their ``__init__``, which would import a whole training library."""
     stubs: tuple[str, ...] = ()
-    """Imported by the code and not needed to run a model; empty classes stand in for what is in them."""
+    """Modules that the code imports but does not need to run a model; replaced by empty classes."""
     adapt: Callable[[Config, State], None] = lambda config, state: None
-    """Changes that this version needs, in place."""
+    """Makes the changes that this version needs, in place."""
     without: str = "$^"
-    """Names of what the code makes and no checkpoint has: tied, zero or never called."""
+    """Pattern of tensor names that the code creates but no checkpoint stores: tied, zero or never used."""
     bool_mask: bool = False
+    """The code needs a boolean mask."""
     rows_alone: bool = False
-    """The code takes no mask of padding, so padded rows are compared with these rows on their own."""
+    """The code takes no padding mask, so padded rows are compared with the same rows run alone."""
     hub: Mapping[str, str] | None = field(default_factory=dict)
-    """``auto_map`` on the Hub, if it is not the checkpoint's; None if the code has no such form."""
+    """``auto_map`` on the Hub, if it differs from the checkpoint's; None if the code has no Hub form."""
     edits: Mapping[str, str] = field(default_factory=dict)
-    """What must be in other words in a folder as on the Hub."""
+    """Old text -> new text, for code in a folder as on the Hub."""
     build: Callable[[Original, Config, State], Run] | None = None
-    """Puts the model together where its own code is not to be had."""
+    """Assembles the model if its own code is not available."""
     note: str = ""
 
 
 def fill(model: Any, state: State, without: str) -> None:
-    """Every tensor of a checkpoint, and none but ``without`` left as it was made."""
+    """Loads a checkpoint into a model; only tensors that match ``without`` may be missing from it."""
     missing, unexpected = model.load_state_dict(state, strict=False)
     missing = [name for name in missing if not re.search(without, name)]
     if missing or unexpected:
@@ -71,7 +72,7 @@ def fill(model: Any, state: State, without: str) -> None:
 
 
 def older_mpt(config: Config, state: State) -> None:  # noqa: ARG001
-    """Older versions refuse nulls and what newer ones write."""
+    """Older versions reject nulls and keys that newer versions write."""
     options = config["attn_config"]
     options["attn_impl"] = "torch"
     if options["kv_n_heads"] is None:
@@ -80,7 +81,7 @@ def older_mpt(config: Config, state: State) -> None:  # noqa: ARG001
 
 
 def first_jina(config: Config, state: State) -> None:
-    """The first revision has the projections in one, and a table as large as ``model_max_length``."""
+    """The first revision stores query, key and value as one, and has a table of ``model_max_length``."""
     config["model_max_length"] = 64
     for name in [name for name in state if ".self.query." in name]:
         parts = [state.pop(name.replace("query", part)) for part in ("query", "key", "value")]
@@ -90,7 +91,7 @@ def first_jina(config: Config, state: State) -> None:
 
 
 def ported_jina(config: Config, state: State) -> None:
-    """The port has a second trunk, a head that is not tied yet, and a tokenizer that ``emb_pooler`` loads."""
+    """The port has a second trunk and an untied head, and ``emb_pooler`` would make it load a tokenizer."""
     config |= {"emb_pooler": None, "_attn_implementation": "eager"}
     state |= {f"jina_{name}": tensor for name, tensor in state.items() if name.startswith("bert.")}
     if "cls.predictions.bias" in state:
@@ -102,7 +103,7 @@ MASKS = r"\.attn\.(masked_)?bias$"
 
 
 def jais(original: Original, config: Config, state: State) -> Run:
-    """transformers' GPT-2 with the port's slopes, attention and MLP, and its scales at both ends."""
+    """transformers' GPT-2 with the port's slopes, attention and MLP, and Jais's scales at both ends."""
     from transformers import GPT2Config, GPT2LMHeadModel
     from transformers.pytorch_utils import Conv1D
 
@@ -147,7 +148,7 @@ def sizes(*counts: int, **changes: Any) -> dict[str, Case]:
 
 
 def encoders(changes: Mapping[str, Any], *heads: str) -> dict[str, Case]:
-    """The masked language model with several numbers of attention heads, and the model's other heads."""
+    """The masked language model with several numbers of attention heads, and models with other heads."""
     models = {f"MaskedLM, {count} heads": Case(count, changes, "MaskedLM") for count in (12, 8, 6)}
     return models | {f"{head}, 12 heads": Case(12, changes, head) for head in ("Model", *heads)}
 
@@ -202,8 +203,9 @@ ORIGINALS = {
         model="original.modeling_baichuan.BaichuanForCausalLM",
         cases=sizes(40, 12, 8, norm_head=False),
         edits={"from transformers_stream_generator.main import": "from transformers import"},
-        note="Baichuan-13B-Chat's code, in a copy of its Hub repository. Loaded without its chat "
-        "function's import of transformers_stream_generator, which `from_pretrained` would ask for.",
+        note="Baichuan-13B-Chat's code, from a copy of its Hub repository. The import of "
+        "transformers_stream_generator, which only its chat function needs, is removed; otherwise "
+        "`from_pretrained` would require that package.",
     ),
     "baichuan2": Original(
         family="baichuan",
@@ -213,7 +215,7 @@ ORIGINALS = {
         config="original.configuration_baichuan.BaichuanConfig",
         model="original.modeling_baichuan.BaichuanForCausalLM",
         cases=sizes(40, 12, 8),
-        note="Baichuan2-13B-Chat's code, in a copy of its Hub repository.",
+        note="Baichuan2-13B-Chat's code, from a copy of its Hub repository.",
     ),
     "refact": Original(
         family="refact",
@@ -226,9 +228,9 @@ ORIGINALS = {
         cases=sizes(40, 32, 8, packed_projections=False),
         rows_alone=True,
         edits={"from hf.": "from ."},
-        note="The first revision, in a copy of its authors' repository. It takes no mask of padding: padded "
-        "rows are compared with the same rows on their own. Of the present revision, which packs two pairs "
-        "of projections, only ports were found.",
+        note="The first revision, from a copy of its authors' repository. It takes no padding mask, so "
+        "padded rows are compared with the same rows run alone. Only ports were found of the present "
+        "revision, which packs two pairs of projections.",
     ),
     "replit-mpt": Original(
         family="replit",
@@ -239,7 +241,7 @@ ORIGINALS = {
         model="original.modeling_mpt.MPTForCausalLM",
         cases={"replit v1, 32 heads": attention(32, **MHA), **MPT},
         adapt=older_mpt,
-        note="The MPT code of replit-code-v1-3b, in the form in which it is on the Hub.",
+        note="The MPT code of replit-code-v1-3b, in its form for the Hub.",
     ),
     "llm-foundry": Original(
         family="replit",
@@ -256,7 +258,7 @@ ORIGINALS = {
         cases=MPT | GROUPED_MPT,
         adapt=older_mpt,
         hub=None,
-        note="MPT in v0.5.0 of the library that trained it; `replit-mpt` has the form for the Hub.",
+        note="MPT from v0.5.0 of the library that trained it; `replit-mpt` is its form for the Hub.",
     ),
     "mosaic-gpt": Original(
         family="mosaic_gpt",
@@ -271,11 +273,11 @@ ORIGINALS = {
         config="examples.llm.src.models.mosaic_gpt.configuration_mosaic_gpt.MosaicGPTConfig",
         model="examples.llm.src.models.mosaic_gpt.mosaic_gpt.MosaicGPT",
         cases=MOSAIC_GPT,
-        # Composer's norm is the ordinary one outside of autocast.
+        # Outside autocast, Composer's norm equals the ordinary one.
         adapt=lambda config, state: config.update(low_precision_layernorm=False),
         bool_mask=True,
         hub=None,
-        note="v0.0.4, which mpt-1b-redpajama-200b names; `replit-lm` has the form for the Hub.",
+        note="v0.0.4, which mpt-1b-redpajama-200b names; `replit-lm` is its form for the Hub.",
     ),
     "replit-lm": Original(
         family="mosaic_gpt",
@@ -308,9 +310,9 @@ ORIGINALS = {
         without=rf"wpe|lm_head|{MASKS}",
         hub=None,
         build=jais,
-        note="**Not the original**: modeling_jais.py and modeling_btlm.py are on the Hub only. It is put "
-        "together from transformers' GPT-2, which they are an edited copy of, and from the slopes, attention "
-        "and MLP of an unfinished port of modeling_btlm.py, run as they stand there.",
+        note="**Not the original**: modeling_jais.py and modeling_btlm.py are only on the Hub. This model is "
+        "assembled from transformers' GPT-2, of which they are edited copies, and from the unchanged slopes, "
+        "attention and MLP of an unfinished port of modeling_btlm.py.",
     ),
     "jina": Original(
         family="jina_bert",
@@ -326,8 +328,8 @@ ORIGINALS = {
             "AutoConfig": "configuration_jbert.JBertConfig",
             "AutoModelForMaskedLM": "modeling_jbert.JBertForMaskedLM",
         },
-        note="The first code of jina-embeddings-v2-base-en, in a copy of its Hub repository. It has query, "
-        "key and value in one tensor, and gets the checkpoint's three as one.",
+        note="The first code of jina-embeddings-v2-base-en, from a copy of its Hub repository. It keeps "
+        "query, key and value in one tensor, so the checkpoint's three tensors are joined for it.",
     ),
     "jina-present": Original(
         family="jina_bert",
@@ -340,12 +342,13 @@ ORIGINALS = {
             **encoders({}, "SequenceClassification", "TokenClassification", "QuestionAnswering"),
             "reglu": Case(12, {"feed_forward_type": "reglu"}, "MaskedLM"),
         },
-        # With a pooler it would load a tokenizer, which only its encode() needs.
+        # With emb_pooler it would load a tokenizer, which only its encode() needs.
         adapt=lambda config, state: config.update(emb_pooler=None),
         without=rf"{TIED}|^cls\.predictions\.decoder\.bias$",
         stubs=("flash_attn",),
         hub=None,
-        note="The code of jinaai/jina-bert-implementation, in a copy with additions that are off by default.",
+        note="The code of jinaai/jina-bert-implementation, from a copy with additions that are off by "
+        "default.",
     ),
     "jina-qk": Original(
         family="jina_bert",
@@ -363,7 +366,7 @@ ORIGINALS = {
         adapt=ported_jina,
         without=r"position_embeddings|layer\.\d+\.(intermediate|output)\.",
         hub=None,
-        note="**Not the original**: a port of jina-bert-v2-qk-post-norm, proposed to transformers.",
+        note="**Not the original**: a port of jina-bert-v2-qk-post-norm that was proposed to transformers.",
     ),
     "mosaic-bert": Original(
         family="mosaic_bert",
@@ -379,14 +382,14 @@ ORIGINALS = {
             "index_first_axis, index_put_first_axis, pad_input, unpad_input, unpad_input_only",
             "bert_padding_module.": "",
         },
-        note="Its authors' code, of which DNABERT-2's began as a copy. Loaded with "
-        "relative imports, which a folder of code needs.",
+        note="Its authors' code; DNABERT-2's code began as a copy of it. Its imports are made relative, "
+        "which a folder of code needs.",
     ),
 }
 
 
 def setup(packages: Iterable[str], names: Iterable[str]) -> str:
-    """Shell commands that make the environment and fetch the originals' code."""
+    """Shell commands that create the environment and fetch the originals' code."""
     folder = ".venv-originals"
     lines = [f"python3.11 -m venv {folder}", f"{folder}/bin/pip install {' '.join(packages)}"]
     for name in names:

@@ -1,16 +1,16 @@
-"""Whether a converted model computes what the model's own code computes, and whether that code still runs.
+"""Checks that a converted model computes the same as the model's own code, and whether that code still runs.
 
-The families whose code is not in transformers have it on GitHub, written for transformers 4.2x and 4.3x. Here
-it runs under 4.33.3, in an environment of its own, on tiny random checkpoints in the original's layout; the
-converted repository (``--method none``) runs under the transformers of this environment, and the logits are
-compared in float32. Then checkpoint and original code, in one folder as on the Hub, are loaded with
-``from_pretrained`` and asked to generate: under 4.33.3, which shows that the folder is in order, and here.
+Families that are not in transformers have their code on GitHub, written for transformers 4.2x and 4.3x. It
+runs under 4.33.3, in a separate environment, on tiny random checkpoints in the original layout. The converted
+repository (``--method none``) runs under this environment's transformers, and the logits are compared in
+float32. Then the checkpoint and the original code are put into one folder, as on the Hub, loaded with
+``from_pretrained`` and made to generate: under 4.33.3, which shows that the folder is correct, and here.
 
-    python benchmarks/originals.py --setup      # prints the commands that make what the next line needs
+    python benchmarks/originals.py --setup      # prints the commands that prepare the next line
     python benchmarks/originals.py --code .venv-originals/code --python .venv-originals/bin/python [NAME ...]
 
-No code of theirs is in this project: original_code.py says where each is. Some of them import einops and
-accelerate, which must be in this environment too for the second part.
+This project contains none of that code: original_code.py lists its sources. Some of it imports einops and
+accelerate, which this environment also needs for the second part.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from report import clean_up_when_terminated, load, table, write
 
 PACKAGES = ("torch==2.13.0", "transformers==4.33.3", "'numpy<2'", "einops", "accelerate==0.23.0")
 ROWS, LENGTH, CACHED, NEW = (60, 43, 26), 60, 41, 12
-"""Real tokens of each row, of the longest, in the cache before single tokens follow, and to generate."""
+"""Real tokens in each row; tokens in the longest; tokens cached before single ones follow; new tokens."""
 WAYS = ("no mask", "left padding", "right padding", "cached", "cached, left padding")
 TOLERANCE = 1e-4
 """Largest difference, relative to the largest logit."""
 
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules in which every name is a class with nothing in it but what a logger is asked for."""
+    """Modules in which every name is an empty class, except for a method that loggers need."""
 
     def __init__(self, names: tuple[str, ...]):
         self.names = names
@@ -70,7 +70,7 @@ def named(path: str) -> Any:
 
 
 def runner(model: Any, head: str, bool_mask: bool = False) -> Run:
-    """``model`` as a function."""
+    """A function that runs ``model``."""
 
     def run(ids: torch.Tensor, mask: torch.Tensor | None, past: Any) -> tuple[torch.Tensor, Any]:
         cache = {"past_key_values": past, "use_cache": True} if head == "CausalLM" else {}
@@ -90,7 +90,7 @@ def stored(folder: Path) -> tuple[Config, State]:
 
 
 def original_run(original: Original, source: Path, head: str) -> Run:
-    """The original with a checkpoint's weights."""
+    """The original code with a checkpoint's weights, as a function."""
     config, state = stored(source)
     original.adapt(config, state)
     if original.build:
@@ -105,7 +105,7 @@ def original_run(original: Original, source: Path, head: str) -> Run:
 
 
 def by_rows(run: Run) -> Run:
-    """Padded rows one by one, without their padding."""
+    """A function that runs padded rows one by one, without their padding."""
 
     def alone(ids: torch.Tensor, mask: torch.Tensor | None, past: Any) -> tuple[torch.Tensor, Any]:
         if mask is None:
@@ -120,7 +120,7 @@ def by_rows(run: Run) -> Run:
 
 
 def inputs() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Tokens, and the mask of each side's padding."""
+    """Token ids, and the masks for padding on each side."""
     ids = np.random.default_rng(0).integers(4, 97, size=(len(ROWS), LENGTH))
     right = torch.tensor([[int(column < row) for column in range(LENGTH)] for row in ROWS])
     return torch.from_numpy(ids), {"left": right.flip(1), "right": right}
@@ -131,7 +131,7 @@ def side(way: str) -> str | None:
 
 
 def ways(original: Original, head: str) -> Iterator[str]:
-    """What the original can do; a classification reads the first slot, which padding at the left takes."""
+    """The ways that the original supports; classification reads the first slot, so no left padding."""
     for way in WAYS:
         cached, padded = way.startswith("cached"), side(way)
         if cached and (head != "CausalLM" or (padded and original.rows_alone)):
@@ -142,7 +142,7 @@ def ways(original: Original, head: str) -> Iterator[str]:
 
 @torch.no_grad()
 def measure(run: Run, chosen: Iterable[str]) -> dict[str, np.ndarray]:
-    """What a model computes in every way; the cached ones with one token at a time after the first."""
+    """A model's outputs in every way; the cached ways run one token at a time after the first chunk."""
     ids, masks = inputs()
     results = {}
     for way in chosen:
@@ -156,7 +156,7 @@ def measure(run: Run, chosen: Iterable[str]) -> dict[str, np.ndarray]:
 
 
 def child_original(name: str, code: str, work: str) -> None:
-    """In the old environment: every case of an original, from WORK/N/source to WORK/N/original.npz."""
+    """In the old environment: runs every case of an original, from WORK/N/source to WORK/N/original.npz."""
     original = ORIGINALS[name]
     for package in original.packages:
         module = types.ModuleType(package)
@@ -171,7 +171,7 @@ def child_original(name: str, code: str, work: str) -> None:
 
 
 def child_attempt(folder: str, head: str, expected: str) -> None:
-    """In either environment: loads a folder with the original's code, and prints what came of it."""
+    """In either environment: loads a folder with the original's code, and prints the outcome."""
     wanted, ids = np.load(expected), inputs()[0]
     step, said = "from_pretrained", []
     try:
@@ -195,7 +195,7 @@ def child_attempt(folder: str, head: str, expected: str) -> None:
             right = np.array_equal(generated(model), wanted["tokens"])
             said.append("generates the right tokens" if right else "generates WRONG tokens")
     except Exception as error:
-        # Without the places that some messages name.
+        # Remove the paths that some messages contain.
         message = re.sub(r"\s*\(?(/[^\s/]+){2,}\)?", "", " ".join(str(error).split()))
         said.append(f"{step}: {type(error).__name__}: {message[:200]}")
     print("; ".join(said))
@@ -212,7 +212,7 @@ def child_versions() -> None:
 
 
 def start(python: str, *words: str | Path) -> str:
-    """The last line that this script prints as a child in an environment; the script ends if that fails."""
+    """Runs this script as a child in an environment; returns its last line, or exits if the child fails."""
     done = subprocess.run([python, __file__, "--child", *map(str, words)], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{words[0]} {words[1]}:\n{done.stderr}")
@@ -220,7 +220,7 @@ def start(python: str, *words: str | Path) -> str:
 
 
 def convert_all(original: Original, work: Path) -> None:
-    """Here: every case's checkpoint in WORK/N/source, and what its conversion computes in WORK/N/ours.npz."""
+    """In this environment: writes the checkpoint of case N to WORK/N/source, and our output to ours.npz."""
     import transformers
 
     from converter import convert
@@ -240,7 +240,7 @@ def convert_all(original: Original, work: Path) -> None:
 
 
 def as_on_the_hub(original: Original, code: Path, source: Path, folder: Path) -> None:
-    """Checkpoint and code in one folder."""
+    """Writes checkpoint and code into one folder."""
     from safetensors.torch import save_file
 
     folder.mkdir()
@@ -258,19 +258,19 @@ def as_on_the_hub(original: Original, code: Path, source: Path, folder: Path) ->
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found about an original."""
+    """The findings about one original."""
 
     cases: int
     worst: float
     """Largest difference, relative to the largest logit of its case."""
     attempts: list[str]
-    """What its own code does: in the old environment, and here."""
+    """The outcome of its own code, in the old environment and here."""
     section: str
-    """Its table."""
+    """Its section of the results, with a table."""
 
 
 def examine(name: str, code: Path, python: str, work: Path) -> Outcome:
-    """Runs both sides on every case, and the original's code as it is on the Hub."""
+    """Runs both sides on every case, and the original's code in its form for the Hub."""
     original, masks = ORIGINALS[name], inputs()[1]
     convert_all(original, work)
     start(python, "original", name, code, work)
@@ -283,7 +283,7 @@ def examine(name: str, code: Path, python: str, work: Path) -> Outcome:
             gaps = np.abs(ours[way] - theirs[way])
             if side(way) and case.head != "SequenceClassification":
                 gaps = gaps[masks[side(way) or ""].bool().numpy()]
-            worst = float(np.maximum(worst, gaps.max() / largest))  # which keeps a NaN
+            worst = float(np.maximum(worst, gaps.max() / largest))  # np.maximum keeps NaN
             cells[way] = f"{gaps.max():.1e}"
         rows.append([title, *cells.values(), f"{largest:.1f}"])
     attempts = []
@@ -307,29 +307,31 @@ def sections(outcomes: Mapping[str, Outcome], old: str, new: str) -> list[str]:
     overview = [[name, str(found.cases), f"{found.worst:.1e}"] for name, found in outcomes.items()]
     code = []
     for name, found in outcomes.items():
-        code.append(f"* {name}" + ("" if found.attempts else ": not tried, see below"))
+        code.append(f"* {name}" + ("" if found.attempts else ": not tested, see below"))
         code += [f"    * {where}: {said}" for where, said in zip((old, new), found.attempts, strict=False)]
     return [
-        f"The originals ran under {old}, the converted models under {new}: largest differences of the logits "
-        f"in float32, tiny random weights, {len(ROWS)} rows of {LENGTH} tokens. Padded: the "
-        f"{', '.join(map(str, ROWS))} real ones are compared. Cached: {CACHED} tokens at once, then one at a "
-        "time. The last column is there to judge the others by.",
+        f"The originals ran under {old}, the converted models under {new}. The tables show the largest "
+        f"differences of the logits in float32, with tiny random weights and {len(ROWS)} rows of {LENGTH} "
+        f"tokens. Padded: only the {', '.join(map(str, ROWS))} real tokens are compared. Cached: {CACHED} "
+        "tokens at once, then one at a time. The last column gives the scale of the others.",
         table(("original", "cases", "largest difference / largest logit"), overview),
-        "## The original code by `from_pretrained` and `generate`\n\nOf the first case, with code and "
-        "weights in one folder and `trust_remote_code=True`; right is what the converted model gives.\n\n"
+        "## The original code with `from_pretrained` and `generate`\n\nThe first case, with code and weights "
+        "in one folder and `trust_remote_code=True`. Right means equal to the converted model.\n\n"
         + "\n".join(code),
         *(found.section for found in outcomes.values()),
     ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Converted models against the models' own code.")
+    parser = argparse.ArgumentParser(description="Compare converted models with the models' own code.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ORIGINALS)} (default: all)")
-    parser.add_argument("--code", type=Path, help="folder in which each original's repository has its name")
+    parser.add_argument("--code", type=Path, help="folder with each original's repository under its name")
     parser.add_argument("--python", help="interpreter of the environment with transformers 4.33.3")
-    parser.add_argument("--setup", action="store_true", help="print the commands that make these two")
+    parser.add_argument("--setup", action="store_true", help="print the commands that create these two")
     parser.add_argument(
-        "--write", action="store_true", help="write results/originals.md, or -NAME.md for some"
+        "--write",
+        action="store_true",
+        help="write results/originals.md, or originals-NAME.md for names",
     )
     arguments = parser.parse_args()
     names = arguments.names or list(ORIGINALS)
@@ -339,11 +341,11 @@ def main() -> int:
         print(setup(PACKAGES, names))
         return 0
     if not (arguments.code and arguments.python):
-        parser.error("--code and --python are needed; --setup tells how to make them")
+        parser.error("--code and --python are required; --setup prints how to create them")
     clean_up_when_terminated()
     busy, outcomes = load(), {}
     with tempfile.TemporaryDirectory(prefix="ntk-benchmark-") as work:
-        # The code of a folder is cached under a name; a cache of our own is never stale.
+        # transformers caches a folder's code by name; a new cache is never stale.
         os.environ |= {"HF_MODULES_CACHE": f"{work}/modules", "HF_HUB_OFFLINE": "1"}
         for name in names:
             print(f"{name} ...", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine in general words, Markdown tables, and result files."""
+"""Shared by the benchmarks: a general description of the machine, Markdown tables, and result files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("ntk-convert", "torch", "transformers", "safetensors")
-PLACES = ("--optimum-python", "--code", "--python")
-"""Options that name a place on this machine."""
+PLACES = ("--optimum-python", "--code", "--python", "--checkout", "--cache")
+"""Options whose values are paths on this machine."""
+UNSAID = ("--folder", "--results")
+"""Options that a result does not repeat, with their values."""
 
-sys.path.insert(0, str(ROOT))  # the checkout's converter, installed or not
+sys.path.insert(0, str(ROOT))  # use the checkout's converter even if another one is installed
 
 
 def machine() -> str:
-    """Processor, cores, memory, system and GPU; nothing that names the machine."""
+    """Processor, cores, memory, system and GPU, but nothing that identifies the machine."""
     cpuinfo = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
     processor = found[1] if found else platform.processor() or platform.machine()
@@ -46,57 +48,66 @@ def gpus() -> list[str]:
         return []
 
 
-def versions() -> str:
-    """Python and the packages that the benchmarks measure."""
+def versions(more: Sequence[str] = ()) -> str:
+    """The versions of Python, of the packages that the benchmarks measure, and of ``more`` if installed."""
     names = [f"Python {platform.python_version()}"]
-    for package in PACKAGES:
+    for package in (*PACKAGES, *more):
         try:
             names.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            names.append(f"{package} from the checkout")
+            names += [f"{package} from the checkout"] if package in PACKAGES else []
     return ", ".join(names)
 
 
 def load() -> str:
-    """How busy the machine is, for a reader to judge the timings."""
+    """How busy the machine is, so that readers can judge the timings."""
     one, five, _ = os.getloadavg()
     return f"{one:.1f} over the last minute, {five:.1f} over five"
 
 
 def command() -> str:
-    """The command line, without what names places on this machine."""
+    """The command line without paths on this machine."""
     words, skip = [], False
     for word in sys.argv[1:]:
         option = word.split("=")[0]
         if option in PLACES:
             words.append(f"{option}=PATH")
-        elif not skip and option not in ("--folder", "--write"):
+        elif not skip and option not in (*UNSAID, "--write"):
             words.append(word)
-        skip = word in ("--folder", *PLACES)
+        skip = word in (*UNSAID, *PLACES)
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
 
 
 def clean_up_when_terminated() -> None:
-    """Makes SIGTERM an ordinary exit, so that temporary folders are removed then too."""
+    """Makes SIGTERM an ordinary exit, which removes temporary folders."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column is words, the others are numbers."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1) -> str:
+    """A Markdown table; the first columns, ``texts`` of them, hold text, and the others hold numbers."""
+    lines = [head, ["---"] * texts + ["---:"] * (len(head) - texts), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def write(name: str, title: str, sections: Sequence[str], load_before: str) -> Path:
-    """Writes ``results/NAME.md``, replacing the last run's."""
-    facts = [
+def facts(load_before: str, packages: Sequence[str] = ()) -> str:
+    """What a reader must know about a run, as a list in Markdown."""
+    lines = [
         f"* Date: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}",
         f"* Machine: {machine()}",
-        f"* Versions: {versions()}",
+        f"* Versions: {versions(packages)}",
         f"* Command: `{command()}`",
         f"* Load average before the run (whatever else was running): {load_before}",
     ]
+    return "\n".join(lines)
+
+
+def write(
+    name: str, title: str, sections: Sequence[str], load_before: str, packages: Sequence[str] = ()
+) -> Path:
+    """Writes ``results/NAME.md``, replacing that of the last run; ``packages`` are more versions to state."""
     path = RESULTS / f"{name}.md"
     path.parent.mkdir(exist_ok=True)
-    path.write_text("\n\n".join([f"# {title}", "\n".join(facts), *sections]) + "\n", encoding="utf-8")
+    path.write_text(
+        "\n\n".join([f"# {title}", facts(load_before, packages), *sections]) + "\n", encoding="utf-8"
+    )
     return path

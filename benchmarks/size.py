@@ -1,12 +1,12 @@
-"""What a conversion costs at 350 GB, beside one of 3 GB: time and memory.
+"""Compares time and memory of conversions of 3 GB, 30 GB and 350 GB.
 
     python benchmarks/size.py
     python benchmarks/size.py --layouts 3GB --repeats 1      # a minute or two
 
-Both checkpoints have BLOOM's layout, one with the sizes of BLOOM-176B in its 72 files. The files have their
-full size, and headers as the real ones; written are only the tensors that verification runs (the first
-layer, the norms, some rows of the embeddings), at random, and the rest are holes, which take no disk. A file
-system is needed on which files can have holes.
+All checkpoints have BLOOM's layout; the largest has the sizes of BLOOM-176B in its 72 files. The files have
+their full size and realistic headers, but data is written only for the tensors that verification runs (the
+first layer, the norms, some rows of the embeddings), with random values. The rest are holes, which take no
+space on the disk. The file system must support files with holes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from conversion import watch
 
 ROW_STEP = 48
-"""Verification runs so many tokens, spread over the vocabulary."""
+"""Verification runs this many tokens, spread over the vocabulary."""
 CLI = [sys.executable, "-m", "converter"]
 CONVERT = [*CLI, "{source}", "--scale", "2", "--out", "{out}", "-q"]
 COMMANDS = {
@@ -40,12 +40,12 @@ COMMANDS = {
 
 
 COPIES = ("copy, `--no-verify`", "copy", "`--dtype fp16 --no-verify`")
-"""What is left out where the disk has no room for it, which a conversion looks for, holes or not."""
+"""Commands left out if the disk has too little space. A conversion checks for it even if files have holes."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes of a BLOOM in bfloat16; its files are the embeddings, each layer, and the last norm."""
+    """The sizes of a BLOOM in bfloat16. The embeddings, each layer and the last norm have a file each."""
 
     hidden: int
     heads: int
@@ -72,7 +72,7 @@ class Layout:
 
     @property
     def files(self) -> list[dict[str, tuple[int, ...]]]:
-        """Name -> shape, of each file."""
+        """For each file: name of a tensor -> shape."""
         embeddings = {"transformer.word_embeddings.weight": (self.vocabulary, self.hidden)}
         return [
             {**embeddings, **dict(self.norm("transformer.word_embeddings_layernorm"))},
@@ -105,10 +105,10 @@ LAYOUTS = {
 
 
 def write_layout(folder: Path, layout: Layout) -> None:
-    """Writes the checkpoint: headers, what verification runs, and holes."""
+    """Writes the checkpoint: headers, the tensors that verification runs, and holes."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)
-    # A prime number of values, repeated, so that no two rows of a matrix are the same.
+    # The values repeat after a prime number of them, so no two rows of a matrix are the same.
     values = torch.empty(7_999_993, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
     files = layout.files
     weight_map = {}
@@ -153,7 +153,7 @@ def as_bytes(values: torch.Tensor) -> bytes:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run, its child processes included; seconds, and peaks in bytes."""
+    """Cost of one run and its child processes: seconds, and peaks of memory in bytes."""
 
     seconds: float
     resident: int
@@ -161,7 +161,7 @@ class Cost:
 
 
 def measure(name: str, layout: Layout, folder: Path, repeats: int) -> tuple[str, dict[str, Cost]]:
-    """A layout in words, and the fastest run of every command with the largest peaks of all."""
+    """A description of the layout; and for every command, the fastest time and the largest peaks."""
     source, out = folder / "source", folder / "out"
     write_layout(source, layout)
     weights = sorted(source.glob("*.safetensors"))
@@ -169,7 +169,7 @@ def measure(name: str, layout: Layout, folder: Path, repeats: int) -> tuple[str,
     largest = max(path.stat().st_size for path in weights)
     parameters = total / 2e9
     words = (
-        f"**{name}**: {total / 1e9:.1f} GB in {len(weights)} files, the largest of {largest / 1e9:.2f} GB; "
+        f"**{name}**: {total / 1e9:.1f} GB in {len(weights)} files, the largest {largest / 1e9:.2f} GB; "
         f"{parameters:.1f} billion parameters, {layout.layers} layers of {layout.hidden} channels and "
         f"{layout.heads} heads"
     )
@@ -195,22 +195,22 @@ def measure(name: str, layout: Layout, folder: Path, repeats: int) -> tuple[str,
 
 
 def check_result(source: Path, out: Path) -> None:
-    """That every file is there in its size, and the first and last one's bytes, where they are few."""
+    """Checks that every file exists with its size, and that the last one has the same bytes."""
     names = sorted(path.name for path in source.glob("*.safetensors"))
     for name in names:
         if (out / name).stat().st_size != (source / name).stat().st_size:
-            raise click.ClickException(f"{name} does not have its size")
+            raise click.ClickException(f"{name} differs from the source in size")
     if (out / names[-1]).read_bytes() != (source / names[-1]).read_bytes():
-        raise click.ClickException(f"{names[-1]} does not have its bytes")
+        raise click.ClickException(f"{names[-1]} differs from the source")
 
 
 @click.command()
-@click.option("--layouts", default=",".join(LAYOUTS), show_default=True, help="Which.")
+@click.option("--layouts", default=",".join(LAYOUTS), show_default=True, help="Layouts to measure.")
 @click.option("--repeats", default=2, show_default=True, help="Runs of each command.")
-@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="For temporary files.")
+@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
 @click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/.")
 def main(layouts: str, repeats: int, folder: Path | None, write: bool) -> None:
-    """The same commands on checkpoints of very different sizes."""
+    """Runs the same commands on checkpoints of very different sizes."""
     report.clean_up_when_terminated()
     load_before = report.load()
     found = {}

@@ -1,12 +1,12 @@
-"""Time and memory of the patched models beside stock transformers, on the same random weights.
+"""Compares time and memory of patched models with stock transformers, on the same random weights.
 
     python benchmarks/torch_speed.py
     python benchmarks/torch_speed.py --family falcon --layers 2 --lengths 512,2048
     python benchmarks/torch_speed.py --device cuda --dtype bfloat16 --head-dim 128 --layers 24
 
-Both sides are loaded as a user loads them: the stock class from a checkpoint, the patched one from
-what ``converter.convert(method="none")`` makes of it. Stock and patched runs alternate; a cell is the
-median. On the CPU, memory is measured one run at a time, each in a fresh process.
+Both sides are loaded as a user loads them: the stock class from a checkpoint, the patched one from its
+conversion with ``converter.convert(method="none")``. Stock and patched runs alternate; the tables show
+medians. On the CPU, memory is measured one run at a time, each in a fresh process.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ T = TypeVar("T")
 SIDES = ("stock", "patched")
 VOCABULARY = 1024
 WARM_UP = 8
-"""Tokens of the run that precedes a measurement of memory: it maps the weights and creates handles."""
+"""Tokens of the run before a memory measurement, which loads the weights and creates handles."""
 DECODE_STEPS = 16
-"""Tokens that each side decodes for one of the repeats."""
+"""Tokens that each side decodes per repeat."""
 HEADROOM = 2 << 30
-"""Bytes of free memory that a run on the CPU leaves to everybody else."""
+"""Bytes of free memory that a run on the CPU leaves for other processes."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a measuring process has to know."""
+    """The settings that a measuring process needs."""
 
     folder: Path
     """Holds the two repositories, ``stock`` and ``patched``."""
@@ -60,6 +60,7 @@ class Setup:
     repeats: int
     seconds: float
     longest: int
+    vocabulary: int = VOCABULARY
 
 
 @dataclass
@@ -67,24 +68,32 @@ class Measured:
     """One side at one length."""
 
     seconds: list[float] = field(default_factory=list)
-    """Of each run, or of each decoded token."""
+    """Seconds of each run, or of each decoded token."""
     extra: int | None = None
-    """Bytes at the peak beyond those before the run."""
+    """Bytes at the peak beyond those in use before the run."""
     logits: torch.Tensor | None = None
-    """float32 [vocabulary], of the last token."""
+    """Logits of the last token, float32 [vocabulary]."""
     failure: str | None = None
-    """Why there is no more: "out of memory", or "fails"; a cell of the table."""
+    """Why a measurement is missing, "out of memory" or "fails"; shown in the table."""
+    reason: str = ""
+    """The first line of the error."""
 
 
 Results = dict[int, dict[str, Measured]]
-"""Length -> side -> what was measured there."""
+"""Length -> side -> measurements."""
 
 
 def make_repositories(setup: Setup) -> None:
-    """Writes ``stock``, a checkpoint of random weights, and converts it to ``patched``."""
-    import transformers
-
+    """Writes ``stock``, a checkpoint with random weights, and converts it to ``patched``."""
     from converter import convert
+
+    make_checkpoint(setup)
+    convert(setup.folder / "stock", setup.folder / "patched", method="none", verify=False)
+
+
+def make_checkpoint(setup: Setup) -> None:
+    """Writes ``stock``, a checkpoint with random weights."""
+    import transformers
 
     falcon_rw = {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
     sizes: dict[str, dict[str, Any]] = {
@@ -95,7 +104,7 @@ def make_repositories(setup: Setup) -> None:
     width = {"d_model" if setup.family == "mpt" else "hidden_size": setup.heads * setup.head_dim}
     name = setup.family.capitalize()
     config = getattr(transformers, f"{name}Config")(
-        vocab_size=VOCABULARY,
+        vocab_size=setup.vocabulary,
         **width,
         **sizes[setup.family],
         **{f"{token}_token_id": 0 for token in ("bos", "eos", "pad")},
@@ -104,49 +113,51 @@ def make_repositories(setup: Setup) -> None:
     with torch.device(setup.device):
         model = getattr(transformers, f"{name}ForCausalLM")(config).to(getattr(torch, setup.dtype))
     for parameter in model.parameters():
-        if parameter.dim() == 2:  # large enough for attention to be peaked, so that a wrong bias shows
+        if parameter.dim() == 2:  # large, so attention is peaked and a wrong bias shows
             torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)
     model.save_pretrained(setup.folder / "stock")
-    convert(setup.folder / "stock", setup.folder / "patched", method="none", verify=False)
 
 
-def load(setup: Setup, side: str, dtype: str | None = None) -> Any:
-    """One of the two models, for inference."""
+def load(setup: Setup, side: str, dtype: str | None = None, **options: Any) -> Any:
+    """The model in the folder ``side``, for inference; options are those of ``from_pretrained``."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
-        setup.folder / side, dtype=getattr(torch, dtype or setup.dtype), trust_remote_code=side == "patched"
+        setup.folder / side,
+        dtype=getattr(torch, dtype or setup.dtype),
+        trust_remote_code=side != "stock",
+        **options,
     )
     return model.to(setup.device).eval()
 
 
 def tokens(setup: Setup, count: int) -> torch.Tensor:
-    """int64 [1, count] on the device, the same for both sides."""
-    ids = torch.randint(VOCABULARY, (1, count), generator=torch.Generator().manual_seed(count))
+    """Token ids on the device, int64 [1, count]; the same for both sides."""
+    ids = torch.randint(setup.vocabulary, (1, count), generator=torch.Generator().manual_seed(count))
     return ids.to(setup.device)
 
 
 def prefill(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Runs a prompt as ``generate`` does: cache, mask of ones, logits of the last token only."""
+    """Runs a prompt as ``generate`` does: with a cache, a mask of ones, and only the last token's logits."""
     output = model(ids, attention_mask=torch.ones_like(ids), use_cache=True, logits_to_keep=1)
     return output.logits[0, -1].float()
 
 
-def random_cache(setup: Setup, length: int) -> Any:
-    """A cache of ``length`` tokens. What it holds does not change the time, so no prompt is run."""
+def random_cache(setup: Setup, model: Any, length: int) -> Any:
+    """A random cache of ``length`` tokens. Its values do not change the time, so no prompt is run."""
     from transformers import DynamicCache
 
     cache = DynamicCache()
     generator = torch.Generator(setup.device).manual_seed(length)
     for layer in range(setup.layers):
-        shape = (1, setup.heads, length, setup.head_dim)
+        shape = (1, setup.heads, length, getattr(model.config, "head_dim", setup.head_dim))
         pair = [torch.randn(shape, generator=generator, device=setup.device) for _ in range(2)]
-        cache.update(*(part.to(getattr(torch, setup.dtype)) for part in pair), layer)
+        cache.update(*(part.to(model.dtype) for part in pair), layer)
     return cache
 
 
 def seconds(setup: Setup, call: Callable[[], T]) -> tuple[float, T]:
-    """The time that a call takes, until the device is done."""
+    """The seconds that a call takes until the device is done, and the call's result."""
     if setup.device == "cpu":
         start = time.perf_counter()
         result = call()
@@ -162,42 +173,43 @@ def seconds(setup: Setup, call: Callable[[], T]) -> tuple[float, T]:
 
 @contextlib.contextmanager
 def noting_failure(measured: Measured) -> Iterator[None]:
-    """Writes an error of the run down instead of raising it; the other runs go on."""
+    """Records an error of a run instead of raising it, so that the other runs continue."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # The CPU's allocator has no class for it.
+        # On the CPU, torch has no exception class for lack of memory.
         words = ("can't allocate memory", "not enough memory")
         out = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(w in str(error) for w in words)
         measured.failure = "out of memory" if out else "fails"
-        say(f"{measured.failure}: {str(error).partition(chr(10))[0][:200]}")
+        measured.reason = str(error).partition("\n")[0][:200]
+        say(f"{measured.failure}: {measured.reason}")
 
 
 def release() -> None:
-    """Frees what a failed run left."""
+    """Frees the memory that a failed run left."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def prepare_process(setup: Setup) -> None:
-    """Threads, and for the CPU a limit on memory."""
+    """Sets the number of threads and, for the CPU, a limit on memory."""
     torch.set_num_threads(setup.threads)
     if setup.device == "cpu":
         limit_memory()
 
 
 def limit_memory() -> None:
-    """Makes lack of memory an error in this process, and no kill elsewhere."""
+    """Makes lack of memory an error in this process, so that no other process is killed."""
     available = proc("/proc/meminfo", "MemAvailable")
     if available:
         limit = proc("/proc/self/status", "VmData") + max(0, available - HEADROOM)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-        Path("/proc/self/oom_score_adj").write_text("1000")  # if it comes to that, kill this process first
+        Path("/proc/self/oom_score_adj").write_text("1000")  # if the kernel kills a process, then this one
 
 
 def proc(file: str, key: str) -> int:
-    """A value of a /proc file in bytes; 0 where there is no such file."""
+    """A value of a /proc file in bytes; 0 if there is no such file."""
     path = Path(file)
     lines = path.read_text().splitlines() if path.exists() else []
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:")), 0)
@@ -205,14 +217,14 @@ def proc(file: str, key: str) -> int:
 
 @torch.inference_mode()
 def prefill_memory(setup: Setup, side: str, length: int) -> Measured:
-    """Bytes that one prompt takes on the CPU beyond the loaded model; meant for a fresh process.
+    """Bytes that one prompt takes on the CPU beyond the loaded model; call it in a fresh process.
 
     Raises:
-        RuntimeError: no /proc/self/clear_refs, with which Linux forgets an earlier peak.
+        RuntimeError: there is no /proc, which is needed to measure memory.
     """
     prepare_process(setup)
     model = load(setup, side)
-    for parameter in model.parameters():  # weights may still lie in the file, and would count as extra
+    for parameter in model.parameters():  # load mapped weights now, or they would count as extra
         parameter.sum()
     prefill(model, tokens(setup, WARM_UP))
     ids = tokens(setup, length)
@@ -229,7 +241,7 @@ def prefill_memory(setup: Setup, side: str, length: int) -> Measured:
 
 @torch.inference_mode()
 def prefill_times(setup: Setup, results: Results) -> Results:
-    """Adds the seconds of a prompt at each length, stock and patched in turn; on a GPU its memory too."""
+    """Adds the seconds of a prompt at each length, stock and patched in turn; on a GPU, also its memory."""
     prepare_process(setup)
     models = {side: load(setup, side) for side in SIDES}
     failures: dict[str, str] = {}
@@ -237,7 +249,7 @@ def prefill_times(setup: Setup, results: Results) -> Results:
         ids = tokens(setup, length)
         for side in SIDES:
             cells[side].failure = failures.get(side) or cells[side].failure
-        # A process's first runs set up libraries; on a GPU, a length's first run fills a memory pool.
+        # The first runs of a process set up libraries; on a GPU, each length's first run fills a memory pool.
         warm_ups = 1 if setup.device != "cpu" or length == min(results) else 0
         started = time.monotonic()
         for turn in range(-warm_ups, setup.repeats):
@@ -248,14 +260,14 @@ def prefill_times(setup: Setup, results: Results) -> Results:
                     with noting_failure(cell):
                         measure_prefill(setup, models[side], ids, cell, keep=turn >= 0)
                     if cell.failure:
-                        failures[side] = cell.failure  # longer prompts will not do better
+                        failures[side] = cell.failure  # longer prompts would fail too
                         release()
         say(f"prefill {length}: " + described(cells, milliseconds, "ms"))
     return results
 
 
 def measure_prefill(setup: Setup, model: Any, ids: torch.Tensor, measured: Measured, *, keep: bool) -> None:
-    """One timed run, added to ``measured`` if it is to be kept."""
+    """Times one run, and adds it to ``measured`` if ``keep``."""
     before = 0
     if setup.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
@@ -270,11 +282,11 @@ def measure_prefill(setup: Setup, model: Any, ids: torch.Tensor, measured: Measu
 
 @torch.inference_mode()
 def decode_times(setup: Setup, results: Results) -> Results:
-    """Adds the seconds a token at each length of the cache, stock and patched in turn, token by token."""
+    """Adds the seconds per token at each cache length; stock and patched take turns, token by token."""
     prepare_process(setup)
     models = {side: load(setup, side) for side in SIDES}
     for length, cells in results.items():
-        caches = {side: random_cache(setup, length) for side in SIDES}
+        caches = {side: random_cache(setup, models[side], length) for side in SIDES}
         steps = setup.repeats * DECODE_STEPS
         ids = tokens(setup, WARM_UP + steps)
         for step in range(-WARM_UP, steps):
@@ -294,7 +306,7 @@ def decode_times(setup: Setup, results: Results) -> Results:
 
 
 def decode(model: Any, token: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
-    """Adds one token [1, 1] to the cache; the logits that follow it."""
+    """Adds one token [1, 1] to the cache; returns the logits after it."""
     output = model(token, attention_mask=mask, past_key_values=cache, use_cache=True)
     return output.logits[0, -1].float()
 
@@ -303,7 +315,7 @@ def decode(model: Any, token: torch.Tensor, mask: torch.Tensor, cache: Any) -> t
 def float32_difference(setup: Setup, length: int) -> float:
     """Largest logit difference in float32, relative to the largest logit.
 
-    Stock Falcon rounds its bias to bfloat16 even then; here it gets BLOOM's function, which does not.
+    Stock Falcon rounds its bias to bfloat16 even in float32; here it uses BLOOM's function, which does not.
     """
     from converter.verification.stock import exact_stock_bias
 
@@ -322,19 +334,19 @@ def difference(stock: torch.Tensor, patched: torch.Tensor) -> float:
 
 
 def fresh(function: Callable[..., T], *args: Any) -> T:
-    """The result of a call in a new process."""
+    """Calls a function in a new process and returns its result."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *args).result()
 
 
 def memory_on_cpu(setup: Setup, results: Results) -> None:
-    """Fills in the extra memory; what fails here is not timed."""
+    """Fills in the extra memory; a length that fails here is not timed."""
     for length, cells in results.items():
         for side in SIDES:
             try:
                 cells[side] = fresh(prefill_memory, setup, side, length)
-            except BrokenProcessPool:  # killed all the same
+            except BrokenProcessPool:  # the process was killed in spite of the limit
                 cells[side].failure = "out of memory"
         say(f"memory {length}: " + described(cells, megabytes, "MB"))
 
@@ -350,7 +362,7 @@ def milliseconds(measured: Measured) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits or more, never with an exponent."""
+    """At least three significant digits, without an exponent."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -365,7 +377,7 @@ def factor(first: float | None, second: float | None) -> str:
 
 
 def rows_of(results: Results, *, memory: bool) -> Iterator[list[str]]:
-    """The lines of a table, one a length."""
+    """The lines of a table, one per length."""
     for length, cells in results.items():
         stock, patched = (cells[side] for side in SIDES)
         compared = not stock.failure and not patched.failure
@@ -399,11 +411,11 @@ def integers(_: click.Context, __: click.Parameter, value: str | None) -> list[i
 @click.option(
     "--cached", callback=integers, help="Cached tokens when decoding.  [512,2048,8192; cuda: 32768]"
 )
-@click.option("--threads", default=1, show_default=True, help="Of torch on the CPU.")
+@click.option("--threads", default=1, show_default=True, help="Threads of torch on the CPU.")
 @click.option("--repeats", default=3, show_default=True, help="Turns of each side.")
-@click.option("--seconds", default=120.0, show_default=True, help="No further turns of a length after these.")
+@click.option("--seconds", default=120.0, show_default=True, help="Start no new turn of a length after this.")
 @click.option("--memory/--no-memory", default=True, help="Measure the memory of prompts.")
-@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="For temporary files.")
+@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
 @click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/.")
 def main(
     lengths: list[int] | None,
@@ -413,7 +425,7 @@ def main(
     write: bool,
     **options: Any,
 ) -> None:
-    """Patched against stock: prefill and decoding time, and the memory of a prompt."""
+    """Compares patched with stock models: prefill and decoding time, and the memory of a prompt."""
     cuda = options["device"] == "cuda"
     if lengths is None:
         lengths = [512, 2048, 4096, 8192, *([16384, 32768] if cuda else [])]
@@ -422,7 +434,7 @@ def main(
     report.clean_up_when_terminated()
     load_before = report.load()
     with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:
-        # The converted repository's code is cached under a name; a cache of our own is never stale.
+        # transformers caches a repository's code by name; a new cache is never stale.
         os.environ["HF_MODULES_CACHE"] = str(Path(temporary, "modules"))
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         os.environ["OMP_NUM_THREADS"] = str(options["threads"])
@@ -445,12 +457,12 @@ def main(
         f"{setup.layers} layers, {setup.dtype}, {'GPU' if cuda else f'CPU with {setup.threads} thread(s)'}"
     )
     sections = [
-        f"{shape}; random weights, the same on both sides, scaling none. In float32 (stock Falcon's bias "
-        f"left unrounded), the last logits of {min(lengths, default=512)} tokens differ by {same:.1e} of the "
-        "largest.",
+        f"{shape}; the same random weights on both sides, scaling none. In float32 (without the rounding of "
+        f"stock Falcon's bias), the last logits of {min(lengths, default=512)} tokens differ by {same:.1e} "
+        "of the largest.",
         "Prefill, one row, logits of the last token, cache kept:\n\n"
         + report.table(head + columns + tail, rows_of(prompts, memory=shown)),
-        "Decoding one token over a cache of so many:\n\n"
+        "Decoding one token over a cache of this many tokens:\n\n"
         + report.table(head + tail, rows_of(decoding, memory=False)),
     ]
     click.echo("\n" + "\n\n".join(sections))

@@ -1,18 +1,19 @@
-"""Bakes linear and NTK-aware scaling into Hugging Face checkpoints with ALiBi, or rotary positions.
+"""Bakes linear and NTK-aware scaling into Hugging Face checkpoints that use ALiBi or rotary positions.
 
     >>> from converter import convert, inspect
     >>> result = convert("bigscience/bloom-1b7", "bloom-ntk", scale=2)
 
-Nothing is imported before it is used: ``inspect`` and ``--help`` answer without torch.
+Modules are imported when they are first used, so ``inspect`` and ``--help`` do not load torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from converter._version import __version__
 
 if TYPE_CHECKING:
+    from converter.adoption import AdoptionResult, adopt
     from converter.catalogue import supported
     from converter.errors import (
         AlreadyConverted,
@@ -31,15 +32,16 @@ if TYPE_CHECKING:
     from converter.evaluation.results import Results
     from converter.evaluation.tasks import make_task
     from converter.evaluation.tune import Tuning, tune
+    from converter.exports.onnx.export import ExportResult, export
+    from converter.exports.onnx.options import OnnxOptions
+    from converter.exports.onnx.validate import validate
     from converter.inspection import Inspection, inspect
-    from converter.onnx.export import ExportResult, export
-    from converter.onnx.options import OnnxOptions
-    from converter.onnx.validate import validate
     from converter.pictures.plotting import plot
     from converter.pipeline import ConversionResult, convert
     from converter.publish.push import PushResult, push
 
 __all__ = [
+    "AdoptionResult",
     "AlreadyConverted",
     "ConversionResult",
     "ConverterError",
@@ -59,6 +61,7 @@ __all__ = [
     "ValidationError",
     "VerificationError",
     "__version__",
+    "adopt",
     "convert",
     "evaluate",
     "export",
@@ -74,6 +77,8 @@ __all__ = [
 _MODULES = {
     "convert": "converter.pipeline",
     "ConversionResult": "converter.pipeline",
+    "adopt": "converter.adoption",
+    "AdoptionResult": "converter.adoption",
     "evaluate": "converter.evaluation.evaluate",
     "Results": "converter.evaluation.results",
     "make_task": "converter.evaluation.tasks",
@@ -82,13 +87,13 @@ _MODULES = {
     "plot": "converter.pictures.plotting",
     "inspect": "converter.inspection",
     "Inspection": "converter.inspection",
-    "export": "converter.onnx.export",
-    "ExportResult": "converter.onnx.export",
-    "OnnxOptions": "converter.onnx.options",
+    "export": "converter.exports.onnx.export",
+    "ExportResult": "converter.exports.onnx.export",
+    "OnnxOptions": "converter.exports.onnx.options",
     "push": "converter.publish.push",
     "PushResult": "converter.publish.push",
     "supported": "converter.catalogue",
-    "validate": "converter.onnx.validate",
+    "validate": "converter.exports.onnx.validate",
 }
 
 

@@ -1,11 +1,15 @@
-"""What can be converted, as the code itself declares it: for ``ntk-convert families`` and the README."""
+"""What can be converted, as the code itself declares it: for ``ntk-convert families`` and the docs."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from converter.errors import UsageError
+from converter.exports.onnx.families import has_graph
 from converter.families import FAMILIES
+from converter.families.base import Trained
 from converter.rotary.models import MODELS
 
 
@@ -25,7 +29,9 @@ class Entry:
     examples: tuple[str, ...]
     """Hub ids."""
     train_lengths: dict[str, int]
-    """Hub id -> trained length in tokens, of the checkpoints known for certain."""
+    """Hub id -> trained length in tokens, of the known checkpoints whose length is known."""
+    checkpoints: tuple[Trained, ...]
+    """All known checkpoints, with the source of each trained length."""
     onnx: bool
     """Whether a graph can be exported."""
 
@@ -34,8 +40,40 @@ class Entry:
         return asdict(self)
 
 
-def supported() -> list[Entry]:
-    """Every family that can be converted: ALiBi decoders, ALiBi encoders, rotary models."""
+def supported(name: str = "") -> list[Entry]:
+    """Every family that can be converted: ALiBi decoders, ALiBi encoders, rotary models.
+
+    Args:
+        name: only the families with this text in their name or this ``model_type``, and the known checkpoints
+            with this text in their Hub id; upper and lower case are the same.
+
+    Raises:
+        UsageError: there are none.
+    """
+    found = [part for entry in _families() if (part := _named(entry, name.lower())) is not None]
+    if not found:
+        raise UsageError(
+            f"no family or known checkpoint is called {name!r}: ntk-convert families lists the families, "
+            "ntk-convert inspect MODEL describes any model"
+        )
+    return found
+
+
+def _named(entry: Entry, name: str) -> Entry | None:
+    """The entry, or its known checkpoints with that name; None if it has none."""
+    if name in entry.name or f"`{name}`" in entry.recognised_by.lower():
+        return entry
+    groups = [
+        replace(group, ids=tuple(each for each in group.ids if name in each.lower()))
+        for group in entry.checkpoints
+    ]
+    kept = tuple(group for group in groups if group.ids)
+    ids = {each for group in kept for each in group.ids}
+    lengths = {each: length for each, length in entry.train_lengths.items() if each in ids}
+    return replace(entry, checkpoints=kept, train_lengths=lengths) if kept else None
+
+
+def _families() -> list[Entry]:
     alibi = [
         Entry(
             name=family.name,
@@ -46,7 +84,8 @@ def supported() -> list[Entry]:
             heads=tuple(family.heads.values()),
             examples=family.examples,
             train_lengths=dict(family.train_lengths),
-            onnx=True,
+            checkpoints=family.checkpoints,
+            onnx=has_graph(family.name),
         )
         for family in sorted(FAMILIES, key=lambda family: family.kind)
     ]
@@ -59,6 +98,7 @@ def supported() -> list[Entry]:
         heads=(),
         examples=(),
         train_lengths={},
+        checkpoints=(),
         onnx=False,
     )
     return [*alibi, rotary]
@@ -67,10 +107,10 @@ def supported() -> list[Entry]:
 COLUMNS = ("family", "models", "`model_type` of the source", "attention", "trained length known of")
 
 
-def markdown() -> str:
-    """The README's table."""
+def markdown(name: str = "") -> str:
+    """The README's table; ``name`` is that of ``supported``."""
     rows = [COLUMNS, ("---",) * len(COLUMNS)]
-    for entry in supported():
+    for entry in supported(name):
         rotary = entry.positions == "rotary"
         known = len(entry.train_lengths)
         rows.append(
@@ -82,6 +122,20 @@ def markdown() -> str:
                 "all (`max_position_embeddings`)" if rotary else f"{known} checkpoint{'s' * (known != 1)}",
             )
         )
+    return _table(rows)
+
+
+def checkpoints() -> str:
+    """The table of known checkpoints in docs/families.md."""
+    rows = [("trained length", "checkpoints", "according to"), ("---",) * 3]
+    for entry in supported():
+        for group in entry.checkpoints:
+            length = "not known" if group.tokens is None else str(group.tokens)
+            rows.append((length, ", ".join(group.ids), group.source))
+    return _table(rows)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

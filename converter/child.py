@@ -1,4 +1,4 @@
-"""What a process of this tool's own, which a run has started, does for that run."""
+"""Ends a helper process together with the run that started it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable
 
 LOOK = 0.2
-"""Seconds between two looks at whether the run still lives."""
+"""Seconds between two checks whether the parent still runs."""
 
 
 def end_with(parent: int, last: Callable[[], object] = bool) -> None:
-    """From now on, this process ends when its parent does, even one that was killed.
+    """Makes this process end when its parent ends, even if the parent was killed.
 
     Args:
-        parent: the parent's process id, as told by the parent itself: one that is gone already has left
-            this process to another.
-        last: what is done then.
+        parent: the parent's process id, passed on by the parent: if the parent has already ended,
+            ``os.getppid`` gives the id of another process.
+        last: called before this process ends.
     """
 
     def look() -> None:

@@ -1,16 +1,17 @@
-"""Every way in which the converter refuses, fails or stops.
+"""The exceptions of the converter.
 
-ConverterError              one line for the user: what is wrong and what to do
-├── UsageError              the options contradict each other            (exit 2)
-├── SourceError             the checkpoint cannot be found or read       (exit 1)
-│   └── Unfinished          it changed meanwhile, or a process was killed: another attempt may do
-├── UnsupportedModel        not a model that this scaling can be baked into
+ConverterError              one line for the user: what is wrong, and what to do
+├── UsageError              the options contradict each other (exit code 2; all others: 1)
+├── SourceError             the checkpoint cannot be found or read
+│   └── Unfinished          it changed meanwhile, or a process was killed: another attempt may succeed
+├── UnsupportedModel        the model has no positions that can be scaled
+│   └── Undecided           its config leaves something open, which the user can say with --set
 ├── AlreadyConverted        the source is itself a converted repository
 ├── OutputError             the output folder cannot be used
 ├── PushError               the repository on the Hub cannot be written to
 ├── VerificationError       the converted repository failed its checks
 ├── ValidationError         an ONNX graph failed its checks
-├── ProviderError           onnxruntime cannot run where it was asked to
+├── ProviderError           onnxruntime cannot run on the requested provider
 └── MissingPackage          an optional package is not installed
 """
 
@@ -22,7 +23,7 @@ class ConverterError(Exception):
 
 
 class UsageError(ConverterError):
-    """Options that exclude each other, or a value outside its range."""
+    """Options that contradict each other, or a value outside its range."""
 
     exit_code = 2
 
@@ -32,11 +33,15 @@ class SourceError(ConverterError):
 
 
 class Unfinished(SourceError):
-    """Reading the source did not come to its end, for a reason that may be gone the next time."""
+    """The source could not be read to its end, but another attempt may succeed."""
 
 
 class UnsupportedModel(ConverterError):
-    """The source is readable but its attention is not one this tool can scale."""
+    """The source can be read, but this tool cannot scale its positions."""
+
+
+class Undecided(UnsupportedModel):
+    """The config leaves something open that changes what the model computes; the user can say it."""
 
 
 class AlreadyConverted(ConverterError):
@@ -48,19 +53,19 @@ class OutputError(ConverterError):
 
 
 class PushError(ConverterError):
-    """The repository on the Hub holds something else, or the Hub does not take what is sent."""
+    """The repository on the Hub has other content, or the Hub rejects the push."""
 
 
 class VerificationError(ConverterError):
-    """The converted repository does not do what it must."""
+    """The converted repository failed a check."""
 
 
 class ValidationError(ConverterError):
-    """An ONNX graph does not compute what the model computes, or does not belong to it."""
+    """An ONNX graph computes something other than the model, or belongs to another model."""
 
 
 class ProviderError(ConverterError):
-    """An execution provider of onnxruntime that is not there, or that fell back to another."""
+    """An execution provider of onnxruntime is missing, or fell back to another one."""
 
 
 class MissingPackage(ConverterError):

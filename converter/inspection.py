@@ -1,4 +1,4 @@
-"""What a checkpoint is, before anything is written."""
+"""Describes a checkpoint; nothing is written."""
 
 from __future__ import annotations
 
@@ -7,36 +7,35 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from converter import recipe as recipes
-from converter.checkpoint import Checkpoint, read_checkpoint, weight_index
-from converter.families import Config
-from converter.recipe import Recipe
+from converter.config import Config
+from converter.model import Model, open_model
+from converter.recipes.base import Recipe
 from converter.rotary.settings import Change
-from converter.scaling import Dynamic, Method, Request, Scaling
-from converter.source import Source, open_source
-from converter.trained import resolve
+from converter.scaling.request import Request
+from converter.scaling.scaling import Basis, Dynamic, Method, Scaling, Unscaled
+from converter.source.checkpoint import weight_index
 
 
 @dataclass(frozen=True)
-class Slopes:
-    """Slopes, one per head in the order of the heads; of rotary positions frequencies, one per pair."""
+class SlopeTable:
+    """One slope per head, in the order of the heads; for rotary positions, one frequency per channel pair."""
 
     stock: tuple[float, ...]
     """As trained."""
     scaled: tuple[float, ...] | None
-    """As the scaling makes them; None without one."""
+    """After scaling; None without scaling."""
     factor: float | None
-    """The scale factor a behind ``scaled``."""
+    """The scale factor a of ``scaled``."""
     at_length: int | None
-    """Tokens at which a dynamic scaling has that factor; None for a static one."""
+    """Number of tokens at which a dynamic scaling has this factor; None for a static one."""
 
 
-NONE = Slopes((), None, None, None)
+EMPTY = SlopeTable((), None, None, None)
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A checkpoint, described. Sizes are counts of elements or bytes as their names say."""
+    """The description of a checkpoint."""
 
     source: str
     commit: str | None
@@ -48,25 +47,28 @@ class Inspection:
     num_kv_heads: int
     num_layers: int
     parameters: int | None
-    """Stored elements; None where only loading would tell (``.bin`` files)."""
+    """Number of stored elements; None if the files must be loaded to count them (``.bin``)."""
     dtype: str | None
-    """As the files store it (safetensors' spelling), else as the config says."""
+    """As stored in the files (safetensors' name), or else as given in the config."""
     files: Mapping[str, int | None]
-    """Weight files and their bytes."""
+    """Weight files and their sizes in bytes; None where the size is not known."""
     train_length: int | None
     train_length_origin: str
+    overrides: Mapping[str, Any]
+    """The given values for keys of the source's config."""
     alibi_scaling: dict[str, Any] | None
-    """What is, or with the given options would be, in the config."""
-    slopes: Slopes
-    """Of ALiBi; empty of rotary positions."""
-    frequencies: Slopes
-    """Of rotary positions, in radians per token; empty of ALiBi."""
+    """The scaling in the config, or the one that the given options would write there."""
+    slopes: SlopeTable
+    """The slopes of an ALiBi model; empty for a rotary one."""
+    frequencies: SlopeTable
+    """The frequencies of a rotary model, in radians per token; empty for an ALiBi one."""
     rotary: Change | None
-    """What the scaling makes of rotary positions; None of ALiBi."""
+    """How the scaling changes rotary positions; None for an ALiBi model."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
-        return asdict(self)
+        values = asdict(self)
+        return {"set" if name == "overrides" else name: value for name, value in values.items()}
 
 
 def inspect(
@@ -75,46 +77,45 @@ def inspect(
     scale: float | None = None,
     target_length: int | None = None,
     method: Method = "ntk",
-    dynamic: Dynamic | None = None,
+    dynamic: Basis | None = None,
     rate: float | None = None,
     train_length: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
     revision: str | None = None,
     token: str | None = None,
     cache_dir: str | Path | None = None,
 ) -> Inspection:
-    """Describes a checkpoint, stock or converted, and its slopes under a scaling.
+    """Describes a checkpoint, original or converted, and its slopes under a scaling.
 
-    Of a Hub repository only the config (and the index of the weights) is downloaded.
+    From the Hub, only the config and the index of the weights are downloaded.
 
     Args:
         model: a local folder, or a Hub id.
-        scale, target_length, method, dynamic, rate, train_length: as for ``convert``; without any
-            of scale, target_length and dynamic, a converted repository shows its own scaling. The
-            scaled slopes of a dynamic scaling are those at twice the trained length.
-        revision, token, cache_dir: as for ``convert``.
+        scale, target_length, method, dynamic, rate, train_length: as for ``convert``. If none of scale,
+            target_length and dynamic is given, a converted repository shows its own scaling. For a
+            dynamic scaling, the scaled slopes are those at twice the trained length.
+        overrides, revision, token, cache_dir: as for ``convert``.
 
     Raises:
         UsageError: options that contradict each other.
         SourceError: the checkpoint is missing, unreadable or damaged.
-        UnsupportedModel: it is no ALiBi model of a supported family, nor a rotary one that can be scaled.
+        UnsupportedModel: it is neither an ALiBi model of a supported family nor a rotary model that can
+            be scaled.
     """
-    asked = any(value is not None for value in (scale, target_length, dynamic, rate)) or method != "ntk"
-    request = Request(method, scale, target_length, dynamic, rate, train_length) if asked else None
-    source = open_source(
-        str(model), revision=revision, token=token, cache_dir=Path(cache_dir) if cache_dir else None
+    request = Request(method, scale, target_length, dynamic, rate, train_length)
+    opened = open_model(
+        model,
+        train_length=train_length,
+        overrides=overrides,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
     )
-    config = source.config()
-    recipe = recipes.of_checkpoint(config)
+    source, config, recipe = opened.source, opened.config, opened.recipe
     geometry = recipe.geometry
-    trained = recipe.trained_length(source, train_length)
-    if request is not None:
-        scaling = resolve(request, trained, source, recipe.default_dynamic)
-        recipe.check_scaling(scaling)
-    else:
-        scaling = recipe.own_scaling
-    weights = _weights(source, config)
-    stored = {} if weights.checkpoint is None else recipe.stored(source.folder, weights.checkpoint, config)
-    found = _slopes(recipe, stored, scaling)
+    scaling = opened.scaling(request) if request.asked else recipe.own_scaling
+    weights = _weights(opened)
+    found = _slopes(recipe, opened.stored, scaling)
     rotary = recipe.positions == "rotary"
     return Inspection(
         source=source.name,
@@ -129,11 +130,12 @@ def inspect(
         parameters=weights.parameters,
         dtype=weights.dtype,
         files=weights.files,
-        train_length=trained.tokens,
-        train_length_origin=trained.origin,
+        train_length=opened.trained.tokens,
+        train_length_origin=opened.trained.origin,
+        overrides=opened.overrides,
         alibi_scaling=None if rotary else scaling.to_json(),
-        slopes=NONE if rotary else found,
-        frequencies=found if rotary else NONE,
+        slopes=EMPTY if rotary else found,
+        frequencies=found if rotary else EMPTY,
         rotary=recipe.change(scaling),
     )
 
@@ -143,29 +145,27 @@ class _Weights:
     files: Mapping[str, int | None]
     parameters: int | None
     dtype: str | None
-    checkpoint: Checkpoint | None = None
-    """Of a local source."""
 
 
-def _weights(source: Source, config: Config) -> _Weights:
-    # Offline, the cache may hold the config alone, of which there is enough to say.
+def _weights(model: Model) -> _Weights:
+    source, config = model.source, model.config
+    # Offline, the cache may hold only the config, which is enough for a description.
     unknown = source.offline and weight_index(source.files) is None
     files = {} if unknown else source.weights()
     declared = config.get("dtype", config.get("torch_dtype"))
     dtype = declared if isinstance(declared, str) else None
     if source.local and files:
-        checkpoint = read_checkpoint(source.folder)
-        stored = next(iter(checkpoint.dtypes), dtype)
-        return _Weights(checkpoint.files, checkpoint.parameters, stored, checkpoint)
+        checkpoint = model.checkpoint
+        return _Weights(checkpoint.files, checkpoint.parameters, next(iter(checkpoint.dtypes), dtype))
     counts = source.parameters or {}
     dtype = max(counts, key=lambda name: counts[name]) if counts else dtype
     return _Weights(files, sum(counts.values()) or None, dtype)
 
 
-def _slopes(recipe: Recipe, stored: Config, scaling: Scaling) -> Slopes:
+def _slopes(recipe: Recipe, stored: Config, scaling: Scaling) -> SlopeTable:
     stock = recipe.stock(stored)
-    if scaling.method == "none":
-        return Slopes(stock, None, None, None)
-    length = None if scaling.train_length is None else 2 * scaling.train_length
+    if isinstance(scaling, Unscaled):
+        return SlopeTable(stock, None, None, None)
+    length = 2 * scaling.train_length if isinstance(scaling, Dynamic) else None
     scaled = recipe.scaled(stock, scaling, length or 0)
-    return Slopes(stock, scaled, scaling.factor_at(length or 0), length)
+    return SlopeTable(stock, scaled, scaling.factor_at(length or 0), length)

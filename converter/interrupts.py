@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: what they end, and when they have to wait."""
+"""Ctrl-C and SIGTERM: how they stop a run, and when they have to wait."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _came = threading.Event()
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped the run; says what became of it."""
+    """The user stopped the run; the message says what is left of it."""
 
 
 def listen() -> None:
-    """Makes both signals a KeyboardInterrupt, and remembers that one came.
+    """Makes both signals raise KeyboardInterrupt, and remembers that one arrived.
 
-    Libraries that are interrupted while they import something make an error of their own of it, which
-    would be reported in its place.
+    A library that is interrupted during an import may raise an error of its own, which would otherwise be
+    reported instead of the interruption.
     """
     _came.clear()
     for number in SIGNALS:
@@ -27,26 +27,25 @@ def listen() -> None:
 
 
 def ignore() -> None:
-    """Lets neither end the process any more: what is left takes no time, and its result has been told."""
+    """Ignores both signals from now on: the result is already printed, and what is left takes no time."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def came() -> bool:
-    """Whether one came since ``listen``."""
+    """Whether a signal arrived since ``listen``."""
     return _came.is_set()
 
 
 @contextmanager
 def held() -> Iterator[list[int]]:
-    """Yields the signals that come meanwhile, which end nothing.
+    """Collects arriving signals in the list that it yields, instead of letting them stop the run.
 
-    For moments in which half of what is done would be no right end, such as one folder taking another's
-    place.
+    For steps that must not be left half done, such as replacing a folder by another one.
     """
     waiting: list[int] = []
     handlers = {}
-    if threading.current_thread() is threading.main_thread():  # signals reach no other
+    if threading.current_thread() is threading.main_thread():  # no other thread receives signals
         for number in SIGNALS:
             handlers[number] = signal.signal(number, lambda number, _: waiting.append(number))
     try:

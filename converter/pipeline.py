@@ -1,80 +1,81 @@
-"""The conversion, from top to bottom."""
+"""The conversion, step by step: open, prepare, write, verify, describe, export, push."""
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from converter import manifest
-from converter import recipe as recipes
-from converter.card import PICTURE, write_card
-from converter.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
-from converter.errors import SourceError, UsageError
-from converter.families import Config
-from converter.hub import bytes_to_download
-from converter.onnx.export import ExportResult, check_requirements, export, graph_bytes, planned_files
-from converter.onnx.options import OnnxOptions
-from converter.own_code import find
-from converter.publish.destination import Destination
-from converter.publish.push import PushResult
-from converter.recipe import Recipe
-from converter.repository import copied_files, set_dtype, write_repository
+from converter.errors import UsageError
+from converter.exports import EXPORTS, reports
+from converter.exports.base import Export, ExportResult
+from converter.model import open_model
+from converter.plan import Plan, Written, changes, prepare, write
+from converter.publish.options import PushOptions
+from converter.publish.push import PushResult, preflight, push_result
+from converter.result import manifest
+from converter.result.card import PICTURE, describe, read_origin, shown_folder
+from converter.result.staging import check_output, check_space, clear, staged
 from converter.rotary.settings import Change
-from converter.scaling import Dynamic, Method, Request, Scaling
-from converter.source import CARD, CONFIG, Source, open_source
-from converter.staging import check_output, check_space, clear, staged
-from converter.subfolders import nested_files
-from converter.tokenizers import TOKENIZER_CONFIG, Tokenizer, read_tokenizer
-from converter.trained import resolve
+from converter.scaling.request import Request
+from converter.scaling.scaling import Basis, Method, Scaling, Unscaled
+from converter.source.base import CARD
+from converter.source.checkpoint import Checkpoint
+from converter.source.hub import bytes_to_download, is_repo_id
+from converter.source.remote_code import find
 from converter.weights.files import Link
 from converter.weights.journal import JOURNAL, Journal
-from converter.weights.transfer import STORED, TORCH, Dtype, Order, transfer
+from converter.weights.transfer import Dtype
 
 if TYPE_CHECKING:
+    from converter.exports.onnx.export import ExportResult as OnnxResult
+    from converter.exports.onnx.options import OnnxOptions
     from converter.verification import Check
-
-SMALL = 16 << 20
-"""Bytes allowed for everything but the weights when the disk's free space is checked."""
 
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """What was converted, or with ``dry_run`` would be."""
+    """What was converted or, with ``dry_run``, would be."""
 
     path: Path
     """The converted repository, absolute."""
     source: str
     commit: str | None
     family: str
-    """An ALiBi family's name, or "rotary"."""
+    """Name of an ALiBi family, or "rotary"."""
     model_type: str
     rotary: Change | None
-    """What became of rotary positions; None of ALiBi."""
+    """How rotary positions changed; None for ALiBi."""
     scaling: Scaling
     train_length: int | None
-    """In tokens; None if it is not known (and was not needed)."""
+    """In tokens; None if it is not known and was not needed."""
     train_length_origin: str
+    overrides: Mapping[str, Any]
+    """The given values for keys of the source's config."""
     files: Mapping[str, int | None]
-    """File -> bytes. A dry run has None where it cannot tell, and a weight file's bytes as they are."""
+    """File -> bytes. In a dry run, None where the size is not known, and for weights the source's size."""
     weights: Mapping[str, int]
-    """How the weight files came here (copied, shared, hard-linked, not shared, converted, or kept of an
-    unfinished run) -> how many; empty of a dry run."""
+    """How weight files were written (copied, shared, hard-linked, not shared, converted, or kept from an
+    interrupted run) -> number of files; empty for a dry run."""
     config_changes: Mapping[str, tuple[Any, Any]]
     """Key of config.json -> (value in the source or None, value in the result or None)."""
     notes: Sequence[str]
-    """What the result's users have to know of its tokenizer and of files that were not copied."""
+    """What users of the result should know about its tokenizer and about files that were not copied."""
     checks: Sequence[Check]
-    """What verification found right; empty without verification."""
-    onnx: ExportResult | None
-    """The graph, if one was asked for."""
+    """The checks that the result passed; empty without verification."""
+    exports: Mapping[str, ExportResult]
+    """Name of an export -> what it wrote, for the requested exports."""
     pushed: PushResult | None
-    """What was pushed to the Hub, if that was asked for."""
+    """What was pushed to the Hub; None if nothing was."""
     seconds: float
     dry_run: bool
+
+    @property
+    def onnx(self) -> OnnxResult | None:
+        """The ONNX graph; None if none was requested."""
+        return cast("OnnxResult | None", self.exports.get("onnx"))
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
@@ -89,6 +90,7 @@ class ConversionResult:
             "rotary": asdict(self.rotary) if self.rotary else None,
             "train_length": self.train_length,
             "train_length_origin": self.train_length_origin,
+            "set": dict(self.overrides),
             "files": dict(self.files),
             "weights": dict(self.weights),
             "config_changes": {
@@ -97,7 +99,8 @@ class ConversionResult:
             },
             "notes": list(self.notes),
             "checks": [check.to_json() for check in self.checks],
-            "onnx": self.onnx.to_json() if self.onnx else None,
+            **{kind.name: None for kind in EXPORTS},
+            **{name: export.to_json() for name, export in self.exports.items()},
             "pushed": self.pushed.to_json() if self.pushed else None,
             "seconds": round(self.seconds, 3),
             "dry_run": self.dry_run,
@@ -111,12 +114,14 @@ def convert(
     scale: float | None = None,
     target_length: int | None = None,
     method: Method = "ntk",
-    dynamic: Dynamic | None = None,
+    dynamic: Basis | None = None,
     rate: float | None = None,
     train_length: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
     revision: str | None = None,
     token: str | None = None,
     cache_dir: str | Path | None = None,
+    base_model: str | None = None,
     dtype: Dtype | None = None,
     link: Link | None = None,
     resume: bool = False,
@@ -125,261 +130,226 @@ def convert(
     verify: bool = True,
     trust_remote_code: bool = False,
     onnx: OnnxOptions | None = None,
+    exports: Sequence[Export] = (),
     push_to_hub: str | None = None,
     private: bool = False,
     branch: str | None = None,
     create_pr: bool = False,
     progress: bool = False,
 ) -> ConversionResult:
-    """Writes a copy of a checkpoint whose ALiBi slopes or rotary positions are scaled, for plain
-    transformers to load.
+    """Writes a copy of a checkpoint with scaled ALiBi slopes or rotary positions.
 
-    The result is built in a folder beside ``out``, verified and then renamed: whatever happens,
-    ``out`` is complete or not there, and the source is only read.
+    Plain transformers loads the copy. It is built in a folder beside ``out``, verified and then renamed:
+    whatever happens, ``out`` is either complete or unchanged, and the source is only read.
 
     Args:
-        model: a local folder if there is one of that name, else a Hub id.
-        out: folder to write; it must not exist, or be empty.
-        scale: scale factor a >= 1 of a static scaling. Of scale, target_length and dynamic one may be
-            given; without any, ntk is dynamic, by position in decoders and by length in encoders.
-        target_length: tokens to reach; a = target_length / trained length.
-        method: ``ntk``; ``linear``; ``ntk-published``, the original code's form; or ``none``, the
-            model unscaled on the new attention code.
-        dynamic: a = max(1, rate * tokens / trained length), with the tokens of the row (``length``)
-            or up to the query (``position``).
-        rate: of a dynamic scaling, above 0 and usually 1 to 2; 1 by default.
-        train_length: trained length in tokens, where the checkpoint is not a known one.
+        model: a local folder if one of that name exists, else a Hub id.
+        out: folder to write; it must be empty or not exist.
+        scale: scale factor a >= 1 of a static scaling. Give at most one of scale, target_length and
+            dynamic; without any of them, ntk is dynamic, by position in decoders and by length in
+            encoders.
+        target_length: length to reach in tokens; a = target_length / trained length.
+        method: ``ntk``; ``linear``; ``ntk-published``, the formula of the original code; or ``none``,
+            the unscaled model with the new attention code.
+        dynamic: a = max(1, rate * tokens / trained length), where tokens is the length of the sequence
+            (``length``) or the position of each query (``position``).
+        rate: rate of a dynamic scaling, above 0 and usually 1 to 2; 1 by default.
+        train_length: trained length in tokens, if the checkpoint is not a known one.
+        overrides: values for keys of the source's config.json that it lacks or has wrong. Dots in a key lead
+            into objects (``attn_config.alibi``); None removes a key. They cannot lift a refusal.
         revision: branch, tag or commit of a Hub id.
         token: Hub access token; HF_TOKEN or the saved login by default.
-        cache_dir: the Hub cache's folder, instead of its usual one.
-        dtype: round floating point weights to it while they are written; their bytes are kept otherwise.
-        link: ``reflink``: share the weights' blocks with the source where the file system can; ``hard``:
-            else make them the same files, so that to change one is to change both. Copied otherwise.
-            ``symbolic``: only lead there, for a result that is not kept.
-        resume: go on from the weight files that an interrupted run to the same ``out`` finished.
-        overwrite: replace ``out`` if it is not empty, once the new folder is complete; and what the
-            repository that it is pushed to holds.
-        dry_run: write nothing and only say what would be written.
-        verify: check the result by running it, before it is renamed.
-        trust_remote_code: let verification run the modeling code that the source brings, in a process of
-            its own, and compare the result with it. Nothing of the source is run otherwise.
-        onnx: also write such a graph, validated.
-        push_to_hub: then push it to this repository, ``user/name``; whether that can be done is found out
-            first.
-        private, branch, create_pr: of the push, see ``push``.
+        cache_dir: folder of the Hub cache, instead of the usual one.
+        base_model: Hub id that the model card names as the source's, for a local copy of it.
+        dtype: round floating point weights to this type; by default their bytes are kept.
+        link: ``reflink``: share the weights' disk blocks with the source if the file system can, else
+            copy them. ``hard``: fall back to hard links; editing one file then edits both. ``symbolic``:
+            symbolic links to the source, for a result that is not kept.
+        resume: keep the weight files that an interrupted run to the same ``out`` has finished.
+        overwrite: replace ``out`` once the new folder is complete, and also what the repository holds
+            that it is pushed to.
+        dry_run: write nothing, and return what would be written.
+        verify: run the result and check it before it is renamed.
+        trust_remote_code: let verification also run the source's own modeling code, in a separate
+            process, and compare the result with it. Otherwise no code of the source is run.
+        onnx: also write and validate an ONNX graph with these options.
+        exports: also export the result in these formats.
+        push_to_hub: push the result to this repository, ``user/name``. Whether this is possible is
+            checked before anything is written.
+        private, branch, create_pr: options of the push, see ``push``.
         progress: draw progress bars on stderr.
 
     Raises:
         UsageError: options that contradict each other.
         SourceError: the checkpoint is missing, unreadable or damaged.
-        UnsupportedModel: its attention cannot be scaled this way; says why.
+        UnsupportedModel: its positions cannot be scaled this way; the message says why.
         AlreadyConverted: it is a converted repository.
-        OutputError: ``out`` is occupied, cannot be written or does not fit on its disk.
-        VerificationError: the result is not right, and was removed.
-        MissingPackage, ValidationError, ProviderError: of the graph, see ``export``; there is no result.
-        PushError: it cannot be pushed. Once the conversion is done, the result stays.
+        OutputError: ``out`` is not empty, cannot be written or does not fit on its disk.
+        VerificationError: the result failed a check and was removed.
+        MissingPackage, ValidationError, ProviderError: the export failed, see ``export``; there is no
+            result.
+        PushError: the result cannot be pushed; if it was already written, it is kept.
     """
     started = time.monotonic()
+    cache = None if cache_dir is None else Path(cache_dir)
     if onnx is not None:
-        check_requirements(onnx)
-    if push_to_hub is None and (private or branch is not None or create_pr):
-        raise UsageError("--private, --branch and --create-pr are about a push; give --push-to-hub too")
-    if push_to_hub is not None and not verify:
-        raise UsageError("only what was verified is pushed; drop --no-verify or --push-to-hub")
-    if dtype is not None and link is not None:
-        raise UsageError("a file in another dtype shares nothing with its source; drop --dtype or the link")
-    if trust_remote_code and not verify:
-        raise UsageError("--trust-remote-code is for verification; drop it or --no-verify")
+        exports = [*exports, onnx]
+    about_push = private or branch is not None or create_pr
+    _check_options(exports, base_model, dtype, link, push_to_hub, about_push, verify, trust_remote_code)
     request = Request(method, scale, target_length, dynamic, rate, train_length)
-    cache = Path(cache_dir) if cache_dir else None
-    source = open_source(str(model), revision=revision, token=token, cache_dir=cache, progress=progress)
-    config = source.config()
-    recipe = recipes.of_source(config)
-    trained = recipe.trained_length(source, train_length)
-    scaling = resolve(request, trained, source, recipe.default_dynamic)
-    recipe.check_scaling(scaling)
+    opened = open_model(
+        model,
+        train_length=train_length,
+        overrides=overrides,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+        progress=progress,
+        converted=False,
+    )
+    opened.scaling(request)  # before ``clear``: a wrong request must not remove what an interrupted run left
     if not dry_run:
         clear(Path(out), resume=resume)
-    place = check_output(Path(out), source.folder, overwrite=overwrite)
-    new_config = recipe.scaled_config(scaling, trained.tokens, source)
-    if onnx is not None:
-        recipe.check_graph(new_config)
-    target = Destination(push_to_hub, private, branch, create_pr, overwrite, token) if push_to_hub else None
+    place = check_output(Path(out), opened.source.folder, overwrite=overwrite)
+    plan = prepare(opened, request, dtype=dtype, link=link, exports=exports, base_model=base_model)
+    target = PushOptions(push_to_hub, private, branch, create_pr, overwrite, token) if push_to_hub else None
     if target is not None:
-        target.preflight(source.name)
-
-    tokenizer = read_tokenizer(source, config, code=bool(recipe.templates))
-    notes = [*recipe.notes, *([tokenizer.note] if tokenizer.note else []), *nested_files(source).notes]
-    weights = source.weights()
-    if not weights:
-        raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
-
-    if dtype is not None:
-        set_dtype(new_config, TORCH[dtype])
-        notes.append(f"the weights were converted to {TORCH[dtype]} (--dtype {dtype})")
-    order = Order(dtype, link, keep=recipe.exact_tensors, tied=recipe.tied_tensors)
-    how: Mapping[str, int] = {}
-    checks: Sequence[Check] = ()
-    exported: ExportResult | None = None
-    copied = copied_files(source)
+        preflight(target, opened.name)
     if dry_run:
-        if source.local:
-            source.fetch(copied)
-            new_config |= recipe.stored(source.folder, read_checkpoint(source.folder), new_config)
-        files = _planned_files(source, recipe, tokenizer, weights, onnx)
-        files |= {PICTURE: None} if verify and scaling.method != "none" else {}
-    else:
-        others = SMALL + sum(size or 0 for size in copied.values())
-        wanted = [*({CARD} & source.files.keys()), *copied, *weights]
-        # With --resume or a link much of the result may need no room, which transfer finds out.
-        result = 0 if resume or link else _result_bytes(source, weights, dtype)
-        _check_cache(source, wanted, place, others + result)
-        source.fetch(wanted)
-        own_code = None
-        if trust_remote_code:
-            own_code = find(source, config, token=token, cache_dir=cache)
-        checkpoint = read_checkpoint(source.folder)
-        others += 0 if onnx is None else graph_bytes(onnx, checkpoint, STORED[dtype] if dtype else None)
+        files = plan.files(picture=verify and not isinstance(plan.scaling, Unscaled))
+        return _result(plan, place, files, started)
 
-        def check_disk(needed: int) -> None:
-            check_space(place.parent, needed + others, "the result needs", "change --out")
+    _download(plan, place, resume=resume)
+    own_code = find(opened.source, opened.config, token=token, cache_dir=cache) if trust_remote_code else None
 
-        with staged(place, overwrite=overwrite, resume=resume) as folder:
-            how = transfer(checkpoint, source.folder, folder, order, space=check_disk, progress=progress)
-            stored = recipe.stored(folder, read_checkpoint(folder), new_config)
-            new_config |= stored
-            write_repository(folder, new_config, recipe.templates, source, tokenizer)
-            if verify:
-                checks = recipe.verify(folder, scaling, own_code)
-                _draw(folder / PICTURE, source, recipe, stored, scaling, trained.tokens)
-            write_card(
-                folder,
-                source=source,
-                words=recipe.words(scaling, trained, new_config),
-                tokenizer=tokenizer,
-                notes=notes,
-                scaling=scaling,
-                train_length=trained.tokens,
-                command=_command(source, request, revision, place, dtype=dtype, verify=verify, onnx=onnx),
-                checks=checks,
-                converted=dtype is not None,
-            )
-            if onnx is not None:
-                exported = replace(export(folder, onnx, progress=progress), path=place)
-            files = _list_files(folder, read_checkpoint(folder))
+    def check_disk(needed: int) -> None:
+        needed += plan.other_bytes() + sum(
+            export.bytes_needed(opened.checkpoint, plan.dtype) for export in exports
+        )
+        check_space(place.parent, needed, "the result needs", "change --out")
 
-    pushed = target.push(place, progress=progress) if target is not None and not dry_run else None
-    return ConversionResult(
-        path=place,
-        source=source.name,
-        commit=source.commit,
-        family=recipe.name,
-        model_type=recipe.model_type,
-        rotary=recipe.change(scaling),
-        scaling=scaling,
-        train_length=trained.tokens,
-        train_length_origin=trained.origin,
-        files=files,
-        weights=how,
-        config_changes=_changes(config, new_config),
-        notes=notes,
-        checks=checks,
-        onnx=exported,
-        pushed=pushed,
-        seconds=time.monotonic() - started,
-        dry_run=dry_run,
-    )
+    with staged(place, overwrite=overwrite, resume=resume) as folder:
+        written = write(plan, folder, space=check_disk, progress=progress)
+        checks: Sequence[Check] = ()
+        if verify:
+            from converter.verification import verify as check
+
+            checks = check(written.repository, opened.config, own_code)
+        _write_card(plan, written, checks, shown_folder(Path(out), place))
+        exported = {
+            export.name: export.write(written.repository, progress=progress).moved(place)
+            for export in exports
+        }
+        files = _list_files(folder, written.repository.checkpoint)
+    pushed = push_result(place, target, progress=progress) if target is not None else None
+    return _result(plan, place, files, started, written, checks, exported, pushed)
 
 
-def _draw(
-    file: Path, source: Source, recipe: Recipe, stored: Config, scaling: Scaling, trained: int | None
+def _check_options(
+    exports: Sequence[Export],
+    base_model: str | None,
+    dtype: Dtype | None,
+    link: Link | None,
+    push_to_hub: str | None,
+    about_push: bool,
+    verify: bool,
+    trust_remote_code: bool,
 ) -> None:
-    """The card's picture of a scaling that was verified."""
-    if scaling.method == "none":
-        return
-    from converter.pictures.card import card_picture
-    from converter.pictures.model import describe
+    """Refuses what can be refused before anything is opened."""
+    for export in exports:
+        export.check_installed()
+    if base_model is not None and not is_repo_id(base_model):
+        raise UsageError(f"--base-model {base_model[:100]!r} is not a Hub id; give one such as USER/NAME")
+    if push_to_hub is None and about_push:
+        raise UsageError("--private, --branch and --create-pr need --push-to-hub; add it, or drop them")
+    if push_to_hub is not None and not verify:
+        raise UsageError("only a verified result can be pushed; drop --no-verify or --push-to-hub")
+    if dtype is not None and link is not None:
+        raise UsageError("--dtype rewrites the weights, so they cannot be linked; drop --dtype or the link")
+    if trust_remote_code and not verify:
+        raise UsageError("--trust-remote-code is used by verification only; drop it or --no-verify")
 
-    file.write_bytes(card_picture(describe(source.name, recipe, stored, [scaling], trained)))
+
+def _download(plan: Plan, place: Path, *, resume: bool) -> None:
+    """Downloads the missing files, if the Hub cache has room for them (and for a result on the same disk)."""
+    source = plan.model.source
+    lacking = bytes_to_download(source, plan.wanted)
+    if lacking:
+        if source.folder.stat().st_dev == place.parent.stat().st_dev:
+            lacking += plan.other_bytes()
+            # With --resume or a link the result may need less; ``transfer`` checks it exactly.
+            lacking += 0 if resume or plan.order.link else plan.result_bytes()
+        remedy = "choose another --cache-dir or --out"
+        check_space(source.folder, lacking, "download and result need", remedy)
+    source.fetch(plan.wanted)
+
+
+def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: str) -> None:
+    """Writes the model card, which names ``place``, and the picture of a verified scaling."""
+    model, repository = plan.model, written.repository
+    picture = bool(checks) and not isinstance(plan.scaling, Unscaled)
+    if picture:
+        from converter.pictures import card
+        from converter.pictures.positions import describe as positions
+
+        drawn = card.card_picture(positions(model, repository.config, [plan.scaling]))
+        (repository.folder / PICTURE).write_bytes(drawn)
+    text = describe(
+        repository,
+        origin=read_origin(model.source, plan.base_model),
+        words=model.recipe.words(plan.scaling, model.trained, repository.config),
+        tokenizer=model.tokenizer,
+        sentence_encoder=model.nested.sentence_encoder,
+        weights="same" if plan.order.dtype is None else "rounded",
+        notes=plan.notes,
+        place=place,
+        command=plan.command(place, verify=bool(checks)),
+        checks=checks,
+        picture=picture,
+    )
+    (repository.folder / CARD).write_text(text, encoding="utf-8")
 
 
 def _list_files(folder: Path, checkpoint: Checkpoint) -> dict[str, int | None]:
-    """Writes the manifest of a finished repository; all its files and their sizes."""
+    """Writes the manifest of a finished repository; returns all files and their sizes in bytes."""
     digests = {entry.file: entry.sha256 for entry in Journal(folder).entries().values()}
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     names = [name for name in names if name != JOURNAL]
-    manifest.write(folder, names, {name: digests.get(name) for name in checkpoint.files})
+    listed = set(names) - set(reports())
+    manifest.write(folder, listed, {name: digests.get(name) for name in checkpoint.files})
     return {name: (folder / name).stat().st_size for name in sorted({*names, manifest.MANIFEST})}
 
 
-def _result_bytes(source: Source, weights: Mapping[str, int | None], dtype: Dtype | None) -> int:
-    """Of the weights, as far as can be told before they are there."""
-    if dtype is not None and source.parameters:
-        return sum(source.parameters.values()) * ITEM_BYTES[STORED[dtype]]
-    return sum(size or 0 for size in weights.values())
-
-
-def _check_cache(source: Source, names: Sequence[str], place: Path, result: int) -> None:
-    """Looks for room in the Hub's cache before a download, and for the result's if it goes to that disk."""
-    lacking = bytes_to_download(source, names)
-    if not lacking:
-        return
-    if source.folder.stat().st_dev == place.parent.stat().st_dev:
-        lacking += result
-    check_space(source.folder, lacking, "download and result need", "give another --cache-dir or --out")
-
-
-def _planned_files(
-    source: Source,
-    recipe: Recipe,
-    tokenizer: Tokenizer,
-    weights: Mapping[str, int | None],
-    onnx: OnnxOptions | None,
-) -> dict[str, int | None]:
-    """What a conversion would write, of a local source after looking at its weights' headers."""
-    dtypes = read_checkpoint(source.folder).dtypes if source.local else ()
-    files: dict[str, int | None] = dict.fromkeys(
-        (CONFIG, CARD, manifest.MANIFEST, *recipe.templates, *tokenizer.templates)
-    )
-    files |= copied_files(source) | dict.fromkeys((TOKENIZER_CONFIG,) if tokenizer.settings else ())
-    targets = target_names(weights, source.index)
-    files |= {target: weights.get(name) for name, target in targets.items()}
-    return files | dict.fromkeys(planned_files(onnx, dtypes, decoder=recipe.decoder) if onnx else ())
-
-
-def _changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    keys = [
-        key
-        for key in {**before, **after}
-        if (key in before, before.get(key)) != (key in after, after.get(key))
-    ]
-    return {key: (before.get(key), after.get(key)) for key in keys}
-
-
-def _command(
-    source: Source,
-    request: Request,
-    revision: str | None,
+def _result(
+    plan: Plan,
     place: Path,
-    *,
-    dtype: Dtype | None,
-    verify: bool,
-    onnx: OnnxOptions | None,
-) -> str:
-    """The command line for the card; of local paths, which are nobody's business, only the last part."""
-    options = {
-        "--revision": revision,
-        "--method": request.method if request.method != "ntk" else None,
-        "--scale": None if request.scale is None else f"{request.scale:g}",
-        "--target-length": request.target_length,
-        "--dynamic": request.dynamic,
-        "--rate": None if request.rate is None else f"{request.rate:g}",
-        "--train-length": request.train_length,
-        "--dtype": dtype,
-        "--out": place.name,
-    }
-    words = ["ntk-convert", source.repo_id or f"./{source.name}"]
-    for option, value in options.items():
-        words += [option, str(value)] if value is not None else []
-    words += onnx.words if onnx is not None else []
-    return shlex.join([*words, *(["--no-verify"] if not verify else [])])
+    files: Mapping[str, int | None],
+    started: float,
+    written: Written | None = None,
+    checks: Sequence[Check] = (),
+    exports: Mapping[str, ExportResult] | None = None,
+    pushed: PushResult | None = None,
+) -> ConversionResult:
+    """The result of ``convert``; without ``written``, that of a dry run."""
+    model = plan.model
+    return ConversionResult(
+        path=place,
+        source=model.name,
+        commit=model.source.commit,
+        family=model.recipe.name,
+        model_type=model.recipe.model_type,
+        rotary=model.recipe.change(plan.scaling),
+        scaling=plan.scaling,
+        train_length=model.trained.tokens,
+        train_length_origin=model.trained.origin,
+        overrides=model.overrides,
+        files=files,
+        weights={} if written is None else written.weights,
+        config_changes=changes(model.original, plan.config if written is None else written.repository.config),
+        notes=plan.notes,
+        checks=checks,
+        exports=exports or {},
+        pushed=pushed,
+        seconds=time.monotonic() - started,
+        dry_run=written is None,
+    )

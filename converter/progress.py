@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[int], object]
-"""Called with the number of bytes or steps just done."""
+"""Called with the number of bytes, tokens or steps that were just completed."""
 
 
 @contextmanager
 def byte_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
-    """A bar of ``total`` bytes with their rate; yields what moves it, which any thread may call.
+    """Draws a bar of ``total`` bytes with their rate; yields the function that advances it.
 
-    Without ``show``, nothing is drawn.
+    Any thread may call that function. Without ``show``, nothing is drawn.
     """
     if not show:
         yield int
@@ -34,7 +34,7 @@ def byte_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
 
 @contextmanager
 def token_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
-    """A bar of ``total`` tokens with their rate and the time left; yields what moves it."""
+    """Draws a bar of ``total`` tokens with their rate and the time left; see ``byte_bar``."""
     if not show:
         yield int
         return
@@ -46,7 +46,7 @@ def token_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
 
 @contextmanager
 def steps(title: str, total: int, *, show: bool) -> Iterator[Advance]:
-    """A bar of ``total`` steps; yields what moves it. Without ``show``, nothing is drawn."""
+    """Draws a bar of ``total`` steps; see ``byte_bar``."""
     if not show:
         yield int
         return

@@ -6,32 +6,33 @@ from pathlib import Path
 
 from converter.families import baichuan, bloom
 from converter.pictures.bias import Panel, draw_panels
-from converter.pictures.model import Model
 from converter.pictures.per_head import NATS, draw_slopes, draw_span
+from converter.pictures.positions import Positions
 from converter.pictures.style import render
-from converter.scaling import Scaling
-from converter.slopes import stock_slopes
+from converter.scaling.scaling import UNSCALED, Dynamic, Static
+from converter.scaling.slopes import stock_slopes
 
 IMAGES = Path(__file__).parent / "images"
 
 BLOOM_ID, BAICHUAN_ID = "bigscience/bloom-1b7", "baichuan-inc/Baichuan-13B-Base"
-BLOOM = Model(
+TRAINED = bloom.FAMILY.train_lengths[BLOOM_ID]
+BLOOM = Positions(
     BLOOM_ID,
     stock_slopes(16),
-    [Scaling("linear", factor=2.0), Scaling("ntk", factor=2.0)],
-    train_length=bloom.FAMILY.train_lengths[BLOOM_ID],
+    [Static("linear", 2.0), Static("ntk", 2.0)],
+    train_length=TRAINED,
 )
-BAICHUAN = Model(
+BAICHUAN = Positions(
     BAICHUAN_ID,
     stock_slopes(40),
-    [Scaling("ntk", factor=4.0), Scaling("ntk-published", factor=4.0)],
+    [Static("ntk", 4.0), Static("ntk-published", 4.0)],
     train_length=baichuan.FAMILY.train_lengths[BAICHUAN_ID],
 )
-STATIC = Scaling("ntk", factor=4.0)
-LENGTH = Scaling("ntk", dynamic="length", rate=1.0, train_length=BLOOM.train_length)
-POSITION = Scaling("ntk", dynamic="position", rate=1.0, train_length=BLOOM.train_length)
+STATIC = Static("ntk", 4.0)
+LENGTH = Dynamic("ntk", "length", rate=1.0, train_length=TRAINED)
+POSITION = Dynamic("ntk", "position", rate=1.0, train_length=TRAINED)
 PANELS = (
-    Panel("stock", Scaling("none"), 8192),
+    Panel("stock", UNSCALED, 8192),
     Panel("static, a = 4", STATIC, 8192),
     Panel("length-dynamic, 4096 tokens", LENGTH, 4096),
     Panel("length-dynamic, 8192 tokens", LENGTH, 8192),

@@ -1,8 +1,9 @@
-"""Convert the embedded checkpoint, measure scalings of it, and load it in transformers and onnxruntime.
+"""Convert the included checkpoint, measure several scalings, and load it in transformers and onnxruntime.
 
-    python examples/demo.py [--items 100]
+    python examples/demo.py [--items 50]
 
-tiny-bloom was trained at 256 tokens to look up values in a list; the same prompts go to every scaling.
+tiny-bloom was trained on sequences of 256 tokens to look up values in a list. Every scaling gets the same
+prompts.
 """
 
 from __future__ import annotations
@@ -25,31 +26,55 @@ ROOT = EXAMPLES.parent
 MODEL = EXAMPLES / "tiny-bloom"
 TRAIN_LENGTH = 256
 LENGTHS = (256, 1024, 2048)
+STARTED = time.monotonic()
+PATIENCE = 5
+"""Seconds between two lines that say that a command still runs."""
+
+
+def step(text: str) -> None:
+    """Announces what comes next, and the seconds since the start."""
+    print(f"\n[{time.monotonic() - STARTED:.0f} s] {text}", flush=True)
 
 
 def command(*words: object) -> None:
-    """Runs ntk-convert in the project's folder, and shows what is run."""
+    """Prints an ntk-convert command and runs it in the project's folder.
+
+    If stderr is not a terminal, the command draws no progress bars; then lines say that it still runs. Its
+    result is printed when it has ended, so no such line follows it.
+    """
     print("\n$ ntk-convert", *words, "\n", flush=True)
-    subprocess.run([sys.executable, "-m", "converter", *map(str, words)], check=True, cwd=ROOT)
+    started = time.monotonic()
+    line = [sys.executable, "-m", "converter", *map(str, words)]
+    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        while True:
+            try:
+                result, _ = process.communicate(timeout=PATIENCE)
+                break
+            except subprocess.TimeoutExpired:
+                if not sys.stderr.isatty():
+                    print(f"... running for {time.monotonic() - started:.0f} s", flush=True)
+    print(result, end="", flush=True)
+    if process.returncode:
+        sys.exit(process.returncode)
 
 
 def continuation(model: Any, tokenizer: Any, text: str) -> str:
-    """What ``generate`` makes of a text, up to the end token."""
+    """The continuation of a text by ``generate``, up to the end token."""
     inputs = tokenizer(text, return_tensors="pt")
     tokens = model.generate(**inputs, max_new_tokens=4, do_sample=False)
-    return tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
 def onnx_continuation(folder: Path, tokenizer: Any, text: str) -> str:
-    """What onnxruntime makes of it, from the graph beside the weights."""
+    """The continuation of a text by onnxruntime, from the graph beside the weights."""
     ids = tokenizer(text)["input_ids"]
     batch = Batch(Model(folder), rows=1, length=len(ids) + 4)
     tokens = [token for [token] in generate(batch, [ids], max_new_tokens=4) if token is not None]
-    return tokenizer.decode(tokens, skip_special_tokens=True)
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def show(prompt: Prompt, said: dict[str, str]) -> None:
-    """Prints one prompt, shortened, and what each model says."""
+    """Prints one shortened prompt, and the answer of each model."""
     lines = prompt.text.splitlines()
     asked = lines[prompt.asked_line]
     print(f"    {lines[0]}\n    {lines[1]}\n    ... {len(lines) - 4} more lines, {asked!r} among them ...")
@@ -63,24 +88,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--items", type=int, default=100, help="prompts of each length [%(default)s]")
-    parser.add_argument("--out", default="demo-out", help="folder to write, in the project's [%(default)s]")
+    parser.add_argument("--items", type=int, default=50, help="prompts of each length [%(default)s]")
+    parser.add_argument("--out", default="demo-out", help="folder to write, inside the project [%(default)s]")
     options = parser.parse_args()
-    started = time.monotonic()
     logging.disable_progress_bar()
 
+    step("Converting the model and exporting its graph (1 of 3)")
     model, out = MODEL.relative_to(ROOT), ROOT / options.out
     train_length = ("--train-length", TRAIN_LENGTH)
     command(model, "--scale", 4, *train_length, "--onnx", "--overwrite", "--out", options.out)
 
-    # Beside the repository, which holds what was verified and nothing else.
-    prompts = out.with_name(f"{out.name}.jsonl")
-    prompts.write_text(prompts_as_json(LENGTHS, options.items, seed=1), encoding="utf-8")
-    scalings = ("--methods", "none,ntk,linear", "--scales", 4, "--dynamic", "position")
-    asked = ("--tasks", "prompts", "--prompts", prompts.name, "--items", options.items)
-    command("eval", model, *scalings, *asked, *train_length)
-    print("\nGuessing would give 3 %. Nothing was trained after 256 tokens.")
-
+    step("Loading the result in transformers and onnxruntime (2 of 3)")
     tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
     models = {
         "stock": AutoModelForCausalLM.from_pretrained(MODEL).eval(),
@@ -92,10 +110,17 @@ def main() -> None:
         said = {name: continuation(model, tokenizer, prompt.text) for name, model in models.items()}
         if said["scaled"] == prompt.answer != said["stock"]:
             break
-    print(f"\nA prompt of {LENGTHS[-1]} tokens, as text, in transformers and onnxruntime:\n")
+    print(f"\nThe answers to a prompt of {LENGTHS[-1]} tokens:\n")
     show(prompt, said | {"onnx": onnx_continuation(out, tokenizer, prompt.text)})
-    print(f"\n{options.out}/ is a repository that transformers and onnxruntime load.")
-    print(f"{time.monotonic() - started:.0f} s in all.")
+
+    step("Comparing the stock model (method none) with scalings of it (3 of 3)")
+    print(f"\nThe model was trained on at most {TRAIN_LENGTH} tokens. Guessing would score 3 %.")
+    # Write the prompts beside the repository, which must hold only verified files.
+    prompts = out.with_name(f"{out.name}.jsonl")
+    prompts.write_text(prompts_as_json(LENGTHS, options.items, seed=1), encoding="utf-8")
+    scalings = ("--methods", "none,ntk,linear", "--scales", 4, "--dynamic", "position")
+    asked = ("--tasks", "prompts", "--prompts", prompts.name, "--items", options.items)
+    command("eval", model, *scalings, *asked, *train_length)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What scaling does to small models: trains them, measures them, writes the tables and pictures.
+"""Show what scaling does to small models: train them, measure them, write the tables and pictures.
 
-    python examples/evidence.py             # trains and measures what is missing; an hour or two on one core
-    python examples/evidence.py --tables    # only tables and pictures, from the results in the repository
+    python examples/evidence.py             # train and measure what is missing; an hour or two on one core
+    python examples/evidence.py --tables    # write only tables and pictures, from the stored results
 
-Models and their full results are kept in .evidence/; what is deleted there is made again. What tables and
-pictures need of them is examples/evidence/results.json, a file that `ntk-convert plot` reads too.
+Models and their full results are kept in .evidence/; anything deleted there is made again. The part of the
+results that tables and pictures need is in examples/evidence/results.json, which `ntk-convert plot` can read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lines_task import prompts_as_json
 from text_task import read_corpus
 
 from converter.evaluation.evaluate import evaluate
-from converter.evaluation.results import PERPLEXITY, Results
+from converter.evaluation.results import PERPLEXITY, Measurement, Results
 from converter.evaluation.statistics import compare
 from converter.evaluation.tasks import make_task
 from converter.pictures.curves import draw_curves
@@ -55,13 +55,13 @@ PICTURES = {"evidence-lines.png": ("lines-8-0", "prompts"), "evidence-text.png":
 
 
 def train(model: Model, folder: Path) -> None:
-    """Trains a model in a process of its own, whose torch settings are the training's."""
+    """Trains a model in a separate process, since training changes torch's global settings."""
     command = [sys.executable, str(EXAMPLES / "train.py"), "--task", model.task, "--heads", str(model.heads)]
     subprocess.run([*command, "--seed", str(model.seed), "--out", str(folder)], check=True)
 
 
 def measure(model: Model, models: Path) -> Results:
-    """A trained model under all its scalings."""
+    """Measures a trained model under all its scalings."""
     asked: dict[str, Any]
     if model.task == "lines":
         prompts = models / "lines.jsonl"
@@ -93,15 +93,17 @@ def measure(model: Model, models: Path) -> Results:
 
 
 def joined(found: Mapping[Model, Results], models: Path) -> Results:
-    """All models' results as one, each scaling compared with none, without what no table or picture needs."""
-    measurements, described, settings = [], {}, {}
+    """Joins the results of all models, compares each scaling with none, and drops what is not shown."""
+    measurements: list[Measurement] = []
+    described: dict[str, dict[str, Any]] = {}
+    settings: dict[str, Any] = {}
     drawn = {model for model, _ in PICTURES.values()}
     for model, results in found.items():
-        record = model.folder(models) / "training.json"  # tiny-bloom is older than these
+        record = model.folder(models) / "training.json"  # tiny-bloom was trained before this file existed
         training = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
         described[model.name] = {**results.models[model.name], **training}
         settings |= results.settings
-        # Rounded before they are compared, so that whoever reads the file finds the same comparisons.
+        # Rounded before the comparison, so that the file's scores give the same comparisons.
         rounded = [
             replace(each, scores=tuple(round(score, 6) for score in each.scores))
             for each in results.measurements
@@ -117,14 +119,14 @@ def joined(found: Mapping[Model, Results], models: Path) -> Results:
 
 
 def to_text(results: Results) -> str:
-    """The results as JSON, one line each measurement."""
+    """The results as JSON, with one line per measurement."""
     content = _rounded(results.to_json())
     rows = ",\n".join(json.dumps(each, separators=(",", ":")) for each in content.pop("measurements"))
     return json.dumps(content, indent=1).removesuffix("\n}") + f',\n "measurements": [\n{rows}\n ]\n}}\n'
 
 
 def _rounded(value: Any) -> Any:
-    """The same, floats in seven digits, and as integers where they are some."""
+    """The value with floats rounded to seven digits, and written as integers if they are whole."""
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -135,13 +137,13 @@ def _rounded(value: Any) -> Any:
 
 
 def write(results: Results) -> None:
-    """The tables in the documents, and the pictures."""
+    """Writes the tables into the documents, and the pictures."""
     for path in DOCUMENTS:
         path.write_text(with_tables(path.read_text(encoding="utf-8"), results), encoding="utf-8")
         print(path)
     for name, (model, task) in PICTURES.items():
         path = ROOT / "docs" / "images" / name
-        # Linear's perplexity is so far above the others' that these would all look alike beside it.
+        # Linear is left out of perplexity: it is so much higher that the others would look alike.
         shown = [each for each in results.measurements if (each.task, each.scaling) != (PERPLEXITY, LINEAR)]
         path.write_bytes(render(draw_curves(replace(results, measurements=shown), model, task)))
         print(path)
@@ -149,9 +151,9 @@ def write(results: Results) -> None:
 
 def main() -> None:
     """Read the command line; train, measure and write."""
-    parser = argparse.ArgumentParser(description="Make the evidence that the documents show.")
-    parser.add_argument("--models", type=Path, default=ROOT / ".evidence", help="their folder [.evidence]")
-    parser.add_argument("--tables", action="store_true", help="only write tables and pictures anew")
+    parser = argparse.ArgumentParser(description="Produce the evidence that the documents show.")
+    parser.add_argument("--models", type=Path, default=ROOT / ".evidence", help="models' folder [.evidence]")
+    parser.add_argument("--tables", action="store_true", help="only rewrite tables and pictures")
     arguments = parser.parse_args()
 
     if not arguments.tables:

@@ -1,4 +1,4 @@
-"""What the evidence consists of: models, scalings, lengths, and how much is asked."""
+"""The design of the evidence: models, scalings, lengths, and numbers of prompts and windows."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converter.scaling import Dynamic, Scaling
-from converter.slopes import exponents, stock_slopes
+from converter.scaling.scaling import UNSCALED, Basis, Dynamic, Static
+from converter.scaling.slopes import exponents, stock_slopes
 
 EXAMPLES = Path(__file__).parent
 TRAINED_LENGTH = 256
 MULTIPLES = (1, 2, 4, 8)
 LENGTHS = tuple(multiple * TRAINED_LENGTH for multiple in MULTIPLES)
 PROMPTS = {256: 300, 512: 300, 1024: 300, 2048: 100}
-"""Of the lines, by length."""
+"""Number of prompts of the lines task for each length."""
 WINDOWS = 32
-"""Of the text, each of the longest length, and each of another file."""
+"""Number of windows of text; each has the longest length and comes from a different file."""
 
 SCALE = 4.0
-# ntk-published leaves the last 4 of 12 heads alone, and divides the flattest by 4^(7/11) only. This is the
-# scale of the ntk that divides its flattest head by as much.
+# ntk-published does not change the last 4 of 12 heads, and divides the flattest slope only by 4^(7/11). With
+# SMALL_SCALE, ntk divides its flattest slope by the same factor.
 SMALL_SCALE = round(SCALE ** max(exponents("ntk-published", stock_slopes(12))), 2)
 RATES = (1.0, 2.0)
 RUNS: tuple[dict[str, Any], ...] = (
     {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamics": ("length", "position"), "rates": RATES},
     {"methods": ("linear",), "scales": (SCALE,)},
 )
-"""What every model is scaled by, as arguments of ``evaluate``."""
+"""The scalings that every model gets, as arguments of ``evaluate``."""
 RUNS_OF_12_HEADS: tuple[dict[str, Any], ...] = (
     {"methods": ("ntk-published",), "scales": (SCALE,)},
     {"methods": ("ntk",), "scales": (SMALL_SCALE,)},
 )
-"""And those of 12 heads besides: with 8, as with any power of two, ntk-published is ntk."""
+"""More scalings for the models with 12 heads. With 8 or any power of two, ntk-published equals ntk."""
 
-# As results name them.
-NONE = str(Scaling("none"))
-LINEAR = str(Scaling("linear", SCALE))
-NTK = str(Scaling("ntk", SCALE))
-SMALL_NTK = str(Scaling("ntk", SMALL_SCALE))
-PUBLISHED = str(Scaling("ntk-published", SCALE))
+# The names of scalings in results.
+NONE = str(UNSCALED)
+LINEAR = str(Static("linear", SCALE))
+NTK = str(Static("ntk", SCALE))
+SMALL_NTK = str(Static("ntk", SMALL_SCALE))
+PUBLISHED = str(Static("ntk-published", SCALE))
 
 
-def dynamic(kind: Dynamic, rate: float) -> str:
-    """The name of a dynamic ntk."""
-    return str(Scaling("ntk", dynamic=kind, rate=rate, train_length=TRAINED_LENGTH))
+def dynamic(kind: Basis, rate: float) -> str:
+    """The name of a dynamic ntk scaling in results."""
+    return str(Dynamic("ntk", kind, rate=rate, train_length=TRAINED_LENGTH))
 
 
 SCALINGS = (
@@ -56,7 +56,7 @@ SCALINGS = (
     *(dynamic("length", rate) for rate in RATES),
     *(dynamic("position", rate) for rate in RATES),
 )
-"""In the order of the tables."""
+"""All scalings, in the order of the tables."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Model:
 
     @property
     def name(self) -> str:
-        """As results name it."""
+        """Its name in results."""
         return f"{self.task}-{self.heads}-{self.seed}"
 
     def folder(self, models: Path) -> Path:
-        """Where its weights are; the first one's are in the repository."""
+        """The folder of its weights; the first model's are in this repository."""
         return EXAMPLES / "tiny-bloom" if self.name == "lines-8-0" else models / self.name
 
 

@@ -32,13 +32,13 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 IN_SUMMARY = (NONE, LINEAR, NTK, dynamic("length", 1), dynamic("position", 1))
-"""Scalings."""
+"""Scalings in the summary table."""
 PAIRS = ((8, NTK, NONE), (12, NTK, NONE), (12, NTK, PUBLISHED), (12, SMALL_NTK, PUBLISHED))
-"""Number of heads, and two scalings that are compared."""
+"""Number of heads, and two scalings to compare."""
 
 
 def with_tables(document: str, results: Results) -> str:
-    """A document with the tables between its markers written anew.
+    """The document with the tables between its markers replaced.
 
     Raises:
         KeyError: a marker names no table.
@@ -47,7 +47,7 @@ def with_tables(document: str, results: Results) -> str:
 
 
 def accuracies(results: Results, models: Sequence[Model]) -> str:
-    """Right answers in per cent, the models beside each other, starred where they differ from none."""
+    """Right answers in per cent, one number per model; a star marks a significant difference from none."""
 
     def cell(each: Measurement) -> str:
         by_chance = each.comparison is None or each.comparison.p >= SIGNIFICANT
@@ -62,7 +62,7 @@ def accuracies(results: Results, models: Sequence[Model]) -> str:
 
 
 def perplexities(results: Results, models: Sequence[Model]) -> str:
-    """Perplexity of none; of other scalings the change against it in per cent, with its 95 % interval."""
+    """Perplexity without scaling; for each scaling, its change in per cent with a 95 % interval."""
 
     def cell(each: Measurement) -> str:
         change = each.comparison
@@ -74,7 +74,7 @@ def perplexities(results: Results, models: Sequence[Model]) -> str:
 
 
 def pairs(results: Results) -> str:
-    """Two scalings on the same prompts of 4 and 8 times the trained length."""
+    """Pairs of scalings compared on the same prompts, at 4 and 8 times the trained length."""
     rows = []
     for heads, scaling, other in PAIRS:
         for model in _models("lines", heads):
@@ -91,7 +91,7 @@ def pairs(results: Results) -> str:
 
 
 def trained(results: Results) -> str:
-    """What was trained, and what it cost."""
+    """The trained models, and what training them cost."""
     rows = []
     for name, model in results.models.items():
         shape = f"{model['layers']} layers, {model['heads']} heads, {model['parameters']:,} parameters"
@@ -124,7 +124,7 @@ def summary(results: Results) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, with a line feed at its end."""
+    """A Markdown table that ends with a line feed."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
@@ -141,7 +141,7 @@ def _of(results: Results, models: Sequence[Model]) -> list[Measurement]:
 def _curves(
     title: str, found: Sequence[Measurement], cell: Callable[[Measurement], str], *last: Sequence[str]
 ) -> str:
-    """Scalings by lengths, and rows that come last."""
+    """A table with a row per scaling and a column per length, followed by the rows ``last``."""
     scalings = {each.scaling for each in found}
     rows = [
         [scaling]
@@ -171,4 +171,4 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "trained": trained,
     "summary": summary,
 }
-"""By the name in a document's marker: ``<!-- evidence NAME: ... -->``."""
+"""Name in a document's marker ``<!-- evidence NAME: ... -->`` -> the function that makes the table."""

@@ -1,9 +1,10 @@
-"""Generate text from an exported graph with onnxruntime alone, without torch and transformers.
+"""Generate text from an exported graph with onnxruntime only, without torch and transformers.
 
     python examples/generate_onnx.py DIR "a prompt" ["another"] [--max-new-tokens 32] [--provider cuda]
 
-DIR has an ONNX graph, config.json and tokenizer.json; without the last, prompts are token ids ("5 6 7").
-Keys and values stay in one buffer for each layer, which the graph reads as past and writes as present.
+DIR holds an ONNX graph of the profile ort, config.json and tokenizer.json; without the latter, prompts are
+token ids ("5 6 7").
+The keys and the values of each layer stay in one buffer, which the graph reads as past and writes as present.
 """
 
 from __future__ import annotations
@@ -25,28 +26,46 @@ class Model:
     """A loaded graph; any number of batches may use it.
 
     Raises:
-        RuntimeError: the provider does not work, for which onnxruntime would silently take the CPU; or
-            the cache is bfloat16, which NumPy does not have.
+        RuntimeError: there is no graph, it has no cache (an encoder), it has another profile than ``ort``,
+            whose caches alone may be one buffer, or its cache is bfloat16, which NumPy does not support; or
+            the provider does not work (onnxruntime would silently fall back to the CPU).
     """
 
     def __init__(self, folder: Path, provider: str = "cpu"):
         self.device = provider
-        self.session = ort.InferenceSession(graph_file(folder, provider), providers=[PROVIDERS[provider]])
+        path = graph_file(folder, provider)
+        if not folder.is_dir():
+            raise RuntimeError(f"{folder} is not a folder")
+        if not path.is_file():
+            raise RuntimeError(f"no ONNX graph in {folder}; write one: ntk-convert export {folder}")
+        self.session = ort.InferenceSession(path, providers=[PROVIDERS[provider]])
         if PROVIDERS[provider] not in self.session.get_providers():
             raise RuntimeError(f"{PROVIDERS[provider]} does not work here; see onnxruntime's warnings")
         self.caches = [item for item in self.session.get_inputs() if item.name.startswith("past_key_values")]
+        if not self.caches:
+            raise RuntimeError(
+                f"{path} has no cache: it is an encoder's graph, and encoders do not generate text"
+            )
+        found = profile(self.session)
+        if found != "ort":
+            kind = f"of the profile {found}" if found else "not from ntk-convert"
+            raise RuntimeError(
+                f"{path} is {kind}, and this script needs the profile ort; export again "
+                f"(ntk-convert export {folder} --onnx-profile ort), or run this graph with optimum"
+            )
         if not all(item.type in DTYPES for item in self.caches):
-            raise RuntimeError("only float32 and float16 graphs; export with --onnx-dtype fp16")
+            raise RuntimeError("the graph is neither float32 nor float16; export with --onnx-dtype fp16")
         self.logits = self.session.get_outputs()[0]
         self.end_tokens = end_tokens(folder)
 
 
 class Batch:
-    """Some rows that are generated together, and their cache.
+    """Rows that are generated together, and their cache.
 
     Args:
-        rows: how many.
-        length: tokens of the longest row that fits, prompt, padding and new ones together.
+        model: the graph.
+        rows: number of rows.
+        length: most tokens in a row, counting prompt, padding and new tokens.
     """
 
     def __init__(self, model: Model, rows: int, length: int):
@@ -58,7 +77,7 @@ class Batch:
         self.cache: dict[str, ort.OrtValue] = {}
         for item in model.caches:
             _, heads, _, head_size = item.shape
-            # Zeros: a kernel may read beyond the rows' end, and no number there may be NaN.
+            # Filled with zeros: a kernel may read beyond the end of a row, and must not find NaN there.
             zeros = np.zeros((rows, heads, length, head_size), DTYPES[item.type])
             buffer = ort.OrtValue.ortvalue_from_numpy(zeros, model.device, 0)
             self.cache[item.name] = buffer
@@ -67,10 +86,10 @@ class Batch:
         self._logits: np.ndarray | None = None
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-        """Runs the prompts, padded on the left.
+        """Runs the prompts, which are padded on the left.
 
         Returns:
-            The logits of each row's last token, [rows, vocabulary]; the next step overwrites them.
+            The logits of the last token of each row, [rows, vocabulary]; the next step overwrites them.
         """
         width = max(map(len, prompts))
         ids = np.zeros((len(prompts), width), np.int64)
@@ -80,7 +99,7 @@ class Batch:
         return self._run(ids)
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
-        """Runs one more token of each row, [rows]; returns as ``prefill`` does."""
+        """Runs one more token of each row, [rows]; returns the same as ``prefill``."""
         return self._run(tokens[:, None].astype(np.int64))
 
     def _run(self, ids: np.ndarray) -> np.ndarray:
@@ -88,15 +107,15 @@ class Batch:
         if self.used + new > self.length:
             raise ValueError(f"{self.used} + {new} tokens do not fit into a buffer of {self.length}")
         self.used += new
-        # Kept as long as the binding points to them.
+        # Keep a reference: the binding points to these arrays.
         self._inputs = ids, np.ascontiguousarray(self.mask[:, : self.used])
         for name, value in zip(("input_ids", "attention_mask"), self._inputs, strict=True):
             self.binding.bind_cpu_input(name, value)
         kind = self.model.logits
-        count = 1 if kind.shape[1] == 1 else new  # a graph gives all tokens' logits, or the last's only
+        count = 1 if kind.shape[1] == 1 else new  # logits of all tokens, or only of the last
         shape = (rows, count, kind.shape[2])
         if self._logits is None or self._logits.shape != shape:
-            # Host memory, whatever the device; bound once, and every step writes to it again.
+            # Always in host memory; bound once, and every step overwrites it.
             self._logits = np.empty(shape, DTYPES[kind.type])
             self.binding.bind_ortvalue_output(kind.name, ort.OrtValue.ortvalue_from_numpy(self._logits))
         self.model.session.run_with_iobinding(self.binding)
@@ -106,7 +125,7 @@ class Batch:
 def generate(
     batch: Batch, prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> Iterator[list[int | None]]:
-    """Greedy decoding; yields each row's next token, None for a row that has ended.
+    """Decodes greedily; yields the next token of each row, or None for a row that has ended.
 
     Raises:
         ValueError: the prompts and the new tokens do not fit into the batch's buffer.
@@ -126,13 +145,19 @@ def generate(
 
 
 def graph_file(folder: Path, provider: str) -> Path:
-    """The repository's graph: on CPUs the one that computes in float32, where there is such a one."""
+    """The repository's graph; on a CPU, the one that computes in float32 if there is one."""
     names = (["model_fp32.onnx"] if provider == "cpu" else []) + ["model.onnx", "onnx/model.onnx"]
     return next((folder / name for name in names if (folder / name).is_file()), folder / "model.onnx")
 
 
+def profile(session: ort.InferenceSession) -> str | None:
+    """The profile that ntk-convert recorded in the graph; None for a graph of another tool."""
+    record = session.get_modelmeta().custom_metadata_map.get("ntk_convert")
+    return json.loads(record)["profile"] if record else None
+
+
 def end_tokens(folder: Path) -> list[int]:
-    """The ids that end a text, as transformers finds them; none if nothing names one."""
+    """The ids of end-of-text tokens, found as transformers finds them; empty if there are none."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -143,16 +168,32 @@ def end_tokens(folder: Path) -> list[int]:
 
 
 def text_functions(folder: Path) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
-    """From text to tokens, and back; without a tokenizer.json, text is the tokens' ids."""
+    """Functions from text to tokens and back; without a tokenizer.json, the text consists of token ids."""
     if not (folder / "tokenizer.json").is_file():
-        return lambda text: [int(word) for word in text.split()], lambda ids: " ".join(map(str, ids))
+        return token_ids, lambda ids: " ".join(map(str, ids))
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return lambda text: tokenizer.encode(text).ids, tokenizer.decode
 
 
+def token_ids(text: str) -> list[int]:
+    """The token ids in a text such as "5 6 7"."""
+    try:
+        return [int(word) for word in text.split()]
+    except ValueError:
+        raise ValueError(f"without a tokenizer.json, a prompt is token ids (5 6 7), not {text!r}") from None
+
+
 def main() -> None:
+    """Runs the script; what cannot be done ends in one line and exit code 1."""
+    try:
+        run()
+    except (RuntimeError, ValueError, MemoryError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def run() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -161,12 +202,13 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--provider", choices=sorted(PROVIDERS), default="cpu")
     options = parser.parse_args()
+    if options.max_new_tokens < 1:
+        raise ValueError("--max-new-tokens must be at least 1")
+    model = Model(options.folder, options.provider)
     encode, decode = text_functions(options.folder)
     prompts = [encode(prompt) for prompt in options.prompts]
-    try:
-        model = Model(options.folder, options.provider)
-    except RuntimeError as error:
-        raise SystemExit(f"error: {error}") from None
+    if not all(prompts):
+        raise ValueError("a prompt has no tokens")
     batch = Batch(model, len(prompts), max(map(len, prompts)) + options.max_new_tokens)
     rows: list[list[int]] = [[] for _ in prompts]
     shown = ""
@@ -174,7 +216,7 @@ def main() -> None:
         for row, token in zip(rows, tokens, strict=True):
             row.extend([] if token is None else [token])
         so_far = decode(rows[0])
-        # A single prompt's text is shown as it comes, unless it ends within a character.
+        # Show the text of a single prompt as it grows, unless it ends within a character.
         if len(prompts) == 1 and not so_far.endswith("\N{REPLACEMENT CHARACTER}"):
             print(so_far[len(shown) :], end="", flush=True)
             shown = so_far

@@ -1,19 +1,19 @@
-"""The `lines` retrieval task of LongEval, in words of one token each.
+"""The `lines` retrieval task of LongEval, with words of one token each.
 
-A prompt is a list of records `LINE key value`, followed by one question `ASK key`; the answer is
-the value that the key's line carries::
+A prompt is a list of records `LINE key value`, followed by one question `ASK key`; the answer is the value in
+that key's line::
 
     LINE amber-otter 17
     LINE quiet-heron 32
     ASK amber-otter            -> 17
 
-Every word is one token, so a prompt's length in tokens is three for each line and two for the
-question, and an answer is right or wrong without any parsing. Keys never repeat within a prompt.
+Every word is one token, so a line takes three tokens and the question two, and no parsing is needed to decide
+whether an answer is right. A key never repeats within a prompt.
 
     python examples/lines_task.py --lengths 256,1024 --items 300 lines.jsonl
 
-writes prompts for `ntk-convert eval --prompts lines.jsonl`. This module knows the words, draws training
-sequences and evaluation prompts: the training script, the demo and the evidence import it. All randomness
+writes prompts for `ntk-convert eval --prompts lines.jsonl`. This module defines the words, and draws training
+sequences and evaluation prompts; the training script, the demo and the evidence import it. All randomness
 comes from the `numpy.random.Generator` that the caller passes in.
 """
 
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-# The ids of the special tokens are those of the BLOOM tokenizer.
+# The special tokens have the same ids as in the BLOOM tokenizer.
 UNK, BOS, EOS, PAD = SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>")
 LINE, ASK = "LINE", "ASK"
 VALUES = tuple(str(number) for number in range(10, 42))
@@ -48,7 +48,7 @@ TOKEN_IDS = {token: index for index, token in enumerate(VOCABULARY)}
 
 TOKENS_PER_LINE = 3
 TOKENS_PER_QUESTION = 2
-IGNORE = -100  # the target of a position that carries no loss, as in torch.nn.functional.cross_entropy
+IGNORE = -100  # the target of a position without loss, as in torch.nn.functional.cross_entropy
 
 _FIRST_VALUE = TOKEN_IDS[VALUES[0]]
 _FIRST_KEY = TOKEN_IDS[KEYS[0]]
@@ -61,9 +61,9 @@ class Prompt:
     """One evaluation item.
 
     Attributes:
-        text: the prompt, one record a line; it ends with the question's key.
-        answer: the value asked for, as a word.
-        input_ids: int64 array of shape [tokens]; what the tokenizer makes of `text`.
+        text: the prompt, with one record per line; it ends with the question's key.
+        answer: the right value, as a word.
+        input_ids: the token ids of `text`, int64 array of shape [tokens].
         answer_id: the answer's token id.
         asked_line: which line holds the answer, counted from 0.
     """
@@ -76,22 +76,25 @@ class Prompt:
 
 
 def lines_that_fit(tokens: int) -> int:
-    """How many lines fit into `tokens` tokens beside the question and its one-token answer."""
+    """How many lines fit into `tokens` tokens together with the question and its one-token answer."""
     return (tokens - TOKENS_PER_QUESTION - 1) // TOKENS_PER_LINE
 
 
 def evaluation_prompt(
     rng: np.random.Generator, *, lines: int | None = None, tokens: int | None = None
 ) -> Prompt:
-    """Draw a prompt with distinct keys and one question, about a line drawn uniformly.
+    """Draw a prompt with distinct keys and one question about a line chosen uniformly.
+
+    Give either `lines` or `tokens`.
 
     Args:
         rng: the source of randomness; the same state gives the same prompt.
-        lines: the number of lines, or
+        lines: the number of lines.
         tokens: the length in tokens, answer included, to fill with as many lines as fit.
 
     Raises:
-        ValueError: neither or both of `lines` and `tokens`, no line, or more lines than keys.
+        ValueError: neither or both of `lines` and `tokens` are given, or the number of lines is not between
+            1 and the number of keys.
     """
     if (lines is None) == (tokens is None):
         raise ValueError("give either the number of lines or the number of tokens")
@@ -99,7 +102,7 @@ def evaluation_prompt(
         assert tokens is not None
         lines = lines_that_fit(tokens)
     if not 1 <= lines <= len(KEYS):
-        raise ValueError(f"a prompt takes 1 to {len(KEYS)} lines (one for each key), got {lines}")
+        raise ValueError(f"a prompt has 1 to {len(KEYS)} lines (one for each key), got {lines}")
 
     keys = rng.permutation(len(KEYS))[:lines]
     values = rng.integers(len(VALUES), size=lines)
@@ -112,7 +115,7 @@ def evaluation_prompt(
 
 
 def build_tokenizer() -> Tokenizer:
-    """A tokenizer that splits at white space and looks the words up."""
+    """A tokenizer that splits at white space and looks up the words."""
     tokenizer = Tokenizer(models.WordLevel(TOKEN_IDS, unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(
@@ -126,21 +129,20 @@ def training_batch(
 ) -> tuple[Ids, Ids]:
     """Draw training sequences in which about half of the records are questions.
 
-    One question at the end of a sequence teaches far too little for a training of minutes; here
-    every record but the first is, with probability one half, `ASK key value` about one of the lines
-    before it, drawn uniformly.
+    One question per sequence would teach far too little in a few minutes of training. So every record except
+    the first is, with probability one half, a question `ASK key value` about an earlier line, chosen
+    uniformly.
 
     Args:
         rng: the source of randomness.
         sequences: the number of rows.
-        records: lines and questions in each row; a row is three times as many tokens.
-        active_keys: keys are drawn from the first so many of `KEYS`; at least `records`.
+        records: lines and questions in each row; a row has three times as many tokens.
+        active_keys: draw keys only from the first `active_keys` of `KEYS`; at least `records`.
 
     Returns:
-        `input_ids` and `targets`, int64 arrays of shape [sequences, 3 * records]. A target is what
-        should follow the token at its place: the value after a question's key, `</s>` after the
-        value that answers it (so that `generate` stops there), and `IGNORE` everywhere else, since
-        nobody can predict the next line.
+        `input_ids` and `targets`, int64 arrays of shape [sequences, 3 * records]. The target at a position is
+        the token that should follow: the value after a question's key, `</s>` after that value (so that
+        `generate` stops there), and `IGNORE` everywhere else, since the next line cannot be predicted.
     """
     if not 1 <= records <= active_keys <= len(KEYS):
         raise ValueError(f"need 1 <= records <= active_keys <= {len(KEYS)}, got {records} and {active_keys}")
@@ -167,12 +169,12 @@ def training_batch(
 
 
 def prompts_as_json(lengths: Sequence[int], items: int, seed: int) -> str:
-    """Evaluation prompts as `ntk-convert eval --prompts` reads them, one JSON object a line.
+    """Evaluation prompts in the format of `ntk-convert eval --prompts`, with one JSON object per line.
 
     Args:
-        lengths: tokens of a prompt with its answer; the prompts of one do not depend on the others.
+        lengths: tokens of a prompt with its answer; the prompts of one length do not depend on the others.
         items: the number of prompts of each length.
-        seed: the same seed gives the same prompts, and the first of them whatever `items` is.
+        seed: the same seed gives the same prompts; a larger `items` only adds prompts.
     """
     rows = []
     for length in lengths:
@@ -197,7 +199,7 @@ def main() -> None:
         help="tokens of a prompt with its answer [256,512,1024,2048]",
     )
     parser.add_argument("--items", type=int, default=300, help="prompts of each length [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0, help="decides about the prompts [%(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts [%(default)s]")
     arguments = parser.parse_args()
     text = prompts_as_json(arguments.lengths, arguments.items, arguments.seed)
     arguments.out.write_text(text, encoding="utf-8")

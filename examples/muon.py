@@ -1,4 +1,4 @@
-"""Muon, the optimiser of the hidden matrices in `train.py`."""
+"""Muon, the optimiser that `train.py` uses for the hidden matrices."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
     """Move the singular values of `matrix` (2-d, float) towards 1 and keep its singular vectors.
 
     Newton-Schulz iteration with the quintic x -> a x + b x^3 + c x^5 and the coefficients published
-    for Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon), which trade exactness (the
-    values end up within about 0.7 to 1.2) for few steps. A polynomial in X X^T and X never needs the
-    singular value decomposition itself.
+    for Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon). They need few steps but are not
+    exact: the singular values end up between about 0.7 and 1.2. The iteration uses only products of X and
+    X X^T, so no singular value decomposition is computed.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix  # the smaller of the two Gram matrices
+    x: torch.Tensor = matrix.T if tall else matrix  # the smaller of the two Gram matrices
     x = x / (x.norm() + 1e-7)  # the iteration converges from singular values of at most 1
     for _ in range(steps):
         gram = x @ x.T
@@ -27,10 +27,10 @@ def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised: every direction of a matrix moves by the same amount.
+    """Momentum with an orthogonalised update: every direction of a matrix moves by the same amount.
 
-    For 2-d hidden matrices only. With a tall matrix the update grows by sqrt(rows / columns), so
-    that one learning rate serves all shapes.
+    For 2-d hidden matrices only. The update of a tall matrix is multiplied by sqrt(rows / columns), so that
+    one learning rate works for all shapes.
     """
 
     def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float = 0.95) -> None:
@@ -39,7 +39,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        assert closure is None, "Muon evaluates no closure"
+        assert closure is None, "Muon does not support closures"
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:

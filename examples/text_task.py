@@ -1,13 +1,13 @@
-"""Python source, byte by byte: the text that the small language models read.
+"""Python source code, byte by byte: the text for the small language models.
 
     python examples/text_task.py held-out.txt
 
 writes text that no model was trained on, for `ntk-convert eval --text held-out.txt`.
 
-The corpus is the standard library of the running Python, so that nothing is downloaded and everybody
-with the same Python has the same text. One file in ten, chosen by a hash of its name, is held out. Of these
-the evaluation reads a piece each, as long as its longest window: so windows begin and end with files, and
-are as independent of each other as files are.
+The corpus is the standard library of the running Python, so nothing is downloaded, and everybody with the
+same Python has the same text. One file in ten, chosen by a hash of its name, is held out. The evaluation
+reads one piece of each of these, as long as its longest window. So every window comes from a different file,
+and windows are as independent of each other as files are.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>")  # the ids of BLOOM's tokenizer
-# The characters by which the byte-level tokenizers of Hugging Face write the 256 bytes.
+SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>")  # with the same ids as in BLOOM's tokenizer
+# The characters that Hugging Face's byte-level tokenizers use for the 256 bytes.
 TOKENS = (*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()))
-# Packages that an installation adds, tests, which not every installation has, and tables of numbers.
+# Left out: installed packages, tests (not every installation has them), and tables of numbers.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 PIECE = 2048
 
@@ -38,9 +38,9 @@ class Corpus:
     """The two parts of the text."""
 
     training: str
-    """All other files, one after the other."""
+    """All other files, one after another."""
     held_out: str
-    """`PIECE` characters from the middle of each held-out file that has so many."""
+    """`PIECE` characters from the middle of each held-out file that is long enough."""
 
 
 def read_corpus() -> Corpus:
@@ -60,7 +60,7 @@ def _files() -> Iterator[tuple[str, Path]]:
     root = Path(sysconfig.get_path("stdlib"))
     names = (path.relative_to(root) for path in root.rglob("*.py"))
     for name in sorted(name.as_posix() for name in names if not _LEFT_OUT & {*name.parts}):
-        # What was noted when this Python was built differs between machines.
+        # These files record how Python was built, and differ between machines.
         if not name.startswith(("_sysconfigdata", "config-")):
             yield name, root / name
 
@@ -77,7 +77,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def training_batch(rng: np.random.Generator, ids: Ids, *, sequences: int, length: int) -> tuple[Ids, Ids]:
-    """Draw pieces of a text.
+    """Draw random pieces of a text.
 
     Args:
         rng: the source of randomness.
@@ -86,8 +86,8 @@ def training_batch(rng: np.random.Generator, ids: Ids, *, sequences: int, length
         length: tokens in a row.
 
     Returns:
-        `input_ids` and `targets`, int64 arrays of shape [sequences, length]; a target is the token that
-        follows.
+        `input_ids` and `targets`, int64 arrays of shape [sequences, length]; the target at a position is the
+        next token.
     """
     starts = rng.integers(len(ids) - length, size=(sequences, 1))
     places = starts + np.arange(length)

@@ -4,13 +4,13 @@
     python examples/train.py --task text --heads 12 --seed 1 --out text-12-1
 
 The models are transformers' own `BloomForCausalLM`, trained on sequences of at most 256 tokens, so that
-lengths beyond the trained one are cheap to try. Minutes on one core. Two tasks: looking up values in a
-list (`lines_task`), and predicting the next byte of Python source (`text_task`).
+longer lengths are cheap to test. Training takes minutes on one core. There are two tasks: looking up values
+in a list (`lines_task`), and predicting the next byte of Python source (`text_task`).
 
-Why the lines are trained the way they are: with all keys and few questions, plain AdamW stays on a plateau
-where the model guesses among the values it has seen. Three things take it off: many questions in each
-sequence (`lines_task.training_batch`), a curriculum that starts with few keys and short sequences,
-and Muon on the hidden matrices.
+The lines need a special training: with all keys and few questions, plain AdamW stays on a plateau where the
+model guesses among the values it has seen. Three things overcome that: many questions in each sequence
+(`lines_task.training_batch`), a curriculum that starts with few keys and short sequences, and Muon on the
+hidden matrices.
 
 The same seed gives the same weights, bit for bit, on the same machine with the same versions.
 """
@@ -47,15 +47,15 @@ TRAINED_LENGTH = 256
 MUON_LEARNING_RATE = 0.02
 ADAM_LEARNING_RATE = 3e-3
 CLIP_NORM = 1.0
-EMBEDDING_STD = 0.1  # the embeddings are the output layer too: at 0.02 its logits would start nearly flat
+EMBEDDING_STD = 0.1  # the output layer shares the embeddings: at 0.02, its logits would start nearly flat
 
 # The curriculum of the lines.
 LINES_TOKENS_PER_STEP = 2048
 FIRST_STAGE = (8, 32)  # records in a sequence, keys in use
 RECORDS_GROWTH, KEYS_GROWTH = 1.6, 2.0
 PASS_ACCURACY = 0.9
-ACCURACY_MEMORY = 0.9  # of the running average that decides about the next stage
-DECAY_STEPS = 400  # after the last stage is passed, the learning rates fall linearly to zero
+ACCURACY_MEMORY = 0.9  # weight of the past in the running average that decides about the next stage
+DECAY_STEPS = 400  # after the last stage, the learning rates fall linearly to zero in this many steps
 MAX_CURRICULUM_STEPS = 3000
 
 # The text.
@@ -68,7 +68,7 @@ LAYERS = {"lines": 2, "text": 3}
 
 @dataclass(frozen=True)
 class Training:
-    """What `training.json` says beside the weights."""
+    """The content of `training.json`, which is saved with the weights."""
 
     task: Task
     heads: int
@@ -79,13 +79,13 @@ class Training:
     python: str = platform.python_version()
     torch: str = torch.__version__
     text_sha256: str | None = None
-    """Of the text, in UTF-8; lines are made up."""
+    """SHA-256 of the text in UTF-8; None for lines, which are generated."""
 
 
 def config(task: Task, heads: int) -> dict[str, Any]:
-    """What config.json of a published BLOOM checkpoint holds.
+    """The config.json, with the same keys as in a published BLOOM checkpoint.
 
-    `torch_dtype` is the spelling that old and new versions of transformers both read.
+    `torch_dtype` is the spelling that both old and new versions of transformers read.
     """
     return {
         "apply_residual_connection_post_layernorm": False,
@@ -113,7 +113,7 @@ def config(task: Task, heads: int) -> dict[str, Any]:
 
 
 def generation_config(task: Task) -> dict[str, Any]:
-    """What `generate` does unless it is told otherwise."""
+    """The defaults of `generate`."""
     return {
         "bos_token_id": vocabulary(task).index(BOS),
         "eos_token_id": vocabulary(task).index(EOS),
@@ -122,7 +122,8 @@ def generation_config(task: Task) -> dict[str, Any]:
     }
 
 
-# Left padding as in BLOOM's own tokenizer. BLOOM takes no token types, hence `model_input_names`.
+# Padding on the left, as in BLOOM's own tokenizer. `model_input_names` leaves out token types, which BLOOM
+# does not take.
 TOKENIZER_CONFIG = {
     "bos_token": BOS,
     "clean_up_tokenization_spaces": False,
@@ -141,16 +142,17 @@ def vocabulary(task: Task) -> tuple[str, ...]:
 
 
 def build_tokenizer(task: Task) -> Tokenizer:
-    """The tokenizer that goes with the vocabulary."""
+    """The tokenizer for the task's vocabulary."""
     return lines_task.build_tokenizer() if task == "lines" else text_task.build_tokenizer()
 
 
 def build_model(task: Task, heads: int, seed: int) -> BloomForCausalLM:
     """A fresh float32 model; the seed decides its weights."""
     torch.manual_seed(seed)
-    model = BloomForCausalLM(BloomConfig.from_dict(config(task, heads)))
+    model: BloomForCausalLM = BloomForCausalLM(BloomConfig.from_dict(config(task, heads)))
     nn.init.normal_(model.transformer.word_embeddings.weight, std=EMBEDDING_STD)
-    return model.train()
+    model.train()
+    return model
 
 
 def build_optimizers(model: BloomForCausalLM) -> list[torch.optim.Optimizer]:
@@ -163,7 +165,7 @@ def build_optimizers(model: BloomForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 class Trainer:
-    """A model with its optimisers, and how far it has come."""
+    """A model with its optimisers, and the steps and tokens done."""
 
     def __init__(self, task: Task, heads: int, seed: int) -> None:
         self.model = build_model(task, heads, seed)
@@ -173,7 +175,7 @@ class Trainer:
         self._initial_rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
 
     def decay(self, done: float) -> None:
-        """Set the learning rates to what is left of them when the share `done` of the decay is over."""
+        """Set the learning rates for the point at which the share `done` of the decay is over."""
         for optimizer, rate in zip(self.optimizers, self._initial_rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * (1 - done)
 
@@ -182,16 +184,16 @@ class Trainer:
 
         Args:
             input_ids: int64 array of shape [sequences, tokens].
-            targets: the same shape; a target of `IGNORE` carries no loss.
+            targets: int64 array of the same shape; a target of `IGNORE` has no loss.
 
         Returns:
-            The loss in nats a target, and which targets the model found the likeliest, a bool tensor
-            of shape [targets that carry loss].
+            The loss in nats per target, and whether each target was the model's likeliest token, as a bool
+            tensor of shape [targets with a loss].
         """
         ids, wanted = torch.from_numpy(input_ids), torch.from_numpy(targets)
         hidden = self.model.transformer(ids, use_cache=False).last_hidden_state
         asked = wanted != IGNORE
-        logits = self.model.lm_head(hidden[asked])  # the vocabulary only where there is something to predict
+        logits = self.model.lm_head(hidden[asked])  # computes logits only for targets with a loss
         loss = F.cross_entropy(logits, wanted[asked])
 
         for optimizer in self.optimizers:
@@ -206,7 +208,7 @@ class Trainer:
 
 
 class Curriculum:
-    """How hard the next lines are; grows whenever the running accuracy passes `PASS_ACCURACY`."""
+    """The difficulty of the next lines; it grows whenever the running accuracy passes `PASS_ACCURACY`."""
 
     def __init__(self) -> None:
         self.records, self.keys = FIRST_STAGE
@@ -215,7 +217,7 @@ class Curriculum:
         self.last_keys = len(lines_task.KEYS)
 
     def update(self, accuracy: float) -> bool:
-        """Count one batch's accuracy; whether the last stage has now been passed."""
+        """Add the accuracy of one batch; returns whether the last stage has now been passed."""
         self.accuracy = ACCURACY_MEMORY * self.accuracy + (1 - ACCURACY_MEMORY) * accuracy
         if self.accuracy < PASS_ACCURACY:
             return False
@@ -228,7 +230,7 @@ class Curriculum:
 
 
 def train_on_lines(trainer: Trainer) -> None:
-    """Through the curriculum and the decay.
+    """Train through the curriculum and the decay.
 
     Raises:
         RuntimeError: the last stage was not passed within `MAX_CURRICULUM_STEPS`.
@@ -236,7 +238,7 @@ def train_on_lines(trainer: Trainer) -> None:
     curriculum = Curriculum()
 
     def step() -> tuple[float, float]:
-        """One update; the loss and the answers' accuracy."""
+        """Do one update; returns the loss and the accuracy of the answers."""
         input_ids, targets = lines_task.training_batch(
             trainer.rng,
             sequences=round(LINES_TOKENS_PER_STEP / (lines_task.TOKENS_PER_LINE * curriculum.records)),
@@ -266,15 +268,15 @@ def train_on_lines(trainer: Trainer) -> None:
                 f"{MAX_CURRICULUM_STEPS} steps (accuracy {curriculum.accuracy:.2f}); try another --seed"
             )
 
-    with tqdm(range(DECAY_STEPS), desc="decay", unit=" steps", disable=None) as progress:
-        for done in progress:
+    with tqdm(range(DECAY_STEPS), desc="decay", unit=" steps", disable=None) as decay:
+        for done in decay:
             trainer.decay(done / DECAY_STEPS)
             loss, accuracy = step()
-            progress.set_postfix(loss=f"{loss:.2f}", accuracy=f"{accuracy:.2f}")
+            decay.set_postfix(loss=f"{loss:.2f}", accuracy=f"{accuracy:.2f}")
 
 
 def train_on_text(trainer: Trainer, text: str) -> None:
-    """A fixed number of steps on pieces drawn anywhere in the text."""
+    """Train for a fixed number of steps, on pieces drawn from the whole text."""
     ids = np.array(text_task.build_tokenizer().encode(text).ids)
     with tqdm(range(TEXT_STEPS + TEXT_DECAY_STEPS), unit=" steps", disable=None) as progress:
         for done in progress:
@@ -308,13 +310,13 @@ def train(task: Task, heads: int, seed: int) -> tuple[BloomForCausalLM, Training
 
 
 def save(model: BloomForCausalLM, training: Training, out: Path) -> None:
-    """Write the checkpoint's files into `out`; files of other names there are left alone.
+    """Write the checkpoint's files into `out`; leave files with other names alone.
 
-    The configuration files are written as stated above and not by `save_pretrained`, whose spelling
-    changes with the version of transformers.
+    The configuration files are written from the dicts above, since those of `save_pretrained` differ between
+    versions of transformers.
     """
     out.mkdir(parents=True, exist_ok=True)
-    # lm_head shares the embeddings' storage, which transformers ties again when it loads.
+    # lm_head shares storage with the embeddings; transformers ties them again when it loads the model.
     weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     (out / "model.safetensors").write_bytes(to_safetensors(weights, metadata={"format": "pt"}))
     build_tokenizer(training.task).save(str(out / "tokenizer.json"))
@@ -332,7 +334,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small BLOOM checkpoint.")
     parser.add_argument("--task", choices=LAYERS, default="lines", help="what it learns [%(default)s]")
     parser.add_argument("--heads", type=int, choices=(8, 12), default=8, help="attention heads [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0, help="decides about weights and data [%(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data [%(default)s]")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument(
         "--threads", type=int, default=1, help="CPU threads; the weights depend on them [%(default)s]"

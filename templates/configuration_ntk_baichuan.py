@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """Configuration of a Baichuan-13B checkpoint with scaled ALiBi slopes."""
 
 from typing import Any
@@ -6,16 +8,24 @@ from transformers import PretrainedConfig
 
 
 class NtkBaichuanConfig(PretrainedConfig):
-    """Baichuan's own keys, and:
+    """The keys of a Baichuan config, and:
 
     Args:
-        norm_head: whether logits come from lm_head's rows at unit length, as in Baichuan2.
-        alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
+        norm_head: whether logits are computed with lm_head's rows at unit length, as in Baichuan2.
+        alibi_scaling: how the slopes are scaled; None keeps the trained slopes. See ``Alibi`` in
             ntk_alibi.py for the keys.
     """
 
     model_type = "ntk_baichuan"
     keys_to_ignore_at_inference = ["past_key_values"]
+    # W_pack has all queries before all keys, so what it computes is gathered before the heads are divided.
+    base_model_tp_plan = {
+        "layers.*.self_attn.W_pack": "colwise_rep",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
 
     def __init__(
         self,
@@ -49,6 +59,8 @@ class NtkBaichuanConfig(PretrainedConfig):
         self.z_loss_weight = z_loss_weight
         self.norm_head = norm_head
         self.alibi_scaling = alibi_scaling
+        for computed in ("head_dim", "num_key_value_heads"):  # see below
+            kwargs.pop(computed, None)
         super().__init__(
             pad_token_id=pad_token_id,
             bos_token_id=bos_token_id,
@@ -56,3 +68,13 @@ class NtkBaichuanConfig(PretrainedConfig):
             tie_word_embeddings=tie_word_embeddings,
             **kwargs,
         )
+
+    @property
+    def head_dim(self) -> int:
+        """The size of a head in the cache: folded keys have 8 channels more."""
+        return self.hidden_size // self.num_attention_heads + 8
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Each query head has its own key and value head."""
+        return self.num_attention_heads

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """Configuration of a BLOOM checkpoint with scaled ALiBi slopes."""
 
 from typing import Any
@@ -6,16 +8,23 @@ from transformers import PretrainedConfig
 
 
 class NtkBloomConfig(PretrainedConfig):
-    """BLOOM's own keys, and:
+    """The keys of a BLOOM config, and:
 
     Args:
-        alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
+        alibi_scaling: how the slopes are scaled; None keeps the trained slopes. See ``Alibi`` in
             ntk_alibi.py for the keys.
     """
 
     model_type = "ntk_bloom"
     keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+    # The rows of the fused weight are in the order of the heads.
+    base_model_tp_plan = {
+        "h.*.self_attention.query_key_value": "colwise",
+        "h.*.self_attention.dense": "rowwise",
+        "h.*.mlp.dense_h_to_4h": "colwise",
+        "h.*.mlp.dense_4h_to_h": "rowwise",
+    }
 
     def __init__(
         self,
@@ -47,6 +56,8 @@ class NtkBloomConfig(PretrainedConfig):
         self.hidden_dropout = hidden_dropout
         self.attention_dropout = attention_dropout
         self.alibi_scaling = alibi_scaling
+        for computed in ("head_dim", "num_key_value_heads"):  # see below
+            kwargs.pop(computed, None)
         super().__init__(
             bos_token_id=bos_token_id,
             eos_token_id=eos_token_id,
@@ -54,3 +65,13 @@ class NtkBloomConfig(PretrainedConfig):
             tie_word_embeddings=tie_word_embeddings,
             **kwargs,
         )
+
+    @property
+    def head_dim(self) -> int:
+        """The size of a head in the cache: folded keys have 8 channels more."""
+        return self.hidden_size // self.n_head + 8
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Each query head has its own key and value head."""
+        return self.n_head

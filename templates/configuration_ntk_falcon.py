@@ -1,4 +1,6 @@
-"""Configuration of a Falcon checkpoint (the ALiBi kind, Falcon-RW) with scaled slopes."""
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
+"""Configuration of a Falcon-RW (Falcon with ALiBi) checkpoint with scaled slopes."""
 
 from typing import Any
 
@@ -6,10 +8,10 @@ from transformers import PretrainedConfig
 
 
 class NtkFalconConfig(PretrainedConfig):
-    """Falcon's own keys, and:
+    """The keys of a Falcon config, and:
 
     Args:
-        alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
+        alibi_scaling: how the slopes are scaled; None keeps the trained slopes. See ``Alibi`` in
             ntk_alibi.py for the keys.
     """
 
@@ -60,6 +62,8 @@ class NtkFalconConfig(PretrainedConfig):
         self.ffn_hidden_size = ffn_hidden_size or 4 * self.hidden_size
         self.activation = activation
         self.alibi_scaling = alibi_scaling
+        for computed in ("head_dim", "num_key_value_heads"):  # see below
+            kwargs.pop(computed, None)
         super().__init__(
             bos_token_id=bos_token_id,
             eos_token_id=eos_token_id,
@@ -67,3 +71,30 @@ class NtkFalconConfig(PretrainedConfig):
             tie_word_embeddings=tie_word_embeddings,
             **kwargs,
         )
+
+    @property
+    def head_dim(self) -> int:
+        """The size of a head in the cache: folded keys have 8 channels more."""
+        return self.hidden_size // self.num_attention_heads + 8
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """The number of key and value heads; each is shared by consecutive query heads."""
+        if self.new_decoder_architecture:
+            return self.num_kv_heads
+        return 1 if self.multi_query else self.num_attention_heads
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """How tensor parallelism divides the weights.
+
+        The rows of the fused weight are in the order of the heads, if each head has its own key. Otherwise
+        what it computes is gathered before the heads are divided.
+        """
+        own_keys = self.num_key_value_heads == self.num_attention_heads
+        return {
+            "h.*.self_attention.query_key_value": "colwise" if own_keys else "colwise_rep",
+            "h.*.self_attention.dense": "rowwise",
+            "h.*.mlp.dense_h_to_4h": "colwise",
+            "h.*.mlp.dense_4h_to_h": "rowwise",
+        }

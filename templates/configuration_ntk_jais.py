@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """Configuration of a JAIS or BTLM checkpoint with scaled ALiBi slopes."""
 
 from typing import Any
@@ -14,7 +16,7 @@ class NtkJaisConfig(PretrainedConfig):
         mup_output_alpha, mup_width_scale: their product is the factor on the logits.
         mup_scale_qk_dot_by_d: divide q.k by the head size instead of its square root.
         alibi_slopes: the slopes that the checkpoint stores, one a head; None for those of the formula.
-        alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
+        alibi_scaling: how the slopes are scaled; None keeps the trained slopes. See ``Alibi`` in
             ntk_alibi.py for the keys.
     """
 
@@ -26,6 +28,7 @@ class NtkJaisConfig(PretrainedConfig):
         "num_attention_heads": "n_head",
         "num_hidden_layers": "n_layer",
     }
+    # No plan for tensor parallelism: transformers cannot divide weights that are stored as [inputs, outputs].
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class NtkJaisConfig(PretrainedConfig):
         use_cache: bool = True,
         bos_token_id: int | None = 50256,
         eos_token_id: int | list[int] | None = 50256,
+        pad_token_id: int | None = None,
         mup_width_scale: float = 1.0,
         mup_embeddings_scale: float = 1.0,
         mup_output_alpha: float = 1.0,
@@ -70,9 +74,22 @@ class NtkJaisConfig(PretrainedConfig):
         self.mup_scale_qk_dot_by_d = mup_scale_qk_dot_by_d
         self.alibi_slopes = alibi_slopes
         self.alibi_scaling = alibi_scaling
+        for computed in ("head_dim", "num_key_value_heads"):  # see below
+            kwargs.pop(computed, None)
         super().__init__(
             bos_token_id=bos_token_id,
             eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
             tie_word_embeddings=tie_word_embeddings,
             **kwargs,
         )
+
+    @property
+    def head_dim(self) -> int:
+        """The size of a head in the cache: folded keys have 8 channels more."""
+        return self.n_embd // self.n_head + 8
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Each query head has its own key and value head."""
+        return self.n_head

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """Configuration of a JinaBERT checkpoint with scaled ALiBi slopes."""
 
 from typing import Any
@@ -6,15 +8,16 @@ from transformers import PretrainedConfig
 
 
 class NtkJinaBertConfig(PretrainedConfig):
-    """JinaBERT's own keys, and:
+    """The keys of a JinaBERT config, and:
 
     Args:
         feed_forward_type: ``geglu``, ``reglu`` or ``original`` (no gate, ``hidden_act``).
-        emb_pooler: None or ``mean``; embeddings are means in either case.
-        qk_post_norm: the layout of jina-bert-v2-qk-post-norm: queries and keys are normalised, and
-            the norms and the feed forward layer are arranged in another way.
-        add_pooling_layer: whether the checkpoint has a pooler; None for what each head needs.
-        alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
+        emb_pooler: None or ``mean``; the embedding of a text is a mean in both cases.
+        qk_post_norm: use the layout of jina-bert-v2-qk-post-norm, which normalises queries and keys and
+            arranges the norms and the feed-forward layer differently.
+        projection_dim: size of a token's vector in a ColBERT; other models have no projection.
+        add_pooling_layer: whether the checkpoint has a pooler; None means that each head decides.
+        alibi_scaling: how the slopes are scaled; None keeps the trained slopes. See ``Alibi`` in
             ntk_alibi.py for the keys.
     """
 
@@ -39,6 +42,7 @@ class NtkJinaBertConfig(PretrainedConfig):
         feed_forward_type: str = "original",
         emb_pooler: str | None = None,
         qk_post_norm: bool = False,
+        projection_dim: int | None = None,
         add_pooling_layer: bool | None = None,
         tie_word_embeddings: bool = True,
         alibi_scaling: dict[str, Any] | None = None,
@@ -60,6 +64,15 @@ class NtkJinaBertConfig(PretrainedConfig):
         self.feed_forward_type = feed_forward_type
         self.emb_pooler = emb_pooler
         self.qk_post_norm = qk_post_norm
+        self.projection_dim = projection_dim
         self.add_pooling_layer = add_pooling_layer
         self.alibi_scaling = alibi_scaling
         super().__init__(pad_token_id=pad_token_id, tie_word_embeddings=tie_word_embeddings, **kwargs)
+
+
+class NtkJinaBertForColBERTConfig(NtkJinaBertConfig):
+    """The configuration of a ColBERT, with the same keys.
+
+    transformers 5 remembers which class ``AutoModel`` loads for a config class. Without this class, another
+    JinaBERT in a folder of the same name would be loaded as a ColBERT.
+    """

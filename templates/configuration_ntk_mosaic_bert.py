@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """Configuration of a MosaicBERT (or DNABERT-2) checkpoint with scaled ALiBi slopes."""
 
 from typing import Any
@@ -6,11 +8,11 @@ from transformers import PretrainedConfig
 
 
 class NtkMosaicBertConfig(PretrainedConfig):
-    """MosaicBERT's own keys, and:
+    """The keys of a MosaicBERT config, and:
 
     Args:
-        add_pooling_layer: whether the checkpoint has a pooler; None for what each head needs.
-        alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
+        add_pooling_layer: whether the checkpoint has a pooler; None means that each head decides.
+        alibi_scaling: how the slopes are scaled; None keeps the trained slopes. See ``Alibi`` in
             ntk_alibi.py for the keys.
     """
 

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """Configuration of a MosaicGPT checkpoint with scaled ALiBi slopes."""
 
 from typing import Any
@@ -6,10 +8,10 @@ from transformers import PretrainedConfig
 
 
 class NtkMosaicGptConfig(PretrainedConfig):
-    """MosaicGPT's own keys, and:
+    """The keys of a MosaicGPT config, and:
 
     Args:
-        alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
+        alibi_scaling: how the slopes are scaled; None keeps the trained slopes. See ``Alibi`` in
             ntk_alibi.py for the keys.
     """
 
@@ -19,6 +21,13 @@ class NtkMosaicGptConfig(PretrainedConfig):
         "hidden_size": "d_model",
         "num_attention_heads": "n_heads",
         "num_hidden_layers": "n_layers",
+    }
+    # Wqkv has all queries before all keys, so what it computes is gathered before the heads are divided.
+    base_model_tp_plan = {
+        "blocks.*.attn.Wqkv": "colwise_rep",
+        "blocks.*.attn.out_proj": "rowwise",
+        "blocks.*.mlp.mlp_up": "colwise",
+        "blocks.*.mlp.mlp_down": "rowwise",
     }
 
     def __init__(
@@ -40,6 +49,7 @@ class NtkMosaicGptConfig(PretrainedConfig):
         no_bias: bool = False,
         use_cache: bool = False,
         initializer_range: float = 0.02,
+        pad_token_id: int | None = None,
         tie_word_embeddings: bool = True,
         alibi_scaling: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -62,4 +72,16 @@ class NtkMosaicGptConfig(PretrainedConfig):
         self.use_cache = use_cache
         self.initializer_range = initializer_range
         self.alibi_scaling = alibi_scaling
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+        for computed in ("head_dim", "num_key_value_heads"):  # see below
+            kwargs.pop(computed, None)
+        super().__init__(pad_token_id=pad_token_id, tie_word_embeddings=tie_word_embeddings, **kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """The size of a head in the cache: folded keys have 8 channels more."""
+        return self.d_model // self.n_heads + 8
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Each query head has its own key and value head."""
+        return self.n_heads

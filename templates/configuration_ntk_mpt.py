@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """Configuration of an MPT checkpoint with scaled ALiBi slopes."""
 
 from typing import Any
@@ -6,14 +8,14 @@ from transformers import PretrainedConfig
 
 
 class NtkMptConfig(PretrainedConfig):
-    """MPT's own keys, and:
+    """The keys of a MPT config, and:
 
     Args:
-        attn_config: MPT's attention options; ``attn_type``, ``kv_n_heads``, ``alibi_bias_max``,
-            ``softmax_scale``, ``clip_qkv``, ``qk_ln`` and ``attn_pdrop`` are honoured.
-        ffn_config: MPT's feed-forward options; ``ffn_type`` ("mptmlp" or "mptglu"), ``ffn_hidden_size``
-            and ``ffn_act_fn`` ("gelu" or "silu") are honoured.
-        alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
+        attn_config: MPT's attention options. ``attn_type``, ``kv_n_heads``, ``alibi_bias_max``,
+            ``softmax_scale``, ``clip_qkv``, ``qk_ln`` and ``attn_pdrop`` are used.
+        ffn_config: MPT's feed-forward options. ``ffn_type`` ("mptmlp" or "mptglu"), ``ffn_hidden_size``
+            and ``ffn_act_fn`` ("gelu", "relu" or "silu") are used.
+        alibi_scaling: how the slopes are scaled; None keeps the trained slopes. See ``Alibi`` in
             ntk_alibi.py for the keys.
     """
 
@@ -43,6 +45,7 @@ class NtkMptConfig(PretrainedConfig):
         no_bias: bool = True,
         use_cache: bool = True,
         initializer_range: float = 0.02,
+        pad_token_id: int | None = None,
         tie_word_embeddings: bool = True,
         alibi_scaling: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -64,4 +67,35 @@ class NtkMptConfig(PretrainedConfig):
         self.use_cache = use_cache
         self.initializer_range = initializer_range
         self.alibi_scaling = alibi_scaling
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+        for computed in ("head_dim", "num_key_value_heads"):  # see below
+            kwargs.pop(computed, None)
+        super().__init__(pad_token_id=pad_token_id, tie_word_embeddings=tie_word_embeddings, **kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """The size of a head in the cache: folded keys have 8 channels more."""
+        return self.d_model // self.n_heads + 8
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """The number of key and value heads; each is shared by consecutive query heads."""
+        kind = self.attn_config.get("attn_type")
+        if kind == "grouped_query_attention":
+            return self.attn_config["kv_n_heads"]
+        return 1 if kind == "multiquery_attention" else self.n_heads
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """How tensor parallelism divides the weights.
+
+        Wqkv has all queries before all keys, so what it computes is gathered before the heads are divided.
+        """
+        plan = {
+            "blocks.*.attn.Wqkv": "colwise_rep",
+            "blocks.*.attn.out_proj": "rowwise",
+            "blocks.*.ffn.up_proj": "colwise",
+            "blocks.*.ffn.down_proj": "rowwise",
+        }
+        if self.ffn_config.get("ffn_type") == "mptglu":
+            plan["blocks.*.ffn.gate_proj"] = "colwise"
+        return plan

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """Configuration of a Refact-1.6B checkpoint with scaled ALiBi slopes."""
 
 from typing import Any
@@ -6,13 +8,13 @@ from transformers import PretrainedConfig
 
 
 class NtkRefactConfig(PretrainedConfig):
-    """Refact's own keys, and:
+    """The keys of a Refact config, and:
 
     Args:
-        packed_projections: whether key and value are one tensor, and gate and up another, as in the
-            checkpoint's present revision; in its first one each is a tensor of its own.
+        packed_projections: whether key and value share one tensor, and gate and up another, as in the
+            checkpoint's current revision. In its first revision they are four tensors.
         final_norm_bias: whether ``ln_f`` has a bias, as in the first revision.
-        alibi_scaling: how the slopes are scaled; None leaves them as trained. See ``Alibi`` in
+        alibi_scaling: how the slopes are scaled; None keeps the trained slopes. See ``Alibi`` in
             ntk_alibi.py for the keys.
     """
 
@@ -36,6 +38,7 @@ class NtkRefactConfig(PretrainedConfig):
         layer_norm_epsilon: float = 1e-5,
         initializer_range: float = 0.02,
         use_cache: bool = True,
+        pad_token_id: int | None = None,
         tie_word_embeddings: bool = False,
         packed_projections: bool = True,
         final_norm_bias: bool = False,
@@ -54,4 +57,31 @@ class NtkRefactConfig(PretrainedConfig):
         self.packed_projections = packed_projections
         self.final_norm_bias = final_norm_bias
         self.alibi_scaling = alibi_scaling
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+        for computed in ("head_dim", "num_key_value_heads"):  # see below
+            kwargs.pop(computed, None)
+        super().__init__(pad_token_id=pad_token_id, tie_word_embeddings=tie_word_embeddings, **kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """The size of a head in the cache: folded keys have 8 channels more."""
+        return self.n_embd // self.n_head + 8
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """All query heads share one key and one value head."""
+        return 1
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """How tensor parallelism divides the weights.
+
+        Every process has the one key and value head. The gate and the other half of the MLP share a tensor
+        in one of the two layouts, so what they compute is gathered.
+        """
+        halves = ("gate_up_proj",) if self.packed_projections else ("linear_1", "linear_3")
+        return {
+            "h.*.attn.q": "colwise_rep",
+            "h.*.attn.c_proj": "rowwise",
+            **{f"h.*.mlp.{half}": "colwise_rep" for half in halves},
+            "h.*.mlp.c_proj": "rowwise_rep",
+        }

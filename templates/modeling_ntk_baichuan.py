@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """Baichuan-13B and Baichuan2-13B with scaled ALiBi slopes."""
 
 from typing import Any
@@ -9,11 +11,14 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_baichuan import NtkBaichuanConfig
-from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
+from .ntk_alibi import Alibi, stock_slopes
+from .ntk_attention import AlibiAttention, AttentionPlan
+from .ntk_cache import Cache
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
     DecoderHead,
+    DecoderSupport,
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
@@ -34,12 +39,12 @@ class NtkBaichuanRMSNorm(nn.Module):
 class NtkBaichuanAttention(AlibiAttention):
     def __init__(self, config: NtkBaichuanConfig, layer_idx: int):
         heads, width = config.num_attention_heads, config.hidden_size
-        super().__init__(heads, (width // heads) ** -0.5, 0.0, layer_idx)
+        super().__init__(config, heads, (width // heads) ** -0.5, 0.0, layer_idx)
         self.W_pack = nn.Linear(width, 3 * width, bias=False)
         self.o_proj = nn.Linear(width, width, bias=False)
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         query, key, value = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -69,7 +74,7 @@ class NtkBaichuanLayer(GradientCheckpointingLayer):
         self.mlp = NtkBaichuanMLP(config)
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         output, weights = self.self_attn(self.input_layernorm(hidden_states), plan, past_key_values)
         hidden_states = hidden_states + output
@@ -77,14 +82,15 @@ class NtkBaichuanLayer(GradientCheckpointingLayer):
 
 
 class NtkBaichuanNormHead(nn.Linear):
-    """Logits from the weight's rows at unit length; the weight itself stays as it is stored.
+    """Logits from the weight's rows scaled to unit length; the weight itself stays as it is stored.
 
-    The rows' lengths are divided out of the logits, so that no normalised copy of the weight is made.
-    The cost is reading the weight a second time in each forward pass, for its lengths: of the bytes
-    that a decoding step of Baichuan2-13B reads, a twentieth. (A CPU is slow at it in half precision:
-    there it takes several times as long as the product with the weight.) They are not kept from one
-    pass to the next, since training changes them. An adapter (LoRA) on this layer would add to the
-    normalised logits, which merging it into the weight does not: leave it out of an adapter's targets.
+    The logits are divided by the rows' lengths, so no normalised copy of the weight is needed. Each forward
+    pass reads the weight a second time to compute the lengths. That adds a twentieth to the bytes that a
+    decoding step of Baichuan2-13B reads. (In half precision on a CPU, it takes several times as long as the
+    product with the weight.) The lengths are not cached, because training changes them.
+
+    Do not put an adapter (LoRA) on this layer: it would add to the normalised logits, but merging it would
+    change the weight before normalisation.
     """
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -93,21 +99,13 @@ class NtkBaichuanNormHead(nn.Linear):
         return (logits / lengths).to(logits.dtype)
 
 
-class NtkBaichuanPreTrainedModel(PreTrainedModel):
+class NtkBaichuanPreTrainedModel(DecoderSupport, PreTrainedModel):
     config_class = NtkBaichuanConfig
     base_model_prefix = "model"
-    supports_gradient_checkpointing = True
     _no_split_modules = ["NtkBaichuanLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
 
 
 class NtkBaichuanModel(AlibiDecoder, NtkBaichuanPreTrainedModel):
-    _input_embed_layer = "embed_tokens"
-    _layers_name = "layers"
-    _final_norm_name = "norm"
-
     def __init__(self, config: NtkBaichuanConfig):
         super().__init__(config)
         self.alibi = Alibi(stock_slopes(config.num_attention_heads), config.alibi_scaling)
@@ -119,6 +117,13 @@ class NtkBaichuanModel(AlibiDecoder, NtkBaichuanPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        return self.layers
+
+    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.norm(hidden_states)
+
 
 class NtkBaichuanForCausalLM(CausalLMHead, NtkBaichuanPreTrainedModel, GenerationMixin):
     trunk_class = NtkBaichuanModel
@@ -128,16 +133,17 @@ class NtkBaichuanForCausalLM(CausalLMHead, NtkBaichuanPreTrainedModel, Generatio
         self.lm_head = head_class(config.hidden_size, config.vocab_size, bias=False)
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Takes the head that transformers makes for another vocabulary, which is a plain linear layer."""
+        """Sets the head; converts the plain linear layer that transformers makes for another vocabulary."""
         if self.config.norm_head and not isinstance(new_embeddings, NtkBaichuanNormHead):
             rows, width = new_embeddings.weight.shape
             head = NtkBaichuanNormHead(width, rows, bias=False, device="meta")
             head.weight = new_embeddings.weight
+            head._is_hf_initialized = True  # or transformers might give it random weights again
             new_embeddings = head
         self.lm_head = new_embeddings
 
     def loss_function(self, logits: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Cross entropy and, as Baichuan2 was trained, a penalty on the largest logit of each token."""
+        """Cross entropy plus the penalty on each token's largest logit that Baichuan2 was trained with."""
         loss = super().loss_function(logits, labels, **kwargs)
         if self.config.z_loss_weight:
             largest = logits[..., :-1, :].float().amax(dim=-1)

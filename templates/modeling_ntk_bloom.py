@@ -1,6 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """BLOOM with scaled ALiBi slopes."""
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +9,14 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_bloom import NtkBloomConfig
-from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
+from .ntk_alibi import Alibi, stock_slopes
+from .ntk_attention import AlibiAttention, AttentionPlan
+from .ntk_cache import Cache
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
     DecoderHead,
+    DecoderSupport,
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
@@ -22,15 +25,16 @@ from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 class NtkBloomAttention(AlibiAttention):
     def __init__(self, config: NtkBloomConfig, layer_idx: int):
         head_dim = config.hidden_size // config.n_head
-        super().__init__(config.n_head, head_dim**-0.5, config.attention_dropout, layer_idx)
+        super().__init__(config, config.n_head, head_dim**-0.5, config.attention_dropout, layer_idx)
+        self.head_dim = head_dim
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        # The fused weight holds query, key and value of one head, then of the next.
-        fused = self.query_key_value(hidden_states).unflatten(-1, (self.num_heads, 3, -1))
+        # The fused weight holds query, key and value of the first head, then of the second, and so on.
+        fused = self.query_key_value(hidden_states).unflatten(-1, (-1, 3, self.head_dim))
         query, key, value = (part.transpose(1, 2) for part in fused.unbind(-2))
         output, weights = self.attend(query, key, value, plan, past_key_values)
         return self.dense(output), weights
@@ -57,7 +61,7 @@ class NtkBloomBlock(GradientCheckpointingLayer):
         self.hidden_dropout = config.hidden_dropout
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         normed = self.input_layernorm(hidden_states)
         residual = normed if self.residual_after_norm else hidden_states
@@ -69,21 +73,13 @@ class NtkBloomBlock(GradientCheckpointingLayer):
         return residual + F.dropout(self.mlp(normed), self.hidden_dropout, self.training), weights
 
 
-class NtkBloomPreTrainedModel(PreTrainedModel):
+class NtkBloomPreTrainedModel(DecoderSupport, PreTrainedModel):
     config_class = NtkBloomConfig
     base_model_prefix = "transformer"
-    supports_gradient_checkpointing = True
     _no_split_modules = ["NtkBloomBlock"]
-    _skip_keys_device_placement = ["past_key_values"]
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
 
 
 class NtkBloomModel(AlibiDecoder, NtkBloomPreTrainedModel):
-    _input_embed_layer = "word_embeddings"
-    _layers_name = "h"
-    _final_norm_name = "ln_f"
-
     def __init__(self, config: NtkBloomConfig):
         super().__init__(config)
         self.alibi = Alibi(stock_slopes(config.n_head), config.alibi_scaling)
@@ -95,8 +91,21 @@ class NtkBloomModel(AlibiDecoder, NtkBloomPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def enter(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
+    def get_input_embeddings(self) -> nn.Module:
+        return self.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.word_embeddings = value
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        return self.h
+
+    def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
         return self.word_embeddings_layernorm(inputs_embeds)
+
+    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.ln_f(hidden_states)
 
 
 class NtkBloomForCausalLM(CausalLMHead, NtkBloomPreTrainedModel, GenerationMixin):

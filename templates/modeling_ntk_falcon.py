@@ -1,6 +1,6 @@
-"""Falcon (the ALiBi kind, Falcon-RW) with scaled slopes."""
-
-from typing import Any
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
+"""Falcon-RW (Falcon with ALiBi) with scaled slopes."""
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +10,14 @@ from transformers.activations import get_activation
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_falcon import NtkFalconConfig
-from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
+from .ntk_alibi import Alibi, stock_slopes
+from .ntk_attention import AlibiAttention, AttentionPlan
+from .ntk_cache import Cache
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
     DecoderHead,
+    DecoderSupport,
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
@@ -24,21 +27,19 @@ class NtkFalconAttention(AlibiAttention):
     def __init__(self, config: NtkFalconConfig, layer_idx: int):
         self_heads = config.num_attention_heads
         head_dim = config.hidden_size // self_heads
-        super().__init__(self_heads, head_dim**-0.5, config.attention_dropout, layer_idx)
-        # The fused weight holds, for each group of query heads, its queries, then one key and one value.
-        if config.new_decoder_architecture:
-            self.groups = config.num_kv_heads
-        else:
-            self.groups = 1 if config.multi_query else self_heads
-        fused = (self_heads + 2 * self.groups) * head_dim
+        super().__init__(config, self_heads, head_dim**-0.5, config.attention_dropout, layer_idx)
+        self.head_dim = head_dim
+        # For each group of query heads, the fused weight holds the queries, then one key and one value.
+        groups = config.num_key_value_heads
+        self.per_group = self_heads // groups
+        fused = (self_heads + 2 * groups) * head_dim
         self.query_key_value = nn.Linear(config.hidden_size, fused, bias=config.bias)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        per_group = self.num_heads // self.groups
-        fused = self.query_key_value(hidden_states).unflatten(-1, (self.groups, per_group + 2, -1))
+        fused = self.query_key_value(hidden_states).unflatten(-1, (-1, self.per_group + 2, self.head_dim))
         query = fused[..., :-2, :].flatten(2, 3).transpose(1, 2)
         key, value = fused[..., -2, :].transpose(1, 2), fused[..., -1, :].transpose(1, 2)
         output, weights = self.attend(query, key, value, plan, past_key_values)
@@ -60,8 +61,8 @@ class NtkFalconDecoderLayer(GradientCheckpointingLayer):
     """One layer, in one of Falcon's three layouts.
 
     Sequential (Falcon-RW): attention, then MLP, each with a norm and a residual. Parallel: both read
-    the same norm's output and share one residual. New decoder: parallel, with a norm for each unless
-    ``num_ln_in_parallel_attn`` is 1.
+    the output of one norm and share one residual. New decoder architecture: parallel, with a norm for each
+    unless ``num_ln_in_parallel_attn`` is 1.
     """
 
     def __init__(self, config: NtkFalconConfig, layer_idx: int):
@@ -84,7 +85,7 @@ class NtkFalconDecoderLayer(GradientCheckpointingLayer):
         self.attention_dropout = config.attention_dropout
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         residual = hidden_states
         normed = self.ln_attn(hidden_states) if self.two_norms else self.input_layernorm(hidden_states)
@@ -97,21 +98,13 @@ class NtkFalconDecoderLayer(GradientCheckpointingLayer):
         return residual + F.dropout(output, self.hidden_dropout, self.training), weights
 
 
-class NtkFalconPreTrainedModel(PreTrainedModel):
+class NtkFalconPreTrainedModel(DecoderSupport, PreTrainedModel):
     config_class = NtkFalconConfig
     base_model_prefix = "transformer"
-    supports_gradient_checkpointing = True
     _no_split_modules = ["NtkFalconDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
 
 
 class NtkFalconModel(AlibiDecoder, NtkFalconPreTrainedModel):
-    _input_embed_layer = "word_embeddings"
-    _layers_name = "h"
-    _final_norm_name = "ln_f"
-
     def __init__(self, config: NtkFalconConfig):
         super().__init__(config)
         self.softmax_scale = (config.hidden_size // config.num_attention_heads) ** -0.5
@@ -124,6 +117,19 @@ class NtkFalconModel(AlibiDecoder, NtkFalconPreTrainedModel):
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.gradient_checkpointing = False
         self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.word_embeddings = value
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        return self.h
+
+    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.ln_f(hidden_states)
 
 
 class NtkFalconForCausalLM(CausalLMHead, NtkFalconPreTrainedModel, GenerationMixin):

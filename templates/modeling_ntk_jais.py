@@ -1,6 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """JAIS and BTLM with scaled ALiBi slopes."""
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +10,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from .configuration_ntk_jais import NtkJaisConfig
-from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
+from .ntk_alibi import Alibi, stock_slopes
+from .ntk_attention import AlibiAttention, AttentionPlan
+from .ntk_cache import Cache
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
     DecoderHead,
+    DecoderSupport,
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
@@ -27,12 +30,12 @@ def softmax_scale(config: NtkJaisConfig) -> float:
 
 class NtkJaisAttention(AlibiAttention):
     def __init__(self, config: NtkJaisConfig, layer_idx: int):
-        super().__init__(config.n_head, softmax_scale(config), config.attn_pdrop, layer_idx)
+        super().__init__(config, config.n_head, softmax_scale(config), config.attn_pdrop, layer_idx)
         self.c_attn = Conv1D(3 * config.n_embd, config.n_embd)
         self.c_proj = Conv1D(config.n_embd, config.n_embd)
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         query, key, value = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -66,7 +69,7 @@ class NtkJaisBlock(GradientCheckpointingLayer):
         self.resid_pdrop = config.resid_pdrop
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         output, weights = self.attn(self.ln_1(hidden_states), plan, past_key_values)
         hidden_states = hidden_states + F.dropout(output, self.resid_pdrop, self.training)
@@ -74,23 +77,21 @@ class NtkJaisBlock(GradientCheckpointingLayer):
         return hidden_states + F.dropout(output, self.resid_pdrop, self.training), weights
 
 
-class NtkJaisPreTrainedModel(PreTrainedModel):
+class NtkJaisPreTrainedModel(DecoderSupport, PreTrainedModel):
     config_class = NtkJaisConfig
     base_model_prefix = "transformer"
-    supports_gradient_checkpointing = True
     _no_split_modules = ["NtkJaisBlock"]
-    _skip_keys_device_placement = ["past_key_values"]
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
-    # The slopes, which the config repeats, and the buffers of old checkpoints' causal masks.
+    # The slopes (the config has them too) and the causal masks that old checkpoints store as buffers.
     _keys_to_ignore_on_load_unexpected = [r"relative_pe\.slopes$", r"(^|\.)attn\.(bias|masked_bias)$"]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Conv1D):  # transformers' method knows linear layers, but not this one
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+            nn.init.zeros_(module.bias)
 
 
 class NtkJaisModel(AlibiDecoder, NtkJaisPreTrainedModel):
-    _input_embed_layer = "wte"
-    _layers_name = "h"
-    _final_norm_name = "ln_f"
-
     def __init__(self, config: NtkJaisConfig):
         super().__init__(config)
         slopes = stock_slopes(config.n_head) if config.alibi_slopes is None else config.alibi_slopes
@@ -102,9 +103,22 @@ class NtkJaisModel(AlibiDecoder, NtkJaisPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def enter(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
+    def get_input_embeddings(self) -> nn.Module:
+        return self.wte
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.wte = value
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        return self.h
+
+    def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
         scaled = inputs_embeds * self.config.mup_embeddings_scale
         return F.dropout(scaled, self.config.embd_pdrop, self.training)
+
+    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.ln_f(hidden_states)
 
 
 class NtkJaisForCausalLM(CausalLMHead, NtkJaisPreTrainedModel, GenerationMixin):

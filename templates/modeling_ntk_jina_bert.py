@@ -1,12 +1,18 @@
-"""JinaBERT (Jina Embeddings v2) with scaled ALiBi slopes, in both of its layouts."""
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
+"""JinaBERT (Jina Embeddings v2) with scaled ALiBi slopes; supports both layouts."""
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
 
-from .configuration_ntk_jina_bert import NtkJinaBertConfig
+from .configuration_ntk_jina_bert import NtkJinaBertConfig, NtkJinaBertForColBERTConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_encoder import (
     AlibiEncoder,
@@ -20,7 +26,7 @@ from .ntk_encoder import (
     SequenceClassificationHead,
     layer_norm,
 )
-from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead, checked_tp_plan
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 
 GATES = {"geglu": "gelu", "reglu": "relu"}
@@ -76,7 +82,7 @@ class NtkJinaBertLayer(GradientCheckpointingLayer):
 
 
 class NtkJinaBertQkMLP(nn.Module):
-    """The feed forward layer beside normalised queries and keys: here the gate is the second half."""
+    """The feed-forward layer of the layout with normalised queries and keys; its gate is the second half."""
 
     def __init__(self, config: NtkJinaBertConfig):
         super().__init__()
@@ -109,7 +115,7 @@ class NtkJinaBertQkLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: torch.Tensor, plan: SymmetricPlan
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        # The attention's output has the residual in it already; the original adds it twice.
+        # The attention's output already includes the residual; the original code adds it twice, too.
         output, weights = self.attention(hidden_states, plan)
         hidden_states = self.layer_norm_1(hidden_states + output)
         return self.layer_norm_2(hidden_states + self.mlp(hidden_states)), weights
@@ -122,7 +128,8 @@ class NtkJinaBertPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["NtkJinaBertLayer", "NtkJinaBertQkLayer"]
     _supports_sdpa = True
     _can_compile_fullgraph = True
-    # Of other heads, and a second name of cls.predictions.bias.
+    tp_plan = PreTrainedModel.tp_plan.getter(checked_tp_plan)
+    # Tensors of other heads, and a second name for cls.predictions.bias.
     _keys_to_ignore_on_load_unexpected = [r"pooler\.", r"^cls\."]
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -145,6 +152,47 @@ class NtkJinaBertForMaskedLM(MaskedLMHead, NtkJinaBertPreTrainedModel):
 
 class NtkJinaBertForSequenceClassification(SequenceClassificationHead, NtkJinaBertPreTrainedModel):
     trunk_class = NtkJinaBertModel
+
+
+class NtkJinaBertForColBERT(EncoderHead, NtkJinaBertPreTrainedModel):
+    """A vector of unit length for every token, for retrieval by late interaction (ColBERT)."""
+
+    config_class = NtkJinaBertForColBERTConfig
+    trunk_class = NtkJinaBertModel
+
+    def add_head(self, config: NtkJinaBertConfig) -> None:
+        self.linear = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple | BaseModelOutput:
+        """Runs trunk and projection; the arguments are the trunk's.
+
+        Returns:
+            ``last_hidden_state`` [B, L, projection_dim]. The vectors of padding tokens are 0, going by
+            their ids and not by the mask: the mask tokens that fill up a query have vectors, though
+            ColBERT masks them.
+        """
+        trunk = self.run_trunk(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        vectors = F.normalize(self.linear(trunk.last_hidden_state), dim=-1)
+        if input_ids is not None and self.config.pad_token_id is not None:
+            vectors = vectors * (input_ids != self.config.pad_token_id)[..., None]
+        output = BaseModelOutput(
+            last_hidden_state=vectors, hidden_states=trunk.hidden_states, attentions=trunk.attentions
+        )
+        return output if self.wants_dict(return_dict) else output.to_tuple()
 
 
 class NtkJinaBertForTokenClassification(TokenClassificationHead, EncoderHead, NtkJinaBertPreTrainedModel):

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """MosaicBERT (and DNABERT-2) with scaled ALiBi slopes."""
 
 import torch
@@ -15,7 +17,7 @@ from .ntk_encoder import (
     MaskedLMHead,
     SequenceClassificationHead,
 )
-from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead, checked_tp_plan
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 
 
@@ -51,7 +53,8 @@ class NtkMosaicBertPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["NtkMosaicBertLayer"]
     _supports_sdpa = True
     _can_compile_fullgraph = True
-    # Of other heads.
+    tp_plan = PreTrainedModel.tp_plan.getter(checked_tp_plan)
+    # Tensors of other heads.
     _keys_to_ignore_on_load_unexpected = [r"pooler\.", r"^cls\."]
 
 
@@ -67,7 +70,7 @@ class NtkMosaicBertModel(AlibiEncoder, NtkMosaicBertPreTrainedModel):
 class NtkMosaicBertForMaskedLM(MaskedLMHead, NtkMosaicBertPreTrainedModel):
     trunk_class = NtkMosaicBertModel
     _tied_weights_keys = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
-    # Whatever the config's layer_norm_eps is.
+    # Fixed: the original code does not use the config's layer_norm_eps here.
     prediction_epsilon = 1e-12
     decoder_bias = True
 

@@ -1,6 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """MosaicGPT with scaled ALiBi slopes."""
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,18 +9,21 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_mosaic_gpt import NtkMosaicGptConfig
-from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan
+from .ntk_alibi import Alibi
+from .ntk_attention import AlibiAttention, AttentionPlan
+from .ntk_cache import Cache
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
     DecoderHead,
+    DecoderSupport,
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 
 
 def plain_slopes(config: NtkMosaicGptConfig) -> list[float]:
-    """One geometric series over all heads, also if their number is no power of two."""
+    """One geometric series over all heads, even if their number is not a power of two."""
     heads = config.n_heads
     return [2.0 ** (-config.alibi_bias_max * head / heads) for head in range(1, heads + 1)]
 
@@ -37,7 +40,7 @@ def layer_norm(config: NtkMosaicGptConfig) -> nn.LayerNorm:
 
 class NtkMosaicGptAttention(AlibiAttention):
     def __init__(self, config: NtkMosaicGptConfig, layer_idx: int):
-        super().__init__(config.n_heads, softmax_scale(config), config.attn_pdrop, layer_idx)
+        super().__init__(config, config.n_heads, softmax_scale(config), config.attn_pdrop, layer_idx)
         self.clip_qkv = config.attn_clip_qkv
         self.Wqkv = nn.Linear(config.d_model, 3 * config.d_model, bias=not config.no_bias)
         self.out_proj = nn.Linear(config.d_model, config.d_model, bias=not config.no_bias)
@@ -47,7 +50,7 @@ class NtkMosaicGptAttention(AlibiAttention):
             self.k_ln = layer_norm(config)
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         fused = self.Wqkv(hidden_states)
         if self.clip_qkv:
@@ -83,7 +86,7 @@ class NtkMosaicGptBlock(GradientCheckpointingLayer):
         self.resid_pdrop = config.resid_pdrop
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         output, weights = self.attn(self.ln_1(hidden_states), plan, past_key_values)
         hidden_states = hidden_states + F.dropout(output, self.resid_pdrop, self.training)
@@ -91,21 +94,13 @@ class NtkMosaicGptBlock(GradientCheckpointingLayer):
         return hidden_states + F.dropout(output, self.resid_pdrop, self.training), weights
 
 
-class NtkMosaicGptPreTrainedModel(PreTrainedModel):
+class NtkMosaicGptPreTrainedModel(DecoderSupport, PreTrainedModel):
     config_class = NtkMosaicGptConfig
     base_model_prefix = "transformer"
-    supports_gradient_checkpointing = True
     _no_split_modules = ["NtkMosaicGptBlock"]
-    _skip_keys_device_placement = ["past_key_values"]
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
 
 
 class NtkMosaicGptModel(AlibiDecoder, NtkMosaicGptPreTrainedModel):
-    _input_embed_layer = "wte"
-    _layers_name = "blocks"
-    _final_norm_name = "ln_f"
-
     def __init__(self, config: NtkMosaicGptConfig):
         super().__init__(config)
         self.alibi = Alibi(plain_slopes(config), config.alibi_scaling)
@@ -116,8 +111,21 @@ class NtkMosaicGptModel(AlibiDecoder, NtkMosaicGptPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def enter(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
+    def get_input_embeddings(self) -> nn.Module:
+        return self.wte
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.wte = value
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        return self.blocks
+
+    def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
         return F.dropout(inputs_embeds, self.config.emb_pdrop, self.training)
+
+    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.ln_f(hidden_states)
 
 
 class NtkMosaicGptForCausalLM(CausalLMHead, NtkMosaicGptPreTrainedModel, GenerationMixin):

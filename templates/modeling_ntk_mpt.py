@@ -1,6 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """MPT with scaled ALiBi slopes."""
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,14 +9,19 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_mpt import NtkMptConfig
-from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
+from .ntk_alibi import Alibi, stock_slopes
+from .ntk_attention import AlibiAttention, AttentionPlan
+from .ntk_cache import Cache
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
     DecoderHead,
+    DecoderSupport,
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+
+ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
 
 
 def softmax_scale(config: NtkMptConfig) -> float:
@@ -25,20 +30,12 @@ def softmax_scale(config: NtkMptConfig) -> float:
     return (config.d_model // config.n_heads) ** -0.5 if given is None else float(given)
 
 
-def kv_heads(config: NtkMptConfig) -> int:
-    """The number of key and value heads; consecutive query heads share one."""
-    kind = config.attn_config.get("attn_type")
-    if kind == "grouped_query_attention":
-        return config.attn_config["kv_n_heads"]
-    return 1 if kind == "multiquery_attention" else config.n_heads
-
-
 def layer_norm(config: NtkMptConfig, width: int) -> nn.LayerNorm:
     return nn.LayerNorm(width, eps=config.layer_norm_epsilon, bias=not config.no_bias)
 
 
 def norm(config: NtkMptConfig) -> nn.Module:
-    """The norm of the residual stream. An RMSNorm has no bias, whatever ``no_bias`` says."""
+    """The norm of the residual stream. An RMSNorm never has a bias, even if ``no_bias`` is false."""
     if config.norm_type.endswith("rmsnorm"):
         return nn.RMSNorm(config.d_model, eps=config.layer_norm_epsilon)
     return layer_norm(config, config.d_model)
@@ -47,19 +44,21 @@ def norm(config: NtkMptConfig) -> nn.Module:
 class NtkMptAttention(AlibiAttention):
     def __init__(self, config: NtkMptConfig, layer_idx: int):
         options = config.attn_config
-        super().__init__(config.n_heads, softmax_scale(config), options.get("attn_pdrop") or 0.0, layer_idx)
+        super().__init__(
+            config, config.n_heads, softmax_scale(config), options.get("attn_pdrop") or 0.0, layer_idx
+        )
         self.clip_qkv = options.get("clip_qkv")
-        kv_width = kv_heads(config) * (config.d_model // config.n_heads)
+        kv_width = config.num_key_value_heads * (config.d_model // config.n_heads)
         self.widths = [config.d_model, kv_width, kv_width]
         self.Wqkv = nn.Linear(config.d_model, sum(self.widths), bias=not config.no_bias)
         self.out_proj = nn.Linear(config.d_model, config.d_model, bias=not config.no_bias)
         if options.get("qk_ln"):
-            # Over the whole width, before the split into heads, as llm-foundry has it.
+            # Over the whole width, before the split into heads, as in llm-foundry.
             self.q_ln = layer_norm(config, config.d_model)
             self.k_ln = layer_norm(config, kv_width)
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         fused = self.Wqkv(hidden_states)
         if self.clip_qkv:
@@ -78,7 +77,7 @@ class NtkMptMLP(nn.Module):
         super().__init__()
         options = config.ffn_config
         width = options.get("ffn_hidden_size") or int(config.expansion_ratio * config.d_model)
-        self.activation = F.silu if (options.get("ffn_act_fn") or {}).get("name") == "silu" else F.gelu
+        self.activation = ACTIVATIONS[(options.get("ffn_act_fn") or {}).get("name", "gelu")]
         self.up_proj = nn.Linear(config.d_model, width, bias=not config.no_bias)
         self.down_proj = nn.Linear(width, config.d_model, bias=not config.no_bias)
         if options.get("ffn_type") == "mptglu":
@@ -101,7 +100,7 @@ class NtkMptBlock(GradientCheckpointingLayer):
         self.resid_pdrop = config.resid_pdrop
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         output, weights = self.attn(self.norm_1(hidden_states), plan, past_key_values)
         hidden_states = hidden_states + F.dropout(output, self.resid_pdrop, self.training)
@@ -109,21 +108,13 @@ class NtkMptBlock(GradientCheckpointingLayer):
         return hidden_states + F.dropout(output, self.resid_pdrop, self.training), weights
 
 
-class NtkMptPreTrainedModel(PreTrainedModel):
+class NtkMptPreTrainedModel(DecoderSupport, PreTrainedModel):
     config_class = NtkMptConfig
     base_model_prefix = "transformer"
-    supports_gradient_checkpointing = True
     _no_split_modules = ["NtkMptBlock"]
-    _skip_keys_device_placement = ["past_key_values"]
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
 
 
 class NtkMptModel(AlibiDecoder, NtkMptPreTrainedModel):
-    _input_embed_layer = "wte"
-    _layers_name = "blocks"
-    _final_norm_name = "norm_f"
-
     def __init__(self, config: NtkMptConfig):
         super().__init__(config)
         bias_max = config.attn_config.get("alibi_bias_max", 8)
@@ -135,8 +126,21 @@ class NtkMptModel(AlibiDecoder, NtkMptPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def enter(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
+    def get_input_embeddings(self) -> nn.Module:
+        return self.wte
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.wte = value
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        return self.blocks
+
+    def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
         return F.dropout(inputs_embeds, self.config.emb_pdrop, self.training)
+
+    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.norm_f(hidden_states)
 
 
 class NtkMptForCausalLM(CausalLMHead, NtkMptPreTrainedModel, GenerationMixin):

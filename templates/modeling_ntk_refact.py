@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """Refact-1.6B with scaled ALiBi slopes."""
 
 from typing import Any
@@ -10,16 +12,19 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from .configuration_ntk_refact import NtkRefactConfig
-from .ntk_alibi import Alibi, AlibiAttention, AttentionPlan, stock_slopes
+from .ntk_alibi import Alibi, stock_slopes
+from .ntk_attention import AlibiAttention, AttentionPlan
+from .ntk_cache import Cache
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
     DecoderHead,
+    DecoderSupport,
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 
-# The MLP's width is a multiple of this.
+# The MLP's width is rounded up to a multiple of this.
 MULTIPLE = 256
 
 
@@ -32,7 +37,7 @@ class NtkRefactAttention(AlibiAttention):
 
     def __init__(self, config: NtkRefactConfig, layer_idx: int):
         head_dim = config.n_embd // config.n_head
-        super().__init__(config.n_head, head_dim**-0.5, 0.0, layer_idx)
+        super().__init__(config, config.n_head, head_dim**-0.5, 0.0, layer_idx)
         self.q = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.packed = config.packed_projections
         if self.packed:
@@ -43,7 +48,7 @@ class NtkRefactAttention(AlibiAttention):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         query = self.q(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         if self.packed:
@@ -84,29 +89,21 @@ class NtkRefactBlock(GradientCheckpointingLayer):
         self.mlp = NtkRefactMLP(config)
 
     def forward(
-        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Any | None = None
+        self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         output, weights = self.attn(self.ln_1(hidden_states), plan, past_key_values)
         hidden_states = hidden_states + output
         return hidden_states + self.mlp(self.ln_2(hidden_states)), weights
 
 
-class NtkRefactPreTrainedModel(PreTrainedModel):
+class NtkRefactPreTrainedModel(DecoderSupport, PreTrainedModel):
     config_class = NtkRefactConfig
     base_model_prefix = "transformer"
-    supports_gradient_checkpointing = True
     _no_split_modules = ["NtkRefactBlock"]
-    _skip_keys_device_placement = ["past_key_values"]
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
 
 
 class NtkRefactModel(AlibiDecoder, NtkRefactPreTrainedModel):
-    """The trunk; Refact keeps the last norm outside of it, beside the head."""
-
-    _input_embed_layer = "wte"
-    _layers_name = "h"
-    _final_norm_name = None
+    """The trunk without the final norm, which Refact stores beside the head."""
 
     def __init__(self, config: NtkRefactConfig):
         super().__init__(config)
@@ -117,16 +114,29 @@ class NtkRefactModel(AlibiDecoder, NtkRefactPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    def get_input_embeddings(self) -> nn.Module:
+        return self.wte
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.wte = value
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        return self.h
+
+    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states  # the heads have the norm
+
 
 class FinalNorm:
-    """Mixin for the heads: the norm before each of them, which a language model's checkpoint has."""
+    """Mixin for the heads: the final norm, which the checkpoint stores outside the trunk."""
 
     def add_head(self, config: NtkRefactConfig) -> None:
         super().add_head(config)
         self.ln_f = layer_norm(config, config.final_norm_bias)
 
-    def run_trunk(self, input_ids: Any, kwargs: dict) -> BaseModelOutputWithPast:
-        output = super().run_trunk(input_ids, kwargs)
+    def run_trunk(self, **inputs: Any) -> BaseModelOutputWithPast:
+        output = super().run_trunk(**inputs)
         output.last_hidden_state = self.ln_f(output.last_hidden_state)
         return output
 

@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """The forward pass of a decoder-only ALiBi trunk, and the heads on top of it.
 
-Families differ in their embeddings and layers; the loop over the layers and the heads are the same.
-A family's trunk and heads are classes of their own that name these mixins first, so that the classes
-transformers looks for (``PreTrainedModel``, ``GenerationMixin``) stay among their direct bases.
+Families differ in their embeddings and layers; the loop over the layers and the heads are shared.
+A family's trunk and heads are its own classes. They name these mixins first and keep the classes that
+transformers looks for (``PreTrainedModel``, ``GenerationMixin``) among their direct bases.
 """
 
 from typing import Any
@@ -10,43 +12,65 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.cache_utils import Cache, DynamicCache
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
     CausalLMOutputWithPast,
     SequenceClassifierOutputWithPast,
 )
-from transformers.utils import logging
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, logging
 
-from .ntk_alibi import Alibi, plan_attention
-from .ntk_heads import Head
+from .ntk_alibi import Alibi
+from .ntk_attention import PACKED, check_paged_scaling, plan_attention
+from .ntk_cache import Cache, grow
+from .ntk_heads import IGNORED, Head, check_keywords, checked_tp_plan
 
 logger = logging.get_logger(__name__)
+
+# Keywords that transformers' next-token loss understands.
+LOSS_KEYWORDS = frozenset({"ignore_index", "shift_labels"})
+# Keywords that the trunk hands down to the attention function. "kernel_options" is flex_attention's.
+ATTENTION_KEYWORDS = PACKED | {"kernel_options"}
+
+
+class DecoderSupport:
+    """Mixin for a family's base class: what transformers may do with the family's models."""
+
+    supports_gradient_checkpointing = True
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_attention_backend = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+    tp_plan = PreTrainedModel.tp_plan.getter(checked_tp_plan)
 
 
 class AlibiDecoder:
     """Mixin for a family's trunk.
 
-    The family sets ``alibi`` and ``softmax_scale`` and names its modules in the four attributes;
-    a layer is called as ``layer(hidden_states, plan=..., past_key_values=...)`` and returns the hidden
+    The family sets ``alibi`` and ``softmax_scale`` and says in the methods below which of its modules do
+    what. A layer is called as ``layer(hidden_states, plan=..., past_key_values=...)`` and returns the hidden
     states and its attention weights or None.
     """
 
     alibi: Alibi
     softmax_scale: float
-    _input_embed_layer: str
-    _layers_name: str
-    _final_norm_name: str | None
 
-    def get_input_embeddings(self) -> nn.Module:
-        return getattr(self, self._input_embed_layer)
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        """The layers, in the order in which they run."""
+        raise NotImplementedError
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        setattr(self, self._input_embed_layer, value)
-
-    def enter(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
-        """From token embeddings to the first layer's input, both [B, Q, hidden]."""
+    def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
+        """The first layer's input [B, Q, hidden] from the token embeddings [B, Q, hidden]."""
         return inputs_embeds
+
+    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The trunk's output [B, Q, hidden] from the last layer's output [B, Q, hidden]."""
+        raise NotImplementedError
 
     def forward(
         self,
@@ -58,6 +82,7 @@ class AlibiDecoder:
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> tuple | BaseModelOutputWithPast:
         """Runs the trunk.
@@ -66,14 +91,17 @@ class AlibiDecoder:
             input_ids: [B, Q] token ids, or None with ``inputs_embeds``.
             past_key_values: a transformers ``Cache``; a new one is made if ``use_cache``.
             attention_mask: [B, cached + Q], 1 for real and 0 for padded tokens; None for no padding.
+            position_ids: [B or 1, Q], by default counted from the real tokens. Where they start again at 0,
+                another document starts. Such rows are computed without a cache.
             inputs_embeds: [B, Q, hidden] instead of ``input_ids``.
-
-        Other keywords that transformers passes to every model (``position_ids``, ``cache_position``)
-        carry nothing that ALiBi needs and are ignored.
+            kwargs: keywords of the attention function (``cu_seq_lens_q``, ...) are handed down. Keywords that
+                transformers passes to every model, such as ``cache_position``, are ignored: ALiBi does not
+                need them. Any other keyword is ignored with a warning.
 
         Raises:
-            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a legacy tuple as
-                cache; a ``head_mask``; an attention mask that is not [B, cached + Q].
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a cache that is a tuple,
+                as in old releases; a ``head_mask``; an attention mask that is not [B, cached + Q]; positions
+                that make no sense; what ``plan_attention`` refuses.
         """
         config = self.config
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
@@ -84,31 +112,40 @@ class AlibiDecoder:
 
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
-        if kwargs.get("head_mask") is not None:
-            raise ValueError("head_mask is not supported")
+        paged = kwargs.get("cache") is not None  # continuous batching, which has many keywords of its own
+        if not paged:
+            check_keywords(self, kwargs, IGNORED | ATTENTION_KEYWORDS)
+            kwargs = {name: value for name, value in kwargs.items() if name in ATTENTION_KEYWORDS}
         if past_key_values is not None and not isinstance(past_key_values, Cache):
             kind = type(past_key_values).__name__
             raise ValueError(f"past_key_values must be a transformers Cache, got {kind}")
         if self.gradient_checkpointing and self.training and use_cache:
-            logger.warning_once("use_cache=True does not go with gradient checkpointing; caching is off")
+            logger.warning_once("gradient checkpointing does not work with use_cache=True; caching is off")
             use_cache = False
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
 
-        hidden_states = self.enter(inputs_embeds)
-        eager = output_attentions or config._attn_implementation == "eager"
+        hidden_states = self.prepare_embeddings(inputs_embeds)
         plan = plan_attention(
-            self.alibi, hidden_states, attention_mask, past_key_values, self.softmax_scale, eager
+            config,
+            self.alibi,
+            self.softmax_scale,
+            hidden_states,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            output_attentions,
+            **kwargs,
         )
+        if use_cache and past_key_values is None and not plan.packed:
+            past_key_values = DynamicCache()
+        grow(past_key_values, len(self.decoder_layers))
         all_hidden_states, all_attentions = [], []
-        for layer in getattr(self, self._layers_name):
+        for layer in self.decoder_layers:
             all_hidden_states.append(hidden_states)
             hidden_states, weights = layer(hidden_states, plan=plan, past_key_values=past_key_values)
             all_attentions.append(weights)
-        if self._final_norm_name is not None:
-            hidden_states = getattr(self, self._final_norm_name)(hidden_states)
+        hidden_states = self.final_norm(hidden_states)
         all_hidden_states.append(hidden_states)
 
         output = BaseModelOutputWithPast(
@@ -132,9 +169,8 @@ class DecoderHead(Head):
         self.add_head(config)
         self.post_init()
 
-    def run_trunk(self, input_ids: Any, kwargs: dict) -> BaseModelOutputWithPast:
-        kwargs = {**kwargs, "return_dict": True}
-        return self.base_model(input_ids, **kwargs)
+    def run_trunk(self, **inputs: Any) -> BaseModelOutputWithPast:
+        return self.base_model(**inputs, return_dict=True)
 
 
 class CausalLMHead(DecoderHead):
@@ -155,12 +191,27 @@ class CausalLMHead(DecoderHead):
     ) -> torch.Tensor | None:
         """Keeps the mask two-dimensional, since positions are read from it.
 
-        ``generate`` calls this for caches of fixed size; the mask gets that size, so that compiled
+        ``generate`` calls this for caches of fixed size. The mask is padded to that size, so compiled
         decoding sees the same shapes at every step.
         """
         if attention_mask is None or past_key_values is None:
             return attention_mask
         return F.pad(attention_mask, (0, past_key_values.layers[0].max_cache_len - attention_mask.shape[1]))
+
+    def _prepare_position_ids_for_generation(self, *_: Any) -> None:
+        """Leaves the positions to the trunk, which counts them from the mask at every step.
+
+        ``generate`` of transformers 5 counts those of the prompt, and then adds one to the last column's for
+        each token. In a row that is padded on the right, that column is not the last token's.
+        """
+
+    def _get_static_cache_init_shape(self) -> tuple[int, int] | None:
+        # transformers 5 does not recognise which heads a process has. Without a shape, the first keys decide.
+        return None if (self._tp_size or 1) > 1 else super()._get_static_cache_init_shape()
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        check_paged_scaling(self.base_model.alibi)  # later, transformers would only log the error
+        return super().init_continuous_batching(*args, **kwargs)
 
     def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Logits [B, any, vocabulary] of hidden states [B, any, hidden]."""
@@ -178,25 +229,29 @@ class CausalLMHead(DecoderHead):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
+        position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> tuple | CausalLMOutputWithPast:
-        """Runs trunk and head; arguments as the trunk's, and:
+        """Runs trunk and head; the arguments are the trunk's, and:
 
         Args:
             labels: [B, Q] token ids for the shifted next-token loss; -100 is ignored.
-            logits_to_keep: compute logits of the last so many tokens only (0: of all), or of the
-                tokens at the given indices.
+            logits_to_keep: compute logits for only this many of the last tokens (0 for all), or for the
+                tokens at these indices.
+            kwargs: those of the loss (``num_items_in_batch``, ``ignore_index``, ``shift_labels``) and the
+                trunk's.
         """
         trunk = self.base_model(
             input_ids,
             past_key_values=past_key_values,
             attention_mask=attention_mask,
+            position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             return_dict=True,
-            head_mask=kwargs.pop("head_mask", None),
+            **{name: value for name, value in kwargs.items() if name not in LOSS_KEYWORDS},
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.project(trunk.last_hidden_state[:, kept])
@@ -214,7 +269,7 @@ class CausalLMHead(DecoderHead):
 
 
 class SequenceClassificationHead(DecoderHead):
-    """Scores [B, labels] of each row's last token that is not padding."""
+    """Scores [B, labels] of the last token in each row that is not padding."""
 
     def add_head(self, config: Any) -> None:
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
@@ -226,19 +281,19 @@ class SequenceClassificationHead(DecoderHead):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> tuple | SequenceClassifierOutputWithPast:
-        """Runs trunk and head; arguments as the trunk's, and:
+        """Runs trunk and head; the arguments are the trunk's, and:
 
         Args:
-            labels: [B] class indices or, for regression or several labels, float targets; the loss
-                follows ``config.problem_type`` or is chosen by the labels.
+            labels: [B] class indices or, for regression or several labels, float targets. If
+                ``config.problem_type`` is not set, the labels decide the kind of loss.
 
         Raises:
-            ValueError: several rows, but no ``pad_token_id`` in the config to find their ends.
+            ValueError: there are several rows, and the config has no ``pad_token_id`` to find their ends.
         """
         trunk = self.run_trunk(
-            input_ids, {**kwargs, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
         )
         scores = self.score(trunk.last_hidden_state)
         rows, length = scores.shape[:2]

@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """The forward pass of an ALiBi encoder, and the heads on top of it.
 
 BERT's skeleton: embeddings without positions, layers that normalise after each residual, a pooler.
-Families differ in their layers. A family's trunk and heads are classes of their own that name these
-mixins first, so that ``PreTrainedModel`` stays among their direct bases.
+Families differ in their layers. A family's trunk and heads are its own classes. They name these mixins
+first and keep ``PreTrainedModel`` among their direct bases.
 """
 
 from collections.abc import Sequence
@@ -19,9 +21,11 @@ from transformers.modeling_outputs import (
     MaskedLMOutput,
     SequenceClassifierOutput,
 )
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
 
 from .ntk_alibi import Alibi
-from .ntk_heads import Head
+from .ntk_heads import Head, check_keywords
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
 
 
@@ -30,7 +34,7 @@ def layer_norm(config: Any) -> nn.LayerNorm:
 
 
 class EncoderEmbeddings(nn.Module):
-    """Word and token type embeddings, normalised; positions are the attention's business."""
+    """Word and token type embeddings, normalised; attention adds the positions."""
 
     def __init__(self, config: Any):
         super().__init__()
@@ -42,7 +46,12 @@ class EncoderEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor:
-        """[B, L, hidden] of word embeddings [B, L, hidden] and types [B, L]; type 0 if there are none."""
+        """The first layer's input [B, L, hidden].
+
+        Args:
+            inputs_embeds: word embeddings [B, L, hidden].
+            token_type_ids: [B, L]; None means all 0.
+        """
         if token_type_ids is None:
             token_type_ids = torch.zeros(
                 inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device
@@ -64,7 +73,7 @@ class EncoderOutput(nn.Module):
 
 
 class EncoderAttention(nn.Module):
-    """A family's attention under BERT's names, its output projection and norm."""
+    """A family's attention with its output projection and norm, under BERT's names."""
 
     def __init__(self, config: Any, attention: SymmetricAttention):
         super().__init__()
@@ -116,14 +125,14 @@ class Pooler(nn.Module):
 class AlibiEncoder:
     """Mixin for a family's trunk; ``layer_class`` is the family's layer.
 
-    The family sets ``alibi`` once the rest is made. A layer is called as ``layer(hidden_states, plan=...)``
-    and returns the hidden states and its attention weights or None.
+    The family sets ``alibi`` after calling ``__init__``. A layer is called as ``layer(hidden_states,
+    plan=...)`` and returns the hidden states and its attention weights or None.
     """
 
     alibi: Alibi
     layer_class: type
     zero_padding = False
-    """Whether the hidden states of padded tokens are 0 in the end."""
+    """Whether the trunk sets the hidden states of padded tokens to 0."""
 
     def __init__(self, config: Any, add_pooling_layer: bool | None = None):
         super().__init__(config)
@@ -160,8 +169,8 @@ class AlibiEncoder:
             token_type_ids: [B, L]; all 0 if None.
             inputs_embeds: [B, L, hidden] instead of ``input_ids``.
 
-        Other keywords that transformers passes to every model (``position_ids``) carry nothing that
-        ALiBi needs and are ignored.
+        Keywords that transformers passes to every model, such as ``position_ids``, are ignored: ALiBi does
+        not need them. Any other keyword is ignored with a warning.
 
         Raises:
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a ``head_mask``; an
@@ -174,10 +183,9 @@ class AlibiEncoder:
         return_dict = config.return_dict if return_dict is None else return_dict
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
-        if kwargs.get("head_mask") is not None:
-            raise ValueError("head_mask is not supported")
+        check_keywords(self, kwargs)
         if inputs_embeds is None:
-            inputs_embeds = self.get_input_embeddings()(input_ids)
+            inputs_embeds = self.embeddings.word_embeddings(input_ids)
 
         hidden_states = self.embeddings(inputs_embeds, token_type_ids)
         eager = output_attentions or config._attn_implementation == "eager"
@@ -201,7 +209,7 @@ class AlibiEncoder:
 
 
 class SentenceEncoding:
-    """Mixin for a trunk that makes an embedding of a text: the mean of its tokens' hidden states."""
+    """Mixin for a trunk that embeds texts. A text's embedding is the mean of its tokens' hidden states."""
 
     @torch.inference_mode()
     def encode(
@@ -215,18 +223,18 @@ class SentenceEncoding:
         normalize_embeddings: bool = False,
         **tokenizer_options: Any,
     ) -> Any:
-        """Embeddings, float32 [texts, hidden], or [hidden] of a single text.
+        """Returns embeddings: float32 [texts, hidden], or [hidden] for a single text.
 
         Args:
             sentences: one text or several.
-            batch_size: texts that run at a time, those of like length together.
-            show_progress_bar: accepted, but nothing is drawn.
-            convert_to_numpy: return a NumPy array, else a list of tensors.
-            convert_to_tensor: return one tensor; goes before ``convert_to_numpy``.
-            device: moves the model there first.
-            normalize_embeddings: scale each to unit length.
-            tokenizer_options: for the repository's tokenizer, such as ``max_length`` in tokens,
-                which is the config's ``max_position_embeddings`` if not given.
+            batch_size: number of texts in a batch; texts of similar length share a batch.
+            show_progress_bar: accepted but ignored.
+            convert_to_numpy: return a NumPy array instead of a list of tensors.
+            convert_to_tensor: return one tensor; takes precedence over ``convert_to_numpy``.
+            device: move the model there first.
+            normalize_embeddings: scale each embedding to unit length.
+            tokenizer_options: passed to the repository's tokenizer. ``max_length``, in tokens, is the
+                config's ``max_position_embeddings`` by default.
         """
         texts = [sentences] if isinstance(sentences, str) else list(sentences)
         tokenizer = AutoTokenizer.from_pretrained(self.name_or_path, trust_remote_code=True)
@@ -260,7 +268,7 @@ class SentenceEncoding:
 
 
 def mean_pooling(hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """[B, hidden]: the mean over each row's real tokens of [B, L, hidden]."""
+    """The mean [B, hidden] of each row's real tokens in [B, L, hidden]."""
     weights = attention_mask[..., None].to(hidden_states.dtype)
     return (hidden_states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
@@ -279,9 +287,8 @@ class EncoderHead(Head):
         self.add_head(config)
         self.post_init()
 
-    def run_trunk(self, input_ids: Any, kwargs: dict) -> BaseModelOutputWithPooling:
-        trunk = getattr(self, self.base_model_prefix)
-        return trunk(input_ids, **{**kwargs, "return_dict": True})
+    def run_trunk(self, **inputs: Any) -> BaseModelOutputWithPooling:
+        return self.base_model(**inputs, return_dict=True)
 
 
 class PredictionTransform(nn.Module):
@@ -296,7 +303,7 @@ class PredictionTransform(nn.Module):
 
 
 class Predictions(nn.Module):
-    """Token logits; the bias is the decoder's own, or a tensor beside it as BERT stores it."""
+    """Token logits. The bias belongs to the decoder or, as in BERT's checkpoints, is a tensor beside it."""
 
     def __init__(self, config: Any, epsilon: float, decoder_bias: bool):
         super().__init__()
@@ -310,7 +317,7 @@ class Predictions(nn.Module):
 
 
 class MaskedLMModule(nn.Module):
-    """BERT's name for what holds the prediction head."""
+    """Holds the prediction head, under BERT's name for it."""
 
     def __init__(self, predictions: Predictions):
         super().__init__()
@@ -318,12 +325,12 @@ class MaskedLMModule(nn.Module):
 
 
 class MaskedLMHead(EncoderHead):
-    """Logits [B, L, vocabulary] of the token in each place; the decoder is tied if configured."""
+    """Logits [B, L, vocabulary] for each position; the decoder is tied if configured."""
 
     prediction_epsilon: float | None = None
-    """Of the head's norm; None for the config's."""
+    """Epsilon of the head's norm; None means the config's."""
     decoder_bias = False
-    """Whether the bias is the decoder's own."""
+    """Whether the bias belongs to the decoder."""
 
     def add_head(self, config: Any) -> None:
         epsilon = config.layer_norm_eps if self.prediction_epsilon is None else self.prediction_epsilon
@@ -336,7 +343,7 @@ class MaskedLMHead(EncoderHead):
         self.cls.predictions.decoder = new_embeddings
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """As transformers' own, which knows nothing of a bias beside the decoder."""
+        """Like transformers' own method, which does not resize a bias beside the decoder."""
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         bias = self.cls.predictions.bias
         if bias is not None:
@@ -347,12 +354,21 @@ class MaskedLMHead(EncoderHead):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         return_dict: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> tuple | MaskedLMOutput:
-        """Runs trunk and head; arguments as the trunk's, and ``labels`` [B, L] token ids; -100 is ignored."""
-        trunk = self.run_trunk(input_ids, kwargs)
+        """Runs trunk and head; the arguments are the trunk's, and ``labels`` [B, L]: token ids or -100."""
+        trunk = self.run_trunk(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
         logits = self.cls.predictions(trunk.last_hidden_state)
         loss = None
         if labels is not None:
@@ -364,7 +380,7 @@ class MaskedLMHead(EncoderHead):
 
 
 class SequenceClassificationHead(EncoderHead):
-    """Scores [B, labels] of each row, from the pooled first token."""
+    """Scores [B, labels] from the pooled first token of each row."""
 
     pools = True
 
@@ -375,17 +391,26 @@ class SequenceClassificationHead(EncoderHead):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> tuple | SequenceClassifierOutput:
-        """Runs trunk and head; arguments as the trunk's, and:
+        """Runs trunk and head; the arguments are the trunk's, and:
 
         Args:
-            labels: [B] class indices or, for regression or several labels, float targets; the loss
-                follows ``config.problem_type`` or is chosen by the labels.
+            labels: [B] class indices or, for regression or several labels, float targets. If
+                ``config.problem_type`` is not set, the labels decide the kind of loss.
         """
-        trunk = self.run_trunk(input_ids, kwargs)
+        trunk = self.run_trunk(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
         scores = self.classifier(self.dropout(trunk.pooler_output))
         output = SequenceClassifierOutput(
             loss=None if labels is None else self.classification_loss(scores, labels.to(scores.device)),

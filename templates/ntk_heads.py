@@ -1,31 +1,90 @@
-"""What the heads of decoders and encoders have in common, and the two that are the same for both.
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
+"""Code that decoders and encoders share: two heads, and what all heads have in common.
 
-A family's modeling file names this file itself, although it also comes with the decoders' or the
-encoders': transformers 4.57 loads no more of a local repository than what that file names.
+Each family's modeling file imports from this file directly. transformers 4.57 loads only those files of a
+local repository that the modeling file itself imports.
 """
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, TokenClassifierOutput
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, logging
+
+logger = logging.get_logger(__name__)
+
+# Keywords that transformers (generate, Trainer, tokenizers) passes to any model. ALiBi needs none of them.
+IGNORED = frozenset({"cache_position", "num_items_in_batch", "position_ids", "token_type_ids"})
+# transformers 4.57 looks up names in plans after it has replaced every number in them, as in dense_h_to_4h.
+OLD_NAMES = transformers.__version__.startswith("4.")
+
+
+def check_keywords(model: nn.Module, keywords: Mapping[str, Any], known: frozenset[str] = IGNORED) -> None:
+    """Warns, once per name, of keywords of ``forward`` that the model ignores.
+
+    Keywords that are None are not reported: they change nothing.
+
+    Raises:
+        ValueError: a ``head_mask``, which would change the result.
+    """
+    for name, value in keywords.items():
+        if value is None or name in known:
+            continue
+        if name == "head_mask":
+            raise ValueError("head_mask is not supported")
+        if not torch.compiler.is_compiling():  # a compiled graph cannot log
+            logger.warning_once(f"{type(model).__name__} ignores the unknown keyword {name!r}")
+
+
+def checked_tp_plan(model: Any) -> dict[str, str]:
+    """The model's plan for tensor parallelism, which transformers reads before it divides the weights.
+
+    Raises:
+        ValueError: the model's class has no plan, or its heads cannot be divided among the processes.
+    """
+    plan = PreTrainedModel.tp_plan.fget(model)
+    processes, config = model._tp_size or 1, model.config
+    if processes > 1:
+        name = type(model).__name__
+        if not plan:
+            raise ValueError(f"{name} does not support tensor parallelism; load it without tp_plan")
+        heads = config.num_attention_heads
+        groups = getattr(config, "num_key_value_heads", heads)
+        if heads % processes or (groups % processes and processes % groups):
+            raise ValueError(
+                f"the {heads} attention heads of {name} ({groups} key heads) cannot be divided evenly among "
+                f"{processes} processes; use another number of processes"
+            )
+    if OLD_NAMES:
+        plan = {re.sub(r"\d+", "*", weights): style for weights, style in plan.items()}
+    return plan
 
 
 class Head:
-    """Mixin of every head; those of decoders and encoders add ``run_trunk``."""
+    """Mixin for every head; decoders and encoders add ``run_trunk``.
+
+    Each head's ``forward`` names the inputs of a tokenizer: the Trainer drops columns that it does not name.
+    """
 
     def wants_dict(self, return_dict: bool | None) -> bool:
         return self.config.return_dict if return_dict is None else return_dict
 
     def add_dropout(self, config: Any) -> None:
-        """The dropout before a classifier, under whichever name the config has for it."""
+        """Adds the dropout before a classifier; the config's name for its rate depends on the family."""
         names = ("classifier_dropout", "hidden_dropout", "hidden_dropout_prob")
         rates = (getattr(config, name, None) for name in names)
         self.dropout = nn.Dropout(next((rate for rate in rates if rate is not None), 0.1))
 
     def classification_loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Of scores [B, labels]; the kind follows ``config.problem_type`` or is chosen by the labels."""
+        """The loss of scores [B, labels]. The labels decide its kind if ``config.problem_type`` does not."""
         problem = self.config.problem_type
         if problem is None:
             if self.num_labels == 1:
@@ -51,12 +110,21 @@ class TokenClassificationHead:
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> tuple | TokenClassifierOutput:
-        """Runs trunk and head; arguments as the trunk's, and ``labels`` [B, tokens] class indices."""
-        trunk = self.run_trunk(input_ids, kwargs)
+        """Runs trunk and head; the arguments are the trunk's, and ``labels`` [B, tokens] class indices."""
+        trunk = self.run_trunk(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
         scores = self.classifier(self.dropout(trunk.last_hidden_state))
         loss = None
         if labels is not None:
@@ -76,18 +144,27 @@ class QuestionAnsweringHead:
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         start_positions: torch.LongTensor | None = None,
         end_positions: torch.LongTensor | None = None,
         return_dict: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> tuple | QuestionAnsweringModelOutput:
-        """Runs trunk and head; arguments as the trunk's, and:
+        """Runs trunk and head; the arguments are the trunk's, and:
 
         Args:
-            start_positions, end_positions: [B] token indices of the answer; one beyond the sequence
-                means that the row has none and adds nothing to the loss.
+            start_positions, end_positions: [B] token indices of the answer. An index beyond the sequence
+                means that the row has no answer; it adds nothing to the loss.
         """
-        trunk = self.run_trunk(input_ids, kwargs)
+        trunk = self.run_trunk(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
         start, end = self.qa_outputs(trunk.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:

@@ -1,20 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
 """Bidirectional ALiBi: every query sees every key, with a bias of -slope * |i - j|.
 
-No folding into the dot product gives |i - j| (see ntk_alibi.py for what causal ALiBi does), but with
-the queries in reverse order the bias is constant along the anti-diagonals: a Toeplitz matrix, of which
-every row is a window on one vector of 2 L - 1 numbers. torch's fused kernel on the CPU reads that view
-as it is, so that no [L, L] tensor exists, in training either. Padding is a product of two channels.
+|i - j| cannot be folded into the dot product, as ntk_alibi.py does for causal ALiBi. But if the queries are
+in reverse order, the bias is constant along the anti-diagonals: every row is a window on one vector of
+2 L - 1 numbers. torch's fused kernel on the CPU reads that view without copying it, so there is no [L, L]
+tensor, not even in training. Padding is a product of two extra channels.
 
-Measured on one CPU thread, 12 heads x 64, 8192 tokens, float32: the whole bias takes 3.9 GB and two to
-three times as long as the view, which takes 0.1 GB, 0.3 GB with padding, and about as long as attention
-without any bias.
+Measured on one CPU thread, 12 heads x 64, 8192 tokens, float32: the view takes 0.1 GB (0.3 GB with padding)
+and about as long as attention without any bias. The whole bias takes 3.9 GB and two to three times as long.
 
-Where the kernel wants aligned rows (accelerators), copies views (torch.compile) or does not take
-dropout, and where every query has slopes of its own, blocks of queries get their bias one after
-another. Their biases are made again in the backward pass instead of being kept.
+The view does not work if the kernel wants aligned rows (accelerators), copies views (torch.compile) or does
+not support dropout, or if every query has its own slopes. Then each block of queries gets its own bias, one
+block after another. The backward pass computes these biases again instead of keeping them.
 
 Shapes below: B rows, H heads, L tokens (queries and keys), D head size.
-This file is part of a converted repository and needs nothing but torch.
+This file is part of a converted repository and imports only torch.
 """
 
 from typing import NamedTuple
@@ -26,17 +27,17 @@ from torch.utils.checkpoint import checkpoint
 
 from .ntk_alibi import CHANNELS, PADDED_KEY, PADDED_QUERY, Alibi, fold
 
-# Queries of a block. Few keep a CPU's caches warm; an accelerator needs many to be busy.
+# Queries per block. Small blocks fit a CPU's caches; an accelerator needs large ones to be busy.
 CPU_BLOCK, BLOCK = 128, 1024
 
 
 class SymmetricPlan(NamedTuple):
-    """What one forward pass knows about positions; made once, used by every layer."""
+    """How one forward pass applies ALiBi; made once and used by every layer."""
 
     slopes: torch.Tensor
-    """float32 [1 or B, H, 1 or L]; the last is L where every query has its own."""
+    """float32 [1 or B, H, 1 or L]; the last size is L if every query has its own slopes."""
     real: torch.Tensor | None
-    """bool [B, L], False for padded tokens; None if there are none."""
+    """bool [B, L], False for padded tokens; None without padding."""
     eager: bool = False
     """Compute the attention weights, in float32, and return them."""
 
@@ -46,16 +47,16 @@ def plan_attention(
 ) -> SymmetricPlan:
     """Prepares this forward pass.
 
-    Distances are between the slots of a row. Only dynamic scalings ask which of the tokens are real,
-    and how many.
+    Distances are measured between places in the row, padded ones included. Only a dynamic scaling counts
+    the real tokens.
 
     Args:
-        hidden_states: [B, L, hidden], for its sizes and device.
+        hidden_states: [B, L, hidden]; only its shape and device are used.
         attention_mask: [B, L], 1 for real and 0 for padded tokens; None means no padding.
-        eager: for the path that returns attention weights.
+        eager: prepare the path that returns attention weights.
 
     Raises:
-        ValueError: for a mask of another shape.
+        ValueError: the mask has another shape.
     """
     rows, length = hidden_states.shape[:2]
     if attention_mask is None:
@@ -69,7 +70,7 @@ def plan_attention(
 
 
 class SymmetricAttention(nn.Module):
-    """The attention that every encoder shares; a family adds its projections.
+    """Bidirectional attention with ALiBi; each family adds its projections.
 
     Args:
         num_heads: H.
@@ -95,7 +96,8 @@ class SymmetricAttention(nn.Module):
             plan: from ``plan_attention``.
 
         Returns:
-            The heads' outputs [B, L, H * D], and the weights [B, H, L, L] if the plan is eager, or None.
+            The heads' outputs [B, L, H * D], and the attention weights [B, H, L, L] if the plan is eager,
+            else None.
         """
         size, scale = query.shape[-1], query.shape[-1] ** -0.5
         dropout = self.dropout if self.training else 0.0
@@ -110,7 +112,7 @@ class SymmetricAttention(nn.Module):
         else:
             if plan.real is not None:
                 query, key, value = without_padding(query, key, value, plan.real, scale)
-            # Traced code would write the view out, so that blocks are what saves memory there.
+            # Compiled code would copy the view to a whole tensor; there, blocks save the memory.
             eager_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling()
             if eager_cpu and plan.slopes.shape[-1] == 1 and dropout == 0.0:
                 output = toeplitz_attention(query, key, value, plan.slopes, scale)
@@ -124,7 +126,7 @@ class SymmetricAttention(nn.Module):
 def without_padding(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, real: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query, key and value [B, H, L, D + CHANNELS] whose scores of padded keys are below any other."""
+    """Query, key and value [B, H, L, D + CHANNELS] that give padded keys scores below any real key's."""
     first = torch.arange(CHANNELS, device=query.device) == 0
     query_channels = (first * (PADDED_QUERY / scale))[None, None, None]
     key_channels = (~real)[:, None, :, None] * (first * PADDED_KEY)
@@ -137,7 +139,7 @@ def toeplitz_attention(
     """The heads' outputs [B, H, L, D] for slopes [1 or B, H, 1]."""
     length = query.shape[2]
     distances = (torch.arange(2 * length - 1, device=query.device) - (length - 1)).abs()
-    # float32 whatever the states are: the kernel adds it to float32 scores.
+    # float32 for every dtype of the states: the kernel adds the bias to float32 scores.
     bias = (slopes * -distances).unfold(-1, length, 1)
     reverse = query.flip(2)
     return F.scaled_dot_product_attention(reverse, key, value, attn_mask=bias, scale=scale).flip(2)
@@ -180,7 +182,7 @@ def blockwise_attention(
 
 
 def distance_bias(slopes: torch.Tensor, slots: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """float32 [1 or B, H, Q, L]: the bias of the queries in ``slots`` [Q] on the keys [B, H, L, D]."""
+    """The bias of the queries at ``slots`` [Q] on the keys [B, H, L, D]: float32 [1 or B, H, Q, L]."""
     keys = torch.arange(key.shape[2], device=key.device)
     distances = (slots[:, None] - keys[None, :]).abs()
     return slopes[..., None] * -distances

@@ -1,7 +1,9 @@
-"""Tokenizers of Baichuan-13B and replit-code-v1, over the sentencepiece model of each.
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
+"""Tokenizers for Baichuan-13B and replit-code-v1, each based on the checkpoint's sentencepiece model.
 
-They give the ids and texts that the sources' own classes give under transformers 4.33, which was the
-last release to run those. The sentencepiece package is needed.
+They give the same ids and texts as the checkpoints' own classes do with transformers 4.33, the last release
+that can run those classes. They need the sentencepiece package.
 """
 
 import shutil
@@ -12,31 +14,31 @@ import sentencepiece
 from transformers import AddedToken, PreTrainedTokenizer
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""In the order in which those that the sentencepiece model lacks get the ids after its last."""
+"""Tokens missing from the sentencepiece model get the ids after its last one, in this order."""
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 class NtkSentencePieceTokenizer(PreTrainedTokenizer):
-    """What both tokenizers share: a sentencepiece model for the text between special tokens."""
+    """Base of both tokenizers: a sentencepiece model for the text between special tokens."""
 
     model_input_names = ["input_ids", "attention_mask"]
     strips = True
-    """Whether a special token named by a plain string takes the white space around it with it."""
+    """Whether a special token given as a plain string absorbs the white space around it."""
 
     def __init__(self, vocab_file: str, sp_model_kwargs: dict[str, Any] | None = None, **kwargs: Any):
         self.vocab_file = vocab_file
         self.sp_model_kwargs = dict(sp_model_kwargs or {})
-        # Before the base class asks for the vocabulary.
+        # Needed before the base class asks for the vocabulary.
         self.sp_model = sentencepiece.SentencePieceProcessor(model_file=vocab_file, **self.sp_model_kwargs)
         added = dict(kwargs.pop("added_tokens_decoder", None) or {})
         ids = {token.content: index for index, token in added.items()}
 
         def special(token: str | AddedToken, strips: bool) -> AddedToken:
-            """The token with its rules, and with an id."""
+            """The token with an id and its rules for white space."""
             content = str(token)
             index = ids.setdefault(content, self._index(content, added))
             token = added.get(index, token)
-            # Marked single_word in Baichuan's files, which transformers 4.33 did not look at.
+            # Baichuan's files mark it single_word; transformers 4.33 ignored that.
             added[index] = AddedToken(
                 content,
                 lstrip=token.lstrip if isinstance(token, AddedToken) else strips,
@@ -47,7 +49,7 @@ class NtkSentencePieceTokenizer(PreTrainedTokenizer):
             return added[index]
 
         if kwargs.get("unk_token") is not None:
-            # Where the model spells it otherwise, it is no further token.
+            # If the model spells it differently, it is still the same token.
             ids.setdefault(str(kwargs["unk_token"]), self.sp_model.piece_to_id(str(kwargs["unk_token"])))
         for name in NAMED:
             if kwargs.get(name) is not None:
@@ -58,7 +60,7 @@ class NtkSentencePieceTokenizer(PreTrainedTokenizer):
         super().__init__(added_tokens_decoder=added, sp_model_kwargs=self.sp_model_kwargs, **kwargs)
 
     def _index(self, content: str, added: dict[int, AddedToken]) -> int:
-        """The id of a special token: that of its piece, or the next after all others."""
+        """The id of a special token: the id of its piece or, if there is none, the next free id."""
         index: int = self.sp_model.piece_to_id(content)
         if self.sp_model.id_to_piece(index) == content:
             return index
@@ -75,11 +77,11 @@ class NtkSentencePieceTokenizer(PreTrainedTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Pieces of the sentencepiece model; added tokens are not counted."""
+        """Number of pieces in the sentencepiece model, without added tokens."""
         return len(self.sp_model)
 
     def get_vocab(self) -> dict[str, int]:
-        """Token -> id, added tokens included."""
+        """Token -> id, including added tokens."""
         pieces = {self.sp_model.id_to_piece(index): index for index in range(self.vocab_size)}
         return {**pieces, **self.get_added_vocab()}
 
@@ -96,7 +98,7 @@ class NtkSentencePieceTokenizer(PreTrainedTokenizer):
         return piece
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """Text of tokens; those that the sentencepiece model does not know stand between spaces."""
+        """The text of tokens; tokens outside the sentencepiece model are separated by spaces."""
         added = self.get_added_vocab()
         parts: list[str] = []
         run: list[str] = []
@@ -113,7 +115,7 @@ class NtkSentencePieceTokenizer(PreTrainedTokenizer):
         return text
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
-        """Writes the sentencepiece model into a folder; returns its path there."""
+        """Writes the sentencepiece model to a folder and returns its path."""
         name = self.vocab_files_names["vocab_file"]
         path = Path(save_directory, f"{filename_prefix}-{name}" if filename_prefix else name)
         source = Path(self.vocab_file)
@@ -125,7 +127,7 @@ class NtkSentencePieceTokenizer(PreTrainedTokenizer):
 
 
 class NtkReplitTokenizer(NtkSentencePieceTokenizer):
-    """Of replit-code-v1: adds no special tokens, and those within a text leave nothing when decoded."""
+    """Tokenizer of replit-code-v1. It adds no special tokens, and decoding drops those in a text."""
 
     vocab_files_names = {"vocab_file": "spiece.model"}
 
@@ -141,14 +143,14 @@ class NtkReplitTokenizer(NtkSentencePieceTokenizer):
 
 
 class NtkBaichuanTokenizer(NtkSentencePieceTokenizer):
-    """Of Baichuan-13B and Baichuan2-13B.
+    """Tokenizer of Baichuan-13B and Baichuan2-13B.
 
     Args:
         vocab_file: the sentencepiece model.
         add_bos_token: whether a sequence starts with bos_token; True by default.
-        add_eos_token: whether it ends with eos_token; False by default.
-        adds: both once more, ``{"bos": ..., "eos": ...}``, since transformers 5 leaves the other two out
-            when it saves a tokenizer.
+        add_eos_token: whether a sequence ends with eos_token; False by default.
+        adds: the two settings again, ``{"bos": ..., "eos": ...}``, because transformers 5 does not save
+            the arguments above.
     """
 
     vocab_files_names = {"vocab_file": "tokenizer.model"}
@@ -183,13 +185,13 @@ class NtkBaichuanTokenizer(NtkSentencePieceTokenizer):
 
     @property
     def adds(self) -> dict[str, bool]:
-        """Which special tokens a sequence gets, as it is saved."""
+        """The special tokens that a sequence gets, in the form that is saved."""
         return {"bos": self.add_bos_token, "eos": self.add_eos_token}
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
-        """One sequence or two, each between the special tokens that are asked for."""
+        """Adds the configured special tokens around one sequence or two."""
         start = [self.bos_token_id] if self.add_bos_token else []
         end = [self.eos_token_id] if self.add_eos_token else []
         first = [*start, *token_ids_0, *end]
@@ -201,7 +203,7 @@ class NtkBaichuanTokenizer(NtkSentencePieceTokenizer):
         token_ids_1: list[int] | None = None,
         already_has_special_tokens: bool = False,
     ) -> list[int]:
-        """1 for each special token that ``build_inputs_with_special_tokens`` adds, 0 for the others."""
+        """1 for each special token that ``build_inputs_with_special_tokens`` adds, 0 for other tokens."""
         if already_has_special_tokens:
             mask: list[int] = super().get_special_tokens_mask(
                 token_ids_0, token_ids_1, already_has_special_tokens=True
@@ -220,7 +222,7 @@ class NtkBaichuanTokenizer(NtkSentencePieceTokenizer):
         return [0] * first + [1] * (whole - first)
 
     def _text(self, pieces: list[str]) -> str:
-        # Special tokens keep their text. As in the original, the space goes before the text that
+        # Special tokens keep their text. As in the original code, the space goes before the text that
         # precedes a special token, not between the two.
         special = set(self.all_special_tokens)
         text = ""

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from unittest import mock
 
 import hypothesis
 import pytest
+
+from tests import forks
 
 pytest_plugins = ("tests.patched", "tests.onnx_graphs", "tests.hub_commands")
 
@@ -36,7 +39,27 @@ os.environ.pop("HF_TOKEN", None)
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
+# Files whose tests do not depend on the version of transformers. make test-4.57 leaves them out, except for
+# tests that are marked ``version``. A new test file is not in this list, so it runs on both versions.
+ANY_VERSION = {
+    *("architecture", "benchmarks", "catalogue", "checkpoint", "cli", "contributing", "docs", "docs_pages"),
+    *("evaluation_tasks", "exports", "faults", "hostile", "hub", "inspect", "lengths", "license", "manifest"),
+    *("family_baichuan", "family_jais", "family_jina_bert", "family_mosaic_bert", "family_mosaic_gpt"),
+    *("family_mpt", "family_refact", "onnx_encoders", "onnx_example", "onnx_export", "onnx_files"),
+    *("on_gpu", "onnx_genai", "onnx_logits", "onnx_quantise", "onnx_refusals", "onnx_validation", "outputs"),
+    *("pictures", "provenance", "push", "readme_zh", "refusals", "repository", "scaling", "set", "slopes"),
+    *("staging", "stored", "transfer", "weights", "wheel"),
+}
+
 MakeSource = Callable[..., Path]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests that do not depend on the version of transformers."""
+    for item in items:
+        if item.path.stem.removeprefix("test_") in ANY_VERSION and not item.get_closest_marker("version"):
+            item.add_marker(pytest.mark.any_version)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,6 +77,19 @@ def _each_picture_once() -> Iterator[None]:
 
     with mock.patch.object(card, "card_picture", draw_once):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_workers() -> Iterator[None]:
+    """The processes that rewrite weights start within milliseconds."""
+    with mock.patch("converter.weights.worker.subprocess", forks):
+        yield
+
+
+@pytest.fixture
+def fresh_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that rewrite weights are new interpreters, as users have them."""
+    monkeypatch.setattr("converter.weights.worker.subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The command line as a process, with a Hub on loopback."""
+"""Runs the command line as a process against the Hub on loopback."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forks
 from tests.conftest import Run
 from tests.hub_server import HubServer
 
@@ -24,7 +25,7 @@ UNVERIFIED = (
     "import converter.publish.push as push; push.verify = lambda *_, **__: []\n"
     "from converter.cli import main; main()",
 )
-"""The command line without the seconds that verification takes, for what comes after it."""
+"""Starts the command line without verification, which takes seconds, to test the steps after it."""
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def work(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def environment(hub: HubServer, tmp_path: Path) -> dict[str, str]:
-    """Of a process whose Hub is ``hub``."""
+    """The environment of a process that uses ``hub``."""
     own = {
         name: value
         for name, value in os.environ.items()
@@ -60,13 +61,14 @@ def environment(hub: HubServer, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def command(hub: HubServer, environment: dict[str, str], work: Path) -> Iterator[Command]:
-    """``command(*words, start=..., **environment)``: the command line as a process, the Hub being ``hub``.
+    """``command(*words, start=..., **environment)``: runs the command line as a process that uses ``hub``.
 
-    Whatever it says or writes, the token is not in it.
+    The token must not appear in anything that it prints or writes. With ``fresh``, the process is a new
+    interpreter, not a fork.
     """
 
-    def call(*words: object, start: Sequence[str] = AS_USERS_DO, **more: str) -> Run:
-        done = subprocess.run(
+    def call(*words: object, start: Sequence[str] = AS_USERS_DO, fresh: bool = False, **more: str) -> Run:
+        done = (subprocess.run if fresh else forks.run)(
             [sys.executable, *start, *map(str, words)],
             cwd=work,
             env=environment | more,
@@ -85,7 +87,7 @@ def command(hub: HubServer, environment: dict[str, str], work: Path) -> Iterator
 
 @pytest.fixture
 def here(run: Command, work: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """``here(*words)``: the command line in this process, for what is refused before the Hub is asked."""
+    """``here(*words)``: runs the command line in this process, for commands refused before any request."""
     monkeypatch.chdir(work)
 
     def refuse(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""What both halves of the Hub on loopback speak of: requests, answers, refusals, repositories."""
+"""Types that both halves of the Hub on loopback share: requests, answers, refusals, repositories."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from urllib.parse import quote, unquote
 
 Host = Literal["hub", "storage"]
 Fault = Literal["cut", "reset", "short", "busy", "broken"]
-"""What goes wrong with one transfer: the connection ends in the middle of the file, politely
-(``cut``) or not (``reset``); the file seems complete but is half as long (a download's); HTTP 503; HTTP
-500."""
+"""A fault of one transfer: the connection is closed (``cut``) or reset (``reset``) in the middle of the file;
+a download seems complete but has half the length (``short``); HTTP 503 (``busy``); HTTP 500 (``broken``)."""
 
 LARGE = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".onnx_data", ".pt", ".model")
-"""Ends of the file names that the Hub keeps in its storage (a new repository's .gitattributes)."""
+"""Suffixes of the files that the Hub keeps in its storage (from the .gitattributes of a new repository)."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request, as it came."""
+    """One request as it was received."""
 
     host: Host
     method: str
     path: str
-    """Still quoted, without the query."""
+    """The path, still quoted, without the query."""
     headers: dict[str, str]
-    """Names in lower case."""
+    """Header names are in lower case."""
     query: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
-    """Of a request to the Hub itself; files that are sent to the storage are not kept here."""
+    """The body of a request to the Hub itself; uploads to the storage are not kept here."""
 
     @property
     def token(self) -> str | None:
@@ -50,16 +49,16 @@ class Repository:
     refs: dict[str, str] = field(default_factory=dict)
     """Branch, tag or pull request -> commit."""
     tags: set[str] = field(default_factory=set)
-    """Which of them are tags."""
+    """The names in ``refs`` that are tags."""
     private: bool = False
     gated: bool = False
     readers: frozenset[str] = frozenset()
-    """Tokens that open it, if it is private or gated."""
+    """Tokens that may read the repository if it is private or gated."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """Whose a token is."""
+    """The owner of a token."""
 
     name: str
     organisations: tuple[str, ...] = ()
@@ -72,7 +71,7 @@ class Account:
 
 @dataclass
 class Answer:
-    """An answer; a body that is a path is a file that can be asked for in ranges."""
+    """An answer; if the body is a path, ranges of that file can be requested."""
 
     status: HTTPStatus = HTTPStatus.OK
     headers: dict[str, str] = field(default_factory=dict)
@@ -80,7 +79,7 @@ class Answer:
 
 
 class Refusal(Exception):
-    """An error as the Hub words it: in headers, which is where its client looks."""
+    """An error like the Hub's, with its message in headers, where the client looks for it."""
 
     def __init__(self, status: HTTPStatus, code: str | None, message: str) -> None:
         super().__init__(message)
@@ -96,14 +95,14 @@ def as_json(value: object) -> Answer:
 
 
 def match(pattern: re.Pattern[str], request: Request) -> dict[str, str]:
-    """The parts of the path, unquoted; a quoted slash does not part them."""
+    """The parts of the path, unquoted; a quoted slash does not separate parts."""
     found = pattern.fullmatch(request.path)
     parts = found.groupdict() if found else {}
     return {name: unquote(part) for name, part in parts.items() if part is not None}
 
 
 def resolve(repository: Repository, revision: str) -> str:
-    """The commit that a branch, tag or commit is."""
+    """The commit that a branch, tag or commit id names."""
     commit = repository.refs.get(revision, revision)
     if commit not in repository.commits:
         raise Refusal(HTTPStatus.NOT_FOUND, "RevisionNotFound", f"Invalid rev id: {quote(revision)}")
@@ -121,5 +120,5 @@ def git_id(data: bytes) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Of a file's content."""
+    """The SHA-256 of a file's content."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,8 +1,8 @@
-"""A Hub on loopback: as much of the Hub's HTTP protocol as huggingface_hub needs to down- and upload.
+"""A Hub on loopback: the part of the Hub's HTTP protocol that huggingface_hub uses to download and upload.
 
-Two listeners, as in life: the Hub itself, and the storage that it redirects to for large files,
-another origin that must never see a token. Both record what they are asked. Repositories are plain
-folders; a commit is a folder that does not change any more. What writes is in ``hub_writing``.
+Like the real Hub it has two servers: the Hub itself, and the storage to which it redirects large files, a
+different origin that must never see a token. Both record the requests. Repositories are plain folders; a
+commit is a folder that no longer changes. The code for uploads is in ``hub_writing``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REFS = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/refs")
 TREE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)")
 RESOLVE = re.compile(r"/(?P<id>[^/]+(?:/[^/]+)?)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 LARGEST_BODY = 64 << 20
-"""Bytes of a request to the Hub itself that are read at all; what goes to the storage is streamed."""
+"""Bytes read at most from a request to the Hub itself; uploads to the storage are streamed."""
 
 
 class HubServer:
@@ -58,28 +58,28 @@ class HubServer:
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.tokens: set[str] = set()
-        """Tokens of anybody; others are refused. The readers of repositories need not be listed."""
+        """Valid tokens; others are refused. The ``readers`` of repositories need not be listed."""
         self.accounts: dict[str, Account] = {}
-        """Token -> whose it is; only these can write."""
+        """Token -> its owner; only these tokens can write."""
         self.renamed: dict[str, str] = {}
-        """Name that a repository had -> the one it has; who asks for the old one is sent on."""
+        """Old name of a repository -> its new one; requests for the old name are redirected."""
         self.requests: list[Request] = []
         self.before: Callable[[Request], object] | None = None
         """Called with each request before it is answered; it may raise a ``Refusal``."""
         self.faults: dict[str, list[Fault]] = {}
-        """File name -> what goes wrong with its next downloads, one after another."""
+        """File name -> the faults of its next downloads, in order."""
         self.upload_faults: list[Fault | None] = []
-        """What goes wrong with the next uploads to the storage, one after another; None for nothing."""
+        """Faults of the next uploads to the storage, in order; None for no fault."""
         self.half_sent: Callable[[], object] | None = None
-        """Called when half of a file has come, before the rest is read."""
+        """Called when half of an uploaded file was received, before the rest is read."""
         self.ignored: set[str] = set()
-        """Files that are said to be left out, whatever the client asks."""
+        """Files that the Hub tells the client to leave out."""
         self.lost: set[str] = set()
-        """Files that a commit does not add, though it is accepted."""
+        """Files that an accepted commit does not add."""
         self.transfer = "basic"
-        """How large files are to be sent: ``basic`` or ``xet``."""
+        """The protocol for large files: ``basic`` or ``xet``."""
         self.part_bytes: int | None = None
-        """Larger files are to be sent in parts of this many bytes."""
+        """Files larger than this many bytes are uploaded in parts of that size."""
         self._temporary = tempfile.TemporaryDirectory(prefix="hub-")
         self.writing = Writing(self, Path(self._temporary.name))
         self._stored: dict[str, Path] = {}
@@ -97,12 +97,12 @@ class HubServer:
 
     @property
     def endpoint(self) -> str:
-        """What HF_ENDPOINT is to be."""
+        """The value for HF_ENDPOINT."""
         return f"http://127.0.0.1:{self._listeners['hub'].server_port}"
 
     @property
     def storage(self) -> str:
-        """Where large files are."""
+        """The address of the storage for large files."""
         return f"http://127.0.0.1:{self._listeners['storage'].server_port}"
 
     def commit(
@@ -116,10 +116,10 @@ class HubServer:
         gated: bool = False,
         readers: Iterable[str] = (),
     ) -> str:
-        """Makes ``folder`` the newest commit of a branch, and of a repository if it is the first.
+        """Makes ``folder`` the newest commit of a branch, and creates the repository if it is missing.
 
         Returns:
-            The commit's id, which depends on the folder's content alone.
+            The commit's id, which depends only on the folder's content.
         """
         repository = self.repositories.setdefault(
             repo_id, Repository(private=private, gated=gated, readers=frozenset(readers))
@@ -137,13 +137,13 @@ class HubServer:
         return commit
 
     def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
-        """What a repository holds: file -> content."""
+        """The files of a repository: name -> content."""
         repository = self.repositories[repo_id]
         folder = repository.commits[repository.refs[revision]]
         return {name: (folder / name).read_bytes() for name in files_in(folder)}
 
     def downloads(self) -> list[str]:
-        """The names of the files whose content was asked for, in that order, each once."""
+        """The names of the files whose content was requested, each once, in order."""
         names = []
         for request in self.requests:
             if request.method == "GET" and request.host == "storage":
@@ -164,12 +164,12 @@ class HubServer:
                 return refusal.answer
 
     def fault(self, name: str) -> Fault | None:
-        """What goes wrong with this download of a file."""
+        """The fault of this download of a file."""
         with self._lock:
             return self.faults[name].pop(0) if self.faults.get(name) else None
 
     def store(self, request: Request, body: BufferedIOBase, length: int) -> Answer | None:
-        """Takes a file that is sent to the storage; None if the connection is to break off."""
+        """Receives a file uploaded to the storage; None if the connection is to be closed."""
         with self._lock:
             self.requests.append(request)
             fault = self.upload_faults.pop(0) if self.upload_faults else None
@@ -205,18 +205,18 @@ class HubServer:
         raise Refusal(HTTPStatus.NOT_FOUND, None, "Sorry, we can't find the page you are looking for.")
 
     def check_token(self, token: str | None) -> None:
-        """Refuses a token that is nobody's."""
+        """Refuses an unknown token."""
         known = self.tokens.union(*(repository.readers for repository in self.repositories.values()))
         if token is not None and token not in known | self.accounts.keys():
             raise Refusal(HTTPStatus.UNAUTHORIZED, None, "Invalid credentials in Authorization header")
 
     def allowed(self, repo_id: str, token: str | None, *, content: bool = False) -> Repository:
-        """The repository, if the token may see it; with ``content``, its files too."""
+        """The repository, if the token may see it; with ``content``, the token must also open its files."""
         self.check_token(token)
         repository = self.repositories.get(repo_id)
         account = self.accounts.get(token or "")
         member = account is not None and repo_id.partition("/")[0] in account.namespaces
-        # Who is not logged in is not told what does not exist and what is private.
+        # Without a token, a missing repository and a private one give the same answer.
         if repository is None or (repository.private and not member and token not in repository.readers):
             if token is None:
                 raise Refusal(HTTPStatus.UNAUTHORIZED, "RepoNotFound", "Invalid username or password.")
@@ -255,7 +255,7 @@ class HubServer:
 
 
 class Listener(ThreadingHTTPServer):
-    """Says nothing of clients that go away; other errors are shown."""
+    """Ignores clients that disconnect; other errors are shown."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -283,7 +283,7 @@ def _listen(server: HubServer, host: Host) -> ThreadingHTTPServer:
         do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
 
         def request_line(self) -> tuple[Request, BufferedIOBase, int]:
-            """The request without its body; where that is read from, and its length in bytes."""
+            """The request without its body; the stream to read the body from, and its length in bytes."""
             url = urlsplit(self.path)
             headers = {name.lower(): value for name, value in self.headers.items()}
             request = Request(host, self.command, url.path, headers, dict(parse_qsl(url.query)))
@@ -338,7 +338,7 @@ def _send(handler: BaseHTTPRequestHandler, server: HubServer, answer: Answer) ->
 def _break_off(handler: BaseHTTPRequestHandler, *, politely: bool = False) -> None:
     handler.close_connection = True
     if not politely:
-        # Lingering for no time makes closing a reset.
+        # With a linger time of zero, closing resets the connection.
         handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         handler.connection.close()
 
@@ -375,7 +375,7 @@ def _refs(repository: Repository) -> dict[str, Any]:
 
 
 def _tree(folder: Path) -> list[dict[str, Any]]:
-    """Everything in a commit; two pages would be too much for a test."""
+    """All entries of a commit, on one page."""
     entries = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -385,7 +385,7 @@ def _tree(folder: Path) -> list[dict[str, Any]]:
         data = path.read_bytes()
         entry: dict[str, Any] = {"type": "file", "path": name, "oid": git_id(data), "size": len(data)}
         if name.endswith(LARGE):
-            # The id is that of the pointer that git has in its place.
+            # git stores a pointer instead of the file; this is the pointer's id.
             entry["oid"] = git_id(f"oid sha256:{sha256(path)}".encode())
             entry["lfs"] = {"oid": sha256(path), "size": len(data), "pointerSize": 134}
         entries.append(entry)

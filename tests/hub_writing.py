@@ -1,7 +1,7 @@
 """The writing half of the Hub on loopback: accounts, new repositories, branches, large files, commits.
 
-Large files are sent first, each under its SHA-256, and a commit then names them; what the storage has
-is not asked for again. A commit is one request of JSON lines, and all or nothing.
+Large files are uploaded first, each under its SHA-256, and a commit then names them; a file that the storage
+already has is not requested again. A commit is one request of JSON lines, which succeeds or fails as a whole.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ COMMIT = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/commit/(?P<revision>[^/]+)
 COMPLETE = re.compile(r"/complete/(?P<oid>[0-9a-f]{64})")
 OBJECT = re.compile(r"/upload/(?P<oid>[0-9a-f]{64})(?:/(?P<part>\d+))?")
 LARGEST_INLINE = 10 << 20
-"""Bytes of a file that a commit may bring itself."""
+"""Bytes of a file that a commit may contain itself."""
 PIECE = 1 << 20
-"""Bytes that are held of a file that comes."""
+"""Bytes of an uploaded file that are held in memory."""
 NEW = {".gitattributes": "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"}
-"""What a new repository holds."""
+"""The files of a new repository."""
 
 
 class Writing:
-    """What changes repositories."""
+    """The requests that change repositories."""
 
     def __init__(self, server: HubServer, folder: Path) -> None:
         self.server = server
@@ -67,11 +67,11 @@ class Writing:
 
     @property
     def stored(self) -> set[str]:
-        """The SHA-256 of every file that was sent."""
+        """The SHA-256 of every uploaded file."""
         return {path.name for path in self.objects.iterdir() if len(path.name) == 64}
 
     def whoami(self, request: Request) -> Answer:
-        """Whose the token is."""
+        """The owner of the token."""
         if request.token is None:
             raise Refusal(HTTPStatus.UNAUTHORIZED, None, "Invalid username or password.")
         self.server.check_token(request.token)
@@ -86,7 +86,7 @@ class Writing:
         )
 
     def answer(self, request: Request) -> Answer:
-        """Answers what is posted to the Hub itself."""
+        """Answers a POST request to the Hub itself."""
         if found := match(COMPLETE, request):
             return self._complete(found["oid"], json.loads(request.body))
         self.server.check_token(request.token)
@@ -118,7 +118,7 @@ class Writing:
     def receive(
         self, request: Request, body: BufferedIOBase, length: int, fault: Fault | None
     ) -> Answer | None:
-        """Takes a file, or a part of one, piece by piece; None if the connection is to break off."""
+        """Receives a file, or a part of one, in pieces; None if the connection is to be closed."""
         found = match(OBJECT, request)
         if not found:
             return Refusal(HTTPStatus.NOT_FOUND, None, "NoSuchKey").answer
@@ -149,7 +149,7 @@ class Writing:
         read, told = 0, False
         while read < (length // 2 if half else length):
             piece = body.read(min(PIECE, max(1, length // 4), length - read))
-            if not piece:  # the client is gone
+            if not piece:  # the client disconnected
                 return
             read += len(piece)
             yield piece
@@ -158,7 +158,7 @@ class Writing:
                 self.server.half_sent()
 
     def _writable(self, repo_id: str, request: Request, *, proposal: bool = False) -> Repository:
-        """The repository, if the token may write to it, or propose to."""
+        """The repository, if the token may write to it or open a pull request."""
         repository = self.server.allowed(repo_id, request.token)
         account = self.server.accounts.get(request.token or "")
         proposal = proposal or request.query.get("create_pr") == "1"
@@ -183,7 +183,7 @@ class Writing:
             refusal = Refusal(HTTPStatus.CONFLICT, None, "You already created this model repo")
             refusal.answer.body = json.dumps({"url": f"{self.server.endpoint}/{repo_id}"}).encode()
             raise refusal
-        # Of client 0.36 and of 2.x.
+        # Clients 0.36 send the first key, 2.x the second.
         private = bool(asked.get("private") or asked.get("visibility") == "private")
         repository = self.server.repositories[repo_id] = Repository(private=private)
         folder = self.commits / secrets.token_hex(8)
@@ -219,7 +219,7 @@ class Writing:
         return {"transfer": self.server.transfer, "objects": answered}
 
     def _where(self, oid: str, size: int) -> dict[str, Any]:
-        """Where a file is to be sent, in one piece or in parts."""
+        """The addresses for uploading a file, in one piece or in parts."""
         part, href = self.server.part_bytes, f"{self.server.storage}/upload/{oid}"
         if part is None or size <= part:
             return {"href": f"{href}?Signature=x"}
@@ -301,7 +301,7 @@ class Writing:
             raise Refusal(HTTPStatus.BAD_REQUEST, None, f"{key} of {name} names what was not sent")
 
     def _modes(self, asked: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-        """How each file is to be sent, and whether a .gitignore, the client's or else ours, leaves it out."""
+        """How to send each file, and whether a .gitignore (the client's or else ours) leaves it out."""
         ours = folder / ".gitignore"
         lines = asked.get("gitIgnore", ours.read_text() if ours.is_file() else "").split()
         return [
@@ -322,7 +322,7 @@ class Writing:
 
 
 def _validate_card(content: str) -> Answer:
-    """Says of a card's front matter what the Hub would: that it is YAML, and an object."""
+    """Checks a card's front matter as the Hub does: it must be YAML, and an object."""
     import yaml
 
     front = re.match(r"---\n(.*?)\n---\n", content, re.DOTALL)
@@ -337,7 +337,7 @@ def _validate_card(content: str) -> Answer:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file again, where the file system can; folders of commits never change."""
+    """Links a file if the file system can, else copies it; folders of commits never change."""
     try:
         os.link(source, target)
     except OSError:

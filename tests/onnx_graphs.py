@@ -1,5 +1,7 @@
-"""What the tests of ONNX graphs share: building them, running them without this project's own session,
-and the float64 reference over steps."""
+"""What the tests of ONNX graphs share.
+
+Building graphs, running them without this project's own session, and the float64 reference over steps.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ import pytest
 from numpy.typing import NDArray
 
 from converter import convert
-from converter.onnx.build import build_graph, open_repository
-from converter.onnx.graph import METADATA
-from converter.onnx.options import Profile
+from converter.exports.onnx.build import build_graph
+from converter.exports.onnx.choices import Profile
+from converter.exports.onnx.graph import METADATA
+from converter.result.converted import open_converted
 from tests import tiny
 from tests.patched import config_of
 from tests.reference import FAMILIES as REFERENCES
@@ -49,7 +52,7 @@ def build(
 ) -> Path:
     """Writes a graph into its repository without all that an export does around it."""
     graph = build_graph(
-        open_repository(folder), profile=profile, dtype=dtype, last_logits=last_logits, convert_weights=False
+        open_converted(folder), profile=profile, dtype=dtype, last_logits=last_logits, convert_weights=False
     )
     made = {"profile": profile, "dtype": dtype, "last_logits": last_logits, "standalone": False}
     made["alibi_scaling"] = config_of(folder).get("alibi_scaling")

@@ -14,7 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from converter import convert
-from converter.repository import templates_folder
+from converter.families.templates import templates_folder
+from converter.scaling.scaling import METHODS
+from converter.verification import alibi, own_code
 from tests import tiny
 
 FAMILIES = tuple(tiny.FACTORIES)
@@ -23,73 +25,24 @@ STOCK = tuple(tiny.STOCK)
 HEADS = (16, 12, 40)
 TRAIN_LENGTH = 24
 
-STATIC = {
-    "none": {"method": "none"},
-    "linear": {"method": "linear", "scale": 4.0},
-    "ntk": {"method": "ntk", "scale": 4.0},
-    "ntk-published": {"method": "ntk-published", "scale": 4.0},
-}
+SCALED = tuple(method for method in METHODS if method != "none")
+STATIC = {"none": {"method": "none"}, **{method: {"method": method, "scale": 4.0} for method in SCALED}}
 DYNAMIC = {
     f"{method}-{dynamic}": {"method": method, "dynamic": dynamic, "rate": 1.5, "train_length": TRAIN_LENGTH}
-    for method in ("linear", "ntk", "ntk-published")
+    for method in SCALED
     for dynamic in ("length", "position")
 }
 SCALINGS: dict[str, dict[str, Any]] = {**STATIC, **DYNAMIC}
 
-# What makes the families' options show: each changes the network, none the tensors' number of heads.
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bloom-residual-after-norm": ("bloom", {"apply_residual_connection_post_layernorm": True}),
-    "bloom-untied": ("bloom", {"tie_word_embeddings": False}),
-    "mpt-bias-max-16": ("mpt", {"attn_config": {"alibi_bias_max": 16}}),
-    "mpt-softmax-scale": ("mpt", {"attn_config": {"softmax_scale": 0.2}}),
-    "mpt-clip-qkv": ("mpt", {"attn_config": {"clip_qkv": 1.0}}),
-    "mpt-qk-ln": ("mpt", {"attn_config": {"qk_ln": True}}),
-    "mpt-expansion": ("mpt", {"expansion_ratio": 2}),
-    "mpt-logit-scale": ("mpt", {"logit_scale": "inv_sqrt_d_model"}),
-    "mpt-biases": ("mpt", {"no_bias": False}),
-    "replit-multi-query": (
-        "replit",
-        {"attn_config": {"attn_type": "multiquery_attention", "kv_n_heads": None}},
-    ),
-    "replit-qk-ln": ("replit", {"attn_config": {"qk_ln": True}}),
-    "replit-untied": ("replit", {"tie_word_embeddings": False}),
-    "replit-rmsnorm": ("replit", {"norm_type": "rmsnorm", "no_bias": False}),
-    "replit-glu": ("replit", {"ffn_config": {"ffn_type": "mptglu", "ffn_hidden_size": 80}}),
-    "replit-silu": ("replit", {"ffn_config": {"ffn_act_fn": {"name": "silu"}}}),
-    "mosaic-gpt-no-qk-ln": ("mosaic_gpt", {"attn_qk_ln": False}),
-    "mosaic-gpt-bias-max-16": ("mosaic_gpt", {"alibi_bias_max": 16}),
-    "mosaic-gpt-clip": ("mosaic_gpt", {"attn_clip_qkv": 1.0}),
-    "mosaic-gpt-scales": ("mosaic_gpt", {"softmax_scale": 0.2, "logit_scale": "inv_sqrt_d_model"}),
-    "mosaic-gpt-biases": ("mosaic_gpt", {"no_bias": False, "mlp_ratio": 2}),
-    "falcon-parallel": ("falcon", {"parallel_attn": True}),
-    "falcon-multi-query": ("falcon", {"multi_query": True}),
-    "falcon-grouped": (
-        "falcon",
-        {"new_decoder_architecture": True, "parallel_attn": True, "num_kv_heads": 2},
-    ),
-    "falcon-no-bias": ("falcon", {"bias": False, "ffn_hidden_size": 80}),
-    "jais-width": ("jais", {"n_inner": None}),
-    "jais-sqrt-d": ("jais", {"mup_scale_qk_dot_by_d": False}),
-    "jais-untied": ("jais", {"tie_word_embeddings": False}),
-    "jais-13b-spelling": (
-        "jais",
-        {
-            **dict.fromkeys(("mup_embeddings_scale", "mup_output_alpha", "mup_width_scale")),
-            "mup_scale_qk_dot_by_d": None,
-            "embeddings_scale": 1.5,
-            "scale_qk_dot_by_d": True,
-            "width_scale": 0.11,
-        },
-    ),
-    "btlm": (
-        "jais",
-        {"model_type": "btlm", "architectures": ["BTLMLMHeadModel"], "mup_embeddings_scale": 1.5},
-    ),
-    "baichuan-plain-head": ("baichuan", {"norm_head": False}),
-    "baichuan-epsilon": ("baichuan", {"rms_norm_eps": 0.1}),
-    "refact-first-revision": ("refact", {"packed_projections": False}),
-    "refact-width": ("refact", {"n_inner": 600}),
+VARIANTS = {
+    f"{name}-{variant}".replace("_", "-"): (name, dict(changes))
+    for name in FAMILIES
+    for variant, changes in tiny.CHECKPOINTS[name].variants.items()
 }
+"""Name -> a decoder, and changes of its config that change what it computes."""
+
+CHECKED = [module.NAME for module in alibi.modules() if module is not own_code]
+"""Names of the checks of a conversion that trusts no code of the source."""
 
 Convert = Callable[..., Path]
 Mistaken = Callable[[str, str, str], None]
@@ -120,7 +73,11 @@ def mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mistaken:
         assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {file}"
         (copy / file).write_text(text.replace(before, after), encoding="utf-8")
         # In this order: the first may be imported only now, and takes the function from the other.
-        for module in ("converter.verification.patched", "converter.repository"):
+        for module in (
+            "converter.verification.patched",
+            "converter.result.repository",
+            "converter.result.code",
+        ):
             monkeypatch.setattr(f"{module}.templates_folder", lambda: copy)
 
     return plant

@@ -9,10 +9,13 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from converter.families import recognise
+from tests.dealt import dealt
 from tests.patched import FAMILIES, Convert, assert_logits, batch, config_of, load
 
 # Scalings under which a token's logits do not depend on what comes later.
 CAUSAL = ("none", "ntk", "linear", "ntk-position", "linear-position")
+# Tokens at a time: decoding, a few, and chunks.
+STEPS = (1, 7, 25)
 
 
 def in_steps(model, ids, mask, step, cache):
@@ -26,10 +29,9 @@ def in_steps(model, ids, mask, step, cache):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-@pytest.mark.parametrize("step", [1, 7, 25], ids=["decode", "few", "chunked"])
-@pytest.mark.parametrize("scaling", CAUSAL)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "scaling", "step", "kind"), dealt(FAMILIES, CAUSAL, STEPS, ["dynamic", "static"])
+)
 def test_steps_give_what_one_pass_gives(
     converted: Convert, family: str, scaling: str, step: int, kind: str
 ) -> None:

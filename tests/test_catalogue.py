@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from converter import supported
-from converter.families import FAMILIES
+from converter.families import FAMILIES, Family, recognise
 from converter.rotary.models import MODELS
 from tests import tiny
 from tests.conftest import Run
@@ -25,6 +26,9 @@ def test_everything_is_listed(run: Callable[..., Run]) -> None:
     for entry in entries[:-1]:
         [family] = [family for family in FAMILIES if family.name == entry["name"]]
         assert entry["train_lengths"] == dict(family.train_lengths)
+        assert [tuple(group["ids"]) for group in entry["checkpoints"]] == [
+            group.ids for group in family.checkpoints
+        ]
         assert entry["examples"]
     assert all(f"`{name}`" in entries[-1]["recognised_by"] for name in MODELS)
     text = run("families").out
@@ -32,16 +36,58 @@ def test_everything_is_listed(run: Callable[..., Run]) -> None:
     for family in FAMILIES:
         assert text.count(f"{family.title}  (alibi, {family.kind})") == 1
         assert table.count(f"| {family.title} |") == 1
-        for name in family.train_lengths:
-            assert name in text
 
 
-def test_every_family_has_tiny_checkpoints_that_are_tested() -> None:
-    from converter.families import recognise
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_known_checkpoint_is_listed_with_its_length_and_source(
+    run: Callable[..., Run], family: Family
+) -> None:
+    text = run("families", family.name).out
+    assert text.startswith(f"{family.title}  (alibi, {family.kind})")
+    unwrapped = " ".join(text.split())
+    for group in family.checkpoints:
+        length = "trained length not known" if group.tokens is None else f"trained at {group.tokens} tokens"
+        assert f"{length}: {group.source} {', '.join(group.ids)}" in unwrapped
+    assert max(map(len, text.splitlines())) <= 80
 
-    made = {**tiny.FACTORIES, **tiny.ENCODERS}
-    names = {"replit": "mpt"}
-    assert {names.get(name, name) for name in made} == {family.name for family in FAMILIES}
+
+def test_trained_lengths() -> None:
+    """One length for each Hub id, even where two families have it; every group has ids and a source."""
+    known: dict[str, int] = {}
+    for family in FAMILIES:
+        ids = [name for group in family.checkpoints for name in group.ids]
+        assert len(ids) == len(set(ids)), family.name
+        assert set(family.examples) <= set(ids)
+        for group in family.checkpoints:
+            assert group.ids
+            assert group.source
+            assert group.tokens is None or group.tokens > 0
+        for name, length in family.train_lengths.items():
+            assert known.setdefault(name, length) == length
+
+
+def test_a_part_of_a_name(run: Callable[..., Run]) -> None:
+    [entry] = run("families", "JINA-reranker", "--json").json
+    assert entry["name"] == "jina_bert"
+    [group] = entry["checkpoints"]
+    assert group["ids"] == ["jinaai/jina-reranker-v1-tiny-en", "jinaai/jina-reranker-v1-turbo-en"]
+    assert entry["train_lengths"] == {}
+    [storyteller] = supported("storywriter")
+    assert storyteller.train_lengths == {"mosaicml/mpt-7b-storywriter": 65536}
+    assert [entry.name for entry in supported("mpt")] == ["mpt", "mosaic_gpt"]
+    assert [entry.name for entry in supported("llama")] == ["rotary"]
+    assert "Refact-1.6B" in run("families", "refact", "--markdown").out
+
+
+def test_no_such_name(refused: Callable[..., str]) -> None:
+    assert "no family or known checkpoint is called 'gpt2-xl'" in refused("families", "gpt2-xl", code=2)
+
+
+def test_every_family_has_tiny_checkpoints_that_are_tested(tmp_path: Path) -> None:
+    assert {family.name for family in FAMILIES} <= {*tiny.FACTORIES, *tiny.ENCODERS}
+    for name, family in tiny.FAMILY.items():
+        config, _ = tiny.read(tiny.CHECKPOINTS[name].write(tmp_path / name))
+        assert recognise(config) is family
     assert recognise({"model_type": "ntk_mpt"}).name == "mpt"
 
 

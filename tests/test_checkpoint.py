@@ -1,4 +1,4 @@
-"""Reading indexes and headers, right and damaged."""
+"""Reading indexes and headers, valid and damaged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from converter.checkpoint import parse_header, read_checkpoint, read_header
 from converter.errors import SourceError
+from converter.source.checkpoint import parse_header, read_checkpoint, read_header
 
 FLOATS = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 
@@ -78,7 +78,7 @@ def test_empty_tensors_and_metadata(tmp_path: Path) -> None:
         ({"a": FLOATS}, bytes(15), "truncated"),
         ({"a": FLOATS}, bytes(17), "beyond its last tensor"),
         ({"a": FLOATS, "b": {**FLOATS, "data_offsets": [8, 24]}}, bytes(24), "'b' overlaps"),
-        ({"a": FLOATS, "b": {**FLOATS, "data_offsets": [20, 36]}}, bytes(36), "'b' leaves a hole"),
+        ({"a": FLOATS, "b": {**FLOATS, "data_offsets": [20, 36]}}, bytes(36), "'b' leaves a gap"),
         ({"a": {**FLOATS, "shape": [3, 2]}}, bytes(16), "'a' is not valid"),
         ({"a": {**FLOATS, "shape": [-2, -2]}}, bytes(16), "'a' is not valid"),
         ({"a": {**FLOATS, "shape": [2.0, 2]}}, bytes(16), "'a' is not valid"),
@@ -90,7 +90,7 @@ def test_empty_tensors_and_metadata(tmp_path: Path) -> None:
         ({"a": {**FLOATS, "dtype": 3}}, bytes(16), "'a' is not valid"),
         ({"a": [1, 2]}, bytes(16), "'a' is not valid"),
         ({"a\n\x1b[2J": [1]}, b"", r"'a\\n\\x1b[2J'"),
-        (b'{"a": 1, "a": 2}', b"", "'a' stands twice"),
+        (b'{"a": 1, "a": 2}', b"", "'a' occurs twice"),
         (b"[]", b"", "JSON list"),
         (b"{", b"", "not valid JSON"),
         (b"\xff\xfe{}", b"", "not valid JSON"),
@@ -145,7 +145,7 @@ def test_any_header_of_json_is_read_or_refused(header: dict[str, Any], data_byte
 
 
 def sharded(folder: Path, weight_map: Any) -> Path:
-    """Two shards with tensors a and b, and an index as given."""
+    """Two shards with the tensors a and b, and an index with this weight_map."""
     for name in "ab":
         write_safetensors(folder / f"{name}.safetensors", {name: FLOATS}, bytes(16))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -161,7 +161,7 @@ def test_an_index_with_its_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weight_map", "words"),
     [
-        ({"a": "a.safetensors", "b": "c.safetensors"}, "1 of 2 shards are missing, 'c.safetensors'"),
+        ({"a": "a.safetensors", "b": "c.safetensors"}, "1 of 2 shards are missing (first: 'c.safetensors')"),
         ({"a": "a.safetensors", "c": "b.safetensors"}, "'c', but b.safetensors does not have it"),
         (
             {"a": "b.safetensors", "b": "a.safetensors"},

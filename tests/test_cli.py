@@ -1,19 +1,22 @@
-"""The command line: what goes where, and that it and the Python API are one."""
+"""The command line: what it prints and where, its help, and that the Python API gives the same results."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 import converter
 from converter import ConversionResult, Inspection, convert, inspect
 from converter.cli import cli
+from tests import tiny
 from tests.conftest import MakeSource, Run, fingerprint
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +37,7 @@ def test_convert_is_the_default_command(
     assert fingerprint(tmp_path / "0").keys() == fingerprint(tmp_path / "3").keys()
 
 
-@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon"])
+@pytest.mark.parametrize("family", tiny.STOCK)
 def test_a_verified_conversion(
     pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path, family: str
 ) -> None:
@@ -73,7 +76,7 @@ def test_summary_on_stderr_and_quiet(
     assert "not verified" in said.err
     assert "trust_remote_code=True" in said.err
     assert "model.safetensors" not in said.err
-    assert "%" not in said.err  # no progress bar: stderr is no terminal
+    assert "%" not in said.err  # no progress bar: stderr is not a terminal
     assert "model.safetensors" in run(source, *FAST, "--out", tmp_path / "b", "-v").err
     quiet = run(source, *FAST, "--out", tmp_path / "c", "-q")
     assert (quiet.out, quiet.err) == (f"{tmp_path / 'c'}\n", "")
@@ -152,17 +155,224 @@ def test_the_package_s_members() -> None:
         converter.torch  # noqa: B018
 
 
-def test_help_names_every_command_and_option(run: Callable[..., Run]) -> None:
-    shown = run("--help")
-    assert shown.code == 0
-    for name, command in cli.commands.items():
-        assert name in shown.out
-        page = run(name, "--help")
-        assert page.code == 0
-        for parameter in command.params:
-            assert all(option in page.out for option in parameter.opts if option.startswith("--"))
-            if name == "convert":
-                assert all(option in shown.out for option in parameter.opts if option.startswith("--"))
+# --- help
+
+
+@pytest.fixture
+def page(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """``page(*words)``: what ``--help`` prints on a terminal of 80 columns."""
+
+    def call(*words: str) -> str:
+        monkeypatch.setenv("COLUMNS", "80")
+        shown = run(*words, "--help")
+        assert (shown.code, shown.err) == (0, "")
+        return shown.out
+
+    return call
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in cli.commands)])
+def test_help_fits_80_columns_and_is_not_cut(page: Callable[..., str], words: list[str]) -> None:
+    text = page(*words)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "..." not in text.replace("COMMAND ...", "").replace("MODEL...", "")
+
+
+@pytest.mark.parametrize("name", cli.commands)
+def test_help_describes_every_parameter(page: Callable[..., str], name: str) -> None:
+    command = cli.commands[name]
+    context = click.Context(command, info_name=name)
+    shown = {name: page(name)} | ({"convert": page()} if name == "convert" else {})
+    for text in shown.values():
+        flat = " ".join(text.split())
+        for parameter in command.get_params(context):
+            record = parameter.get_help_record(context)
+            assert record is not None
+            declaration, description = record
+            assert description
+            assert " ".join([declaration, *description.split()]) in flat
+    usage = shown[name].split("\n\n")[0]
+    required = [parameter for parameter in command.params if parameter.required]
+    assert all(parameter.make_metavar(context) in usage for parameter in required)
+
+
+def test_help_lists_every_command_with_its_whole_summary(page: Callable[..., str]) -> None:
+    commands = page().split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in commands] == sorted(cli.commands)
+    for name, line in zip(sorted(cli.commands), commands, strict=True):
+        assert (cli.commands[name].help or "").split("\n\n")[0] == line.split(maxsplit=1)[1]
+
+
+# --- wrong usage
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["--frobnicate"], "convert"),
+        (["model"], "convert"),
+        (["convert"], "convert"),
+        (["inspect"], "inspect"),
+        (["inspect", "model", "--scale", "two"], "inspect"),
+        (["push", "folder"], "push"),
+        (["eval", "model", "--lengths", "1k"], "eval"),
+        (["eval", "model", "--tasks", "reading"], "eval"),
+        (["tune", "model"], "tune"),
+        (["plot", "model"], "plot"),
+        (["export"], "export"),
+        (["validate"], "validate"),
+        (["families", "bloom", "mpt"], "families"),
+    ],
+)
+def test_wrong_usage_points_to_the_command_s_own_help(
+    run: Callable[..., Run], words: list[str], command: str
+) -> None:
+    result = run(*words)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert re.search(rf"[.?)] See ntk-convert {command} --help\.\n$", result.err)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("inspekt", "inspect"),
+        ("evaluate", "validate or eval"),
+        ("family", "families"),
+        ("psuh", "push"),
+        ("Convert", "convert"),
+    ],
+)
+def test_a_mistyped_command(
+    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, meant: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(word, "--out", "out")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
+        f"error: there is no command {word!r}; did you mean {meant}? "
+        f"For a model of that name, type ntk-convert convert {word}. See ntk-convert --help.\n"
+    )
+
+
+def test_a_folder_may_be_called_almost_like_a_command(
+    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inspekt").symlink_to(pristine("bloom"))
+    assert run("inspekt", *FAST, "--out", "out").code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[name] for name in ("gpt2", "distilgpt2", "ctrl", "t5-small", "bert-base-uncased", "org/inspekt")]
+    + [["convert", "inspekt"]],
+)
+def test_hub_ids_are_not_taken_for_mistyped_commands(run: Callable[..., Run], words: list[str]) -> None:
+    """They are accepted as MODEL: the error is about the option."""
+    assert "No such option" in run(*words, "--frobnicate").err
+
+
+def test_a_mistyped_option(run: Callable[..., Run]) -> None:
+    error = run("inspect", "model", "--scal", "2").err
+    assert "--scale" in error.replace("--scal'", "").replace("--scal ", "")
+
+
+# --- shell completion
+
+
+@pytest.fixture
+def complete(
+    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[str]]:
+    """``complete(line, shell="bash")``: what the shell is offered for the last word, in ``tmp_path``."""
+    for name in ("expert", "bloom-ntk"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "explain.txt").touch()
+    monkeypatch.chdir(tmp_path)
+
+    def call(line: str, shell: str = "bash") -> list[str]:
+        words = line.split(" ")
+        monkeypatch.setenv("_NTK_CONVERT_COMPLETE", f"{shell}_complete")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", words[-1] if shell == "fish" else str(len(words) - 1))
+        result = run()
+        assert (result.code, result.err) == (0, "")
+        return result.out.splitlines()
+
+    return call
+
+
+FOLDER_LINES = [
+    "ntk-convert ./b",
+    "ntk-convert blo",
+    "ntk-convert convert b",
+    "ntk-convert inspect b",
+    "ntk-convert tune b",
+    "ntk-convert export b",
+    "ntk-convert validate b",
+    "ntk-convert push b",
+    "ntk-convert eval ./bloom-ntk b",
+    "ntk-convert ./bloom-ntk --out b",
+    "ntk-convert ./bloom-ntk --cache-dir b",
+]
+
+
+@pytest.mark.parametrize("line", FOLDER_LINES)
+def test_folders_complete(complete: Callable[..., list[str]], line: str) -> None:
+    assert complete(line) == [f"dir,{line.rsplit(maxsplit=1)[-1]}"]
+
+
+@pytest.mark.parametrize(
+    "line", ["ntk-convert plot ex", "ntk-convert eval m --text ex", "ntk-convert tune m --prompts ex"]
+)
+def test_files_complete(complete: Callable[..., list[str]], line: str) -> None:
+    assert complete(line) == ["file,ex"]
+
+
+def test_the_first_word_completes_as_a_command_an_option_or_a_folder(
+    complete: Callable[..., list[str]],
+) -> None:
+    everything = [f"plain,{name}" for name in sorted(cli.commands)] + ["plain,bloom-ntk/", "plain,expert/"]
+    assert complete("ntk-convert ") == everything
+    assert complete("ntk-convert exp") == ["plain,export", "plain,expert/"]
+    assert complete("ntk-convert insp") == ["plain,inspect"]
+    assert complete("ntk-convert --h") == ["plain,--help", "plain,--hard-link"]
+    assert complete("ntk-convert --sc") == ["plain,--scale"]
+
+
+def test_options_and_choices_complete(complete: Callable[..., list[str]]) -> None:
+    assert complete("ntk-convert ./bloom-ntk --ove") == ["plain,--overwrite"]
+    assert complete("ntk-convert push ./bloom-ntk USER/NAME --b") == ["plain,--branch"]
+    assert complete("ntk-convert inspect ./bloom-ntk --method n") == [
+        "plain,ntk",
+        "plain,ntk-published",
+        "plain,none",
+    ]
+
+
+def test_zsh_and_fish_complete_too(complete: Callable[..., list[str]]) -> None:
+    summary = "Export a converted model, as an ONNX graph by default."
+    assert complete("ntk-convert exp", "zsh") == ["plain", "export", summary, "plain", "expert/", "_"]
+    assert complete("ntk-convert exp", "fish") == [f"plain,export\t{summary}", "plain,expert/"]
+    assert complete("ntk-convert ./b", "zsh") == ["dir", "./b", "_"]
+    assert complete("ntk-convert ./b", "fish") == ["dir,./b"]
+
+
+def test_completion_imports_nothing_heavy() -> None:
+    """It runs each time the Tab key is pressed."""
+    typed = {"COMP_WORDS": "ntk-convert convert b", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "converter"],
+        env=os.environ | typed | {"_NTK_CONVERT_COMPLETE": "bash_complete"},
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert done.stdout == "dir,b\n"
+    assert "click" in imported
+    assert not {"numpy", "torch", "transformers", "huggingface_hub"} & imported
 
 
 def test_version(run: Callable[..., Run]) -> None:
@@ -190,7 +400,7 @@ def test_a_bug_is_one_line_too(
     def broken(*_: object, **__: object) -> None:
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr("converter.pipeline.write_card", broken)
+    monkeypatch.setattr("converter.pipeline.describe", broken)
     result = run(pristine("bloom"), *FAST, "--out", tmp_path / "out")
     assert result.code == 1
     assert (
@@ -200,7 +410,7 @@ def test_a_bug_is_one_line_too(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_closed_pipe_is_no_traceback(pristine: Callable[..., Path]) -> None:
+def test_a_closed_pipe_gives_no_traceback(pristine: Callable[..., Path]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "converter", "inspect", str(pristine("bloom"))]

@@ -1,33 +1,51 @@
-"""The pages of docs/ and of examples/lm_eval name what exists: files, commands, options, numbers."""
+"""README, docs/ and examples/lm_eval name what exists: files, commands, options, numbers."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
 import pytest
 import yaml
 
+import converter
 from converter.cli import cli
 from converter.cli.evaluation import TASKS
 from converter.evaluation.results import COLUMNS, PERPLEXITY, Measurement
 from converter.families.bloom import FAMILY as BLOOM
-from converter.slopes import scaled_slopes, stock_slopes
+from converter.scaling.slopes import scaled_slopes, stock_slopes
+from tests import forks
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "examples/lm_eval/README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples/lm_eval/README.md"]
+OTHERS = [
+    ROOT / f"{folder}/README.md" for folder in ("benchmarks", "examples/evidence", "examples/tiny-bloom")
+]
+"""Pages of scripts with options of their own."""
+CODE = re.compile(r"^```\w*\n(.*?)^```$|((?:^ {4}.*?\n)+)", re.DOTALL | re.MULTILINE)
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HARNESS = ROOT / "examples/lm_eval"
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
-LINKS = [(page, link) for page, text in TEXTS.items() for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+LINKS = [
+    (str(page.relative_to(ROOT)), link)
+    for page in [*PAGES, *OTHERS]
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+]
 COMMANDS = [
     (page, line.strip())
     for page, text in TEXTS.items()
-    for line in text.replace("\\\n", " ").splitlines()
+    for fenced, indented in CODE.findall(text)
+    for line in (fenced or indented).replace("\\\n", " ").splitlines()
     if line.strip().startswith("ntk-convert ")
 ]
+RESULTS = ROOT / "benchmarks/results"
 NATS = 5
 
 
@@ -38,9 +56,10 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_there_are_pages_links_and_commands() -> None:
-    assert {"docs/how-it-works.md", "docs/evaluation.md", "docs/recipes.md"} <= set(TEXTS)
-    assert len(LINKS) > 20
-    assert len(COMMANDS) > 10
+    pages = "command-line conversion evaluation families how-it-works onnx push recipes"
+    assert {"README.md", *(f"docs/{name}.md" for name in pages.split())} <= set(TEXTS)
+    assert len(LINKS) > 60
+    assert len(COMMANDS) > 45
 
 
 @pytest.mark.parametrize(("page", "link"), LINKS)
@@ -55,7 +74,7 @@ def test_every_link_leads_somewhere(page: str, link: str) -> None:
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_every_command_parses(page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = shlex.split(line)[1:]
+    words = shlex.split(line, comments=True)[1:]
     monkeypatch.chdir(tmp_path)
     for word in words:
         if Path(word).suffix in (".txt", ".jsonl"):  # click looks whether the files are there
@@ -71,10 +90,14 @@ def cli_words(words: list[str]) -> list[str]:
     return words if words[0] in cli.commands else ["convert", *words]
 
 
+SERVE = {"--continuous-batching", "--cb-num-blocks", "--cb-max-batch-tokens"}
+"""Options of ``transformers serve``."""
+
+
 def test_every_option_exists() -> None:
     ours = {name for command in cli.commands.values() for option in command.params for name in option.opts}
     for page, text in TEXTS.items():
-        named = set(re.findall(r"`(--[a-z][a-z-]*)", text))
+        named = set(re.findall(r"`(--[a-z][a-z-]*)", text)) - {"--help", "--version"} - SERVE
         assert named <= ours, page
 
 
@@ -129,3 +152,127 @@ def test_the_tasks_of_the_harness() -> None:
         assert content["task"] == task.stem
         assert (HARNESS / content["include"]).is_file()
         assert content["dataset_kwargs"]["data_files"]["test"] == f"examples/lm_eval/{task.stem}.jsonl"
+
+
+# --- examples in Python
+
+
+@pytest.mark.parametrize(
+    ("page", "code"), [(page, c) for page, text in TEXTS.items() for c in PYTHON.findall(text)]
+)
+def test_every_example_parses_and_imports_what_exists(page: str, code: str) -> None:
+    for node in ast.walk(ast.parse(code, page)):
+        if isinstance(node, ast.ImportFrom) and node.module == "converter":
+            assert {alias.name for alias in node.names} <= {*converter.__all__}
+
+
+def test_the_readmes_example_generates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's first conversion, of the model that is here, and then its example, as they stand."""
+    readme = TEXTS["README.md"]
+    [trial] = re.findall(r"^ntk-convert examples/tiny-bloom (.+?) --out \./tiny-ntk\b", readme, re.MULTILINE)
+    [code] = [c for c in PYTHON.findall(readme) if "from_pretrained" in c]
+    monkeypatch.chdir(tmp_path)
+    Path("prompt.txt").write_text(
+        "LINE velvet-heron 24 LINE silver-magpie 16 ASK silver-magpie", encoding="utf-8"
+    )
+    source = str(ROOT / "examples/tiny-bloom")
+    for words in (
+        ["-m", "converter", source, *shlex.split(trial), "--out", "./bloom-ntk"],
+        ["-c", code],
+    ):
+        done = forks.run(
+            [sys.executable, *words],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    assert done.stdout.startswith("LINE velvet-heron 24 LINE silver-magpie 16 ASK silver-magpie 16")
+
+
+# --- shell completion
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shell_completion(shell: str) -> None:
+    """The variable that the page names asks for a script, and the script for what completes a word."""
+    [variable] = set(re.findall(rf"(\w+)={shell}_source ntk-convert", TEXTS["docs/command-line.md"]))
+
+    def answer(**environment: str) -> str:
+        code = "import sys; sys.argv[0] = 'ntk-convert'; from converter.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout
+
+    assert f"{variable}={shell}_complete" in answer(**{variable: f"{shell}_source"})
+    typed = {"COMP_WORDS": "ntk-convert insp", "COMP_CWORD": "insp" if shell == "fish" else "1"}
+    assert "inspect" in answer(**{variable: f"{shell}_complete"}, **typed)
+
+
+# --- numbers of benchmarks/results
+
+
+def said(page: str) -> str:
+    """The page on one line."""
+    return " ".join(TEXTS[page].split())
+
+
+def cells(name: str, start: str) -> list[list[str]]:
+    """The rows of a results file that begin so, without that beginning."""
+    rows = (RESULTS / name).read_text(encoding="utf-8").splitlines()
+    return [row[len(start) :].strip(" |").split(" | ") for row in rows if row.startswith(start)]
+
+
+def test_numbers_of_the_original_codes() -> None:
+    results = (RESULTS / "originals.md").read_text(encoding="utf-8")
+    largest = [float(n) for n in re.findall(r"^\| [\w-]+ \| \d+ \| (\S+) \|$", results, re.MULTILINE)]
+    now = re.findall(r"^    \* transformers 5\.23\..*?: (.+)$", results, re.MULTILINE)
+    unloaded = [line for line in now if line.startswith("from_pretrained: ")]
+    mute = [line for line in now if "; generate: " in line]
+    assert (len(now), len(unloaded), len(mute), len(largest)) == (7, 4, 3, 12)
+    assert max(largest) <= 3e-6
+    page = said("docs/families.md")
+    assert "Seven such codes were tried on transformers 5.23: four do not load, and three cannot gen" in page
+    assert "compared with twelve original codes" in page
+    assert "differ by at most 3e-6 of the largest logit" in page
+
+
+def test_numbers_of_torch() -> None:
+    prefill, decoding = cells("torch_speed-bloom-cpu-float32.md", "| 8192 |")
+    stock, converted = (float(prefill[column]) / 1e3 for column in (0, 1))
+    stock_memory, memory = (float(prefill[column]) / 1e3 for column in (3, 4))
+    page = said("docs/conversion.md")
+    assert f"at 8192 tokens prefill takes {converted:.0f} s instead of {stock:.0f} s, and " in page
+    assert f" {memory:.1f} GB of extra memory instead of {stock_memory:.0f} GB" in page
+    assert float(decoding[2].rstrip("x")) == pytest.approx(1, abs=0.05), "Decoding takes the same time"
+
+
+def test_numbers_of_copying() -> None:
+    [[_, _, _, on_disk, *_], *_] = cells("conversion.md", "| `ntk-convert --no-verify` |")
+    [[verified, *_], *_] = cells("conversion.md", "| `ntk-convert` |")
+    [[bare, ratio, *_], *_] = cells("conversion.md", "| `ntk-convert --no-verify` |")
+    page = said("docs/conversion.md")
+    assert f"takes {float(ratio.rstrip('x')):.1f} times as long as `cp -r`" in page
+    assert f"{float(on_disk.rstrip('x')):.1f}" == f"{float(ratio.rstrip('x')):.1f}"
+    assert f"verification adds about {float(verified) - float(bare):.0f} seconds" in page
+
+
+def test_numbers_of_onnx() -> None:
+    page = said("docs/onnx.md")
+    graphs = {
+        graph: cells("onnx_speed-bloom-6x1024-cpu-float32.md", f"| {graph} | 8192 |")[0]
+        for graph in ("ours", "transformers", "optimum")
+    }
+    memory = {graph: float(row[2]) / 1e3 for graph, row in graphs.items()}
+    decoding = {graph: f"{float(row[4]):.0f} ms" for graph, row in graphs.items()}
+    assert f"{memory['transformers']:.0f}" == f"{memory['optimum']:.0f}"
+    assert f"needs {memory['ours']:.1f} GB of extra memory and theirs {memory['optimum']:.0f} GB" in page
+    assert (
+        f"decodes a token in {decoding['ours']} where theirs take {decoding['transformers']} and "
+        f"{decoding['optimum']}"
+    ) in page

@@ -26,28 +26,21 @@ from templates import ntk_symmetric
 from templates.ntk_alibi import Alibi, stock_slopes
 from templates.ntk_symmetric import SymmetricAttention, plan_attention
 from tests import tiny
+from tests.dealt import dealt
 from tests.patched import SCALINGS, assert_logits, batch, config_of
 from tests.reference import ENCODERS as REFERENCES
-from tests.tiny import jina_bert
 
 FAMILIES = tuple(tiny.ENCODERS)
-QK = jina_bert.code(jina_bert.QK_CODE)
 # Every layer that the templates have, and the options that change the numbers.
 LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "jina": ("jina_bert", {}),
-    "jina-qk": ("jina_bert", QK),
-    "mosaic": ("mosaic_bert", {}),
+    "-".join(filter(None, [name, layout])): (name, dict(changes))
+    for name in FAMILIES
+    for layout, changes in {"": {}, **tiny.CHECKPOINTS[name].layouts}.items()
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "jina-reglu": ("jina_bert", {"feed_forward_type": "reglu"}),
-    "jina-original": ("jina_bert", {"feed_forward_type": "original", "hidden_act": "relu"}),
-    "jina-no-type": ("jina_bert", {"feed_forward_type": None}),
-    "jina-act": ("jina_bert", {"hidden_act": "silu"}),
-    "jina-epsilon": ("jina_bert", {"layer_norm_eps": 0.3}),
-    "jina-qk-reglu": ("jina_bert", {**QK, "feed_forward_type": "reglu"}),
-    "jina-qk-original": ("jina_bert", {**QK, "feed_forward_type": "original"}),
-    "mosaic-epsilon": ("mosaic_bert", {"layer_norm_eps": 0.3}),
-    "mosaic-act": ("mosaic_bert", {"hidden_act": "relu"}),
+    f"{name}-{variant}": (name, dict(changes))
+    for name in FAMILIES
+    for variant, changes in tiny.CHECKPOINTS[name].variants.items()
 }
 HEADS = {
     "MaskedLM": AutoModelForMaskedLM,
@@ -100,10 +93,15 @@ def numbers(output: Any, head: str) -> torch.Tensor:
     return output.last_hidden_state if head == "Model" else output.logits
 
 
+def prediction_bias(model: Any) -> torch.Tensor:
+    """Of the prediction head, whose name differs between families."""
+    names = ("cls.predictions.bias", "cls.predictions.decoder.bias")
+    [bias] = [value for name, value in model.named_parameters() if name in names]
+    return bias
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("heads", [12, 8, 6])
-@pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(("layer", "scaling", "heads"), dealt(LAYERS, SCALINGS, [12, 8, 6]))
 def test_logits_are_the_reference_s(converted: Convert, layer: str, scaling: str, heads: int) -> None:
     family, changes = LAYERS[layer]
     folder = converted(family, heads, scaling, **changes)
@@ -133,6 +131,22 @@ def test_options_of_the_config_are_honoured(converted: Convert, tmp_path: Path, 
 
 
 @torch.no_grad()
+def test_a_stored_classifier_is_loaded_though_the_config_names_the_trunk(tmp_path: Path) -> None:
+    """As in jina-reranker-v1, whose config does not say the number of labels either."""
+    head = "SequenceClassification"
+    source = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, head=head, num_labels=1)
+    config = json.loads((source / "config.json").read_text())
+    del config["num_labels"]
+    config["architectures"] = ["JinaBertModel"]
+    (source / "config.json").write_text(json.dumps(config))
+    convert(source, tmp_path / "out", verify=False, **SCALINGS["ntk"])
+    ids, mask = batch()
+    logits = load(tmp_path / "out", head)(ids, attention_mask=mask).logits
+    assert logits.shape == (len(ids), 1)
+    assert_logits(logits, reference(tmp_path / "out", "jina_bert", ids, mask, head))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("layer", LAYERS)
@@ -144,9 +158,9 @@ def test_every_head_gives_the_reference_s_numbers(
     model = load(folder, head)
     ids, mask = batch(rows=2, length=40, side=side)
     expected = reference(folder, family, ids, mask, head)
-    # A padded first token is pooled all the same: as zeros here, as whatever it is in Jina's.
+    # A padded first token is pooled all the same: as zeros, or as whatever it is.
     per_row = head == "SequenceClassification"
-    if per_row and side == "left" and family == "jina_bert":
+    if per_row and side == "left" and not tiny.CHECKPOINTS[family].zeroes_padding:
         return
     assert_logits(numbers(model(ids, attention_mask=mask), head), expected, None if per_row else mask)
 
@@ -236,8 +250,9 @@ def test_half_precision(converted: Convert, family: str, dtype: torch.dtype) -> 
     assert error < (0.03 if dtype == torch.bfloat16 else 0.004)
 
 
-def test_padded_tokens_of_mosaic_bert_leave_as_zeros(converted: Convert) -> None:
-    model = load(converted("mosaic_bert", head="Model"), "Model")
+@pytest.mark.parametrize("family", [name for name in FAMILIES if tiny.CHECKPOINTS[name].zeroes_padding])
+def test_padded_tokens_leave_as_zeros(converted: Convert, family: str) -> None:
+    model = load(converted(family, head="Model"), "Model")
     ids, mask = batch(rows=2, length=20)
     hidden = model(ids, attention_mask=mask, output_hidden_states=True)
     assert (hidden.last_hidden_state[mask == 0] == 0).all()
@@ -253,7 +268,7 @@ def test_a_second_name_of_the_bias_and_old_buffers_are_ignored(tmp_path: Path, l
     file = source / "pytorch_model.bin"
     state = torch.load(file, weights_only=True)
     state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
-    if family == "jina_bert":
+    if "cls.predictions.bias" in state:
         state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"]
     state["bert.embeddings.position_ids"] = torch.arange(16)[None]
     torch.save(state, file)
@@ -278,7 +293,7 @@ def test_an_untied_decoder(tmp_path: Path, family: str) -> None:
     convert(source, tmp_path / "out", method="none", verify=False)
     model = load(tmp_path / "out")
     ids, _ = batch(rows=1, length=20)
-    bias = model.cls.predictions.bias if family == "jina_bert" else model.cls.predictions.decoder.bias
+    bias = prediction_bias(model)
     tied = torch.as_tensor(reference(tmp_path / "out", family, ids, None, "MaskedLM"))
     assert_logits(model(ids).logits, 2 * (tied - bias) + bias)
 
@@ -309,8 +324,7 @@ def test_a_new_head_s_bias_starts_at_zero(converted: Convert, family: str) -> No
     """The embedding models have no prediction head; what transformers makes up must not be garbage."""
     folder = converted(family, head="Model")
     model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
-    bias = model.cls.predictions.bias if family == "jina_bert" else model.cls.predictions.decoder.bias
-    assert (bias == 0).all()
+    assert (prediction_bias(model) == 0).all()
     assert model.cls.predictions.transform.dense.weight.abs().max() < 1
 
 
@@ -393,7 +407,7 @@ def test_dropout_acts_in_training_only(converted: Convert, layer: str, key: str)
 def test_lora_adapter(converted: Convert, tmp_path: Path, family: str) -> None:
     folder = converted(family)
     ids, mask = batch(rows=2, length=40)
-    targets = ["Wqkv"] if family == "mosaic_bert" else ["query", "value"]
+    targets = [*tiny.CHECKPOINTS[family].queries]
     model = get_peft_model(load(folder), LoraConfig(target_modules=targets, r=4))
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
@@ -412,7 +426,8 @@ def test_lora_adapter(converted: Convert, tmp_path: Path, family: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scaling", [pytest.param("ntk", marks=pytest.mark.slow), "ntk-position"])
+@pytest.mark.slow
+@pytest.mark.parametrize("scaling", ["ntk", "ntk-position"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_in_one_graph(
     converted: Convert, family: str, scaling: str, monkeypatch: pytest.MonkeyPatch
@@ -469,8 +484,9 @@ SCALED = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("scaling", SCALED)
+@pytest.mark.parametrize(
+    ("scaling", "dtype"), dealt(SCALED, [torch.float32, torch.bfloat16, torch.float16], each=1), ids=str
+)
 def test_attention_at_long_range(scaling: str, dtype: torch.dtype) -> None:
     """Only the format's own rounding is left, over several blocks and an odd length."""
     torch.manual_seed(0)

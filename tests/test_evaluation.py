@@ -1,4 +1,4 @@
-"""Losses, continuations and results of ``eval``, against float64 references and plain transformers."""
+"""Losses, continuations and results of ``eval``, compared with float64 references and transformers."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from converter import convert
+from converter.config import ROTARY, SOURCE_CONFIG
 from converter.errors import ConverterError, SourceError, UnsupportedModel, UsageError
 from converter.evaluation import perplexity
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.hardware import choose
-from converter.evaluation.results import PERPLEXITY, Results
+from converter.evaluation.results import PERPLEXITY, Measurement, Results
 from converter.evaluation.runner import complete, losses
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Item
 from converter.evaluation.trials import trials
-from converter.repository import templates_folder
-from converter.rotary.recipe import CHANGED, RECORD
-from converter.scaling import Request, Scaling
-from converter.tokenizers import TEMPLATE
+from converter.families.templates import templates_folder
+from converter.scaling.request import Request
+from converter.scaling.scaling import UNSCALED, Dynamic, Static
+from converter.scaling.train_length import TrainLength
+from converter.source.tokenizer import TEMPLATE
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
+from tests.dealt import dealt
 from tests.patched import FAMILIES, SCALINGS, TRAIN_LENGTH, Convert, config_of, load
 from tests.reference import FAMILIES as REFERENCES
 from tests.tiny import rotary
@@ -72,7 +75,7 @@ class Words:
 
 
 def reference_losses(folder: Path, family: str, ids: np.ndarray) -> np.ndarray:
-    """float64 [rows, length - 1], from the reference model's logits."""
+    """Losses from the reference model's logits, float64 [rows, length - 1]."""
     _, tensors = tiny.read(folder)
     logits = np.asarray(REFERENCES[family].logits(config_of(folder), tensors, ids, None), dtype=np.float64)
     top = logits.max(axis=-1, keepdims=True)
@@ -80,14 +83,15 @@ def reference_losses(folder: Path, family: str, ids: np.ndarray) -> np.ndarray:
     return -np.take_along_axis(shares[:, :-1], ids[:, 1:, None], axis=-1)[..., 0]
 
 
-@pytest.mark.parametrize("scaling", ["none", "ntk", "linear-length", "ntk-position"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "scaling"), dealt(FAMILIES, ["none", "ntk", "linear-length", "ntk-position"], each=1)
+)
 def test_losses_are_the_reference_s(converted: Convert, tmp_path: Path, family: str, scaling: str) -> None:
     folder = converted(family, 12, scaling)
     ids = tiny.token_ids(3, 60)
     expected = reference_losses(folder, family, ids)
     with open_subject(tmp_path / "source", CPU, train_length=TRAIN_LENGTH) as subject:
-        subject.scaled(Scaling("ntk", factor=7.0))  # what was there before leaves no trace
+        subject.scaled(Static("ntk", 7.0))  # an earlier scaling must leave no trace
         wanted = subject.resolve(Request(**SCALINGS[scaling]))
         assert np.abs(losses(subject.scaled(wanted), CPU, ids) - expected).max() < 1e-4
     with open_subject(folder, CPU) as subject:
@@ -110,7 +114,7 @@ def test_losses_do_not_depend_on_how_they_are_cut(
 
 
 def test_continuations_are_those_of_transformers(converted: Convert, tmp_path: Path) -> None:
-    """Greedy, each prompt alone and without padding; a generation config's penalty is not used."""
+    """Each prompt alone, greedily and without padding; the generation config's penalty is not used."""
     folder = converted("mpt", 12, "ntk-position")
     (tmp_path / "source" / "generation_config.json").write_text(
         '{"repetition_penalty": 9.0, "do_sample": true}'
@@ -131,7 +135,7 @@ def test_continuations_are_those_of_transformers(converted: Convert, tmp_path: P
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The system's folder for temporary files."""
+    """Replaces the system's folder for temporary files."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -156,7 +160,7 @@ def test_the_source_s_code_is_not_run(make_source: MakeSource) -> None:
 def test_a_repository_with_other_code_is_refused(converted: Convert) -> None:
     folder = converted("bloom")
     (folder / "ntk_alibi.py").write_text("raise SystemExit('run')")
-    with pytest.raises(SourceError, match=r"ntk_alibi\.py is not the file"), open_subject(folder, CPU):
+    with pytest.raises(SourceError, match=r"ntk_alibi\.py differs from"), open_subject(folder, CPU):
         pass
 
 
@@ -164,7 +168,7 @@ EVIL = "import pathlib; pathlib.Path(__file__).with_name('was-run').touch()\ncla
 
 
 def test_no_code_that_a_tokenizer_names_is_run(converted: Convert) -> None:
-    """Not in a converted repository either, whose own tokenizer template is there as it must be."""
+    """Not even in a converted repository that has the right tokenizer template."""
     folder = converted("bloom")
     names = {"AutoTokenizer": ["evil.BaichuanTokenizer", None]}
     edit_json(folder / "tokenizer_config.json", {"auto_map": names})
@@ -182,7 +186,7 @@ def test_no_code_that_a_rotary_model_names_is_run(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "evil.py").write_text(EVIL)
     (folder / TEMPLATE).touch()
-    config["ntk_convert"][RECORD][CHANGED]["auto_map"] = None
+    config["ntk_convert"][ROTARY][SOURCE_CONFIG]["auto_map"] = None
     for hostile in (
         {"auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}},
         {"_attn_implementation": "nobody/evil-kernel"},
@@ -205,11 +209,11 @@ def test_a_converted_rotary_model_must_be_what_its_record_says(tmp_path: Path) -
 
 
 def test_what_a_rotary_model_has_read_before_changes_nothing(tmp_path: Path) -> None:
-    """transformers' dynamic scaling keeps the frequencies of the longest text so far."""
+    """By itself, transformers' dynamic scaling would keep the frequencies of the longest text so far."""
     source = rotary.rotary(tmp_path / "source")
     short, long = tiny.token_ids(2, rotary.LENGTH), tiny.token_ids(2, 4 * rotary.LENGTH)
     with open_subject(source, CPU) as subject:
-        model = subject.scaled(Scaling("ntk", dynamic="length", rate=1.0, train_length=rotary.LENGTH))
+        model = subject.scaled(Dynamic("ntk", "length", rate=1.0, train_length=rotary.LENGTH))
         assert subject.hardware.rows(1) == 1
         first = losses(model, subject.hardware, short)
         losses(model, subject.hardware, long)
@@ -255,7 +259,7 @@ def test_a_rotary_model_is_converted_for_each_scaling(tmp_path: Path) -> None:
     source = rotary.rotary(tmp_path / "source")
     ids = tiny.token_ids(2, 100)
     with open_subject(source, CPU) as subject:
-        for scaling in (Scaling("none"), Scaling("ntk", factor=3.0), Scaling("linear", factor=2.0)):
+        for scaling in (UNSCALED, Static("ntk", 3.0), Static("linear", 2.0)):
             found = losses(subject.scaled(scaling), CPU, ids)
             changes = {
                 "none": {},
@@ -272,7 +276,7 @@ def test_a_rotary_model_is_converted_for_each_scaling(tmp_path: Path) -> None:
 
 
 def plain_rotary(source: Path, folder: Path, changes: dict[str, Any]) -> Any:
-    """The model with its config changed by hand."""
+    """The model loaded by transformers, with its config changed by hand."""
     folder.mkdir()
     for path in source.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -375,7 +379,8 @@ def test_a_lower_perplexity_is_better() -> None:
 
 def test_the_scalings_are_the_cross_product() -> None:
     found = trials(["ntk", "none", "linear"], [2, 4], ["position"], [1, 2], 256)
-    names = [str(request.resolve(256)) for request in found]
+    trained = TrainLength(256, "told")
+    names = [str(request.resolve(trained, "a model", "position")) for request in found]
     assert names[0] == "none"
     assert len(names) == len(set(names)) == 1 + 2 * (2 + 2)
     assert "linear, position-dynamic, rate 2 from 256 tokens" in names
@@ -384,10 +389,10 @@ def test_the_scalings_are_the_cross_product() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"methods": ["ntk"]}, "--scales"),
-        ({"methods": ["none"], "scales": [2]}, "--methods ntk"),
-        ({"methods": [], "dynamics": ["length"]}, "--methods ntk"),
-        ({"methods": ["ntk"], "scales": [2], "rates": [2]}, "--rates belongs to --dynamic"),
+        ({"methods": ["ntk"]}, "`scales`"),
+        ({"methods": ["none"], "scales": [2]}, "`methods` ntk"),
+        ({"methods": [], "dynamics": ["length"]}, "`methods` ntk"),
+        ({"methods": ["ntk"], "scales": [2], "rates": [2]}, "`rates` belongs to `dynamics`"),
         ({"methods": ["ntk"], "scales": [0.5]}, "at least 1"),
     ],
 )
@@ -465,7 +470,7 @@ def test_the_first_scaling_is_what_others_are_compared_with(results: Results) ->
 
 
 def test_models_are_compared_only_on_the_same_prompts(tmp_path: Path) -> None:
-    other = tiny.bloom(tmp_path / "other", 4)
+    other = tiny.FACTORIES["bloom"](tmp_path / "other", 4)
 
     @dataclass(frozen=True)
     class Own(Words):
@@ -495,6 +500,37 @@ def test_the_table_and_the_csv_have_every_value(results: Results) -> None:
         if (each.scaling, each.task, each.length) == ("none", "words", 20)
     ]
     assert f"{100 * none.value:.1f} ({100 * none.low:.1f} to {100 * none.high:.1f})" in table[2]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(7.254, "7.25"), (123.44, "123.4"), (99999.0, "99999.0"), (1234567.8, "1.2e+06"), (math.inf, "inf")],
+)
+def test_large_perplexities_are_short(value: float, text: str) -> None:
+    measured = Measurement("m", "none", "perplexity", "perplexity", 64, (1.0,), value, value, value)
+    row = Results([measured], {}).table("perplexity").splitlines()[2]
+    assert [cell.strip() for cell in row.split("|")[1:-1]] == ["none", text]
+
+
+def test_a_model_that_fails_without_scaling_is_named() -> None:
+    def measured(model: str, scaling: str, task: str, length: int, value: float) -> Measurement:
+        return Measurement(model, scaling, task, "accuracy", length, (value,) * 4, value, 0.0, 1.0)
+
+    able = [measured("able", "none", "lines", 64, 0.9), measured("able", "none", "lines", 128, 0.0)]
+    unable = [
+        measured("unable", "none", "lines", 128, 0.5),
+        measured("unable", "none", "lines", 64, 0.0),
+        measured("unable", "none", "passkey", 64, 0.04),
+        measured("unable", "none", "topics", 64, 0.2),
+    ]
+    scaled = [measured("unable", "ntk, factor 4", "topics", 64, 0.0)]
+    models = {name: {"train_length": 64} for name in ("able", "unable")}
+    text = Results([*able, *unable, *scaled], models).report()
+    assert "Unscaled, unable fails even at the shortest length: lines (0 % at 64 tokens), passkey" in text
+    assert "topics (" not in text.partition("Unscaled")[2]
+    assert "Unscaled, able" not in text
+    # Beyond the trained length, failing is what scaling is for.
+    assert "Unscaled" not in Results(unable, {"unable": {"train_length": 32}}).report()
 
 
 # The command
@@ -529,8 +565,8 @@ def test_the_command(run: Command, tmp_path: Path) -> None:
         (("SOURCE",), "the trained length of", 2),
         (("SOURCE", "--tasks", "perplexity"), "--text", 2),
         (("SOURCE", "--tasks", "trec"), "file", 2),
-        (("SOURCE", "--tasks", "nonsense"), "none of", 2),
-        (("SOURCE", "--scales", "2,x"), "no list of numbers", 2),
+        (("SOURCE", "--tasks", "nonsense"), "is not one of", 2),
+        (("SOURCE", "--scales", "2,x"), "not a comma-separated list of numbers", 2),
         (("SOURCE", "--scales", "2"), "--methods", 2),
         (("SOURCE", "--lengths", "1"), "out of range", 2),
         (("SOURCE", "--lengths", "100000000000"), "out of range", 2),
@@ -559,7 +595,9 @@ def test_what_cannot_be_measured_is_refused(
     places = {
         "SOURCE": lambda: pristine("bloom"),
         "ENCODER": lambda: tiny.ENCODERS["jina_bert"](tmp_path / "encoder"),
-        "CLASSIFIER": lambda: tiny.bloom(tmp_path / "classifier", 4, head="SequenceClassification"),
+        "CLASSIFIER": lambda: tiny.FACTORIES["bloom"](
+            tmp_path / "classifier", 4, head="SequenceClassification"
+        ),
         "SILENT": lambda: without_tokenizer(tmp_path),
         "SHORT": lambda: written(tmp_path / "short.txt", b"too short"),
         "BINARY": lambda: written(tmp_path / "binary", bytes(range(128, 256)) * 99),
@@ -569,7 +607,7 @@ def test_what_cannot_be_measured_is_refused(
 
 
 def without_tokenizer(folder: Path) -> Path:
-    source = tiny.bloom(folder / "silent", 4)
+    source = tiny.FACTORIES["bloom"](folder / "silent", 4)
     for path in source.glob("*token*"):
         path.unlink()
     return source
@@ -578,6 +616,47 @@ def without_tokenizer(folder: Path) -> Path:
 def written(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give `tasks`, or `text` for perplexity"),
+        ({"lengths": [1]}, "`lengths` 1 is out of range"),
+        ({"lengths": [16], "items": 0}, "`items` 0 is out of range"),
+        ({"lengths": [16], "batch_size": 0}, "`batch_size` 0 is out of range"),
+        ({"lengths": [16], "dtype": "int8"}, "`dtype` 'int8' is unknown"),
+        (
+            {"lengths": [16], "rates": [2.0], "methods": ["ntk"], "scales": [2]},
+            "`rates` belongs to `dynamics`",
+        ),
+        ({"items": 2}, "give `lengths` or `train_length`"),
+    ],
+)
+def test_messages_name_parameters_in_python_and_options_on_the_command_line(
+    pristine: Callable[..., Path], arguments: dict[str, Any], message: str
+) -> None:
+    tasks = [Words()] if arguments else []
+    with pytest.raises(UsageError) as raised:
+        evaluate([pristine("bloom")], tasks=tasks, **arguments)
+    assert message in str(raised.value)
+    assert "--" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--lengths", "64", "--tasks", ""), "give --tasks, or --text for perplexity"),
+        (("--lengths", "64", "--rates", "2", "--methods", "none"), "--rates belongs to --dynamic; add e.g."),
+        ((), "give --lengths or --train-length"),
+    ],
+)
+def test_the_command_line_names_options(
+    refused: Callable[..., str], pristine: Callable[..., Path], words: tuple[str, ...], line: str
+) -> None:
+    found = refused("eval", pristine("bloom"), *words, code=2)
+    assert line in found
+    assert "`" not in found
 
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,7 +700,7 @@ def test_a_gpu_gives_what_the_cpu_gives(pristine: Callable[..., Path]) -> None:
     found = []
     for hardware in (CPU, choose("cuda", "fp32", None)):
         with open_subject(pristine("mpt"), hardware) as subject:
-            model = subject.scaled(Scaling("ntk", factor=4.0))
+            model = subject.scaled(Static("ntk", 4.0))
             texts = complete(model, subject.tokenizer, hardware, prompts, 4)
             found.append((losses(model, hardware, ids), texts))
     assert np.abs(found[0][0] - found[1][0]).max() < 1e-3

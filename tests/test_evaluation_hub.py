@@ -1,4 +1,4 @@
-"""``eval`` of a Hub id: only what it needs is downloaded, and the commit is in the results."""
+"""``eval`` with a Hub id: it downloads only what it needs, and records the commit in the results."""
 
 from __future__ import annotations
 

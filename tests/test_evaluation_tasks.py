@@ -1,4 +1,4 @@
-"""The tasks of ``eval``: their prompts to the token, their metrics, and the files they read."""
+"""The tasks of ``eval``: their exact prompts, their metrics, and the files they read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOS, EOS, UNK = "<s>", "</s>", "<unk>"
 
 
 def byte_level(merges: int = 400) -> Any:
-    """Byte-level BPE, as of BLOOM and MPT: it knows any text, and adds nothing."""
+    """A byte-level BPE tokenizer like BLOOM's and MPT's: it can encode any text and adds no tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -42,7 +42,7 @@ def byte_level(merges: int = 400) -> Any:
 
 
 def word_level(vocabulary: Sequence[str] = (), *, closed: bool = True) -> Any:
-    """A token a word, as of examples/tiny-bloom; ``closed``: every text begins with BOS and ends with EOS."""
+    """One token per word, as in examples/tiny-bloom; if ``closed``, with BOS before and EOS after a text."""
     ids = {word: index for index, word in enumerate([UNK, BOS, EOS, *vocabulary])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -56,7 +56,7 @@ def word_level(vocabulary: Sequence[str] = (), *, closed: bool = True) -> Any:
 
 
 class Characters(PreTrainedTokenizer):
-    """A tokenizer in Python: a token a character, and EOS at the end."""
+    """A tokenizer in Python, with one token per character and EOS at the end."""
 
     vocab_size = 1000
 
@@ -87,6 +87,8 @@ TOKENIZERS = pytest.mark.parametrize(
     "tokenizer", [BYTES, CLOSED, SLOW], ids=["bytes", "closed words", "slow"]
 )
 GENERATED = pytest.mark.parametrize("name", tasks.GENERATED)
+NUMBERS = pytest.mark.parametrize("name", ["passkey", "lines"])
+"""Whose answers are numbers."""
 
 
 def written(folder: Path, *records: object, name: str = "cases.jsonl") -> Path:
@@ -133,7 +135,7 @@ def test_prompts_beyond_the_trained_length_are_no_reason_to_warn(caplog: pytest.
     spare=st.integers(0, 1500),
 )
 def test_a_length_takes_the_most_units_that_fit(increments: list[int], start: int, spare: int) -> None:
-    """Units of any cost, some of nothing, against counting; after the listed ones each takes 7 tokens."""
+    """Compared with counting; a unit may take any number of tokens, and after the listed ones takes 7."""
     sizes = list(itertools.accumulate(increments + [7] * 500, initial=start))
 
     def draft(units: int) -> Item:
@@ -146,7 +148,7 @@ def test_a_length_takes_the_most_units_that_fit(increments: list[int], start: in
     assert item.answers == (str(max(units for units, size in enumerate(sizes) if size <= room)),)
 
 
-@GENERATED
+@NUMBERS
 @TOKENIZERS
 @settings(max_examples=8)
 @given(extra=st.integers(0, 1500), seed=st.integers(0, 9))
@@ -169,6 +171,13 @@ def test_a_prompt_never_exceeds_its_length_and_nearly_fills_it(
 
 
 @GENERATED
+def test_no_prompt_exceeds_its_length(name: str) -> None:
+    task = tasks.make_task(name)
+    for length, items in task.items(BYTES, [700, 1200], 5, 0).items():
+        assert all(len(item.ids) + task.max_new_tokens <= length for item in items)
+
+
+@GENERATED
 def test_a_length_into_which_nothing_fits_is_refused_with_the_least(name: str) -> None:
     task = tasks.make_task(name)
     with pytest.raises(UsageError, match=rf"{name} does not fit into 20 tokens.*at least \d+") as refusal:
@@ -180,14 +189,14 @@ def test_a_length_into_which_nothing_fits_is_refused_with_the_least(name: str) -
 
 
 def test_a_tokenizer_that_drops_the_text_is_refused() -> None:
-    """Whatever is unknown becomes one token together: no number of lines would fill a length."""
+    """All unknown text becomes a single token, so no number of lines would fill a length."""
     model = models.BPE({UNK: 0}, [], unk_token=UNK, fuse_unk=True)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), unk_token=UNK)
     with pytest.raises(UsageError, match="hardly any tokens of the prompts of passkey"):
         tasks.make_task("passkey").items(tokenizer, [64], 1, 0)
 
 
-# Chance
+# Randomness
 
 
 @given(seed=st.integers(), count=st.integers(10, 200))
@@ -199,7 +208,7 @@ def test_any_number_of_depths_is_spread_evenly(seed: int, count: int) -> None:
         assert abs(inside - count / 5) < 3
 
 
-@GENERATED
+@NUMBERS
 def test_answers_stand_all_over_the_context(name: str) -> None:
     items = tasks.make_task(name).items(CLOSED, [4000], 40, 0)[4000]
     places = [item.depth for item in items if item.depth is not None]
@@ -207,7 +216,7 @@ def test_answers_stand_all_over_the_context(name: str) -> None:
     assert {int(place * 5) for place in places} == set(range(5))
 
 
-@GENERATED
+@NUMBERS
 def test_the_depth_is_where_the_answer_stands(name: str) -> None:
     for item in tasks.make_task(name).items(BYTES, [1500], 10, 3)[1500]:
         text = text_of(item)
@@ -235,7 +244,7 @@ def test_the_same_seed_gives_the_same_prompts_whatever_else_is_asked_for(name: s
 
 
 def test_passkey_has_the_published_form() -> None:
-    """The filler is a beginning of the same sentences again and again, before the key and after it."""
+    """The filler repeats the same sentences and is cut anywhere, both before and after the key."""
     filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 50
     for item in tasks.make_task("passkey").items(BYTES, [900], 10, 0)[900]:
         [key] = item.answers
@@ -264,7 +273,7 @@ def test_passkey_has_the_published_form() -> None:
         ("none", 0),
     ],
 )
-@GENERATED
+@NUMBERS
 def test_the_first_number_is_the_answer(name: str, text: str, score: float) -> None:
     assert tasks.make_task(name).score(Item((0,), ("12345",)), text) == score
 
@@ -288,7 +297,7 @@ PROMPT = re.compile(
 
 
 def check_lines(text: str, answer: str, number: int) -> list[str]:
-    """That a prompt has the published form, asks for a line with that answer, and has that many lines."""
+    """Checks a prompt's published form, answer and number of lines; returns the names of the lines."""
     prompt = PROMPT.fullmatch(text)
     assert prompt is not None
     record = prompt["record"].splitlines()
@@ -306,7 +315,7 @@ def test_the_published_prompts_have_the_form_of_the_test() -> None:
 
 @pytest.mark.parametrize("number", [1, 2, 200])
 def test_lines_have_the_published_form(number: int) -> None:
-    [(length, items)] = tasks.Lines(number).items(BYTES, [], 5, 0).items()
+    [(length, items)] = lines.Lines(number).items(BYTES, [], 5, 0).items()
     assert length == max(len(item.ids) for item in items)
     for item in items:
         names = check_lines(text_of(item), item.answers[0], number)
@@ -314,7 +323,7 @@ def test_lines_have_the_published_form(number: int) -> None:
 
 
 def test_one_prompt_of_lines_to_the_letter() -> None:
-    [items] = tasks.Lines(3).items(BYTES, [], 1, 7).values()
+    [items] = lines.Lines(3).items(BYTES, [], 1, 7).values()
     assert text_of(items[0]).removeprefix(lines.HEADER) == (
         "line tender-sand: REGISTER_CONTENT is <19643>\n"
         "line yellow-acorn: REGISTER_CONTENT is <44905>\n"
@@ -328,7 +337,7 @@ def test_one_prompt_of_lines_to_the_letter() -> None:
 
 def test_names_have_three_words_where_two_are_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MOST_OF_TWO_WORDS", 10)
-    [items] = tasks.Lines(30).items(BYTES, [], 1, 0).values()
+    [items] = lines.Lines(30).items(BYTES, [], 1, 0).values()
     names = check_lines(text_of(items[0]), items[0].answers[0], 30)
     assert [name.count("-") for name in names] == [1] * 10 + [2] * 20
     assert len(set(names)) == 30
@@ -343,7 +352,7 @@ def test_words_are_distinct_and_plain() -> None:
 @pytest.mark.parametrize("number", [0, -1, 10**9])
 def test_no_number_of_lines_out_of_range(number: int) -> None:
     with pytest.raises(UsageError, match="out of range; give 1 to"):
-        tasks.Lines(number)
+        lines.Lines(number)
 
 
 CASE = {
@@ -492,7 +501,7 @@ def test_multifieldqa(tmp_path: Path) -> None:
 
 
 def test_the_middle_is_cut_out_and_the_halves_are_tokenised_again() -> None:
-    """As LongBench does it: the words on both sides of the cut run together."""
+    """As in LongBench, the words on both sides of the cut are joined."""
     listed = [f"w{index}" for index in range(100)]
     tokenizer = word_level(listed, closed=False)
     ids = encode(tokenizer, " ".join(listed))
@@ -503,7 +512,7 @@ def test_the_middle_is_cut_out_and_the_halves_are_tokenised_again() -> None:
 
 
 def test_the_halves_get_shorter_until_they_fit() -> None:
-    """Bytes of a character that is cut decode to U+FFFD, which has three: more tokens than before."""
+    """The bytes of a cut character decode to U+FFFD, which has three bytes, so the tokens become more."""
     tokenizer = byte_level(merges=0)
     ids = encode(tokenizer, "é" * 50)
     naive = tokenizer.decode(list(ids[:5])) + tokenizer.decode(list(ids[-5:]))
@@ -562,7 +571,7 @@ def test_a_continuation_begins_with_the_answer(tmp_path: Path, text: str, score:
 
 
 def test_the_example_answers_prompts(tmp_path: Path) -> None:
-    """The model that this repository carries, from the file of prompts to the score."""
+    """This repository's example model, from the file of prompts to the score."""
     record = "LINE amber-otter 24 LINE brave-heron 31 LINE amber-lynx 17 "
     path = written(
         tmp_path,
@@ -663,7 +672,7 @@ def endless_line(path: Path) -> None:
         (content('{"prompt": "a", "answer": "b"}\n\n{"prompt":'), "cases.jsonl, line 3 is not valid JSON"),
         (content('["a"]\n'), "cases.jsonl, line 1 holds a JSON list, not an object"),
         (content("[" * 100_000), "cases.jsonl, line 1 is not valid JSON"),
-        (content('{"prompt": "a", "prompt": "b"}'), "cases.jsonl, line 1 .*'prompt' stands twice"),
+        (content('{"prompt": "a", "prompt": "b"}'), "cases.jsonl, line 1 .*'prompt' occurs twice"),
         (random_bytes, "cases.jsonl, line 1 is not valid JSON"),
         (endless_line, "cases.jsonl, line 1 has more than 33554432 bytes"),
         (Path.mkdir, "cannot read .*cases.jsonl: Is a directory"),
@@ -696,7 +705,8 @@ def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
 
 
 def test_names() -> None:
-    assert tasks.NAMES == ("passkey", "lines", "topics", "trec", "multifieldqa_en", "prompts")
+    known = {"passkey", "lines", "topics", "trec", "multifieldqa_en", "prompts"}
+    assert known <= set(tasks.NAMES) == {*tasks.GENERATED, *tasks.READ}
     for name in tasks.GENERATED:
         assert tasks.make_task(name).name == name
 

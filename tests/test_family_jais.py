@@ -1,4 +1,4 @@
-"""JAIS and BTLM: what is theirs alone, the stored slopes, the muP spellings and their own scaling."""
+"""JAIS and BTLM: recognition, the stored slopes, the names of the muP keys, and their own scaling."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from converter import UnsupportedModel, convert, inspect
 from converter.errors import SourceError
-from converter.families import FAMILIES, check
+from converter.families import FAMILIES
 from converter.families.jais import FAMILY, OWNERS, normalise, scales
+from converter.families.refusals import check_source
 from tests import tiny
 from tests.patched import assert_logits, batch, config_of, load
 from tests.reference import alibi, jais
@@ -26,7 +28,7 @@ Source = Callable[..., Path]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
-    """``source(slopes=None, **config_changes)``: a tiny checkpoint, with other slopes or (``()``) none."""
+    """``source(slopes=None, **config_changes)``: a tiny checkpoint; ``slopes=()`` stores no slopes."""
 
     def build(slopes: Any = None, num_heads: int = 4, **changes: Any) -> Path:
         folder = tiny.FACTORIES["jais"](tmp_path / "source", num_heads, **changes)
@@ -42,7 +44,7 @@ def source(tmp_path: Path) -> Source:
 
 
 def published(**changes: Any) -> dict[str, Any]:
-    """A config with the sizes of jais-13b in its own spelling."""
+    """A config with the sizes and key names of jais-13b."""
     config: dict[str, Any] = {
         "model_type": "jais",
         "architectures": ["JAISLMHeadModel"],
@@ -67,7 +69,7 @@ def published(**changes: Any) -> dict[str, Any]:
 def test_both_names_are_one_family() -> None:
     for model_type, prefix in (("jais", "JAIS"), ("btlm", "BTLM")):
         config = published(model_type=model_type, architectures=[f"{prefix}LMHeadModel"])
-        assert check(config) is FAMILY
+        assert check_source(config) is FAMILY
         assert FAMILY.architectures(config) == ["NtkJaisForCausalLM"]
         assert FAMILY.architectures({"architectures": [f"{prefix}Model"]}) == ["NtkJaisModel"]
     assert sum(family.recognises(published()) for family in FAMILIES) == 1
@@ -76,10 +78,10 @@ def test_both_names_are_one_family() -> None:
 
 def test_gpt_jx_must_spell_its_factors() -> None:
     config = published(model_type="gptjx", architectures=["GPTJXForCausalLM"])
-    assert check(config) is FAMILY
+    assert check_source(config) is FAMILY
     for key in ("embeddings_scale", "width_scale"):
         with pytest.raises(UnsupportedModel, match="GPT-JX has no mup_embeddings_scale or embeddings_scale"):
-            check({**config, key: None})
+            check_source({**config, key: None})
 
 
 @pytest.mark.parametrize(
@@ -114,13 +116,13 @@ def test_published_geometries(heads: int, width: int, layers: int, head_dim: int
 )
 def test_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedModel) as refusal:
-        check(published(**changes))
+        check_source(published(**changes))
     assert words in str(refusal.value)
 
 
 def test_what_does_not_change_the_network_is_accepted() -> None:
-    check(published(reorder_and_upcast_attn=True, add_cross_attention=None))
-    check(published(alibi_scaling={"type": "linear", "factor": 2.0}))
+    check_source(published(reorder_and_upcast_attn=True, add_cross_attention=None))
+    check_source(published(alibi_scaling={"type": "linear", "factor": 2.0}))
 
 
 # muP
@@ -151,7 +153,7 @@ def test_the_scales_have_the_original_s_defaults() -> None:
 )
 def test_contradicting_or_impossible_scales(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(SourceError) as refusal:
-        check(published(**changes))
+        check_source(published(**changes))
     assert words in str(refusal.value)
 
 
@@ -184,7 +186,7 @@ def test_slopes_of_another_number_are_refused(source: Source, tmp_path: Path) ->
 
 
 def test_a_stored_copy_of_the_tied_head(source: Source, tmp_path: Path) -> None:
-    """As in the pickled checkpoints of jais-13b."""
+    """The pickled checkpoints of jais-13b store such a copy."""
     folder = source()
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
@@ -200,7 +202,7 @@ def test_a_stored_copy_of_the_tied_head(source: Source, tmp_path: Path) -> None:
 def test_their_dynamic_scaling_is_our_linear_one_by_length(
     source: Source, tmp_path: Path, tokens: int
 ) -> None:
-    """Theirs: slopes / (T / train_seq_len) for T keys beyond train_seq_len, here without padding."""
+    """Their formula: slopes / (T / train_seq_len) for T keys, if T > train_seq_len; here without padding."""
     own = source(num_heads=12, alibi_scaling={"type": "linear", "train_seq_len": 24})
     config, tensors = tiny.read(own)
     tensors["transformer.relative_pe.slopes"] /= tokens / 24 if tokens > 24 else 1.0
@@ -264,3 +266,20 @@ def test_known_checkpoints(repo_id: str, tokens: int) -> None:
 def test_the_length_limit_is_raised(source: Source, tmp_path: Path) -> None:
     folder = convert(source(), tmp_path / "out", scale=4.0, train_length=64).path
     assert config_of(folder)["n_positions"] == 256
+
+
+@pytest.mark.version
+def test_missing_weights_are_random(source: Source, tmp_path: Path) -> None:
+    """They get values of the usual size, not whatever the memory holds."""
+    convert(source(), tmp_path / "out", method="none", verify=False)
+    file, name = tmp_path / "out/model.safetensors", "transformer.h.0.mlp.c_fc.weight"
+    tensors = load_file(file)
+    shape = tensors.pop(name).shape
+    save_file(tensors, file, metadata={"format": "pt"})
+    model, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", trust_remote_code=True, output_loading_info=True
+    )
+    assert set(info["missing_keys"]) == {name}
+    weight = model.get_parameter(name)
+    assert weight.shape == shape
+    assert weight.std().item() == pytest.approx(model.config.initializer_range, rel=0.2)

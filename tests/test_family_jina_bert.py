@@ -1,4 +1,4 @@
-"""JinaBERT: recognising, layouts, refusals, what a conversion writes."""
+"""JinaBERT: recognition, layouts, refusals, and what a conversion writes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from converter import convert, families
+from converter import convert
 from converter.errors import UnsupportedModel
-from converter.families import jina_bert
+from converter.families import jina_bert, refusals
 from tests import tiny
 from tests.tiny import jina_bert as described
 
@@ -35,14 +35,14 @@ def source(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_recognised_by_the_code_s_classes(changes: dict[str, Any]) -> None:
-    assert families.check(source(**changes)) is jina_bert.FAMILY
+    assert refusals.check_source(source(**changes)) is jina_bert.FAMILY
 
 
 def test_a_bert_is_not_taken() -> None:
     with pytest.raises(UnsupportedModel, match="learned positions"):
-        families.check(source(architectures=["BertModel"], auto_map=None))
+        refusals.check_source(source(architectures=["BertModel"], auto_map=None))
     with pytest.raises(UnsupportedModel, match="learned positions"):
-        families.check(
+        refusals.check_source(
             source(architectures=["XModel"], auto_map={"AutoModel": "someone/code--modeling.XModel"})
         )
 
@@ -62,7 +62,7 @@ def test_a_bert_is_not_taken() -> None:
 )
 def test_refusals(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedModel, match=reason):
-        families.check(source(**changes))
+        refusals.check_source(source(**changes))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_layout_is_told_by_where_the_code_is(changes: dict[str, Any], layout
 
 
 def test_the_stored_names_decide(tmp_path: Path) -> None:
-    """An embedding model, without a prediction head, whose config names another copy of the code."""
+    """An embedding model without a prediction head, whose config names another copy of the code."""
     folder = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, head="Model", **QK)
     config = json.loads((folder / "config.json").read_text())
     config |= {"architectures": ["JinaBertForMaskedLM"], **described.code("someone/copy")}
@@ -96,8 +96,9 @@ def test_the_stored_names_decide(tmp_path: Path) -> None:
 def test_what_names_tell() -> None:
     config = {"architectures": ["NtkJinaBertForMaskedLM"]}
     stored = ["bert.encoder.layer.0.attention.self.layer_norm_q.weight", "cls.predictions.bias"]
-    assert jina_bert.fit(config, stored) == {"add_pooling_layer": False, "qk_post_norm": True}
-    changes = jina_bert.fit(config, ["pooler.dense.weight"])
+    found = jina_bert.fit(config, dict.fromkeys(stored))
+    assert found == {"add_pooling_layer": False, "qk_post_norm": True}
+    changes = jina_bert.fit(config, {"pooler.dense.weight": None})
     assert changes == {
         "add_pooling_layer": True,
         "architectures": ["NtkJinaBertModel"],
@@ -112,7 +113,7 @@ def test_the_length_limit_is_raised(tmp_path: Path) -> None:
     assert config["max_position_embeddings"] == 8192
     assert config["alibi_scaling"] == {"type": "ntk", "factor": 16.0}
     assert config["auto_map"]["AutoModelForMaskedLM"] == "modeling_ntk_jina_bert.NtkJinaBertForMaskedLM"
-    # An old config has the default there.
+    # Old configs have the default value.
     assert config["emb_pooler"] == "mean"
 
 

@@ -1,4 +1,4 @@
-"""MosaicBERT and DNABERT-2: recognising, refusals, what a conversion writes."""
+"""MosaicBERT and DNABERT-2: recognition, refusals, and what a conversion writes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from converter import convert, families
+from converter import convert
 from converter.errors import SourceError, UnsupportedModel
-from converter.families import mosaic_bert
+from converter.families import mosaic_bert, refusals
 from tests import tiny
 from tests.patched import assert_logits, batch
 from tests.reference import ENCODERS as REFERENCES
 from tests.tiny import mosaic_bert as described
 
 DNABERT_2 = ("model_type", "architectures", "pad_token_id")
-"""What the config of zhihan1996/DNABERT-2-117M does not have."""
+"""Keys that the config of zhihan1996/DNABERT-2-117M lacks."""
 
 
 def source(**changes: Any) -> dict[str, Any]:
@@ -39,19 +39,19 @@ def dnabert_2() -> dict[str, Any]:
 
 
 def test_recognised() -> None:
-    assert families.check(source()) is mosaic_bert.FAMILY
-    assert families.check(dnabert_2()) is mosaic_bert.FAMILY
+    assert refusals.check_source(source()) is mosaic_bert.FAMILY
+    assert refusals.check_source(dnabert_2()) is mosaic_bert.FAMILY
     elsewhere = {"AutoModelForMaskedLM": "mosaicml/mosaic-bert-base--bert_layers.BertForMaskedLM"}
-    assert families.check(source(auto_map=elsewhere)) is mosaic_bert.FAMILY
-    assert families.check(source(auto_map=None)) is mosaic_bert.FAMILY
+    assert refusals.check_source(source(auto_map=elsewhere)) is mosaic_bert.FAMILY
+    assert refusals.check_source(source(auto_map=None)) is mosaic_bert.FAMILY
 
 
 def test_other_models_are_not_taken() -> None:
     plain = {key: value for key, value in source().items() if key != "alibi_starting_size"}
     with pytest.raises(UnsupportedModel, match="learned positions"):
-        families.check(plain)
+        refusals.check_source(plain)
     with pytest.raises(SourceError, match="model_type"):
-        families.check({key: value for key, value in plain.items() if key != "model_type"})
+        refusals.check_source({key: value for key, value in plain.items() if key != "model_type"})
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_other_models_are_not_taken() -> None:
 )
 def test_refusals(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedModel, match=reason):
-        families.check(source(**changes))
+        refusals.check_source(source(**changes))
 
 
 def test_rotary_tensors_under_an_unchanged_config_are_refused(tmp_path: Path) -> None:
-    """As rewritten DNABERT-2 code stores them (guyiyangyoung/LLM-DNABERT2: ``encoder.rope.sin``)."""
+    """Rewritten DNABERT-2 code stores such tensors (guyiyangyoung/LLM-DNABERT2: ``encoder.rope.sin``)."""
     tiny.ENCODERS["mosaic_bert"](tmp_path / "source", 4, fmt="bin")
     file = tmp_path / "source" / "pytorch_model.bin"
     state = torch.load(file, weights_only=True)
@@ -105,4 +105,5 @@ def test_known_lengths() -> None:
     lengths = mosaic_bert.FAMILY.train_lengths
     assert lengths["mosaicml/mosaic-bert-base"] == 128
     assert lengths["mosaicml/mosaic-bert-base-seqlen-2048"] == 2048
-    assert "zhihan1996/DNABERT-2-117M" not in lengths
+    assert lengths["zhihan1996/DNABERT-2-117M"] == 128
+    assert "buetnlpbio/birna-bert" not in lengths

@@ -1,4 +1,4 @@
-"""MosaicGPT and the first replit-code-v1-3b: recognising them, their slopes, what is refused."""
+"""MosaicGPT and the first replit-code-v1-3b: recognition, slopes, and refusals."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 
 from converter import convert
 from converter.errors import SourceError, UnsupportedModel
-from converter.families import check, recognise
+from converter.families import recognise
 from converter.families.mosaic_gpt import FAMILY
+from converter.families.refusals import check_source
 from tests import tiny
 from tests.patched import Convert, assert_logits, batch, config_of, load
 from tests.reference import mosaic_gpt as reference
@@ -27,7 +28,7 @@ def config(**changes: Any) -> dict[str, Any]:
 )
 def test_both_names_are_the_same_family(model_type: str, architecture: str) -> None:
     named = config(model_type=model_type, architectures=[architecture])
-    assert check(named) is FAMILY
+    assert check_source(named) is FAMILY
     assert FAMILY.architectures(named) == ["NtkMosaicGptForCausalLM"]
 
 
@@ -66,12 +67,12 @@ def test_slopes_are_one_series_for_every_number_of_heads() -> None:
 )
 def test_what_the_template_does_not_honour_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedModel, match=words):
-        check(config(**changes))
+        check_source(config(**changes))
 
 
 def test_alibi_is_off_by_default() -> None:
     with pytest.raises(UnsupportedModel, match="alibi is False"):
-        check({key: value for key, value in config().items() if key != "alibi"})
+        check_source({key: value for key, value in config().items() if key != "alibi"})
 
 
 @pytest.mark.parametrize(
@@ -81,12 +82,12 @@ def test_alibi_is_off_by_default() -> None:
         ({"attn_clip_qkv": "6"}, "attn_clip_qkv is '6'"),
         ({"logit_scale": "sqrt"}, "logit_scale is 'sqrt'"),
         ({"mlp_ratio": 2.5}, "mlp_ratio is 2.5"),
-        ({"n_heads": 5}, "5 heads do not divide"),
+        ({"n_heads": 5}, "not a multiple of the number of heads, 5"),
     ],
 )
 def test_impossible_values(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(SourceError, match=words):
-        check(config(**changes))
+        check_source(config(**changes))
 
 
 def test_known_trained_lengths() -> None:
@@ -109,4 +110,4 @@ def test_an_mpt_is_not_taken_for_one() -> None:
 def test_slopes_that_the_config_leaves_open_are_named(tmp_path: Path, heads: int, doubted: bool) -> None:
     source = tiny.FACTORIES["mosaic_gpt"](tmp_path / "source", heads)
     result = convert(source, tmp_path / "out", scale=2, verify=False)
-    assert any(f"with {heads} heads, no power of two" in note for note in result.notes) == doubted
+    assert any(f"has {heads} heads, not a power of two" in note for note in result.notes) == doubted

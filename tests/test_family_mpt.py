@@ -1,15 +1,19 @@
-"""MPT as llm-foundry's own code writes it: grouped heads, its defaults, what is refused."""
+"""MPT checkpoints written by llm-foundry: grouped heads, defaults, and refusals."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import MptConfig
 
-from converter.errors import SourceError, UnsupportedModel
-from converter.families import check
+from converter.errors import SourceError, Undecided, UnsupportedModel
 from converter.families.mpt import FAMILY
+from converter.families.refusals import check_source
+from templates.ntk_alibi import CHANNELS
 from tests import tiny
 from tests.patched import Convert, assert_logits, batch, config_of, load
 from tests.reference import mpt as reference
@@ -40,7 +44,7 @@ def test_replit_code_has_24_heads_over_8(converted: Convert) -> None:
 def test_a_cache_holds_the_key_heads_only(converted: Convert) -> None:
     ids, _ = batch(rows=1, length=10)
     cache = load(converted("replit", 24, "ntk"))(ids, use_cache=True).past_key_values
-    assert cache.layers[0].keys.shape == (1, 8, 10, 8)
+    assert cache.layers[0].keys.shape == (1, 8, 10, 8 + CHANNELS)
 
 
 @torch.no_grad()
@@ -66,19 +70,47 @@ def test_norm_eps_is_the_epsilon_of_the_norms(converted: Convert) -> None:
 )
 def test_attn_type_decides_the_number_of_key_heads(options: dict[str, Any], groups: int) -> None:
     values = config(attn_config=options)
-    assert check(values).geometry(values).num_kv_heads == groups
+    assert check_source(values).geometry(values).num_kv_heads == groups
 
 
 def test_the_defaults_are_those_of_the_code_that_wrote_the_config() -> None:
     ours = config()
     ours["attn_config"] = without(ours["attn_config"], "alibi")
     with pytest.raises(UnsupportedModel, match=r"attn_config\.alibi is False"):
-        check(ours)
-    check({**ours, "architectures": ["MptForCausalLM"]})
+        check_source(ours)
+    check_source({**ours, "architectures": ["MptForCausalLM"]})
 
     assert FAMILY.normalise(without(config(), "no_bias"))["no_bias"] is False
     native = {**without(config(), "no_bias"), "architectures": ["MptForCausalLM"]}
     assert "no_bias" not in FAMILY.normalise(native)
+
+
+@pytest.mark.version
+@pytest.mark.parametrize("named", ["MPTForCausalLM", "MptForCausalLM"])
+def test_a_config_that_transformers_wrote(named: str, tmp_path: Path) -> None:
+    """Its MptConfig keeps the class names that it read, and its defaults are ALiBi and no biases."""
+    for options in ({}, {"alibi": True, "clip_qkv": 6.0}, {"alibi": False}):
+        written = MptConfig(d_model=64, n_heads=4, n_layers=2, attn_config=options)
+        written.architectures = [named]
+        written.save_pretrained(tmp_path)
+        values = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+        assert values["attn_config"]["model_type"] == ""
+        # Up to transformers 4.56 it wrote only what differs from its defaults.
+        values["attn_config"] = {"model_type": "", **options}
+        if options.get("alibi") is False:
+            with pytest.raises(UnsupportedModel, match=r"^attn_config\.alibi is False"):
+                check_source(values)
+        else:
+            assert check_source(values) is FAMILY
+            assert FAMILY.normalise(without(values, "no_bias")).get("no_bias", True)
+
+
+def test_the_activation_of_krutrim_is_not_guessed() -> None:
+    sizes = {"d_model": 4608, "n_heads": 48, "attn_config": {"kv_n_heads": 8, "clip_qkv": 6}}
+    with pytest.raises(Undecided, match=r"--set ffn_config\.ffn_act_fn\.name=relu or "):
+        check_source(config(**sizes))
+    for name in ("relu", "gelu"):
+        assert check_source(config(**sizes, ffn_config={"ffn_act_fn": {"name": name}})) is FAMILY
 
 
 @pytest.mark.parametrize(
@@ -94,7 +126,7 @@ def test_the_defaults_are_those_of_the_code_that_wrote_the_config() -> None:
     ],
 )
 def test_what_changes_no_real_token_is_accepted(changes: dict[str, Any]) -> None:
-    assert check(config(**changes)) is FAMILY
+    assert check_source(config(**changes)) is FAMILY
 
 
 @pytest.mark.parametrize(
@@ -112,7 +144,7 @@ def test_what_changes_no_real_token_is_accepted(changes: dict[str, Any]) -> None
         ({"attn_config": {"norm_type": "rmsnorm"}}, "attn_config.norm_type is 'rmsnorm'"),
         ({"attn_config": {"norm_eps": 1e-6}}, "attn_config.norm_eps is 1e-06"),
         ({"attn_config": {"attn_temperature_tuning": {"attn_scale": 0.1}}}, "attn_temperature_tuning"),
-        ({"attn_config": {"qk_ln": True}, "norm_eps": 1e-6}, "qk_ln with norms of epsilon 1e-06"),
+        ({"attn_config": {"qk_ln": True}, "norm_eps": 1e-6}, "qk_ln is set and the norms have epsilon 1e-06"),
         ({"norm_type": "triton_rmsnorm"}, "norm_type is 'triton_rmsnorm'"),
         ({"norm_type": "rmsnorm", "fc_type": None}, "norm_type is 'rmsnorm' without fc_type"),
         ({"fc_type": "te"}, "fc_type is 'te'"),
@@ -120,7 +152,7 @@ def test_what_changes_no_real_token_is_accepted(changes: dict[str, Any]) -> None
         ({"ffn_config": {"fc_type": {"name": "te"}}}, "ffn_config.fc_type is 'te'"),
         ({"ffn_config": {"ffn_type": "mptgeglu"}}, "ffn_type is 'mptgeglu'"),
         ({"ffn_config": {"ffn_type": "mb_dmoe"}}, "ffn_type is 'mb_dmoe'"),
-        ({"ffn_config": {"ffn_act_fn": {"name": "relu"}}}, "ffn_act_fn is"),
+        ({"ffn_config": {"ffn_act_fn": {"name": "tanh"}}}, "ffn_act_fn is"),
         ({"ffn_config": {"ffn_act_fn": {"name": "gelu", "approximate": "tanh"}}}, "ffn_act_fn is"),
         ({"block_overrides": {"order": []}}, "block_overrides is"),
         ({"fuse_norm_attn_norm": True}, "fuse_norm_attn_norm is True"),
@@ -129,7 +161,7 @@ def test_what_changes_no_real_token_is_accepted(changes: dict[str, Any]) -> None
 )
 def test_what_the_template_does_not_honour_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedModel, match=words):
-        check(config(**changes))
+        check_source(config(**changes))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +178,7 @@ def test_what_the_template_does_not_honour_is_refused(changes: dict[str, Any], w
 )
 def test_impossible_values(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(SourceError, match=words):
-        check(config(**changes))
+        check_source(config(**changes))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Refact: how it is recognised, its two layouts, and the norm that stands outside the trunk."""
+"""Refact: recognition, its two layouts, and the norm outside the trunk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from converter import SourceError, UnsupportedModel, convert, families
-from converter.families import refact
+from converter.families import refact, refusals
 from tests import tiny
 from tests.conftest import edit_json
 from tests.patched import Convert, assert_logits, batch, config_of, load
@@ -32,7 +32,7 @@ REFACT = {
 
 def test_it_is_recognised() -> None:
     for model_type in ("gpt_refact", "gpt_bigcode"):
-        family = families.check({**REFACT, "model_type": model_type})
+        family = refusals.check_source({**REFACT, "model_type": model_type})
         assert family is refact.FAMILY
     geometry = family.geometry(REFACT)
     assert (geometry.num_heads, geometry.num_kv_heads, geometry.head_dim) == (32, 1, 64)
@@ -48,15 +48,15 @@ def test_starcoder_is_not_taken_for_it(named: Any) -> None:
 
 def test_refusals() -> None:
     with pytest.raises(UnsupportedModel, match="multi_query is False"):
-        families.check({**REFACT, "multi_query": False})
+        refusals.check_source({**REFACT, "multi_query": False})
     with pytest.raises(SourceError, match="packed_projections is 'no'"):
-        families.check({**REFACT, "packed_projections": "no"})
+        refusals.check_source({**REFACT, "packed_projections": "no"})
     with pytest.raises(SourceError, match="n_inner"):
-        families.check({**REFACT, "n_inner": -1})
+        refusals.check_source({**REFACT, "n_inner": -1})
 
 
 def test_the_head_is_never_tied(converted: Convert, tmp_path: Path) -> None:
-    """The config does not say so, and transformers' default is the contrary."""
+    """The config does not say so, and transformers ties the head by default."""
     folder = converted("refact")
     assert "tie_word_embeddings" not in config_of(tmp_path / "source")
     assert config_of(folder)["tie_word_embeddings"] is False
@@ -65,7 +65,7 @@ def test_the_head_is_never_tied(converted: Convert, tmp_path: Path) -> None:
 
 
 def test_the_width_of_the_mlp_is_the_real_one(converted: Convert) -> None:
-    """5632 channels at the real size: two thirds of 4 * 2048, up to the next multiple of 256."""
+    """5632 channels at the real size: two thirds of 4 * 2048, rounded up to a multiple of 256."""
     sizes = {"n_embd": 2048, "n_head": 32, "n_layer": 1, "vocab_size": 8, "pad_token_id": None}
     model = load(converted("refact"))
     config = type(model.config)(**{**model.config.to_dict(), **sizes})

@@ -1,6 +1,6 @@
 """Runs with faults: the source stays as it is, out is complete or not there, the next run succeeds.
 
-A bounded sample of what ``python -m tests.faults`` tries.
+A bounded sample of what ``python -m tests.faults`` tries (``make hostile``): about one point in three.
 """
 
 from __future__ import annotations
@@ -69,29 +69,31 @@ def survived(result: Sequence[Row], tried: int = 1) -> None:
 
 @of(COPY, OVERWRITE, RESUME, HUB)
 def test_signals(runs: Trial) -> None:
-    survived(rows(runs, SIGNALS, 4), 4)
+    survived(rows(runs, SIGNALS, 2), 2)
 
 
 @of(OVERWRITE)
 def test_signals_while_one_folder_replaces_another(runs: Trial) -> None:
-    survived(rows(runs, SIGNALS, last=PUBLISHING), PUBLISHING)
+    """At each point with one signal, at every third with all of them."""
+    survived(rows(runs, {"SIGKILL": SIGNALS["SIGKILL"]}, last=PUBLISHING), PUBLISHING)
+    survived(rows(runs, SIGNALS, PUBLISHING // 3, last=PUBLISHING), PUBLISHING // 3)
 
 
 @of(COPY, DTYPE)
 def test_signals_before_a_run_that_resumes(runs: Trial) -> None:
-    survived(rows(runs, SIGNALS, 3, options=["--resume"]), 3)
+    faults = SIGNALS if runs.kind is COPY else {"SIGKILL": SIGNALS["SIGKILL"]}  # a worker takes seconds
+    survived(rows(runs, faults, 1, options=["--resume"]), 1)
 
 
 @of(BIN)
 def test_signals_while_workers_convert(runs: Trial) -> None:
-    faults = {"SIGKILL": SIGNALS["SIGKILL"], "Ctrl-C": SIGNALS["Ctrl-C"]}
-    survived(rows(runs, faults, 1, last=len(runs.events["main"]) // 2))
-    survived(rows(runs, IN_WORKER, 1))
+    survived(rows(runs, {"Ctrl-C": SIGNALS["Ctrl-C"]}, 1, last=len(runs.events["main"]) // 2))
+    survived(rows(runs, {"its process crashed": IN_WORKER["its process crashed"]}, 1))
 
 
 @of(VERIFIED)
 def test_signals_while_the_result_is_verified(runs: Trial) -> None:
-    survived(campaign.rows_in_time(runs, 2), 2)
+    survived(campaign.rows_in_time(runs, 1), 1)
 
 
 # The disk
@@ -99,7 +101,7 @@ def test_signals_while_the_result_is_verified(runs: Trial) -> None:
 
 @of(COPY, OVERWRITE)
 def test_files_that_cannot_grow(runs: Trial) -> None:
-    survived(rows(runs, LIMITS, 5), 5)
+    survived(rows(runs, LIMITS, 2), 2)
 
 
 @pytest.mark.usefixtures("small_disk")
@@ -133,13 +135,13 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 @of(COPY)
 def test_a_shard_changes_while_it_is_copied(runs: Trial) -> None:
-    survived(rows(runs, changes(runs), 6), 6)
+    survived(rows(runs, changes(runs), 2), 2)
 
 
 @of(BIN)
 def test_a_shard_changes_while_it_is_converted(runs: Trial) -> None:
     """A mapped file that ends short ends the process that reads it, and not the run."""
-    survived(rows(runs, {"truncate": changes(runs)["a shard: truncate"]}, 3), 3)
+    survived(rows(runs, {"truncate": changes(runs)["a shard: truncate"]}, 1), 1)
 
 
 # Other runs
@@ -147,8 +149,8 @@ def test_a_shard_changes_while_it_is_converted(runs: Trial) -> None:
 
 @of(COPY, OVERWRITE, RESUME)
 def test_another_run_to_the_same_folder(runs: Trial) -> None:
-    survived(rows(runs, STOPPED, 6), 6)
-    survived(rows(runs, STOPPED, 6, last=PUBLISHING), 6)
+    survived(rows(runs, STOPPED, 2), 2)
+    survived(rows(runs, STOPPED, 4, last=PUBLISHING), 4)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -173,7 +175,7 @@ def left(tmp_path: Path) -> Iterator[tuple[Trial, Path]]:
         config = next(event for event in runs.events["main"] if event.endswith("/README.md"))
         ended = runs.run(Fault(str(runs.work), at=int(config.split()[0]), signal=signal.SIGINT))
         (folder,) = runs.leftovers()
-        assert "--resume goes on" in ended.err
+        assert "--resume to continue" in ended.err
         yield runs, folder
 
 
@@ -340,7 +342,7 @@ def test_a_defect_is_found(
 
 def test_the_report(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults", "--seconds", "0", "--kind", "dtype"],
+        [sys.executable, "-m", "tests.faults", "--seconds", "0", "--kind", "hard-link"],
         cwd=ROOT,
         env=os.environ | {"TMPDIR": str(tmp_path)},
         capture_output=True,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from transformers import CompileConfig, DynamicCache, GenerationConfig, pipeline
 
 from tests import tiny
+from tests.dealt import dealt
 from tests.patched import FAMILIES, Convert, batch, load
 
 NEW = 10
@@ -30,8 +32,7 @@ def by_hand(model, ids, mask):
     return ids
 
 
-@pytest.mark.parametrize("scaling", ["ntk", "ntk-position"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "scaling"), dealt(FAMILIES, ["ntk", "ntk-position"], each=1))
 def test_greedy_tokens_are_the_same_on_every_path(converted: Convert, family: str, scaling: str) -> None:
     model = load(converted(family, 12, scaling))
     ids, mask = batch(rows=2, length=40)
@@ -49,6 +50,11 @@ def test_greedy_tokens_are_the_same_on_every_path(converted: Convert, family: st
     # A row alone, without padding, continues as it does in the batch.
     row = ids[1][mask[1].bool()][None]
     assert torch.equal(generate(model, row, None)[0, -NEW:], expected[1, -NEW:])
+    # After padding on the right, positions still count the real tokens.
+    ids, mask = batch(rows=2, length=40, side="right")
+    expected = by_hand(model, ids, mask)
+    assert torch.equal(generate(model, ids, mask), expected)
+    assert torch.equal(generate(model, ids, mask, use_cache=False), expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -66,21 +72,23 @@ def test_assisted_generation(converted: Convert, family: str) -> None:
     assert torch.equal(looked_up[:, : expected.shape[1]], expected)
 
 
+OPTIONS: list[dict[str, Any]] = [
+    {"num_beams": 3},
+    {"num_beams": 3, "do_sample": True},
+    {"num_beams": 2, "num_return_sequences": 2, "length_penalty": 0.5, "early_stopping": True},
+    {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    {"do_sample": True, "typical_p": 0.9, "num_return_sequences": 3},
+    {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    {"bad_words_ids": [[5]], "suppress_tokens": [6]},
+    {"output_scores": True, "return_dict_in_generate": True, "output_attentions": True},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"num_beams": 3},
-        {"num_beams": 3, "do_sample": True},
-        {"num_beams": 2, "num_return_sequences": 2, "length_penalty": 0.5, "early_stopping": True},
-        {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
-        {"do_sample": True, "typical_p": 0.9, "num_return_sequences": 3},
-        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
-        {"bad_words_ids": [[5]], "suppress_tokens": [6]},
-        {"output_scores": True, "return_dict_in_generate": True, "output_attentions": True},
-    ],
-    ids=lambda options: "-".join(options),
+    ("family", "options"),
+    dealt(FAMILIES, OPTIONS, each=2),
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-@pytest.mark.parametrize("family", FAMILIES)
 def test_options(converted: Convert, family: str, options: dict) -> None:
     """Every option gives what it gives without a cache, where no cache code can err."""
     model = load(converted(family, 4, "ntk"))
@@ -95,6 +103,7 @@ def test_options(converted: Convert, family: str, options: dict) -> None:
     assert torch.equal(cached, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_decoding_over_a_static_cache(converted: Convert, family: str) -> None:
     model = load(converted(family, 4, "ntk-position"))

@@ -1,4 +1,4 @@
-"""Hostile input: a bounded share of ``python -m tests.hostile``, and what is said of what matters."""
+"""Hostile input: every third case of ``python -m tests.hostile`` (``make hostile``), and the messages."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from random import Random
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from converter import families
-from converter.card import front_matter
-from converter.checkpoint import parse_header, weight_files
+from converter.config import LARGEST
 from converter.errors import ConverterError, SourceError
-from converter.jsonfile import parse_object
-from converter.recipe import of_checkpoint
+from converter.recipes import of_checkpoint
+from converter.result.front_matter import as_yaml, front_matter
+from converter.source.checkpoint import parse_header, weight_files
+from converter.source.jsonfile import parse_object
 from tests.conftest import Run, edit_json
 from tests.hostile import mutate, source
 from tests.hostile.kinds import KINDS, configs
-from tests.hostile.report import Row, outcomes, run
+from tests.hostile.report import Row, outcomes
 
 ROOT = Path(__file__).parent.parent
 QUICK = [name for name, kind in KINDS.items() if not kind.torch]
 # Each of them starts torch in a process of its own.
-PICKLES = ["good", "os.system", "eval, no archive", "numel 10^12", "code/", "a record ../"]
+PICKLES = ["good", "os.system", "a record ../"]
 RUN = ["_attn_implementation 'nobody/evil-kernel'", "num_labels 16777216"]
 
 
@@ -46,8 +47,9 @@ def checked(row: Row) -> None:
 
 @pytest.mark.parametrize("kind", QUICK)
 def test_hostile_sources(kind: str) -> None:
-    (row,) = run(cases=15, kinds=[kind])
-    assert len(row.outcomes) == len(KINDS[kind].examples) + 15
+    cases = [*list(KINDS[kind].examples)[::3], *map(str, range(5))]
+    row = Row(kind, "", list(outcomes(kind, 0, cases)))
+    assert len(row.outcomes) == len(cases)
     checked(row)
 
 
@@ -146,8 +148,8 @@ def test_a_link_out_of_the_source(
     linked(folder, name, "../secret")
     line = refused(folder, "--scale", "2", "--out", tmp_path / "out", "--no-verify")
     assert line == (
-        f"error: {name} in source is a link that leads out of the folder; if that is meant, replace the link "
-        "by the file itself\n"
+        f"error: {name} in source is a link that leads out of the folder; if this is intended, "
+        "replace the link by a copy of the file\n"
     )
 
 
@@ -205,21 +207,13 @@ def test_a_blobs_folder_that_is_no_cache(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"n_head": 1 << 20, "hidden_size": 1 << 20}, "config.json means 1048576 heads, more than any model"),
-        ({"n_layer": 10**6}, "config.json means 1000000 layers, more than any model has (8192)"),
-        ({"hidden_size": 1 << 20}, "config.json means 262144 channels a head, more than any model"),
-        ({"n_layer": 10**299}, "expected an integer of 1 to 16777216"),
+        ({"n_head": 1 << 20, "hidden_size": 1 << 20}, "config.json gives 1048576 heads, more than any model"),
+        ({"n_layer": 10**6}, "config.json gives 1000000 layers, more than any model has (8192)"),
+        ({"hidden_size": 1 << 20}, "config.json gives 262144 channels per head, more than any model"),
+        ({"n_layer": 10**299}, "expected an integer from 1 to 16777216"),
         ({"architectures": [["BloomForCausalLM"]]}, "architectures names ['BloomForCausalLM']"),
         ({"architectures": [{}]}, "architectures names {}"),
         ({"num_labels": 1 << 24}, "num_labels is 16777216, more than any model has (131072)"),
-        (
-            {"attn_implementation": "a/b"},
-            "attn_implementation is 'a/b'), which loading would download and run",
-        ),
-        (
-            {"_attn_implementation": {"": "a/b:c"}},
-            "names code of another repository (_attn_implementation is",
-        ),
     ],
 )
 def test_configs(
@@ -248,7 +242,7 @@ def test_classes_of_a_rotary_model(named: Any, refused: Callable[..., str], tmp_
         (b'{"a":' + b"9" * 301 + b"}", "a number has 301 digits"),
         (b'{"a":[' + b"[]," * (5 << 20) + b"[]]}", "more than 4194304 values"),
         (b"\xff{}", "not valid JSON"),
-        (b'{"a":1,"a":2}', "the key 'a' stands twice"),
+        (b'{"a":1,"a":2}', "the key 'a' occurs twice"),
     ],
 )
 def test_json(raw: bytes, words: str) -> None:
@@ -265,6 +259,7 @@ def test_json_of_64_levels_and_300_digits_is_read() -> None:
     [
         ({"shape": [1 << 62] * 100_000}, "the entry of tensor 'a' is not valid"),
         ({"dtype": "F" * 10_000}, "has dtype 'FFFFFFFFFFFFFFFFFFFF', which"),
+        ({"\ud800": 1}, "the header of x is not valid Unicode"),
     ],
 )
 def test_headers(entry: dict[str, Any], words: str) -> None:
@@ -273,10 +268,10 @@ def test_headers(entry: dict[str, Any], words: str) -> None:
         parse_header(raw, "x", 1)
 
 
-@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "\ud800", "a\x00", "x" * 513])
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "a\x00", "x" * 513])
 def test_tensors_with_names_that_are_none(name: str) -> None:
     raw = json.dumps({name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
-    with pytest.raises(SourceError, match="is no tensor's name"):
+    with pytest.raises(SourceError, match="is not a valid tensor name"):
         parse_header(raw, "x", 1)
 
 
@@ -291,7 +286,7 @@ def test_a_folder_whose_name_cannot_be_printed(
     place = os.fsdecode(os.fsencode(tmp_path) + b"/" + name)
     make_source().rename(place)
     line = run(place, "--scale", "2", "--out", tmp_path / "out").err
-    assert "rename the folder, or change into it and give . as MODEL" in line
+    assert "rename the folder, or run the command in it with . as MODEL" in line
     monkeypatch.chdir(place)
     result = run(".", "--scale", "2", "--out", tmp_path / "out", "--no-verify", "--json")
     assert result.code == 0
@@ -319,7 +314,7 @@ def test_a_shard_outside(
     for place in ("../x.safetensors", "/x.safetensors", "a\nb.safetensors"):
         edit_json(index, {"weight_map": {"a": place}})
         line = refused(folder, "--scale", "2", "--out", tmp_path / "out")
-        assert f"places 'a' in {place!r}, which is no weight file beside it" in line
+        assert f"places 'a' in {place!r}, which is not a weight file in its folder" in line
 
 
 @pytest.mark.parametrize(
@@ -327,6 +322,12 @@ def test_a_shard_outside(
     [
         ("license: mit\nlanguage: no", {"license": "mit", "language": "no"}),
         ("license: !!python/object/apply:os.system [x]\nlanguage: en", {"language": "en"}),
+        ("x: {y: [1, 2.5, true, null, 2022-07-06, .inf]}\nlicense: mit", {"license": "mit"}),
+        ("x: {y: [1, 2.5, true, null, 2022-07-06]}", {"x": {"y": [1, 2.5, True, None, "2022-07-06"]}}),
+        ("x: " + 9 * "[" + "a" + 9 * "]", {}),
+        (f"x: {'9' * 60_000}\ny: 1{':1' * 30_000}\nz: 2020-13-45\nlicense: mit", {}),
+        (f"x: {'9' * 6000}\ny: 1{':1' * 3000}\nz: 2020-13-45\nlicense: mit", {"license": "mit"}),
+        ("x: !!int a\ny: !!bool a\nz: !!int ''\nlicense: mit", {"license": "mit"}),
         ("license: 1:1:1\nlanguage: [en, de]", {"language": ["en", "de"]}),
         ("a: &a {x: y}\nb: {<<: [*a, *a]}\nlicense: mit", {"license": "mit"}),
         ("model-index:\n" + "- name: x\n" * 100_000 + "license: mit", {"license": "mit"}),
@@ -400,7 +401,7 @@ def test_any_config_is_a_model_or_refused(seed: int, family: str) -> None:
     try:
         parsed = parse_object(mutate.dumps(config), "config.json")
         recipe = of_checkpoint(parsed)
-        assert recipe.geometry.num_heads <= families.base.LARGEST["heads"]
+        assert recipe.geometry.num_heads <= LARGEST["heads"]
         recipe.own_scaling  # noqa: B018
         recipe.stock({})
     except ConverterError:
@@ -412,6 +413,7 @@ def test_any_config_is_a_model_or_refused(seed: int, family: str) -> None:
     st.text(max_size=80)
     | st.lists(st.sampled_from(["a: ", "- ", "[", "]", "{", "*a", "&a ", "\n", "!!x ", "'"])).map("".join)
 )
-def test_any_card_has_texts(matter: str) -> None:
-    for value in front_matter(f"---\n{matter}\n---\n").values():
-        assert isinstance(value, str) or all(isinstance(entry, str) for entry in value)
+def test_any_card_has_plain_values(matter: str) -> None:
+    found = front_matter(f"---\n{matter}\n---\n")
+    assert front_matter(as_yaml(found)) == found
+    assert yaml.safe_load(as_yaml(found).strip("-\n")) == found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
@@ -13,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from converter.hub import _note
-from tests import tiny
+from converter.source.hub import _note
+from tests import forks, tiny
 from tests.conftest import Run, edit_json
 from tests.hub_commands import TOKEN, Command
 from tests.hub_server import Fault, HubServer, Refusal, Request
@@ -26,7 +25,7 @@ Pristine = Callable[..., Path]
 
 
 def refused(run: Run, work: Path, *parts: str, code: int = 1) -> None:
-    """One line that has all ``parts``, no output and nothing written."""
+    """The error is one line that contains all ``parts``; nothing is printed to stdout or written."""
     assert (run.code, run.out, run.err.count("\n")) == (code, "", 1), run.err
     assert run.err.startswith("error: ")
     assert "this is a bug" not in run.err
@@ -36,7 +35,7 @@ def refused(run: Run, work: Path, *parts: str, code: int = 1) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """File -> bytes; of what names the source, or has a hash of what does, only that it is there."""
+    """File -> bytes; empty for files that name the source, or have a hash of a file that does."""
     named = ("config.json", "README.md", "ntk_convert.json")
     return {path.name: b"" if path.name in named else path.read_bytes() for path in folder.iterdir()}
 
@@ -47,7 +46,7 @@ def config(folder: Path) -> dict[str, Any]:
 
 
 def variant(source: Path, folder: Path, mark: str) -> Path:
-    """A copy of a checkpoint in which every small file and every weight says ``mark``."""
+    """A copy of a checkpoint in which every small file and the weights contain ``mark``."""
     shutil.copytree(source, folder)
     edit_json(folder / "config.json", {"mark": mark})
     edit_json(folder / "tokenizer_config.json", {"mark": mark})
@@ -57,9 +56,10 @@ def variant(source: Path, folder: Path, mark: str) -> Path:
     return folder
 
 
-# The same repository, whichever way it comes
+# The same repository from the Hub and from a folder
 
 
+@pytest.mark.version
 @pytest.mark.parametrize(
     "options",
     [{}, {"sharded": True}, {"fmt": "bin", "sharded": True}],
@@ -72,7 +72,7 @@ def test_an_id_gives_what_its_folder_gives(
     shutil.copytree(pristine("bloom", **options), source)
     (source / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")
     commit = hub.commit(ID, source)
-    # Verified once, where the files are safest to compare; it asks the Hub for nothing more.
+    # Verified in one case only; verification sends no further requests.
     words = [word for word in CONVERT if options or word != "--no-verify"]
     from_hub = command(*words)
     assert (from_hub.code, from_hub.json["source"], from_hub.json["commit"]) == (0, ID, commit), from_hub.err
@@ -129,7 +129,7 @@ def test_files_in_folders_come_too(
     assert found == {"1_Pooling/config.json", "additional_chat_templates/tools.jinja"}
     assert set(hub.downloads()).isdisjoint({"1_Pooling/notes.md", "2_Unnamed/config.json"})
 
-    # And the same from the cache.
+    # The same from the cache.
     shutil.move(work / "out", work / "online")
     run = command(*CONVERT, HF_HUB_OFFLINE="1")
     assert run.code == 0, run.err
@@ -170,7 +170,7 @@ def resolved(hub: HubServer) -> list[Request]:
 def test_code_in_another_repository_is_left_there(
     tmp_path: Path, hub: HubServer, command: Command, work: Path
 ) -> None:
-    """Jina's configs name code of a repository of its own, which no conversion needs."""
+    """Jina's configs name code in another repository, which a conversion does not need."""
     source = tiny.ENCODERS["jina_bert"](tmp_path / "jina", 4)
     other = "jinaai/jina-bert-implementation"
     mapped = {"AutoModel": f"{other}--modeling_bert.JinaBertModel"}
@@ -192,13 +192,13 @@ def test_code_in_another_repository_is_left_there(
 def test_what_is_still_to_be_downloaded(
     pristine: Pristine, hub: HubServer, environment: dict[str, str]
 ) -> None:
-    """Told before the first weight is asked for, and none when the cache has all of it."""
+    """Known before any weights are requested; 0 when the cache has all files."""
     source = pristine("bloom", sharded=True)
     hub.commit(ID, source)
     code = (
         "import sys\n"
-        "from converter.hub import bytes_to_download\n"
-        "from converter.source import open_source\n"
+        "from converter.source.hub import bytes_to_download\n"
+        "from converter.source.open import open_source\n"
         "found = open_source(sys.argv[1])\n"
         "names = [name for name in found.files if name.endswith('.safetensors')]\n"
         "for wanted in ([], names[:1], names):\n"
@@ -207,7 +207,7 @@ def test_what_is_still_to_be_downloaded(
     )
     shards = [path.stat().st_size for path in sorted(source.glob("*.safetensors"))]
     for expected in ([sum(shards), sum(shards[1:]), 0], [0, 0, 0]):
-        done = subprocess.run(
+        done = forks.run(
             [sys.executable, "-c", code, ID], env=environment, capture_output=True, text=True, timeout=60
         )
         assert done.stdout.split() == [str(size) for size in expected], done.stderr
@@ -271,6 +271,7 @@ def test_a_branch_that_moves_meanwhile(
 # The cache
 
 
+@pytest.mark.version
 def test_a_second_run_uses_the_cache(
     pristine: Pristine, hub: HubServer, command: Command, work: Path
 ) -> None:
@@ -382,7 +383,7 @@ def test_a_shard_that_the_repository_lacks(
 ) -> None:
     source = tmp_path / "torn"
     shutil.copytree(pristine("bloom", sharded=True), source)
-    last = sorted(source.glob("*.safetensors"))[-1]
+    last = max(source.glob("*.safetensors"))
     last.unlink()
     hub.commit(ID, source)
     refused(command(*CONVERT), work, ID, last.name, "--revision")
@@ -444,15 +445,16 @@ def test_an_endpoint_that_is_no_hub(hub: HubServer, command: Command, work: Path
     refused(command(*CONVERT, HF_ENDPOINT=f"{hub.endpoint}/welcome"), work, "HTTP 404")
 
 
+@pytest.mark.version
 @pytest.mark.parametrize("fault", ["cut", "reset", "short", "busy"])
 def test_a_download_that_breaks_off_once(
     pristine: Pristine, hub: HubServer, command: Command, work: Path, fault: Fault
 ) -> None:
-    """The client goes on by itself, or the next run does, and neither starts again from nothing."""
-    # The client keeps what it has in pieces of 10 MiB.
+    """The client or the next run continues the download; neither starts again from the beginning."""
+    # The client saves a partial download in pieces of 10 MiB.
     source = pristine("bloom", vocab_size=200_000) if fault == "cut" else pristine("bloom", sharded=True)
     hub.commit(ID, source)
-    shard = sorted(path.name for path in source.glob("*.safetensors"))[-1]
+    shard = max(path.name for path in source.glob("*.safetensors"))
     hub.faults[shard] = [fault]
     run = command(*CONVERT)
     assert hub.faults[shard] == []
@@ -519,7 +521,7 @@ def test_tracebacks_do_not_tell_what_the_hub_said_back(
     assert run.code == 1
     assert "Traceback" in run.err
     assert ("again later" in run.err) is (status != 403)
-    assert ("check token" in run.err) is (status == 403)
+    assert ("check your token" in run.err) is (status == 403)
 
 
 def test_a_revision_does_not_lead_out_of_the_cache(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What ``inspect`` says, and how little it needs for that."""
+"""What ``inspect`` prints, and how little it reads and imports."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import pytest
 
 from converter import convert, inspect
 from converter.families import FAMILIES
-from converter.slopes import scaled_slopes, stock_slopes
+from converter.scaling.slopes import scaled_slopes, stock_slopes
+from tests import tiny
 from tests.conftest import MakeSource, Run, edit_json, fingerprint
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"numpy", "torch", "transformers", "huggingface_hub", "safetensors", "tokenizers", "yaml", "tqdm"}
 
 
-@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon"])
+@pytest.mark.parametrize("family", tiny.STOCK)
 def test_what_a_checkpoint_is(pristine: Callable[..., Path], run: Callable[..., Run], family: str) -> None:
     source = pristine(family, num_heads=12)
     before = fingerprint(source)
@@ -55,7 +56,7 @@ def test_what_a_checkpoint_is(pristine: Callable[..., Path], run: Callable[..., 
         (["--dynamic", "length", "--train-length", "64", "--rate", "1.5"], "ntk", 3.0, 128),
     ],
 )
-def test_scaled_slopes_stand_beside_the_stock_ones(
+def test_scaled_slopes_are_shown_beside_the_stock_ones(
     pristine: Callable[..., Path],
     run: Callable[..., Run],
     arguments: list[str],
@@ -181,7 +182,7 @@ def test_trained_length(
     ],
 )
 def test_known_checkpoints(repo_id: str, tokens: int) -> None:
-    assert {**FAMILIES[0].train_lengths, **FAMILIES[1].train_lengths, **FAMILIES[2].train_lengths}[
+    assert {name: known for family in FAMILIES for name, known in family.train_lengths.items()}[
         repo_id
     ] == tokens
 

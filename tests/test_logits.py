@@ -13,6 +13,7 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 
 from tests import tiny
+from tests.dealt import dealt
 from tests.patched import (
     FAMILIES,
     HEADS,
@@ -35,9 +36,7 @@ def reference_logits(folder: Path, family: str, ids: torch.Tensor, mask: torch.T
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "scaling", "heads"), dealt(FAMILIES, SCALINGS, HEADS))
 def test_logits_are_the_reference_s(converted: Convert, family: str, scaling: str, heads: int) -> None:
     folder = converted(family, heads, scaling)
     model = load(folder)

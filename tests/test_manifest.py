@@ -12,8 +12,8 @@ import pytest
 
 from converter import convert, export
 from converter.errors import SourceError
-from converter.manifest import MANIFEST, read
 from converter.publish.contents import read_contents
+from converter.result.manifest import MANIFEST, read
 from tests.conftest import edit_json
 
 Pristine = Callable[..., Path]

@@ -14,11 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from converter import OnnxOptions, convert, export
-from converter.onnx.attention_portable import BLOCK
-from converter.onnx.options import DTYPES, Profile
-from converter.onnx.session import stacked
-from converter.onnx.validation import cases
+from converter.exports.onnx.attention_portable import BLOCK
+from converter.exports.onnx.choices import DTYPES, Profile
+from converter.exports.onnx.session import stacked
+from converter.exports.onnx.validation import cases
 from tests import tiny
+from tests.conftest import edit_json
+from tests.dealt import dealt
 from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, assert_close, build, edit, nodes_of
 from tests.patched import SCALINGS, config_of
 from tests.reference import ENCODERS as REFERENCES
@@ -50,9 +52,7 @@ def expected(folder: Path, family: str, head: str, ids: Array, mask: Array | Non
     return right if right.ndim == 3 else right[:, None]
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(("layer", "profile", "scaling"), dealt(LAYERS, PROFILES, SCALINGS))
 def test_every_scaling_is_the_reference_s(tmp_path: Path, profile: Profile, layer: str, scaling: str) -> None:
     family, changes = LAYERS[layer]
     folder = converted(tmp_path, family, 12, scaling, **changes)
@@ -116,8 +116,7 @@ def test_no_bias_of_all_queries_exists(tmp_path: Path, family: str, profile: Pro
     assert inside.count("Softmax") == 2
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(("dtype", "profile"), dealt(DTYPES, PROFILES, each=1))
 def test_exports_are_validated_and_need_no_genai(tmp_path: Path, profile: Profile, dtype: Any) -> None:
     source = tiny.ENCODERS["jina_bert"](tmp_path / "source", 12, head="Model")
     convert(source, tmp_path / "out", scale=2.0, train_length=TRAIN_LENGTH)
@@ -135,6 +134,87 @@ def test_exports_are_validated_and_need_no_genai(tmp_path: Path, profile: Profil
     ]
     assert "genai_config.json" not in result.files
     assert not (tmp_path / "out" / "genai_config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "profile", "dtype"),
+    [
+        ("jina_bert", "MaskedLM", "portable", "native"),
+        ("mosaic_bert", "MaskedLM", "ort", "int8"),
+        ("mosaic_bert", "SequenceClassification", "ort", "native"),
+    ],
+)
+def test_a_graph_of_the_trunk_of_a_model_with_a_head(
+    run_cli: Any, tmp_path: Path, family: str, head: Any, profile: Profile, dtype: str
+) -> None:
+    """Beside a graph of the whole model: ``validate`` compares each with what it computes."""
+    source = tiny.ENCODERS[family](tmp_path / "source", 12, head=head)
+    out = tmp_path / "out"
+    words = ["--onnx", "--onnx-task", "feature-extraction", "--onnx-profile", profile, "--onnx-dtype", dtype]
+    run_cli(source, "--scale", "2", "--train-length", TRAIN_LENGTH, "--out", out, *words, "--no-verify")
+    path = out / ("onnx/model.onnx" if dtype == "int8" else "model.onnx")
+    model = onnx.load(path, load_external_data=False)
+    assert [value.name for value in model.graph.output] == ["last_hidden_state"]
+    assert not [tensor.name for tensor in model.graph.initializer if "cls." in tensor.name]
+    ids, mask = tiny.token_ids(2, 30), tiny.padding_mask([30, 17], "right")
+    right = expected(out, family, "Model", ids, mask)
+    assert_close(run(path, ids, mask), right, mask, relative=0.05 if dtype == "int8" else 1e-5)
+    card = (out / "README.md").read_text()
+    assert "- task: `feature-extraction`" in card
+    assert " --onnx-task feature-extraction" in card
+
+    convert(source, tmp_path / "both", scale=2.0, train_length=TRAIN_LENGTH, verify=False)
+    export(tmp_path / "both", OnnxOptions(task="feature-extraction", validate=False))
+    export(tmp_path / "both", OnnxOptions(standalone=True, validate=False))
+    assert run_cli("validate", tmp_path / "both").code == 0
+
+
+@pytest.mark.parametrize(
+    ("head", "task", "part"),
+    [
+        ("Model", "fill-mask", "that this checkpoint (NtkJinaBertModel) does not have; choose feature-extra"),
+        ("MaskedLM", "text-classification", "choose fill-mask or feature-extraction"),
+        ("MaskedLM", "text-generation", "choose fill-mask or feature-extraction"),
+    ],
+)
+def test_a_task_that_the_checkpoint_has_no_weights_for(
+    refused: Any, tmp_path: Path, head: Any, task: str, part: str
+) -> None:
+    """Its head would be random."""
+    source = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, head=head)
+    words = ("--onnx-task", task)
+    assert part in refused(source, "--scale", "2", "--out", tmp_path / "out", "--onnx", *words)
+    convert(source, tmp_path / "out", scale=2.0, verify=False)
+    assert part in refused("export", tmp_path / "out", *words)
+
+
+def test_a_head_that_is_named_but_not_stored(refused: Any, tmp_path: Path) -> None:
+    """As Jina's embedding models name one; the tensors of ``.bin`` weights are seen when they are read."""
+    source = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, head="Model", fmt="bin")
+    edit_json(source / "config.json", {"architectures": ["JinaBertForMaskedLM"]})
+    words = ("--onnx", "--onnx-task", "fill-mask", "--no-verify")
+    line = refused(source, "--scale", "2", "--out", tmp_path / "out", *words)
+    assert "(NtkJinaBertModel) does not have" in line
+
+
+def test_decoders_have_one_task(refused: Any, tmp_path: Path, pristine: Any) -> None:
+    convert(pristine("bloom"), tmp_path / "out", scale=2.0, verify=False)
+    line = refused("export", tmp_path / "out", "--onnx-task", "feature-extraction")
+    assert "(NtkBloomForCausalLM) does not have; choose text-generation\n" in line
+
+
+def test_a_graph_of_a_task_that_it_does_not_compute_fails(run_cli: Any, tmp_path: Path) -> None:
+    source = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4)
+    convert(source, tmp_path / "out", scale=2.0, train_length=TRAIN_LENGTH, verify=False)
+    export(tmp_path / "out", OnnxOptions(validate=False))
+
+    def pretend(model: onnx.ModelProto) -> None:
+        [entry] = model.metadata_props
+        entry.value = json.dumps({**json.loads(entry.value), "task": "feature-extraction"})
+
+    edit(tmp_path / "out" / "model.onnx", pretend)
+    assert run_cli("validate", tmp_path / "out").code == 1
+    assert (tmp_path / "out" / "model.onnx.failed").exists()
 
 
 @pytest.mark.parametrize("family", tiny.ENCODERS)
@@ -175,16 +255,18 @@ def run_cli(run: Any) -> Any:
     return run
 
 
-@pytest.mark.parametrize("head", ["MaskedLM", "Model"])
+@pytest.mark.parametrize(
+    ("head", "task"), [("MaskedLM", "fill-mask"), ("MaskedLM", "feature-extraction"), ("Model", None)]
+)
 @pytest.mark.parametrize("family", tiny.ENCODERS)
 def test_excerpts_of_large_encoders_pass(
-    run_cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, head: Any
+    run_cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, head: Any, task: str | None
 ) -> None:
     source = tiny.ENCODERS[family](tmp_path / "source", 4, head=head, num_hidden_layers=4)
     convert(source, tmp_path / "out", scale=2.0, train_length=TRAIN_LENGTH, verify=False)
     for limit in ("OPERATIONS", "LOGITS"):
         monkeypatch.setattr(cases, limit, 1)
-    assert run_cli("export", tmp_path / "out").code == 0
+    assert run_cli("export", tmp_path / "out", *(["--onnx-task", task] if task else [])).code == 0
     [graph] = json.loads((tmp_path / "out" / "onnx_validation.json").read_text())["graphs"]
     assert "first 2 of 4 layers" in graph["extent"]
-    assert ("first 64 of 97 tokens" in graph["extent"]) == (head == "MaskedLM")
+    assert ("first 64 of 97 tokens" in graph["extent"]) == (task == "fill-mask")

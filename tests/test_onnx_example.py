@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +16,12 @@ import torch
 from transformers import AutoTokenizer
 
 from converter import OnnxOptions, convert
-from converter.onnx.build import build_graph, open_repository
+from converter.exports.onnx.build import build_graph
+from converter.exports.onnx.choices import Profile
+from converter.exports.onnx.graph import METADATA
+from converter.result.converted import open_converted
 from tests import tiny
+from tests.dealt import dealt
 from tests.patched import FAMILIES, Convert, load
 
 pytest.importorskip("onnxruntime")
@@ -35,15 +41,15 @@ def example() -> ModuleType:
     return module
 
 
-def export(folder: Path, *, dtype: str = "fp32", last_logits: bool = False) -> Path:
+def export(folder: Path, *, profile: Profile = "ort", dtype: str = "fp32", last_logits: bool = False) -> Path:
     graph = build_graph(
-        open_repository(folder),
-        profile="ort",
+        open_converted(folder),
+        profile=profile,
         dtype=dtype,
         last_logits=last_logits,
         convert_weights=False,
     )
-    graph.save(folder / "model.onnx", {})
+    graph.save(folder / "model.onnx", {METADATA: json.dumps({"profile": profile})})
     return folder
 
 
@@ -62,8 +68,7 @@ def columns(steps: list[list[int | None]]) -> list[list[int]]:
     return [[token for token in row if token is not None] for row in zip(*steps, strict=True)]
 
 
-@pytest.mark.parametrize("last_logits", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "last_logits"), dealt(FAMILIES, [False, True], each=1))
 def test_a_batch(converted: Convert, example: ModuleType, family: str, last_logits: bool) -> None:
     folder = export(converted(family, 4, "ntk-position"), last_logits=last_logits)
     batch = example.Batch(example.Model(folder), 3, max(LENGTHS) + NEW)
@@ -173,9 +178,80 @@ def test_the_command_line(converted: Convert) -> None:
     assert run(str(folder), "5 6 7") == " ".join(map(str, ids)) + "\n"
 
 
+def refused(capfd: pytest.CaptureFixture[str], example: ModuleType, *arguments: str | Path) -> str:
+    """The one line with which the script ends, exit code 1; nothing else is printed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            example.main()
+    # Python prints a text to stderr and exits with 1.
+    assert isinstance(stopped.value.code, str)
+    assert "\n" not in stopped.value.code
+    assert tuple(capfd.readouterr()) == ("", "")
+    return stopped.value.code.removeprefix("error: ")
+
+
+def test_graphs_that_cannot_be_run_this_way(
+    converted: Convert, example: ModuleType, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    missing = tmp_path / "missing"
+    assert refused(capfd, example, missing, "w5") == f"{missing} is not a folder"
+    folder = converted("bloom", 4, "ntk")
+    capfd.readouterr()
+    assert refused(capfd, example, folder, "w5") == (
+        f"no ONNX graph in {folder}; write one: ntk-convert export {folder}"
+    )
+    portable = export(folder, profile="portable")
+    capfd.readouterr()
+    assert refused(capfd, example, portable, "w5") == (
+        f"{folder / 'model.onnx'} is of the profile portable, and this script needs the profile ort; "
+        f"export again (ntk-convert export {folder} --onnx-profile ort), or run this graph with optimum"
+    )
+
+
+def test_the_graph_of_an_encoder_is_refused(
+    tmp_path: Path, example: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = tiny.ENCODERS["jina_bert"](tmp_path / "source")
+    folder = tmp_path / "out"
+    convert(source, folder, scale=2, verify=False, onnx=OnnxOptions(validate=False))
+    capfd.readouterr()
+    assert refused(capfd, example, folder, "w5") == (
+        f"{folder / 'model.onnx'} has no cache: it is an encoder's graph, and encoders do not generate text"
+    )
+
+
+def test_prompts_that_cannot_be_run(
+    converted: Convert,
+    example: ModuleType,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = export(converted("bloom", 4, "ntk"))
+    capfd.readouterr()
+    assert refused(capfd, example, folder, "w5", "--max-new-tokens", "0") == (
+        "--max-new-tokens must be at least 1"
+    )
+    assert "Unable to allocate" in refused(capfd, example, folder, "w5", "--max-new-tokens", str(10**15))
+    small = functools.partial(example.Batch, length=2)
+    monkeypatch.setattr(example, "Batch", lambda model, rows, length: small(model, rows))
+    assert refused(capfd, example, folder, "w5 w6 w7", "--max-new-tokens", "1") == (
+        "prompts and new tokens need 5 tokens, the buffer holds 2"
+    )
+    monkeypatch.undo()
+    (folder / "tokenizer.json").unlink()
+    assert refused(capfd, example, folder, "5", "") == "a prompt has no tokens"
+    assert refused(capfd, example, folder, "5 six") == (
+        "without a tokenizer.json, a prompt is token ids (5 6 7), not '5 six'"
+    )
+
+
 def test_bfloat16_weights_run_on_a_cpu(tmp_path: Path, example: ModuleType) -> None:
     """By the float32 graph that stands beside the other one."""
-    source, folder = tiny.mpt(tmp_path / "source", dtype=torch.bfloat16, use_cache=True), tmp_path / "out"
+    source, folder = (
+        tiny.FACTORIES["mpt"](tmp_path / "source", dtype=torch.bfloat16, use_cache=True),
+        tmp_path / "out",
+    )
     convert(source, folder, scale=2, verify=False, onnx=OnnxOptions(validate=False))
     assert example.graph_file(folder, "cuda") == folder / "model.onnx"
     assert example.graph_file(folder, "cpu") == folder / "model_fp32.onnx"

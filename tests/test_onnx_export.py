@@ -17,10 +17,12 @@ import onnx
 import pytest
 import torch
 
-from converter.onnx.export import ExportResult, export
-from converter.onnx.options import Profile
+from converter.exports.onnx.card import section
+from converter.exports.onnx.choices import GraphOptions, Profile
+from converter.exports.onnx.export import ExportResult, export
 from tests import tiny
 from tests.conftest import MakeSource, Run, edit_json, fingerprint
+from tests.dealt import dealt
 from tests.onnx_graphs import (
     PROFILES,
     TRAIN_LENGTH,
@@ -94,6 +96,19 @@ def test_half_precision_weights_get_a_float32_graph_too(
     assert_close(logits, expected(folder, "mpt", ids))
 
 
+def test_the_card_gives_genai_no_more_than_the_context_length(repository: Make, run: Command) -> None:
+    """genai refuses a ``max_length`` beyond it."""
+    folder = repository()
+    run("export", folder, "--no-validate")
+    longest = json.loads((folder / GENAI).read_text())["model"]["context_length"]
+    assert longest == 2 * TRAIN_LENGTH
+    text = (folder / CARD).read_text(encoding="utf-8")
+    assert f"(max_length={longest})  # prompt and answer; at most {longest}\n" in text
+    text = section(GraphOptions(), "fp32", ["model.onnx", GENAI], None, 8192)
+    assert "(max_length=4096)  # prompt and answer; at most 8192\n" in text
+    assert "max_length" not in section(GraphOptions(), "fp32", ["model.onnx"], None, None)
+
+
 def test_nothing_is_validated_with_no_validate(repository: Make, run: Command) -> None:
     folder = repository()
     assert new_files(run, folder, "--no-validate") == {"model.onnx", GENAI}
@@ -154,9 +169,10 @@ def test_leftovers_of_killed_exports_are_removed(repository: Make, run: Command)
     folder = repository()
     script = (
         "import os, signal, sys\n"
-        "import converter.onnx.export as module\n"
-        "module.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "module.export(sys.argv[1], module.OnnxOptions(validate=False))\n"
+        "from converter import OnnxOptions, export\n"
+        "import converter.exports.staging as module\n"
+        "module._put_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "export(sys.argv[1], OnnxOptions(validate=False))\n"
     )
     killed = subprocess.run([sys.executable, "-c", script, str(folder)], cwd=ROOT, check=False)
     assert killed.returncode < 0
@@ -175,9 +191,7 @@ def header(file: Path) -> tuple[int, dict[str, Any]]:
     return 8 + length, json.loads(content[8 : 8 + length])
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(("family", "profile", "sharded"), dealt(FAMILIES, PROFILES, [False, True], each=1))
 def test_initialisers_point_into_the_weights(
     repository: Make, run: Command, profile: Profile, family: str, sharded: bool
 ) -> None:
@@ -215,16 +229,18 @@ def test_tensors_are_found_without_their_prefix(repository: Make, run: Command, 
 def test_the_size_does_not_depend_on_the_weights(tmp_path: Path, run: Command, profile: Profile) -> None:
     sizes = []
     for width in (4, 16):
-        folder = converted_copy(tiny.bloom(tmp_path / f"{width}", width), tmp_path / f"out-{width}")
+        folder = converted_copy(
+            tiny.FACTORIES["bloom"](tmp_path / f"{width}", width), tmp_path / f"out-{width}"
+        )
         assert run("export", folder, "--no-validate", "--onnx-profile", profile).code == 0
         sizes.append((folder / "model.onnx").stat().st_size)
     assert abs(sizes[1] - sizes[0]) < 2048
     assert max(sizes) < 200_000
 
 
-@pytest.mark.parametrize("last_logits", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(
+    ("family", "profile", "last_logits"), dealt(FAMILIES, PROFILES, [False, True], each=1)
+)
 def test_inputs_and_outputs_are_named_as_the_ecosystem_binds_them(
     repository: Make, run: Command, profile: Profile, family: str, last_logits: bool
 ) -> None:
@@ -244,7 +260,7 @@ def test_inputs_and_outputs_are_named_as_the_ecosystem_binds_them(
         }
 
     size = tiny.HEAD_DIM + (8 if profile == "ort" else 0)
-    kept = 1 if family in ("replit", "refact") else 4  # heads that share their keys
+    kept = tiny.CHECKPOINTS[family].kv_heads
     names = [f"{layer}.{part}" for layer in range(2) for part in ("key", "value")]
     assert list(described(graph.input).items()) == [
         ("input_ids", (7, ["batch_size", "sequence_length"])),
@@ -261,8 +277,7 @@ def test_inputs_and_outputs_are_named_as_the_ecosystem_binds_them(
     ]
 
 
-@pytest.mark.parametrize("dtype", ["native", "fp16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "dtype"), dealt(FAMILIES, ["native", "fp16"], each=1))
 def test_a_portable_graph_has_standard_operators_only(
     repository: Make, run: Command, family: str, dtype: str
 ) -> None:
@@ -274,8 +289,7 @@ def test_a_portable_graph_has_standard_operators_only(
     assert len(nodes) > 50
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "profile"), dealt(FAMILIES, PROFILES, each=1))
 def test_node_names_follow_the_model(repository: Make, run: Command, family: str, profile: Profile) -> None:
     folder = repository(family)
     run("export", folder, "--no-validate", "--onnx-profile", profile)
@@ -378,7 +392,7 @@ def test_a_wrong_graph_leaves_no_conversion_either(
     make_source: MakeSource, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make_source()
-    monkeypatch.setattr("converter.onnx.decoder.Decoder.epsilon", 0.5)
+    monkeypatch.setattr("converter.exports.onnx.decoder.Decoder.epsilon", 0.5)
     line = refused(source, *CONVERT, "--out", tmp_path / "out", "--onnx")
     assert "model.onnx: prompt of" in line
 
@@ -394,7 +408,7 @@ def peak():  # bytes; ru_maxrss starts with the parent's
     return int(line.split()[1]) * 1024
 read = lambda: int(Path("/proc/self/io").read_text().split()[1])
 started = time.process_time()
-import converter.onnx.build
+import converter.exports.onnx.build
 before = read()
 try:
     main(["export", sys.argv[1], "--no-validate", "-q", *sys.argv[2:]])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from converter.onnx.export import export
-from converter.onnx.options import OnnxOptions
+from converter.exports.onnx.export import export
+from converter.exports.onnx.options import OnnxOptions
 from converter.pipeline import convert
 from tests.conftest import Run, fingerprint
 from tests.onnx_graphs import TRAIN_LENGTH, Make, edit
@@ -107,7 +107,7 @@ def test_a_disk_that_is_full_when_the_report_is_written(
     folder = repository()
     export(folder, OnnxOptions(validate=False))
     (folder / REPORT).write_text("old")
-    monkeypatch.setattr("converter.onnx.validate.as_json", lambda report: "x" * 2_000_000)
+    monkeypatch.setattr("converter.exports.onnx.validate.as_json", lambda report: "x" * 2_000_000)
     largest_file(1_000_000)
     assert "File too large" in refused("validate", folder)
 
@@ -142,7 +142,7 @@ def test_an_export_that_is_stopped_in_the_end_is_whole(
     result = run("export", folder)
     assert (result.code, result.out) == (1, "")
     files = "model.onnx, genai_config.json, onnx_validation.json"
-    assert result.err.lstrip("\n") == f"error: interrupted; the graph is in place: {files}\n"
+    assert result.err.lstrip("\n") == f"error: interrupted; the export is in place: {files}\n"
     assert "## ONNX" in (folder / CARD).read_text(encoding="utf-8")
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     assert run("validate", folder).code == 0

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import converter
-from converter import OnnxOptions
-from converter.onnx.build import Repository, open_repository
-from converter.onnx.genai import genai_config
+from converter import OnnxOptions, recipes
+from converter.exports.onnx.genai import genai_config
+from converter.result.converted import ConvertedRepository, open_converted
 from tests import tiny
+from tests.dealt import dealt
 from tests.patched import FAMILIES, TRAIN_LENGTH, Convert, load
 
 og = pytest.importorskip("onnxruntime_genai")
@@ -85,9 +86,7 @@ def assert_same(actual: Generated, reference: Generated, tolerance: float = 1e-3
     assert np.array_equal(actual[0], reference[0])
 
 
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "scaling", "share"), dealt(FAMILIES, SCALINGS, [True, False], each=2))
 def test_greedy_tokens(converted: Convert, family: str, scaling: str, share: bool) -> None:
     folder = converted(family, 12, scaling)
     model, reference = export(folder), load(folder)
@@ -111,9 +110,9 @@ def test_a_graph_of_another_factor_is_noticed(converted: Convert) -> None:
         assert_same(finish(generator), expected(reference, prompt))
 
 
-@pytest.mark.parametrize("last_logits", [False, True])
-@pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "scaling", "last_logits"), dealt(FAMILIES, SCALINGS, [False, True], each=2)
+)
 def test_a_batch_is_padded_on_the_right(
     converted: Convert, family: str, scaling: str, last_logits: bool
 ) -> None:
@@ -173,14 +172,15 @@ def test_half_precision(converted: Convert) -> None:
     assert_same(finish(generator), expected(load(folder).float(), prompt), tolerance=0.1)
 
 
-def content(repository: Repository, **changes: Any) -> dict[str, Any]:
-    changed = dataclasses.replace(repository, config={**repository.config, **changes})
+def content(repository: ConvertedRepository, **changes: Any) -> dict[str, Any]:
+    config = {**repository.config, **changes}
+    changed = dataclasses.replace(repository, config=config, recipe=recipes.of_checkpoint(config))
     return genai_config(changed, file_name="model.onnx", head_size=16)
 
 
 def test_special_tokens(converted: Convert) -> None:
     folder = converted("bloom")
-    repository = open_repository(folder)
+    repository = open_converted(folder)
     model = content(repository)["model"]
     assert [model[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [tiny.START, [tiny.END], tiny.PAD]
 
@@ -200,7 +200,7 @@ def test_special_tokens(converted: Convert) -> None:
 
 
 def test_context_length(converted: Convert) -> None:
-    repository = open_repository(converted("bloom"))
+    repository = open_converted(converted("bloom"))
     known = repository.config["ntk_convert"]
     dynamic = {"type": "ntk", "train_seq_len": 100, "dynamic": "length", "rate": 1.0}
 
@@ -217,7 +217,7 @@ def test_context_length(converted: Convert) -> None:
 
 
 def test_the_raised_limit_of_mpt_is_not_multiplied_again(converted: Convert) -> None:
-    repository = open_repository(converted("mpt", max_seq_len=512))
+    repository = open_converted(converted("mpt", max_seq_len=512))
     assert repository.config["max_seq_len"] == 2048
     assert content(repository)["model"]["context_length"] == 2048
 

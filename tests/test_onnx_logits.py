@@ -10,18 +10,13 @@ import onnxruntime
 import pytest
 import torch
 
-from converter.onnx.attention_ort import split
-from converter.onnx.options import Profile
+from converter.exports.onnx.attention_ort import split
+from converter.exports.onnx.choices import Profile
 from tests import tiny
+from tests.dealt import dealt
 from tests.onnx_graphs import PROFILES, Array, Engine, assert_close, build, expected
 from tests.patched import FAMILIES, SCALINGS, VARIANTS, Convert, config_of
 
-# A power of two and not, in turn, so that each scaling and each family meets both.
-CASES = [
-    (family, scaling, (4, 12)[(number + shift) % 2])
-    for shift, family in enumerate(FAMILIES)
-    for number, scaling in enumerate(SCALINGS)
-]
 CHUNKS = (20, 33, 34, 48)
 """Where the pieces of a chunked prefill end."""
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -52,16 +47,16 @@ def check_all_ways(folder: Path, family: str, profile: Profile) -> None:
     assert_close(engine.steps(ids, mask, CHUNKS), expected(folder, family, ids, mask, CHUNKS), mask)
 
 
-@pytest.mark.parametrize(("family", "scaling", "heads"), CASES)
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(
+    ("family", "profile", "scaling", "heads"), dealt(FAMILIES, PROFILES, SCALINGS, [4, 12], each=6)
+)
 def test_every_scaling_of_every_family_is_the_reference_s(
     converted: Convert, profile: Profile, family: str, scaling: str, heads: int
 ) -> None:
     check_all_ways(converted(family, heads, scaling), family, profile)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(("variant", "profile"), dealt(VARIANTS, PROFILES, each=1))
 def test_options_of_the_config_are_honoured(converted: Convert, profile: Profile, variant: str) -> None:
     family, changes = VARIANTS[variant]
     check_all_ways(converted(family, 12, "ntk", **changes), family, profile)
@@ -102,8 +97,7 @@ def test_the_comparison_would_notice_another_scaling(converted: Convert, profile
         assert_close(logits, other, mask, relative=1e-2)
 
 
-@pytest.mark.parametrize("length", [255, 256, 257, 600])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "length"), dealt(FAMILIES, [255, 256, 257, 600], each=1))
 def test_prompts_around_and_beyond_one_block_of_queries(converted: Convert, family: str, length: int) -> None:
     folder = converted(family, 4, "ntk-position")
     engine = Engine(build(folder, "portable"))
@@ -123,9 +117,7 @@ def test_a_chunk_longer_than_one_block_over_a_cache(converted: Convert, profile:
     assert_close(logits, expected(folder, "bloom", ids, mask), mask)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(("family", "profile", "side"), dealt(FAMILIES, PROFILES, ["left", "right"], each=1))
 def test_last_logits_are_those_of_each_row_s_last_real_token(
     converted: Convert, profile: Profile, family: str, side: str
 ) -> None:
@@ -148,8 +140,7 @@ def test_last_logits_are_those_of_each_row_s_last_real_token(
     assert_close(one, whole.step(ids[:, :1], mask, past)[0].astype(np.float64), relative=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "dtype"), dealt(FAMILIES, ["fp32", "fp16"], each=1))
 def test_past_and_present_in_one_buffer_give_the_same(converted: Convert, family: str, dtype: str) -> None:
     """As a server runs it: the buffers are longer than their content, and the mask says how much is in."""
     folder = converted(family, 12, "ntk-length")
@@ -177,18 +168,14 @@ def test_past_and_present_in_one_buffer_give_the_same(converted: Convert, family
         assert np.array_equal(buffers[name].numpy()[:, :, :40], cache)
 
 
-@pytest.mark.parametrize("stored", HALF)
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(("family", "profile", "stored"), dealt(FAMILIES, PROFILES, HALF, each=1))
 def test_a_float32_graph_over_half_precision_weights_is_exact(
     converted: Convert, profile: Profile, family: str, stored: str
 ) -> None:
     check_all_ways(converted(family, 4, "ntk", dtype=HALF[stored]), family, profile)
 
 
-@pytest.mark.parametrize("stored", ["fp16", "fp32"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(("family", "profile", "stored"), dealt(FAMILIES, PROFILES, ["fp16", "fp32"], each=1))
 def test_a_float16_graph_is_near(converted: Convert, profile: Profile, family: str, stored: str) -> None:
     """Over float16 weights, and over float32 weights that it casts."""
     dtype = torch.float16 if stored == "fp16" else torch.float32

@@ -14,10 +14,13 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from converter.onnx.build import build_graph, open_repository
-from converter.onnx.graph import Graph
-from converter.onnx.quantise import BLOCK, Bits, quantise
+from converter import OnnxOptions, convert, validate
+from converter.exports.onnx.build import build_graph
+from converter.exports.onnx.graph import Graph
+from converter.exports.onnx.quantise import BLOCK, Bits, quantise
+from converter.result.converted import open_converted
 from tests import tiny
+from tests.dealt import dealt
 from tests.patched import VARIANTS, Convert, batch, load
 
 FORMS = {"fused": True, "standard": False}
@@ -40,7 +43,7 @@ METADATA = {"made": "here"}
 
 def float_graph(folder: Path) -> Graph:
     """A repository's graph in float32."""
-    return build_graph(open_repository(folder), profile="ort", dtype="fp32", last_logits=False)
+    return build_graph(open_converted(folder), profile="ort", dtype="fp32", last_logits=False)
 
 
 def quantised(folder: Path, bits: Bits, *, fused: bool) -> Path:
@@ -95,7 +98,7 @@ def dequantised(path: Path, *, fused: bool) -> dict[str, tuple[int, NDArray[np.f
     model = onnx.load(path, load_external_data=False)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     found = {}
-    for name in stored:
+    for name, tensor in stored.items():
         weight, _, bits_text = name.rpartition("_Q")
         if not bits_text.isdigit():
             continue
@@ -103,19 +106,17 @@ def dequantised(path: Path, *, fused: bool) -> dict[str, tuple[int, NDArray[np.f
         scales = numpy_helper.to_array(stored[f"{weight}_scales"], str(path.parent)).astype(np.float64)
         packed, zeros = (numbers(stored[key], path.parent, bits) for key in (name, f"{weight}_zero_points"))
         if fused:
-            assert stored[name].data_type == onnx.TensorProto.UINT8
+            assert tensor.data_type == onnx.TensorProto.UINT8
         else:
             wanted = onnx.TensorProto.UINT4 if bits == 4 else onnx.TensorProto.UINT8
-            assert stored[name].data_type == stored[f"{weight}_zero_points"].data_type == wanted
+            assert tensor.data_type == stored[f"{weight}_zero_points"].data_type == wanted
             packed, zeros, scales = packed.T, zeros.T, scales.T
         blocks = np.arange(packed.shape[1]) // BLOCK
         found[weight] = bits, (packed - zeros[:, blocks]) * scales[:, blocks]
     return found
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "bits", "form"), dealt(CASES, [4, 8], FORMS, each=2))
 def test_graph_computes_the_model_with_the_stored_weights(
     converted: Convert, case: str, bits: Bits, form: str
 ) -> None:
@@ -212,3 +213,31 @@ def test_importing_the_quantiser_leaves_logging_alone(converted: Convert) -> Non
     before = list(logging.getLogger().handlers), logging.getLogger().level
     quantised(converted("bloom"), 8, fused=True)
     assert (list(logging.getLogger().handlers), logging.getLogger().level) == before
+
+
+@pytest.mark.parametrize(
+    ("profile", "dtype", "family", "vocabulary"),
+    [
+        ("ort", "int8", "bloom", 12_000),
+        ("portable", "int4", "bloom", 12_000),
+        *(
+            pytest.param(profile, dtype, family, vocabulary, marks=pytest.mark.slow)
+            for profile in ("ort", "portable")
+            for dtype in ("int8", "int4")
+            for family, vocabulary in (("bloom", 250_880), ("mpt", 50_432), ("falcon", 50_304))
+        ),
+    ],
+)
+def test_validation_of_a_real_vocabulary(
+    tmp_path: Path, profile: Any, dtype: str, family: str, vocabulary: int
+) -> None:
+    """Validation runs the first tokens of such a vocabulary, so it shortens the quantised table and head."""
+    source = tiny.FACTORIES[family](tmp_path / "source", 8, vocab_size=vocabulary)
+    onnx_options = OnnxOptions(dtype=dtype, profile=profile)
+    result = convert(source, tmp_path / "out", scale=2, train_length=2048, verify=False, onnx=onnx_options)
+    assert result.onnx is not None
+    assert result.onnx.report is not None
+    [graph] = result.onnx.report.graphs
+    assert f"of {vocabulary} tokens of the vocabulary" in graph.extent
+    assert graph.passed
+    assert validate(tmp_path / "out").passed

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from converter import outputs
 from converter.errors import OutputError
-from converter.outputs import check_folder, write_files
+from converter.result import outputs
+from converter.result.outputs import check_folder, write_files
 
 FILES = {"a.json": b"{}", "b.csv": b"1,2"}
 

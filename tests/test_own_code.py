@@ -19,15 +19,18 @@ from typing import Any
 import pytest
 import transformers
 
-from converter import VerificationError, own_code, recipe
-from converter.scaling import Scaling
-from converter.source import open_source
+from converter import VerificationError
+from converter.result.converted import open_converted
+from converter.source import remote_code
+from converter.source.open import open_source
 from converter.verification import Check
+from converter.verification import verify as run_checks
+from tests import forks
 from tests.conftest import edit_json, fingerprint
 from tests.patched import Convert
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
-COPIED = ("ntk_alibi.py", "ntk_decoder.py", "ntk_heads.py")
+COPIED = ("ntk_alibi.py", "ntk_attention.py", "ntk_cache.py", "ntk_decoder.py", "ntk_heads.py")
 TRACE = """
     import os
     from pathlib import Path
@@ -44,6 +47,12 @@ SUBCLASS = """
     class OwnForCausalLM(MptForCausalLM):
         config_class = OwnConfig
 """
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of own code start within milliseconds."""
+    monkeypatch.setattr("converter.verification.own_code.subprocess", forks)
 
 
 @pytest.fixture
@@ -80,9 +89,8 @@ def verify(source: Path, out: Path, *, trust: bool = True, cache_dir: Path | Non
     """The checks of a conversion in ``out``, by name."""
     opened = open_source(str(source))
     config = opened.config()
-    made = recipe.of_source(config)
-    found = own_code.find(opened, config, token=None, cache_dir=cache_dir) if trust else None
-    return {check.name: check for check in made.verify(out, Scaling("ntk", factor=4.0), found)}
+    found = remote_code.find(opened, config, token=None, cache_dir=cache_dir) if trust else None
+    return {check.name: check for check in run_checks(open_converted(out), config, found)}
 
 
 @pytest.fixture
@@ -109,6 +117,7 @@ def test_without_the_flag_nothing_of_the_source_runs(prepared: Prepare, trace: P
 def test_right_code_passes_beside_the_stock_model(
     prepared: Prepare, trace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.undo()  # the process is started as it is by users
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     source, out = prepared("mpt")
     add_code(source, SUBCLASS, trace)
@@ -117,7 +126,7 @@ def test_right_code_passes_beside_the_stock_model(
     checks = verify(source, out)
     assert list(checks)[-2:] == ["stock model", "own code"]
     assert not checks["own code"].skipped, checks["own code"].detail
-    assert "gives what the source's own OwnForCausalLM gives in float32" in checks["own code"].detail
+    assert "agrees with that of the source's own OwnForCausalLM in float32" in checks["own code"].detail
     assert trace.read_text() == "none"  # it ran, and had no token
     assert capfd.readouterr() == ("", "")
     assert fingerprint(source) == before
@@ -180,7 +189,7 @@ def test_code_that_computes_something_else_fails(prepared: Prepare, trace: Path,
     text = (source / file).read_text()
     assert before in text
     (source / file).write_text(text.replace(before, after))
-    with pytest.raises(VerificationError, match="differ from the source's own NtkBaichuanForCausalLM by"):
+    with pytest.raises(VerificationError, match="that of the source's own NtkBaichuanForCausalLM by"):
         verify(source, out)
 
 
@@ -228,13 +237,13 @@ def test_code_that_does_not_run_is_a_skipped_check(prepared: Prepare, trace: Pat
 @pytest.mark.parametrize(
     ("auto_map", "reason"),
     [
-        ({}, "names no code of its own"),
-        ({"AutoConfig": "modeling_own.OwnConfig"}, "names no code of its own"),
+        ({}, "config names no code"),
+        ({"AutoConfig": "modeling_own.OwnConfig"}, "config names no code"),
         ({"AutoModelForCausalLM": "no_such_file.Class"}, "the source has no no_such_file.py"),
         ({"AutoModelForCausalLM": "../../up.Class"}, "which names no class"),
         ({"AutoModelForCausalLM": ["a", "b"]}, "which names no class"),
         ({"AutoModelForSequenceClassification": "modeling_own.Own"}, "no class to compare with"),
-        ({"AutoModelForCausalLM": "nobody/nothing-here--modeling_own.Own"}, "cannot be had"),
+        ({"AutoModelForCausalLM": "nobody/nothing-here--modeling_own.Own"}, "cannot be downloaded"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""What the pictures show, read back from the figures; and the files that ``plot`` writes."""
+"""The content of pictures, read back from the figures; and the files that ``plot`` writes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from converter.errors import UsageError
 from converter.evaluation.results import Bucket, Measurement, Results
 from converter.pictures.bias import bias_matrix, draw_bias
 from converter.pictures.card import card_figure, card_picture
-from converter.pictures.curves import APART, draw_curves
-from converter.pictures.model import Model
+from converter.pictures.curves import APART, draw_curves, draw_models
 from converter.pictures.per_head import draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.plotting import curves, plot
+from converter.pictures.positions import Positions
 from converter.pictures.style import LONGEST, plain, render
-from converter.scaling import Scaling
-from converter.slopes import stock_slopes
+from converter.scaling.scaling import Dynamic, Scaling, Static
+from converter.scaling.slopes import stock_slopes
 from tests.conftest import Run, fingerprint
 from tests.tiny.rotary import rotary
 
@@ -48,7 +48,7 @@ HOSTILE = ("$\\frac{1$", "a$b$c^^", "\x00\x1b[31mred\n", "模型-13B", "_hidden"
 
 @pytest.fixture(autouse=True)
 def _no_warnings() -> Iterator[None]:
-    """A glyph that the font lacks, a label that is left out, a number that cannot be drawn: all warn."""
+    """Makes matplotlib's warnings errors: missing glyphs, omitted labels, numbers that cannot be drawn."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", module="matplotlib|converter")
         warnings.filterwarnings("error", message="Glyph|.*legend|.*layout|.*log")
@@ -56,7 +56,7 @@ def _no_warnings() -> Iterator[None]:
 
 
 def reference(heads: int) -> NDArray[np.float64]:
-    """ALiBi's slopes, from the paper: a power of two, and the odd members of the next one's."""
+    """ALiBi's slopes from the paper: those of a power of two, then every other one of the next power's."""
     whole = 1 << (heads.bit_length() - 1)
     even = np.exp2(-8 * np.arange(1, whole + 1) / whole)
     odd = np.exp2(-8 * np.arange(1, 2 * (heads - whole), 2) / (2 * whole))
@@ -70,12 +70,12 @@ def reference_ntk(slopes: NDArray[np.float64], factor: float) -> NDArray[np.floa
     return slopes * factor**-t
 
 
-def model(heads: int = 16, *scalings: Scaling, **changes: Any) -> Model:
-    return Model("a/model", stock_slopes(heads), scalings, train_length=2048, **changes)
+def model(heads: int = 16, *scalings: Scaling, **changes: Any) -> Positions:
+    return Positions("a/model", stock_slopes(heads), scalings, train_length=2048, **changes)
 
 
 def series(axes: Axes) -> dict[str, NDArray[np.float64]]:
-    """Label -> y values of the lines that the legend names."""
+    """Label -> y values, for the lines in the legend."""
     return {
         str(line.get_label()): np.asarray(line.get_ydata(), dtype=np.float64)
         for line in axes.get_lines()
@@ -84,7 +84,7 @@ def series(axes: Axes) -> dict[str, NDArray[np.float64]]:
 
 
 def levels(axes: Axes) -> list[float]:
-    """Where horizontal lines cross the whole picture."""
+    """The y values of horizontal lines across the whole picture."""
     return [
         float(np.asarray(line.get_ydata())[0])
         for line in axes.get_lines()
@@ -98,7 +98,7 @@ def legend_texts(figure: Figure) -> list[str]:
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_slopes_and_spans_of_every_head(heads: int) -> None:
-    drawn = model(heads, Scaling("ntk", factor=4.0), Scaling("linear", factor=2.0))
+    drawn = model(heads, Static("ntk", 4.0), Static("linear", 2.0))
     stock = reference(heads)
     expected = {
         "stock": stock,
@@ -124,7 +124,7 @@ def test_the_span_knows_what_falcon_divides_the_bias_by() -> None:
 
 
 def test_a_dynamic_scaling_is_shown_at_three_lengths() -> None:
-    figure = draw_slopes(model(8, Scaling("ntk", dynamic="position", rate=2.0, train_length=100)))
+    figure = draw_slopes(model(8, Dynamic("ntk", "position", rate=2.0, train_length=100)))
     found = series(figure.axes[0])
     assert list(found)[1:] == [f"ntk, position-dynamic, rate 2, at {n} tokens" for n in (100, 200, 400)]
     for values, factor in zip(list(found.values())[1:], (2, 4, 8), strict=True):
@@ -150,10 +150,9 @@ def test_wavelengths_of_rotary_pairs() -> None:
 def test_the_bias_of_every_query_and_key(
     decoder: bool, form: str, tokens: int, head: int, scale: float
 ) -> None:
-    if form == "static":
-        scaling = Scaling("ntk", factor=3.0)
-    else:
-        scaling = Scaling("ntk", dynamic=form, rate=1.5, train_length=8)  # type: ignore[arg-type]
+    scaling: Scaling = Static("ntk", 3.0)
+    if form != "static":
+        scaling = Dynamic("ntk", form, rate=1.5, train_length=8)  # type: ignore[arg-type]
     drawn = model(6, decoder=decoder, bias_scale=scale)
     found = bias_matrix(drawn, scaling, head, tokens, np.arange(24))
     for query in range(24):
@@ -168,7 +167,7 @@ def test_the_bias_of_every_query_and_key(
 
 
 def test_bias_panels_share_colours_and_mark_the_span() -> None:
-    scaling = Scaling("ntk", dynamic="length", rate=1.0, train_length=64)
+    scaling = Dynamic("ntk", "length", rate=1.0, train_length=64)
     drawn = replace(model(12), train_length=64)
     figure = draw_bias(drawn, scaling, [3, 7])
     panels = [axes for axes in figure.axes if axes.images]
@@ -191,7 +190,7 @@ def test_bias_panels_share_colours_and_mark_the_span() -> None:
 
 
 def test_by_default_the_steepest_the_middle_and_the_flattest_head_are_drawn() -> None:
-    figure = draw_bias(model(12), Scaling("linear", factor=2.0))
+    figure = draw_bias(model(12), Static("linear", 2.0))
     shown = [axes.get_ylabel().split("\n")[0] for axes in figure.axes if axes.get_ylabel().endswith("query")]
     order = np.argsort(-reference(12))
     assert shown == [f"head {order[place]}" for place in (0, 6, 11)]
@@ -204,7 +203,7 @@ def measurement(**changes: Any) -> Measurement:
 
 
 def bars(axes: Axes) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]]:
-    """Label -> x, y and the ends of the bars [points, 2]."""
+    """Label -> x values, y values, and the ends of the error bars [points, 2]."""
     found = {}
     for container in axes.containers:
         line, _, (collection,) = container.lines  # type: ignore[attr-defined]
@@ -244,6 +243,32 @@ def test_scores_by_length_and_place_of_the_answer() -> None:
     )  # in the first and in the last fifth
     np.testing.assert_allclose(np.asarray(lines[0].get_xdata(), float), [0.5 - APART / 2, 4.5 - APART / 2])
     np.testing.assert_allclose(np.asarray(lines[1].get_ydata(), float), [100, 100])
+
+
+def test_models_are_drawn_together(tmp_path: Path) -> None:
+    results = Results(
+        [
+            measurement(),
+            measurement(length=512, value=0.25, low=0.125, high=0.5),
+            measurement(model="other", scaling="ntk, factor 4", length=512, value=1.0, low=0.75, high=1.0),
+            measurement(task="passkey"),
+        ],
+        {"m": {"train_length": 256}, "other": {"train_length": 512}},
+    )
+    figure = draw_models(results, "lines")
+    (axes,) = figure.axes
+    found = bars(axes)
+    assert list(found) == ["m: none", "other: ntk, factor 4"]
+    np.testing.assert_allclose(found["m: none"][0], np.array([256, 512]) * 2 ** (-APART / 2))
+    np.testing.assert_allclose(found["m: none"][1], [50, 25])
+    np.testing.assert_allclose(found["other: ntk, factor 4"][1], [100])
+    np.testing.assert_allclose(found["other: ntk, factor 4"][2], [[75, 100]])
+    marks = ["trained length (256)", "trained length (512)"]
+    assert sorted(legend_texts(figure)) == [*found, *marks]
+    with pytest.raises(UsageError, match="no topics"):
+        draw_models(results, "topics")
+    drawn = {path.name for path in plot(results, tmp_path / "out")}
+    assert drawn == {"lines.png", "lines-m.png", "lines-other.png", "passkey-m.png"}
 
 
 def test_perplexity_by_length_and_position() -> None:
@@ -309,7 +334,7 @@ def test_hostile_names_are_drawn(tmp_path: Path) -> None:
 def test_names_that_look_alike_keep_their_files(tmp_path: Path) -> None:
     results = Results([measurement(model=name, depths=()) for name in ("x/a$", "a_")], {})
     paths = plot(results, tmp_path / "out", form="svg")
-    assert [path.name for path in paths] == ["lines-a.svg", "lines-a-2.svg"]
+    assert [path.name for path in paths] == ["lines.svg", "lines-a.svg", "lines-a-2.svg"]
     assert sorted(paths) == sorted((tmp_path / "out").iterdir())
     assert list(curves(results, "svg").values()) == [path.read_bytes() for path in paths]
 
@@ -317,9 +342,9 @@ def test_names_that_look_alike_keep_their_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "scaling",
     [
-        Scaling("linear", factor=1e300),
-        Scaling("ntk", dynamic="position", rate=1e308, train_length=10**299),
-        Scaling("linear", dynamic="length", rate=1e-308, train_length=1),
+        Static("linear", 1e300),
+        Dynamic("ntk", "position", rate=1e308, train_length=10**299),
+        Dynamic("linear", "length", rate=1e-308, train_length=1),
     ],
     ids=str,
 )
@@ -330,7 +355,7 @@ def test_scalings_beyond_sense_are_drawn_too(scaling: Scaling) -> None:
 
 
 def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings() -> None:
-    drawn = model(12, Scaling("ntk", factor=2.0))
+    drawn = model(12, Static("ntk", 2.0))
 
     def files() -> list[bytes]:
         panels = draw_bias(drawn, drawn.scalings[0], [0])
@@ -350,7 +375,7 @@ def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings() -> N
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_the_cards_picture_is_small(heads: int) -> None:
-    drawn = model(heads, Scaling("ntk", dynamic="length", rate=2.0, train_length=2048))
+    drawn = model(heads, Dynamic("ntk", "length", rate=2.0, train_length=2048))
     content = card_picture(drawn)
     assert len(content) < 60_000
     picture = Image.open(io.BytesIO(content))
@@ -364,7 +389,7 @@ def test_the_cards_picture_is_small(heads: int) -> None:
 def test_the_cards_picture_needs_no_windows_and_no_statistics() -> None:
     code = (
         "import sys; from converter.pictures.card import card_picture; "
-        "from converter.pictures.model import Model; card_picture(Model('m', (0.5, 0.25))); "
+        "from converter.pictures.positions import Positions; card_picture(Positions('m', (0.5, 0.25))); "
         "print(sorted({'matplotlib.pyplot', 'scipy', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -388,9 +413,9 @@ def test_plot_a_model(
 
     source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / family, num_heads=6)
     before = fingerprint(source)
-    seen: list[Model] = []
+    seen: list[Positions] = []
 
-    def spy(*arguments: Any, **options: Any) -> Model:
+    def spy(*arguments: Any, **options: Any) -> Positions:
         seen.append(read(*arguments, **options))
         return seen[0]
 
@@ -510,5 +535,5 @@ def test_the_documentations_pictures_are_what_their_script_draws(
         pictures = [
             np.asarray(Image.open(folder / name).convert("RGB"), float) for folder in (tmp_path, shipped)
         ]
-        # Fonts are drawn a little differently by other versions of matplotlib.
+        # Other versions of matplotlib draw fonts a little differently.
         assert np.abs(pictures[0] - pictures[1]).mean() < 1

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import DynamicCache
 
-from templates.ntk_alibi import Alibi, AlibiAttention, plan_attention, stock_slopes
+from templates.ntk_alibi import Alibi, fold, key_channels, stock_slopes
+from templates.ntk_attention import AlibiAttention, plan_attention
 
+SDPA, EAGER = (SimpleNamespace(_attn_implementation=name) for name in ("sdpa", "eager"))
 HEADS, HEAD_DIM, ROWS = 16, 64, 32
 LIMITS = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 1e-3}
 
@@ -39,9 +43,9 @@ def error(actual, expected):
 @torch.no_grad()
 @pytest.mark.parametrize("factor", [1.0, 4.0])
 @pytest.mark.parametrize("dtype", LIMITS, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("length", [2048, 8192, 32768])
+@pytest.mark.parametrize("length", [2048, 8192, pytest.param(32768, marks=pytest.mark.slow)])
 def test_attention_output(length: int, dtype: torch.dtype, factor: float) -> None:
-    """The folded form in chunks (with its causal mask) and the bias form of decoding.
+    """Chunks (with a mask) and single tokens, in the fused kernel and in plain attention.
 
     Chunks of the last queries, because float64 over all of 32768 queries would take an hour; the
     channels they use are those of the whole prefill.
@@ -50,24 +54,35 @@ def test_attention_output(length: int, dtype: torch.dtype, factor: float) -> Non
     shape = (1, HEADS, length, HEAD_DIM)
     query, key, value = (torch.randn(shape, generator=generator).to(dtype) for _ in range(3))
     alibi = Alibi(stock_slopes(HEADS), {"type": "ntk", "factor": factor})
-    attention = AlibiAttention(HEADS, HEAD_DIM**-0.5, 0.0, 0)
     hidden = torch.zeros(1, 1, 1, dtype=dtype)
+    folded = fold(key, key_channels(torch.arange(length)[None], None))
+    padded = torch.nn.functional.pad(value, (0, folded.shape[-1] - HEAD_DIM))
 
     for queries in (ROWS, 1):
-        cache = DynamicCache()
-        cache.update(key[:, :, :-queries], value[:, :, :-queries], 0)
-        plan = plan_attention(alibi, hidden.expand(1, queries, 1), None, cache, HEAD_DIM**-0.5, eager=False)
-        assert (plan.bias is None) == (queries == ROWS)
         last = [states[:, :, -queries:] for states in (query, key, value)]
-        output, _ = attention.attend(*last, plan, cache)
         expected = exact(last[0], key, value, alibi.slopes)
-        assert error(output, expected) <= LIMITS[dtype]
+        for config in (SDPA, EAGER):
+            cache = DynamicCache()
+            cache.update(folded[:, :, :-queries], padded[:, :, :-queries], 0)
+            plan = plan_attention(
+                config, alibi, HEAD_DIM**-0.5, hidden.expand(1, queries, 1), past_key_values=cache
+            )
+            assert (plan.mask is None) == (queries == 1 and config is SDPA)
+            output, _ = AlibiAttention(config, HEADS, HEAD_DIM**-0.5, 0.0, 0).attend(*last, plan, cache)
+            assert error(output, expected) <= LIMITS[dtype]
         if dtype != torch.float32 and factor == 1.0:
             assert error(stock_form(last[0], key, value, alibi.slopes), expected) > 10 * LIMITS[dtype]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", LIMITS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bfloat16,
+        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float16, torch.float32)),
+    ],
+    ids=lambda dtype: str(dtype).removeprefix("torch."),
+)
 def test_whole_prefill(dtype: torch.dtype) -> None:
     """The fused kernel with its own causal mask, over a padded row too."""
     length, pad = 2048, 300
@@ -76,11 +91,11 @@ def test_whole_prefill(dtype: torch.dtype) -> None:
         torch.randn(2, HEADS, length, HEAD_DIM, generator=generator).to(dtype) for _ in range(3)
     )
     alibi = Alibi(stock_slopes(HEADS), {"type": "ntk", "factor": 2.0})
-    attention = AlibiAttention(HEADS, HEAD_DIM**-0.5, 0.0, 0)
+    attention = AlibiAttention(SDPA, HEADS, HEAD_DIM**-0.5, 0.0, 0)
     mask = torch.ones(2, length, dtype=torch.long)
     mask[1, :pad] = 0
     hidden = torch.zeros(2, length, 1, dtype=dtype)
-    plan = plan_attention(alibi, hidden, mask, None, HEAD_DIM**-0.5, eager=False)
+    plan = plan_attention(SDPA, alibi, HEAD_DIM**-0.5, hidden, mask)
     assert plan.mask is None
     output, _ = attention.attend(query, key, value, plan)
     for row, start in ((0, 0), (1, pad)):

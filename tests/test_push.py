@@ -18,21 +18,22 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from converter import manifest
 from converter.errors import VerificationError
-from converter.onnx.export import export
+from converter.exports.onnx.export import export
 from converter.pipeline import convert
 from converter.publish import target
 from converter.publish.contents import read_contents, verify
-from tests import tiny
+from converter.result import manifest
+from tests import forks, tiny
 from tests.conftest import Run, edit_json, fingerprint
 from tests.foreign_code import UNSEEN
 from tests.hub_commands import AS_USERS_DO, TOKEN, UNVERIFIED, Command
 from tests.hub_server import Account, Fault, HubServer, Refusal, Request
+from tests.patched import CHECKED
 from tests.tiny import rotary as tiny_rotary
 
 ID = "ada/bloom-ntk"
-GIT = ".gitattributes"
+GIT, CARD = ".gitattributes", "README.md"
 MANIFEST = manifest.MANIFEST
 SHARDS = [f"model-{number:05}-of-00004.safetensors" for number in range(1, 5)]
 
@@ -63,10 +64,14 @@ def push(hub: HubServer, command: Command, out: Path) -> Push:
     """
     hub.accounts[TOKEN] = Account("ada", ("lab",))
 
-    def call(*words: object, to: str = ID, verify: bool = False, **environment: str) -> Run:
+    def call(
+        *words: object, to: str = ID, verify: bool = False, fresh: bool = False, **environment: str
+    ) -> Run:
         before = fingerprint(out)
         start = AS_USERS_DO if verify else UNVERIFIED
-        done = command("push", "out", to, *words, start=start, **{"HF_TOKEN": TOKEN, **environment})
+        done = command(
+            "push", "out", to, *words, start=start, fresh=fresh, **{"HF_TOKEN": TOKEN, **environment}
+        )
         assert fingerprint(out) == before
         assert "%|" not in done.err
         assert "\r" not in done.err
@@ -84,10 +89,13 @@ def refused(run: Run, *parts: str, code: int = 1) -> None:
         assert part in run.err
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
+def contents(folder: Path, to: str = ID, branch: str | None = None) -> dict[str, bytes]:
+    """The files of a folder as they are pushed: the card's examples load the model from the Hub."""
+    files = {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
     }
+    there = f'("{to}", revision="{branch}"' if branch else f'("{to}"'
+    return files | {CARD: files[CARD].replace(b'("./out"', there.encode())}
 
 
 def pushed(hub: HubServer, revision: str = "main", repo_id: str = ID) -> dict[str, bytes]:
@@ -120,8 +128,26 @@ def theirs(hub: HubServer, folder: Path, **files: str) -> str:
 # What arrives
 
 
+def test_the_card_s_examples_load_the_model_from_the_hub(hub: HubServer, push: Push, out: Path) -> None:
+    """Other text of the card is not changed, and a card that is not ours is not touched."""
+    with (out / CARD).open("ab") as card:
+        card.write(b'\r\nMine: `load("./out")`, [a link](./out)\n')
+    assert push("-q", "--branch", "ntk").code == 0
+    there = pushed(hub, "ntk")[CARD]
+    assert b'\r\nMine: `load("ada/bloom-ntk", revision="ntk")`, [a link](./out)\n' in there
+    assert b"--out ./out --no-verify" in there
+    for name in (b"AutoTokenizer", b"AutoModelForCausalLM"):
+        code = name + b'.from_pretrained("ada/bloom-ntk", revision="ntk", trust_remote_code=True)\n'
+        assert code in there
+
+    (out / CARD).write_text('# Mine\n\nmodel = AutoModel.from_pretrained("./out")\n')
+    assert push("-q").code == 0
+    assert pushed(hub)[CARD] == (out / CARD).read_bytes()
+
+
+@pytest.mark.version
 def test_a_new_repository(hub: HubServer, push: Push, out: Path) -> None:
-    run = push("--json", "-v", verify=True)
+    run = push("--json", "-v", verify=True, fresh=True)
     assert run.code == 0, run.err
     assert pushed(hub) == contents(out)
     assert GIT in hub.files(ID)
@@ -132,7 +158,7 @@ def test_a_new_repository(hub: HubServer, push: Push, out: Path) -> None:
     assert run.json["files"] == {name: len(data) for name, data in contents(out).items()}
     assert (run.json["repo"], run.json["branch"], run.json["pull_request"]) == (ID, "main", None)
     assert (run.json["url"], run.json["left"]) == (f"{hub.endpoint}/{ID}", [])
-    assert [check["name"] for check in run.json["checks"]] == ["tensors", "slopes", "paths", "stock model"]
+    assert [check["name"] for check in run.json["checks"]] == CHECKED
     assert len([request for request in hub.requests if "/commit/" in request.path]) == 1
     assert {request.token for request in hub.requests if request.host == "hub"} <= {TOKEN, None}
 
@@ -161,14 +187,14 @@ def test_a_branch(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None
     assert run.code == 0, run.err
     assert hub.repositories[ID].refs["main"] == first
     assert hub.repositories[ID].refs["ntk/2x"] == run.json["commit"]
-    assert pushed(hub, "ntk/2x") == contents(out)
+    assert pushed(hub, "ntk/2x") == contents(out, branch="ntk/2x")
     assert run.json["url"] == f"{hub.endpoint}/{ID}/tree/ntk/2x"
 
     (out / "LICENSE").write_text("MIT\n")
     relist(out)
     again = push("--branch", "ntk/2x", "--json")
     assert again.json["changed"] == ["LICENSE", MANIFEST]
-    assert pushed(hub, "ntk/2x") == contents(out)
+    assert pushed(hub, "ntk/2x") == contents(out, branch="ntk/2x")
 
 
 def test_a_pull_request_in_a_repository_of_somebody_else(
@@ -217,6 +243,7 @@ def test_what_stays_behind(hub: HubServer, push: Push, out: Path, tmp_path: Path
     assert set(before) - set(pushed(hub)) == {*stray, ".git/config"}
 
 
+@pytest.mark.version
 def test_a_round_trip(pristine: Pristine, hub: HubServer, command: Command, tmp_path: Path) -> None:
     """From the Hub, converted, to the Hub, and loaded from there."""
     source = Path(shutil.copytree(pristine("bloom", sharded=True), tmp_path / "source"))
@@ -303,7 +330,7 @@ def test_a_card_of_ours_is_replaced(hub: HubServer, push: Push, out: Path) -> No
     assert push("-q").code == 0
     (out / "README.md").write_bytes(ours)
     assert push("--json").json["changed"] == ["README.md"]
-    assert pushed(hub)["README.md"] == ours
+    assert pushed(hub) == contents(out)
 
 
 @pytest.mark.parametrize("words", [[], ["--overwrite"], ["--branch", "main"]])
@@ -311,7 +338,7 @@ def test_a_repository_that_was_renamed(hub: HubServer, push: Push, tmp_path: Pat
     """Who asks for the old name is sent on, to what may be the source."""
     before = theirs(hub, tmp_path / "theirs", config_json="{}")
     hub.renamed["ada/old"] = ID
-    refused(push(*words, to="ada/old"), "ada/old", f"is {ID} by now")
+    refused(push(*words, to="ada/old"), "ada/old", f"was renamed to {ID}")
     assert sent(hub) == []
     assert hub.repositories[ID].refs == {"main": before}
 
@@ -375,11 +402,12 @@ def test_a_branch_beside_something_else(hub: HubServer, push: Push, out: Path, t
     assert sent(hub) == []
     run = push("--branch", "ntk", "--overwrite", "--json")
     assert (run.json["deleted"], run.json["new_branch"]) == (["model.gguf"], True), run.err
-    assert pushed(hub, "ntk") == contents(out)
+    assert pushed(hub, "ntk") == contents(out, branch="ntk")
     assert hub.repositories[ID].refs["main"] == first
 
 
-def test_a_branch_that_begins_with_all_of_it(hub: HubServer, push: Push) -> None:
+def test_a_branch_that_begins_with_all_of_it(hub: HubServer, push: Push, out: Path) -> None:
+    (out / CARD).unlink()  # its examples would name the branch
     assert push("-q").code == 0
     hub.requests.clear()
     run = push("--branch", "copy")
@@ -501,7 +529,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         lambda folder: relisted(folder, {"alibi_scaling": {"type": "magic"}}),
         ("alibi_scaling",),
     ),
-    "code": (evil, ("modeling_ntk_bloom.py", "not the file")),
+    "code": (evil, ("modeling_ntk_bloom.py", "differs from what this version")),
     "auto_map": (
         lambda folder: edit_json(folder / "config.json", {"auto_map": {"AutoModel": "eve/x--m.Model"}}),
         ("auto_map",),
@@ -563,7 +591,7 @@ def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: 
     assert [(check.name, check.skipped) for check in found] == [
         (check.name, check.skipped) for check in made.checks
     ]
-    if family == "jais":  # whose slopes are stored, and in config.json for the code to read
+    if tiny.FAMILY[family].stored_slopes:  # whose slopes are stored, and in config.json for the code to read
         slopes = json.loads((out / "config.json").read_text())["alibi_slopes"]
         relisted(out, {"alibi_slopes": [slope * 1.5 for slope in slopes]})
         with pytest.raises(VerificationError, match="alibi_slopes"):
@@ -645,16 +673,17 @@ def test_tracebacks_do_not_tell_the_token(hub: HubServer, push: Push, why: str) 
 
 def test_an_organisation_s_repository(hub: HubServer, push: Push, out: Path) -> None:
     assert push("-q", "--token", TOKEN, to="lab/bloom", HF_TOKEN="").code == 0
-    assert pushed(hub, repo_id="lab/bloom") == contents(out)
+    assert pushed(hub, repo_id="lab/bloom") == contents(out, to="lab/bloom")
 
 
+@pytest.mark.version
 @pytest.mark.parametrize(
     ("status", "where", "parts"),
     [
         (HTTPStatus.FORBIDDEN, "/commit/", ("may not write", "no way", "write access")),
         (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "/preupload/", ("too large", "no way")),
-        (HTTPStatus.INSUFFICIENT_STORAGE, "/objects/batch", ("no room", "no way")),
-        (HTTPStatus.NOT_FOUND, "/api/whoami-v2", ("no Hub", "HF_ENDPOINT")),
+        (HTTPStatus.INSUFFICIENT_STORAGE, "/objects/batch", ("no storage left", "no way")),
+        (HTTPStatus.NOT_FOUND, "/api/whoami-v2", ("is not a Hub", "HF_ENDPOINT")),
         (HTTPStatus.BAD_REQUEST, "/commit/", ("does not accept", "no way")),
         (HTTPStatus.TOO_MANY_REQUESTS, "/api/repos/create", ("wait", "later")),
     ],
@@ -676,6 +705,7 @@ def test_what_the_hub_refuses(
     assert push("-q").code == 0
 
 
+@pytest.mark.version
 @pytest.mark.parametrize("from_storage", [False, True])
 @pytest.mark.parametrize(
     ("status", "part"),
@@ -754,6 +784,7 @@ def test_a_storage_that_fails_once(hub: HubServer, push: Push, out: Path, fault:
     assert pushed(hub) == contents(out)
 
 
+@pytest.mark.version
 @pytest.mark.parametrize("fault", ["cut", "reset"])
 def test_an_upload_that_breaks_off_goes_on(hub: HubServer, push: Push, out: Path, fault: Fault) -> None:
     """The client tries each file six times; two are taken before the connection is gone for good."""
@@ -772,6 +803,7 @@ def test_an_upload_that_breaks_off_goes_on(hub: HubServer, push: Push, out: Path
     assert pushed(hub) == contents(out)
 
 
+@pytest.mark.version
 def test_large_files_go_in_parts(hub: HubServer, push: Push, out: Path) -> None:
     hub.part_bytes = 10_000
     hub.upload_faults = ["broken"]
@@ -787,7 +819,7 @@ def process(environment: dict[str, str], work: Path) -> Iterator[Callable[..., s
 
     def start(*words: str) -> subprocess.Popen[str]:
         running.append(
-            subprocess.Popen(
+            forks.Popen(
                 [sys.executable, *UNVERIFIED, "push", "out", ID, *words],
                 cwd=work,
                 env=environment | {"HF_TOKEN": TOKEN},
@@ -806,6 +838,7 @@ def process(environment: dict[str, str], work: Path) -> Iterator[Callable[..., s
             found.wait()
 
 
+@pytest.mark.version
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("exists", [False, True])
 def test_signals_while_files_are_sent(
@@ -910,6 +943,7 @@ def welcome() -> None:
     raise refusal
 
 
+@pytest.mark.version
 def test_a_hub_without_xet(hub: HubServer, push: Push, out: Path) -> None:
     """Clients before 1.0 ask how files are to be sent; later ones with hf_xet take Xet for granted."""
     run = push(HF_HUB_DISABLE_XET="0")
@@ -928,11 +962,14 @@ def preflight(environment: dict[str, str], work: Path, **options: Any) -> subpro
     code = (
         "import json, sys\n"
         "from converter import ConverterError\n"
+        "from converter.publish.options import PushOptions\n"
         "from converter.publish.push import preflight\n"
-        "try: preflight(**json.loads(sys.argv[1]))\n"
+        "options = json.loads(sys.argv[1])\n"
+        "source = options.pop('source', None)\n"
+        "try: preflight(PushOptions(**options), source)\n"
         "except ConverterError as error: print(error)"
     )
-    return subprocess.run(
+    return forks.run(
         [sys.executable, "-c", code, json.dumps({"repo_id": ID, **options})],
         cwd=work,
         env=environment | {"HF_TOKEN": TOKEN},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forks
 from tests.conftest import Run, edit_json
 from tests.hub_commands import TOKEN, Command
 from tests.hub_server import Account, HubServer, Refusal
@@ -48,6 +48,7 @@ def test_from_the_hub_to_the_hub(hub: HubServer, command: Command, work: Path) -
     assert repository.private
     pushed = repository.commits[repository.refs["main"]]
     mine = {path.name: path.read_bytes() for path in (work / "out").iterdir()}
+    mine["README.md"] = mine["README.md"].replace(b'("./out"', f'("{ID}"'.encode())
     assert {path.name: path.read_bytes() for path in pushed.iterdir() if path.name in mine} == mine
     assert f"base_model: {SOURCE}" in (pushed / "README.md").read_text()
 
@@ -79,7 +80,7 @@ def test_options_of_the_push(hub: HubServer, command: Command, work: Path, optio
     ("words", "login", "part"),
     [
         ([], {}, "takes a token with write access"),
-        ([], {"HF_TOKEN": "hf_unknown_secret"}, "check token and HF_ENDPOINT"),
+        ([], {"HF_TOKEN": "hf_unknown_secret"}, "check your token and HF_ENDPOINT"),
         (["--push-to-hub", "bob/model"], {"HF_TOKEN": TOKEN}, "'bob' is neither ada"),
         (["--push-to-hub", "ada/full"], {"HF_TOKEN": TOKEN}, "ada/full holds something else"),
         (["--push-to-hub", SOURCE], {"HF_TOKEN": TOKEN}, "is what was converted"),
@@ -107,11 +108,11 @@ def test_what_cannot_be_pushed_is_refused_before_the_work(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--push-to-hub", ID, "--no-verify"], "only what was verified is pushed"),
-        (["--private"], "give --push-to-hub too"),
-        (["--branch", "b"], "give --push-to-hub too"),
-        (["--create-pr"], "give --push-to-hub too"),
-        (["--trust-remote-code", "--no-verify"], "--trust-remote-code is for verification"),
+        (["--push-to-hub", ID, "--no-verify"], "only a verified result can be pushed"),
+        (["--private"], "need --push-to-hub"),
+        (["--branch", "b"], "need --push-to-hub"),
+        (["--create-pr"], "need --push-to-hub"),
+        (["--trust-remote-code", "--no-verify"], "--trust-remote-code is used by verification"),
     ],
 )
 def test_options_that_contradict_each_other(
@@ -165,13 +166,13 @@ def test_a_disk_without_room_is_refused_before_the_download(
     """Room for the download alone, on a disk that the result goes to as well."""
     free = (source / "model.safetensors").stat().st_size + (16 << 20)
     words = [sys.executable, "-c", FULL_DISK, str(free), *CONVERT[:5], "--no-verify"]
-    run = subprocess.run(words, env=environment, cwd=work, capture_output=True, text=True)
+    run = forks.run(words, env=environment, cwd=work, capture_output=True, text=True)
     assert run.returncode == 1
-    assert "GB free, and download and result need 0.0 GB; free some space or give another" in run.stderr
+    assert "GB free, and download and result need 0.0 GB; free some space or choose another" in run.stderr
     assert "model.safetensors" not in hub.downloads()
     assert list(work.iterdir()) == []
     words[3] = str(2 * free)
-    assert subprocess.run(words, env=environment, cwd=work, capture_output=True).returncode == 0
+    assert forks.run(words, env=environment, cwd=work, capture_output=True).returncode == 0
 
 
 def test_a_card_of_rounded_weights_says_so(make_source: Callable[..., Path], run: Callable[..., Run]) -> None:

@@ -80,6 +80,11 @@ def test_each_links_to_the_other() -> None:
     assert CHINESE.count("[English](README.md)") == 1
 
 
+def test_the_chinese_one_introduces_rope_by_its_name() -> None:
+    following = [text[1:5] for text in CHINESE.split("旋转位置编码")[1:]]
+    assert (following[0], following.count("RoPE")) == ("RoPE", 1)
+
+
 def test_nothing_is_left_in_english() -> None:
     for block in blocks(GENERATED.sub("", CODE.sub("", CHINESE))):
         assert HAN.search(block) or HEADING.match(block), block

@@ -21,6 +21,7 @@ from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt import modeling_mpt
 
 from tests import tiny
+from tests.dealt import dealt
 from tests.reference import FAMILIES, alibi
 
 HEADS = [16, 12, 40]
@@ -205,9 +206,8 @@ def test_length_dynamic_is_the_static_scaling_of_each_row(tmp_path: Path, family
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_last_query_of_one_layer_sees_its_position_as_the_length(tmp_path: Path, family: str) -> None:
-    two, _ = tiny.read(tiny.FACTORIES[family](tmp_path / "two", 12))
-    layers = next(name for name in ("n_layer", "n_layers", "num_hidden_layers") if name in two)
-    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path / "one", 12, **{layers: 1}))
+    layers = tiny.CHECKPOINTS[family].layers
+    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path, 12, **{layers: 1}))
     ids = tiny.token_ids(1, 40)
     scaling = {"type": "ntk", "rate": 1.0, "train_seq_len": 10}
     last = [
@@ -273,7 +273,7 @@ def load(folder: Path, attention: str) -> nn.Module:
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_bloom_is_stock(tmp_path: Path, heads: int) -> None:
-    folder = tiny.bloom(tmp_path, heads)
+    folder = tiny.FACTORIES["bloom"](tmp_path, heads)
     check_against(load(folder, "eager"), "bloom", folder)
 
 
@@ -288,13 +288,13 @@ def test_bloom_is_stock(tmp_path: Path, heads: int) -> None:
     ids=str,
 )
 def test_bloom_options_are_stock(tmp_path: Path, changes: dict[str, Any]) -> None:
-    folder = tiny.bloom(tmp_path, 12, **changes)
+    folder = tiny.FACTORIES["bloom"](tmp_path, 12, **changes)
     check_against(load(folder, "eager"), "bloom", folder)
 
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_mpt_is_stock(tmp_path: Path, heads: int) -> None:
-    folder = tiny.mpt(tmp_path, heads)
+    folder = tiny.FACTORIES["mpt"](tmp_path, heads)
     check_against(load(folder, "eager"), "mpt", folder)
 
 
@@ -309,7 +309,7 @@ def test_mpt_is_stock(tmp_path: Path, heads: int) -> None:
     ids=str,
 )
 def test_mpt_options_are_stock(tmp_path: Path, changes: dict[str, Any]) -> None:
-    folder = tiny.mpt(tmp_path, 12, **changes)
+    folder = tiny.FACTORIES["mpt"](tmp_path, 12, **changes)
     check_against(load(folder, "eager"), "mpt", folder)
 
 
@@ -386,12 +386,12 @@ def with_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
 def test_mpt_options_beyond_stock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heads: int, changes: dict[str, Any]
 ) -> None:
-    folder = tiny.mpt(tmp_path, heads, **changes)
+    folder = tiny.FACTORIES["mpt"](tmp_path, heads, **changes)
     check_against(with_options(folder, monkeypatch), "mpt", folder)
 
 
 def test_mpt_logit_scale(tmp_path: Path) -> None:
-    config, tensors = tiny.read(tiny.mpt(tmp_path))
+    config, tensors = tiny.read(tiny.FACTORIES["mpt"](tmp_path))
     ids = tiny.token_ids(1, 9)
     plain = FAMILIES["mpt"].logits(config, tensors, ids)
     for scale, factor in ((0.25, 0.25), ("inv_sqrt_d_model", 1 / math.sqrt(32))):
@@ -424,18 +424,17 @@ def exact_falcon_bias(mask: torch.Tensor, num_heads: int, dtype: torch.dtype) ->
     return (slopes[None, :, None] * positions[:, None, :]).flatten(0, 1)[:, None, :].to(dtype)
 
 
-@pytest.mark.parametrize("layout", FALCON_LAYOUTS.values(), ids=FALCON_LAYOUTS)
-@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(("heads", "layout"), dealt(HEADS, FALCON_LAYOUTS))
 def test_falcon_is_stock_but_for_the_rounding_of_the_bias(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heads: int, layout: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heads: int, layout: str
 ) -> None:
     """Stock rounds slope times position to bf16 even in a float32 model; here it does not."""
-    folder = tiny.falcon(tmp_path, heads, **layout)
+    folder = tiny.FACTORIES["falcon"](tmp_path, heads, **FALCON_LAYOUTS[layout])
     monkeypatch.setattr(modeling_falcon, "build_alibi_tensor", exact_falcon_bias)
     check_against(load(folder, "sdpa"), "falcon", folder)
 
 
 def test_falcon_is_stock_where_bf16_rounds_nothing(tmp_path: Path) -> None:
     """Eight heads have slopes 2^-1 to 2^-8: times a position up to 256, these are exact in bf16."""
-    folder = tiny.falcon(tmp_path, 8)
+    folder = tiny.FACTORIES["falcon"](tmp_path, 8)
     check_against(load(folder, "sdpa"), "falcon", folder)

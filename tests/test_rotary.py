@@ -1,4 +1,4 @@
-"""Rotary checkpoints: formulas, configs, whole conversions of many model types, and logits."""
+"""Rotary checkpoints: formulas, configs, complete conversions of many model types, and logits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,18 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from converter import UsageError, VerificationError, convert, inspect
+from converter.recipes import RotaryRecipe
+from converter.result.converted import ConvertedRepository
 from converter.rotary import settings
-from converter.rotary.frequencies import frequencies, ntk_base, scaled_frequencies
 from converter.rotary.models import MODELS, REFUSED
-from converter.scaling import Scaling
+from converter.scaling.frequencies import METHODS, frequencies, ntk_base, scaled_frequencies
+from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
+from converter.source.checkpoint import read_checkpoint
+from converter.verification.check import Check, Context
 from converter.verification.rotary import verify
 from tests import tiny
 from tests.conftest import Run, edit_json
+from tests.dealt import dealt
 from tests.reference import rotary as reference
 from tests.tiny import rotary as tiny_rotary
 
@@ -39,7 +45,7 @@ FACTORS = st.floats(min_value=1, max_value=64)
 
 @pytest.fixture(scope="session")
 def pristine_rotary(tmp_path_factory: pytest.TempPathFactory) -> MakeRotary:
-    """``pristine_rotary(model_type, **options)``: written once a session; do not change it."""
+    """``pristine_rotary(model_type, **options)``: a checkpoint that tests share; do not modify it."""
     made: dict[str, Path] = {}
 
     def get(model_type: str = "llama", **options: Any) -> Path:
@@ -54,7 +60,7 @@ def pristine_rotary(tmp_path_factory: pytest.TempPathFactory) -> MakeRotary:
 
 @pytest.fixture
 def make_rotary(pristine_rotary: MakeRotary, tmp_path: Path) -> MakeRotary:
-    """``make_rotary(model_type, changes, **options)``: a checkpoint of its own in ``tmp_path / "source"``."""
+    """``make_rotary(model_type, changes, **options)``: a new checkpoint in ``tmp_path / "source"``."""
 
     def make(model_type: str = "llama", changes: dict[str, Any] | None = None, **options: Any) -> Path:
         folder = tmp_path / "source"
@@ -91,7 +97,7 @@ def test_linear_divides_every_frequency(base: float, dim: int, factor: float) ->
 
 @given(BASES, DIMS)
 def test_a_factor_of_one_changes_nothing(base: float, dim: int) -> None:
-    for method in ("ntk", "linear", "none"):
+    for method in METHODS:
         assert scaled_frequencies(base, dim, method, 1.0) == frequencies(base, dim)
 
 
@@ -121,7 +127,7 @@ def test_transformers_dynamic_with_factor_one_is_this_projects(
         rope_scaling={"rope_type": "dynamic", "factor": 1.0},
     )
     theirs, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=tokens)
-    ours = Scaling("ntk", dynamic="length", rate=rate, train_length=trained)
+    ours = Dynamic("ntk", "length", rate=rate, train_length=trained)
     expected = scaled_frequencies(10_000.0, dim, "ntk", ours.factor_at(tokens))
     assert theirs.double().tolist() == pytest.approx(expected, rel=1e-5)
 
@@ -129,12 +135,11 @@ def test_transformers_dynamic_with_factor_one_is_this_projects(
 # Conversions
 
 
-@pytest.mark.parametrize("spelling", ["classic", "parameters"])
-@pytest.mark.parametrize("model_type", sorted(MODELS))
+@pytest.mark.parametrize(("model_type", "spelling"), dealt(sorted(MODELS), ["classic", "parameters"], each=1))
 def test_every_scaling_of_every_model_type(
     model_type: str, spelling: str, pristine_rotary: MakeRotary, tmp_path: Path
 ) -> None:
-    """Verification measures the frequencies in the running version's own class."""
+    """Verification measures the frequencies in the class of the installed transformers."""
     source = pristine_rotary(model_type, spelling=spelling)
     before = config_of(source)
     scalings: dict[str, dict[str, Any]] = {"ntk": {"scale": 4}, "none": {"method": "none"}}
@@ -187,7 +192,7 @@ def test_logits(
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
     with torch.no_grad():
         logits = model(torch.from_numpy(tokens)[None]).logits[0].double().numpy()
-    # Stated a second time, from the numbers of the result alone.
+    # The expected frequencies are computed again, from the result's numbers alone.
     factor = result.scaling.factor_at(len(tokens))
     base, divisor = rotary.base, 1.0
     if result.scaling.method == "linear":
@@ -245,14 +250,14 @@ def test_other_lengths(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
         return int(config_of(tmp_path / name)["max_position_embeddings"])
 
     assert length("target", target_length=160) == 160
-    # A config may allow more than was trained: what it allows is never lowered, but for a dynamic one.
+    # A config may allow more tokens than were trained. Only a dynamic scaling lowers that limit.
     assert length("given", scale=2, train_length=16) == 64
     assert length("dynamic", dynamic="length", train_length=16) == 16
     assert length("none", method="none") == 64
 
 
 def test_a_second_spelling_is_kept_true(make_rotary: MakeRotary, tmp_path: Path) -> None:
-    """transformers 4.57 writes GPT-NeoX's base twice."""
+    """transformers 4.57 writes GPT-NeoX's base under two keys."""
     source = make_rotary("gpt_neox", {"rope_theta": 10_000, "partial_rotary_factor": 0.5})
     convert(source, tmp_path / "out", scale=2)
     config = config_of(tmp_path / "out")
@@ -264,7 +269,7 @@ def test_old_pickles(make_rotary: MakeRotary, tmp_path: Path) -> None:
     _, tensors = tiny.read(source)
     (source / "model.safetensors").unlink()
     state = {name: torch.from_numpy(value).float() for name, value in tensors.items()}
-    # A buffer that checkpoints of 2023 carry.
+    # A buffer that checkpoints from 2023 contain.
     state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     torch.save(state, source / "pytorch_model.bin")
     result = convert(source, tmp_path / "out", scale=2)
@@ -272,14 +277,22 @@ def test_old_pickles(make_rotary: MakeRotary, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 
+def verified(source: Path, folder: Path, scaling: Scaling) -> list[Check]:
+    """The checks of ``folder`` as if it were the source converted with this scaling."""
+    config = config_of(folder)
+    recipe = replace(RotaryRecipe.of_source(config_of(source)), own_scaling=scaling)
+    repository = ConvertedRepository(folder, config, recipe, read_checkpoint(folder))
+    return verify(repository, recipe, Context(config_of(source)))
+
+
 @pytest.mark.parametrize("model_type", [name for name, model in MODELS.items() if model.base is not None])
 def test_what_a_config_leaves_out(model_type: str, make_rotary: MakeRotary, tmp_path: Path) -> None:
-    """The running version's own class turns by the base and the part that are assumed here."""
+    """The installed transformers' class uses the default base and fraction that this project assumes."""
     model = MODELS[model_type]
     source = make_rotary(model_type, {model.base_key: None, model.partial_key: None})
     rotary = settings.read(config_of(source))
     assert (rotary.base, rotary.partial) == (model.base, model.partial)
-    verify(source, rotary, Scaling("none"))
+    verified(source, source, UNSCALED)
     convert(source, tmp_path / "out", method="none")
     assert config_of(tmp_path / "out")[model.base_key] == rotary.base
 
@@ -391,7 +404,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[object, ...], int, str]] = {
         2,
         "rotary 'llama'; give --method ntk",
     ),
-    "position": ("llama", {}, ("--dynamic", "position"), 2, "a key is turned once"),
+    "position": ("llama", {}, ("--dynamic", "position"), 2, "each key is rotated once"),
     "linear dynamic": ("llama", {}, ("--dynamic", "length", "--method", "linear"), 2, "no dynamic linear"),
     "rate": ("llama", {}, ("--dynamic", "length", "--rate", 1.5), 2, "give a rate that divides 64"),
     "phi3 linear": (
@@ -399,9 +412,9 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[object, ...], int, str]] = {
         {},
         (*SCALE, "--method", "linear"),
         2,
-        "no linear rope_scaling for the rotary 'phi3'",
+        "does not read a linear rope_scaling for 'phi3'",
     ),
-    "olmo dynamic": ("olmo", {}, ("--dynamic", "length"), 2, "needs for the rotary 'olmo'"),
+    "olmo dynamic": ("olmo", {}, ("--dynamic", "length"), 2, "dynamic rope_scaling that 'olmo' would need"),
     "onnx": ("llama", {}, (*SCALE, "--onnx"), 1, "optimum-cli export onnx"),
     "onnx dynamic": ("llama", {}, ("--dynamic", "length", "--onnx"), 1, "convert it with --scale"),
     "rate too high": ("llama", {}, ("--dynamic", "length", "--rate", 64), 2, "at 1 tokens"),
@@ -445,7 +458,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[object, ...], int, str]] = {
         {"auto_map": {"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}},
         SCALE,
         1,
-        "names code of the checkpoint's own (auto_map: modeling_llama.LlamaForCausalLM)",
+        "loads the checkpoint's own code (auto_map: modeling_llama.LlamaForCausalLM)",
     ),
     "no strength": ("llama", {}, (), 2, "a rotary model has no default strength"),
     "quantised": ("llama", {"quantization_config": {"bits": 4}}, SCALE, 1, "quantised"),
@@ -457,7 +470,13 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[object, ...], int, str]] = {
     "odd channels": ("phi", {"partial_rotary_factor": 0.45}, SCALE, 1, "7 rotary channels"),
     "one pair": ("stablelm", {"partial_rotary_factor": 0.125}, SCALE, 2, "give --method linear"),
     "no head_dim": ("gemma", {"head_dim": None}, SCALE, 1, "config.json has no head_dim"),
-    "broken heads": ("llama", {"num_attention_heads": 5}, SCALE, 1, "do not divide"),
+    "broken heads": (
+        "llama",
+        {"num_attention_heads": 5},
+        SCALE,
+        1,
+        "not a multiple of the number of heads, 5",
+    ),
     "other class": ("llama", {"architectures": ["MistralForCausalLM"]}, SCALE, 1, "'MistralForCausalLM'"),
     "unknown class": ("llama", {"architectures": ["MyForCausalLM"]}, SCALE, 1, "'MyForCausalLM'"),
     "a million layers": ("llama", {"num_hidden_layers": 1_000_000}, SCALE, 1, "1000000 layers"),
@@ -507,14 +526,13 @@ def test_graphs_are_for_optimum(
 def test_verification_measures_the_running_class(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
     source = pristine_rotary("llama")
     convert(source, tmp_path / "out", scale=2)
-    rotary = settings.read(config_of(source))
-    verify(tmp_path / "out", rotary, Scaling("ntk", factor=2.0))
-    for wrong in (Scaling("ntk", factor=2.001), Scaling("linear", factor=2.0), Scaling("none")):
+    verified(source, tmp_path / "out", Static("ntk", 2.0))
+    for wrong in (Static("ntk", 2.001), Static("linear", 2.0), UNSCALED):
         with pytest.raises(VerificationError, match="turns pair"):
-            verify(tmp_path / "out", rotary, wrong)
+            verified(source, tmp_path / "out", wrong)
     edit_json(tmp_path / "out" / "config.json", {"head_dim": 32})
     with pytest.raises(VerificationError, match="has shape"):
-        verify(tmp_path / "out", rotary, Scaling("ntk", factor=2.0))
+        verified(source, tmp_path / "out", Static("ntk", 2.0))
 
 
 def test_verification_sees_a_dynamic_scaling_that_starts_elsewhere(
@@ -522,12 +540,11 @@ def test_verification_sees_a_dynamic_scaling_that_starts_elsewhere(
 ) -> None:
     source = pristine_rotary("llama")
     convert(source, tmp_path / "out", dynamic="length")
-    rotary = settings.read(config_of(source))
-    scaling = Scaling("ntk", dynamic="length", rate=1.0, train_length=64)
-    verify(tmp_path / "out", rotary, scaling)
+    scaling = Dynamic("ntk", "length", rate=1.0, train_length=64)
+    verified(source, tmp_path / "out", scaling)
     edit_json(tmp_path / "out" / "config.json", {"max_position_embeddings": 128})
     with pytest.raises(VerificationError, match="at 128 tokens"):
-        verify(tmp_path / "out", rotary, scaling)
+        verified(source, tmp_path / "out", scaling)
 
 
 def test_inspect_refuses_a_scaling_without_rotary_form(pristine_rotary: MakeRotary) -> None:

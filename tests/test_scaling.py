@@ -1,4 +1,4 @@
-"""From options to alibi_scaling and back."""
+"""Options become an alibi_scaling, which can be read back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converter.errors import SourceError, UsageError
-from converter.scaling import Request, Scaling
-from converter.slopes import scaled_slopes, stock_slopes
+from converter.scaling.request import Request
+from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static, read_scaling
+from converter.scaling.slopes import scaled_slopes, stock_slopes
+from converter.scaling.train_length import TrainLength
+
+TRAINED = TrainLength(2048, "told")
 
 
 @pytest.mark.parametrize(
@@ -38,9 +42,9 @@ from converter.slopes import scaled_slopes, stock_slopes
     ],
 )
 def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | None) -> None:
-    scaling = Request(**options).resolve(2048, "position")
+    scaling = Request(**options).resolve(TRAINED, "a model", "position")
     assert scaling.to_json() == expected
-    assert Scaling.from_json(expected) == scaling
+    assert read_scaling(expected) == scaling
 
 
 @pytest.mark.parametrize(
@@ -48,8 +52,8 @@ def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | N
     [
         ({"method": "linear"}, ["--scale", "--target-length", "--dynamic"]),
         ({"method": "ntk-published", "rate": 2.0}, ["--scale", "--target-length", "--dynamic"]),
-        ({"scale": 2.0, "dynamic": "length"}, ["--scale", "--dynamic", "exclude"]),
-        ({"scale": 2.0, "target_length": 4096}, ["--scale", "--target-length", "exclude"]),
+        ({"scale": 2.0, "dynamic": "length"}, ["--scale", "--dynamic", "cannot be combined"]),
+        ({"scale": 2.0, "target_length": 4096}, ["--scale", "--target-length", "cannot be combined"]),
         ({"target_length": 4096, "dynamic": "position"}, ["--target-length", "--dynamic"]),
         ({"scale": 0.99}, ["0.99", "at least 1"]),
         ({"scale": -2.0}, ["-2.0"]),
@@ -78,12 +82,14 @@ def test_requests_that_make_no_sense(options: dict[str, Any], words: list[str]) 
 
 
 def test_an_encoder_s_default_goes_by_length() -> None:
-    assert Request().resolve(512, "length") == Scaling("ntk", None, "length", 1.0, 512)
+    assert Request().resolve(TrainLength(512, "told"), "a model", "length") == Dynamic(
+        "ntk", "length", 1.0, 512
+    )
 
 
 def test_target_below_trained_length() -> None:
     with pytest.raises(UsageError, match=r"1024 .* 2048"):
-        Request(target_length=1024).resolve(2048)
+        Request(target_length=1024).resolve(TRAINED, "a model", None)
 
 
 @pytest.mark.parametrize(
@@ -97,18 +103,30 @@ def test_target_below_trained_length() -> None:
     ],
 )
 def test_who_needs_the_trained_length(options: dict[str, Any], user: str | None) -> None:
-    assert Request(**options).length_user == user
+    unknown, request = TrainLength(None, "not known"), Request(**options)
+    if user is None:
+        assert request.resolve(unknown, "m", "position") == request.resolve(TRAINED, "m", "position")
+        return
+    with pytest.raises(
+        UsageError, match=f"^{user} needs the trained length of a model, which is not known; add"
+    ):
+        request.resolve(unknown, "a model", "position")
+
+
+def test_without_a_default_a_strength_is_asked_for() -> None:
+    with pytest.raises(UsageError, match="no default strength"):
+        Request().resolve(TRAINED, "a model", None)
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ({"type": "linear", "factor": 2}, Scaling("linear", factor=2.0)),
-        ({"type": "linear", "train_seq_len": 8192}, Scaling("linear", None, "length", 1.0, 8192)),
+        ({"type": "linear", "factor": 2}, Static("linear", 2.0)),
+        ({"type": "linear", "train_seq_len": 8192}, Dynamic("linear", "length", 1.0, 8192)),
     ],
 )
 def test_what_btlm_and_jais_write_is_understood(value: dict[str, Any], expected: Scaling) -> None:
-    assert Scaling.from_json(value) == expected
+    assert read_scaling(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -133,12 +151,12 @@ def test_what_btlm_and_jais_write_is_understood(value: dict[str, Any], expected:
 )
 def test_what_is_no_scaling_is_refused(value: object) -> None:
     with pytest.raises(SourceError, match="alibi_scaling"):
-        Scaling.from_json(value)
+        read_scaling(value)
 
 
 @given(st.integers(1, 1 << 20), st.floats(0.1, 8.0), st.sampled_from(["length", "position"]))
 def test_dynamic_factor_grows_from_one(tokens: int, rate: float, dynamic: Any) -> None:
-    scaling = Scaling("ntk", None, dynamic, rate, 2048)
+    scaling = Dynamic("ntk", dynamic, rate, 2048)
     factor = scaling.factor_at(tokens)
     assert factor == max(1.0, rate * tokens / 2048)
     slopes = stock_slopes(12)
@@ -146,9 +164,6 @@ def test_dynamic_factor_grows_from_one(tokens: int, rate: float, dynamic: Any) -
 
 
 def test_descriptions() -> None:
-    assert str(Scaling("none")) == "none"
-    assert str(Scaling("ntk", factor=2.0)) == "ntk, factor 2"
-    assert (
-        str(Scaling("linear", None, "length", 1.5, 2048))
-        == "linear, length-dynamic, rate 1.5 from 2048 tokens"
-    )
+    assert str(UNSCALED) == "none"
+    assert str(Static("ntk", 2.0)) == "ntk, factor 2"
+    assert str(Dynamic("linear", "length", 1.5, 2048)) == "linear, length-dynamic, rate 1.5 from 2048 tokens"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from transformers import AutoModel, AutoTokenizer
 
 from converter import convert
 from tests import tiny
+from tests.conftest import edit_json, fingerprint
 from tests.patched import SCALINGS, config_of
 from tests.reference import ENCODERS as REFERENCES
-from tests.test_encoders import QK
+from tests.tiny.jina_bert import QK
 
 TEXTS = [
     "w5 w6 w7",
@@ -47,9 +49,12 @@ def source(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("scaling", ["none", "ntk", "ntk-length"])
 def test_embeddings(tmp_path: Path, scaling: str, changes: dict[str, Any]) -> None:
     result = convert(source(tmp_path / "source", **changes), tmp_path / "out", **SCALINGS[scaling])
-    assert result.notes == []
+    raised = scaling == "ntk"
+    assert [note.split(":")[0] for note in result.notes] == [
+        "the input limit was raised to the 32768 tokens that the scaling reaches"
+    ] * raised
     encoder = SentenceTransformer(str(tmp_path / "out"), trust_remote_code=True, device="cpu")
-    assert encoder.max_seq_length == 100
+    assert encoder.max_seq_length == (32768 if raised else 100)
     found = encoder.encode(TEXTS)
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
@@ -67,3 +72,39 @@ def test_embeddings(tmp_path: Path, scaling: str, changes: dict[str, Any]) -> No
     model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
     with torch.no_grad():
         assert np.abs(model.encode(TEXTS) - found).max() < 1e-4
+
+
+def test_a_text_up_to_the_reach_is_not_truncated(tmp_path: Path) -> None:
+    """The limits of sentence-transformers and of the tokenizer follow a static scaling."""
+    folder = source(tmp_path / "source")
+    edit_json(folder / "tokenizer_config.json", {"model_max_length": 100})
+    before = fingerprint(folder)
+    result = convert(folder, tmp_path / "out", train_length=50, target_length=300)
+    assert fingerprint(folder) == before
+    assert result.notes == [
+        "the input limit was raised to the 300 tokens that the scaling reaches: max_seq_length in "
+        "sentence_bert_config.json from 100 and model_max_length in tokenizer_config.json from 100"
+    ]
+    text = " ".join(f"w{4 + index % 90}" for index in range(250))
+    short, long = (
+        SentenceTransformer(str(path), trust_remote_code=True, device="cpu")
+        for path in (_truncating(tmp_path), tmp_path / "out")
+    )
+    assert (short.max_seq_length, long.max_seq_length) == (100, 300)
+    found = long.encode(text)
+    assert np.abs(short.encode(text) - found).max() > 1e-2 * np.abs(found).max()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert tokenizer.model_max_length == 300
+    assert len(tokenizer(text, truncation=True)["input_ids"]) == 251
+    model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    with torch.no_grad():
+        assert np.abs(model.encode([text])[0] - found).max() < 1e-4
+
+
+def _truncating(folder: Path) -> Path:
+    """A copy of the result with the source's limits."""
+    copy = folder / "truncating"
+    shutil.copytree(folder / "out", copy)
+    for name in ("sentence_bert_config.json", "tokenizer_config.json"):
+        shutil.copy(folder / "source" / name, copy / name)
+    return copy

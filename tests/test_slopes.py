@@ -1,4 +1,4 @@
-"""The formula's invariants (method.md), over any number and order of slopes."""
+"""Invariants of the formulas, for any number and order of slopes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter import slopes as formulas
+from converter.scaling import slopes as formulas
+from converter.scaling.scaling import METHODS
+from tests.reference import alibi as reference
+
+SCALED = [method for method in METHODS if method != "none"]
 
 
 def stock_slopes(num_heads: int, bias_max: float = 8.0) -> np.ndarray:
@@ -32,12 +36,12 @@ bias_maxima = st.sampled_from([4.0, 8.0, 16.0])
 
 @st.composite
 def any_slopes(draw: st.DrawFn) -> np.ndarray:
-    """Slopes as no formula gives them: any order, ties, over many magnitudes."""
+    """Arbitrary slopes: in any order, with ties, over many magnitudes."""
     return np.array(draw(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=48)))
 
 
 def llm_foundry(num_heads: int, bias_max: float) -> np.ndarray:
-    """MPT's slopes as llm-foundry words them: 2n slopes, even members first, then odd, cut."""
+    """MPT's slopes computed as in llm-foundry: of 2n slopes the even ones, then the odd, cut to length."""
     doubled = 2 ** math.ceil(math.log2(num_heads))
     full = [2.0 ** -(bias_max * k / doubled) for k in range(1, doubled + 1)]
     if doubled != num_heads:
@@ -98,7 +102,7 @@ def test_ntk_does_not_depend_on_the_order_of_heads(slopes: np.ndarray, factor: f
     )
 
 
-@given(any_slopes(), st.sampled_from(["ntk", "linear", "ntk-published", "none"]))
+@given(any_slopes(), st.sampled_from(METHODS))
 def test_factor_one_changes_nothing(slopes: np.ndarray, method: str) -> None:
     np.testing.assert_array_equal(scaled_slopes(slopes, method, 1.0), slopes)
 
@@ -140,7 +144,7 @@ def test_unknown_method() -> None:
         exponents("yarn", stock_slopes(4))
 
 
-@given(heads, bias_maxima, st.sampled_from(["ntk", "linear", "ntk-published"]), factors)
+@given(heads, bias_maxima, st.sampled_from(SCALED), factors)
 def test_the_template_states_the_same_formula(
     num_heads: int, bias_max: float, method: str, factor: float
 ) -> None:
@@ -150,3 +154,5 @@ def test_the_template_states_the_same_formula(
     np.testing.assert_allclose(slopes, stock_slopes(num_heads, bias_max), rtol=1e-14)
     scaled = ntk_alibi.Alibi(slopes, {"type": method, "factor": factor}).slopes
     np.testing.assert_allclose(scaled, scaled_slopes(np.array(slopes), method, factor), rtol=1e-12)
+    stated_once_more = reference.scaled_slopes(np.array(slopes), method, factor)
+    np.testing.assert_allclose(scaled, stated_once_more, rtol=1e-12)

@@ -1,4 +1,4 @@
-"""All or nothing, whatever ends a block. Runs that are ended from outside: tests/test_faults.py."""
+"""Staging writes all or nothing, whatever ends a block. tests/test_faults.py ends runs from outside."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from converter import convert, staging
+from converter import convert
 from converter.errors import OutputError
-from converter.staging import remove_leftovers, staged
+from converter.result import staging
+from converter.result.staging import remove_leftovers, staged
 from converter.weights.files import copy_file
 from converter.weights.journal import Finished, Journal, identity
 from tests.conftest import Run, fingerprint
@@ -168,7 +169,7 @@ def test_two_overwriting_runs_at_once(tmp_path: Path) -> None:
 
 
 def test_half_of_an_old_folder_never_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed while the old folder was being removed, after the new one was in place."""
+    """The run is killed while it removes the old folder; the new one is already in place."""
     place = tmp_path / "out"
     place.mkdir()
     (place / "a").write_text("old")
@@ -193,7 +194,7 @@ def test_half_of_an_old_folder_never_comes_back(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_folder_moved_aside_is_back_before_out_is_looked_at(pristine: Pristine, tmp_path: Path) -> None:
-    """A killed run had moved it away; the next one must not work for hours to find it in its place."""
+    """A killed run had moved it aside. The next run must notice it before it works for hours."""
     aside = tmp_path / ".out.ntk-convert-1-aa.old"
     aside.mkdir()
     (aside / "config.json").write_text("{}")
@@ -215,13 +216,13 @@ def test_file_systems_without_locks(
     for folder in (other, ours):
         folder.mkdir()
     source = pristine("bloom", sharded=True)
-    name = sorted(path.name for path in source.glob("*.safetensors"))[0]
+    name = min(path.name for path in source.glob("*.safetensors"))
     digest = copy_file(source / name, ours / name)
     made_from = identity(source / name, "bytes")
     Journal(ours).add(Finished(name, (ours / name).stat().st_size, digest, made_from))
     result = convert(source, tmp_path / "out", scale=2, verify=False, resume=resume)
     assert result.weights.get("kept") == (1 if resume else None)
-    # Whether a run on another machine still lives cannot be told.
+    # A run on another machine may still be alive, so its folder is kept.
     assert names(tmp_path) == [other.name, "out"]
 
 
@@ -233,7 +234,7 @@ def test_a_mount_point_is_refused(pristine: Pristine) -> None:
 def test_an_interruption_that_a_library_made_something_else_of(
     pristine: Pristine, run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in the middle of an import is an ImportError to whoever imports."""
+    """Ctrl-C in the middle of an import reaches the importing code as an ImportError."""
 
     def broken(*_: object, **__: object) -> None:
         try:

@@ -18,7 +18,7 @@ from tests import tiny
 
 FAMILIES = list(tiny.FACTORIES)
 STOCK = list(tiny.STOCK)
-EMBEDDINGS = {"bloom": "word_embeddings.weight", "mpt": "wte.weight", "falcon": "word_embeddings.weight"}
+EMBEDDINGS = {name: tiny.FAMILY[name].embeddings for name in STOCK}
 
 
 def same(one: Path, other: Path) -> bool:
@@ -89,7 +89,7 @@ def test_every_head_loads_in_stock_transformers(
 ) -> None:
     folder = tiny.FACTORIES[family](tmp_path, head=head, fmt=fmt, num_labels=3)
     config, tensors = tiny.read(folder)
-    camel = family.capitalize()
+    camel = tiny.FAMILY[family].camel
     name = f"{camel}Model" if head == "Model" else f"{camel}For{head}"
     assert config["architectures"] == [name]
     assert any(tensor.startswith("transformer.") for tensor in tensors) == (head != "Model")
@@ -105,7 +105,7 @@ def test_names_without_prefix(tmp_path: Path, family: str, fmt: Literal["safeten
     assert bare.keys() == {name.removeprefix("transformer.") for name in full}
     assert EMBEDDINGS[family] in bare
     assert "lm_head.weight" not in bare
-    assert_loads(f"{family.capitalize()}ForCausalLM", tmp_path / "bare")
+    assert_loads(f"{tiny.FAMILY[family].camel}ForCausalLM", tmp_path / "bare")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -170,7 +170,7 @@ def test_mpt_beyond_stock(
     fmt: Literal["safetensors", "bin"],
     sharded: bool,
 ) -> None:
-    folder = tiny.mpt(tmp_path, fmt=fmt, sharded=sharded, **changes)
+    folder = tiny.FACTORIES["mpt"](tmp_path, fmt=fmt, sharded=sharded, **changes)
     config, tensors = tiny.read(folder)
     for key, value in changes.items():
         assert config[key] == value if key != "attn_config" else config[key]["qk_ln"]

@@ -1,8 +1,8 @@
 """Tokenizers of converted repositories, and the files in folders that they need.
 
-What a sentencepiece tokenizer has to give is stated here once more, in terms of sentencepiece alone: the
-text between special tokens is the model's business, and the special tokens are the sources' own rules
-under transformers 4.33 (their classes do not run on later ones).
+The expected ids are computed here with sentencepiece alone: its model encodes the text between special
+tokens, and special tokens follow the rules of the sources' own classes under transformers 4.33 (those classes
+do not run on later versions).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from transformers import AutoTokenizer
 from converter import ConversionResult, convert
 from converter.evaluation.hardware import choose
 from converter.evaluation.subject import open_subject
-from converter.source import Source
-from converter.subfolders import nested_files
-from converter.tokenizers import KNOWN, TEMPLATE
+from converter.source.base import Source
+from converter.source.sentence_transformers import nested_files
+from converter.source.tokenizer import KNOWN, TEMPLATE
 from tests import tiny
 from tests.conftest import MakeSource, Run, edit_json
 from tests.tiny import rotary as tiny_rotary
@@ -52,7 +52,7 @@ TEXTS = [
 
 @dataclass(frozen=True)
 class Kind:
-    """One of the known tokenizers, as its repositories have it."""
+    """One of the known tokenizers, with the files of its repositories."""
 
     original: str
     module: str
@@ -132,7 +132,7 @@ KINDS = {
 
 
 def train(**options: Any) -> bytes:
-    """A small sentencepiece model, as its file has it."""
+    """The bytes of a small sentencepiece model."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS),
@@ -155,7 +155,7 @@ MakeTokenizer = Callable[..., Path]
 
 @pytest.fixture
 def make_tokenizer(make_source: MakeSource, models: dict[str, bytes]) -> MakeTokenizer:
-    """``make_tokenizer(kind, settings, model=None)``: a source with such a tokenizer, its options changed."""
+    """``make_tokenizer(kind, settings, model=None)``: a source with such a tokenizer and changed options."""
 
     def make(name: str, settings: dict[str, Any] | None = None, model: bytes | None = None) -> Path:
         kind = KINDS[name]
@@ -177,7 +177,7 @@ def make_tokenizer(make_source: MakeSource, models: dict[str, bytes]) -> MakeTok
 
 @pytest.fixture
 def load(make_tokenizer: MakeTokenizer, tmp_path: Path) -> Callable[..., Any]:
-    """``load(kind, settings, model=None)``: the tokenizer of such a source's conversion."""
+    """``load(kind, settings, model=None)``: the tokenizer after such a source was converted."""
 
     def make(name: str, settings: dict[str, Any] | None = None, model: bytes | None = None) -> Any:
         quick(make_tokenizer(name, settings, model), tmp_path / "out")
@@ -199,7 +199,7 @@ def processor(name: str, models: dict[str, bytes]) -> Any:
 
 
 def expected(name: str, models: dict[str, bytes], text: str) -> list[int]:
-    """The ids by the rules: special tokens are cut out, with white space if they strip it."""
+    """The expected ids: special tokens are split off first, with the white space that they strip."""
     kind, model = KINDS[name], processor(name, models)
     special = "|".join(re.escape(token) for token in sorted(set(kind.special.values())))
     ids = []
@@ -235,7 +235,7 @@ def test_ids_and_decoding_are_those_of_sentencepiece(
         )
         if not set(model.encode(text)) & set(tokenizer.all_special_ids):
             assert tokenizer.decode(model.encode(text)) == model.decode(model.encode(text)), text
-    if name == "baichuan":  # bytes stand for characters without a piece
+    if name == "baichuan":  # characters without a piece become bytes
         assert tokenizer.decode(tokenizer("☃🙂 naïve")["input_ids"]) == "☃🙂 naïve"
     else:
         assert tokenizer.decode(tokenizer("a  b\n\n\tc")["input_ids"]) == "a  b\n\n\tc"
@@ -243,7 +243,7 @@ def test_ids_and_decoding_are_those_of_sentencepiece(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_special_tokens_in_a_text(name: str, load: Callable[..., Any], models: dict[str, bytes]) -> None:
-    """They are found within words too: the original's ``single_word`` was never looked at."""
+    """They are found inside words too: the original tokenizers ignored ``single_word``."""
     tokenizer = load(name)
     for special in sorted(set(KINDS[name].special.values())):
         for text in (
@@ -304,7 +304,7 @@ def test_baichuan_by_default_starts_with_bos(make_tokenizer: MakeTokenizer, tmp_
 
 
 def test_baichuan_decodes_special_tokens_as_text(load: Callable[..., Any]) -> None:
-    """With a space before what precedes them, which is the original's way."""
+    """A space is added before the text that precedes them, as in the original tokenizer."""
     tokenizer = load("baichuan")
     ids = tokenizer("hello</s>")["input_ids"]
     assert tokenizer.decode(ids) == " hello</s>"
@@ -351,7 +351,7 @@ def test_special_tokens_that_the_model_lacks_follow_it(load: Callable[..., Any])
 
 @pytest.mark.parametrize("name", KINDS)
 def test_round_trips(name: str, load: Callable[..., Any], tmp_path: Path) -> None:
-    """Saved and loaded, pickled, copied: the same tokenizer."""
+    """The tokenizer stays the same when it is saved and loaded, pickled or copied."""
     tokenizer = load(name)
     tokenizer.add_tokens(["<new>"])
     tokenizer.save_pretrained(tmp_path / "saved")
@@ -372,7 +372,7 @@ def test_round_trips(name: str, load: Callable[..., Any], tmp_path: Path) -> Non
             ids = tokenizer(text)["input_ids"]
             assert again(text)["input_ids"] == ids, text
             assert again.decode(ids) == tokenizer.decode(ids), text
-    # The file may be gone by the time it is saved again.
+    # The file may be gone when the tokenizer is saved again.
     (tmp_path / "saved" / model).unlink()
     loaded.save_pretrained(tmp_path / "again")
     assert len(sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "again" / model))) > 0
@@ -383,7 +383,7 @@ def test_round_trips(name: str, load: Callable[..., Any], tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("prefix", ["", "org/model--"])
-def test_only_the_class_is_rewritten(
+def test_only_the_class_and_the_limit_are_rewritten(
     name: str, prefix: str, make_tokenizer: MakeTokenizer, run: Callable[..., Run], tmp_path: Path
 ) -> None:
     kind = KINDS[name]
@@ -396,6 +396,7 @@ def test_only_the_class_is_rewritten(
     assert after == before | {
         "auto_map": {"AutoTokenizer": [f"{TEMPLATE.removesuffix('.py')}.{ours}", None]},
         "tokenizer_class": ours,
+        "model_max_length": 2 * before["model_max_length"],
     }
     assert read(tmp_path / "out/config.json")["tokenizer_class"] == ours
     assert (tmp_path / "out" / TEMPLATE).read_bytes() == (ROOT / "templates" / TEMPLATE).read_bytes()
@@ -439,7 +440,7 @@ def test_an_unknown_class_stays_with_its_source(
         assert "the source's own code" in said
         assert "load it from source " in said
         assert "My__http_//x_Tokenizer" in said
-    assert "AutoTokenizer.from_pretrained('source', trust_remote_code=True)" in card
+    assert 'AutoTokenizer.from_pretrained("source", trust_remote_code=True)' in card
     kept = (source / "tokenizer_config.json").read_bytes()
     assert (tmp_path / "out/tokenizer_config.json").read_bytes() == kept
 
@@ -463,7 +464,7 @@ def test_a_known_class_without_its_model(make_tokenizer: MakeTokenizer, tmp_path
 
 @pytest.mark.parametrize("family", ["mosaic_bert", "bloom"])
 def test_no_tokenizer_stays_no_tokenizer(family: str, tmp_path: Path) -> None:
-    """MosaicBERT's repositories have none; transformers would make an empty one of a class's name."""
+    """MosaicBERT's repositories have none; with a class name, transformers would make an empty one."""
     source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source")
     for file in source.glob("tokenizer*"):
         file.unlink()
@@ -476,7 +477,7 @@ def test_no_tokenizer_stays_no_tokenizer(family: str, tmp_path: Path) -> None:
         AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
 
 
-@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon"])
+@pytest.mark.parametrize("family", tiny.STOCK)
 def test_a_tokenizer_of_transformers_needs_no_words(
     family: str, make_source: MakeSource, tmp_path: Path
 ) -> None:
@@ -606,7 +607,7 @@ def test_no_path_leads_out(path: Any, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_a_link(tmp_path: Path) -> None:
-    """Out of the checkpoint it is left alone; into the store beside a Hub cache's snapshot it is a file."""
+    """A link out of the checkpoint is ignored; one into the store of the Hub's cache counts as a file."""
     root = tmp_path / "models--a--b/snapshots/0123"
     write(root, {"modules.json": json.dumps([module("1_Pooling"), module("2_Other")])})
     write(tmp_path, {"secret.json": "secret", "models--a--b/blobs/1": "{}"})

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Trainer, TrainingArguments
 
-from templates.ntk_alibi import Alibi, AlibiAttention, plan_attention, stock_slopes
+from templates.ntk_alibi import Alibi, stock_slopes
+from templates.ntk_attention import AlibiAttention, plan_attention
+from tests import tiny
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load
 
-# The options of the families that have one: Baichuan and Refact drop nothing.
-DROPOUT = {
-    "bloom": {"attention_dropout": 0.5},
-    "mpt": {"attn_config": {"attn_pdrop": 0.5}},
-    "replit": {"attn_config": {"attn_type": "multiquery_attention", "attn_pdrop": 0.5}},
-    "mosaic_gpt": {"attn_pdrop": 0.5},
-    "falcon": {"attention_dropout": 0.5},
-    "jais": {"attn_pdrop": 0.5},
-}
-PROJECTIONS = {
-    "bloom": "query_key_value",
-    "mpt": "Wqkv",
-    "replit": "Wqkv",
-    "mosaic_gpt": "Wqkv",
-    "falcon": "query_key_value",
-    "jais": "c_attn",
-    "baichuan": "W_pack",
-    "refact": "attn.q",
-}
+DROPOUT = {name: tiny.CHECKPOINTS[name].dropout for name in FAMILIES if tiny.CHECKPOINTS[name].dropout}
+QUERIES = {name: tiny.CHECKPOINTS[name].queries for name in FAMILIES}
 
 
 def gradients(model, ids, mask):
@@ -67,7 +53,7 @@ def test_gradient_checkpointing(converted: Convert, family: str, reentrant: bool
     loss, expected = gradients(model, ids, mask)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     runs = []
-    module = next(module for name, module in model.named_modules() if name.endswith(PROJECTIONS[family]))
+    module = next(module for name, module in model.named_modules() if name.endswith(QUERIES[family][0]))
     module.register_forward_pre_hook(lambda *_: runs.append(1))
     again, checkpointed = gradients(model, ids, mask)
     assert len(runs) == 2, "the first layer was not run again in the backward pass"
@@ -88,10 +74,11 @@ def test_dropout_acts_in_training_only(converted: Convert, family: str) -> None:
 
 def test_attention_dropout_keeps_the_mean() -> None:
     """Dropping weights with probability 1/2 and doubling the others changes no average."""
-    attention = AlibiAttention(4, 0.5, 0.5, 0).train()
+    config = SimpleNamespace(_attn_implementation="sdpa")
+    attention = AlibiAttention(config, 4, 0.5, 0.5, 0).train()
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 4, 24, 4) for _ in range(3))
-    plan = plan_attention(Alibi(stock_slopes(4)), torch.zeros(1, 24, 1), None, None, 0.5, eager=False)
+    plan = plan_attention(config, Alibi(stock_slopes(4)), 0.5, torch.zeros(1, 24, 1))
     mean = sum(attention.attend(query, key, value, plan)[0] for _ in range(4000)) / 4000
     expected = attention.eval().attend(query, key, value, plan)[0]
     assert (mean - expected).abs().max() < 0.1
@@ -101,7 +88,7 @@ def test_attention_dropout_keeps_the_mean() -> None:
 def test_lora_adapter(converted: Convert, tmp_path: Path, family: str) -> None:
     folder = converted(family, 4, "ntk")
     ids, mask = batch(rows=2, length=40)
-    settings = LoraConfig(task_type="CAUSAL_LM", target_modules=[PROJECTIONS[family]], r=4)
+    settings = LoraConfig(task_type="CAUSAL_LM", target_modules=[*QUERIES[family]], r=4)
     model = get_peft_model(load(folder), settings)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []

@@ -1,4 +1,4 @@
-"""Weights on their way: linked, in another dtype, several at once, and gone on with after a stop."""
+"""Transfer of weights: linked, in another dtype, several files at once, and resumed after a stop."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from converter import convert
-from converter.checkpoint import ITEM_BYTES, read_checkpoint, read_header
 from converter.errors import OutputError, SourceError
+from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, read_header
 from converter.weights import files
 from converter.weights import transfer as transfer_module
 from converter.weights.files import copy_file, place_file, sha256
 from converter.weights.journal import JOURNAL, Journal
 from converter.weights.transfer import Order, transfer
-from converter.weights.worker import Request, Worker
+from converter.weights.worker import Job, Worker
 from tests import tiny
 from tests.conftest import Run, fingerprint
 
@@ -68,7 +68,7 @@ def test_hard_links(pristine: Pristine, run: Command, tmp_path: Path) -> None:
     assert f"weights: {len(shards)} files hard-linked" in done.err
     assert [(out / name).samefile(source / name) for name in shards] == [True] * len(shards)
     assert not (out / "config.json").samefile(source / "config.json")
-    # What is replaced or removed is the link, not the file.
+    # Replacing or removing it affects the link, not the file.
     assert run(source, "--scale", "4", "--out", out, "--overwrite", "--no-verify").code == 0
     shutil.rmtree(out)
     assert fingerprint(source) == before
@@ -88,14 +88,14 @@ def test_a_source_of_links_is_linked_to_the_files(pristine: Pristine, tmp_path: 
 
 @pytest.fixture
 def other_disk(tmp_path: Path) -> Path:
-    """A folder on another file system than ``tmp_path``."""
+    """A folder on a different file system from ``tmp_path``."""
     for place in map(Path, ("/dev/shm", "/tmp", "/var/tmp")):
         if place.is_dir() and os.access(place, os.W_OK) and place.stat().st_dev != tmp_path.stat().st_dev:
             return place
-    pytest.skip("there is one file system only")
+    pytest.skip("there is only one file system")
 
 
-def test_links_to_another_disk_are_copies_and_said_to_be(
+def test_links_to_another_disk_are_copies_and_the_output_says_so(
     pristine: Pristine, run: Command, tmp_path: Path, other_disk: Path
 ) -> None:
     source = other_disk / f"ntk-convert-test-{os.getpid()}"
@@ -121,12 +121,12 @@ def test_link_where_the_disk_can_or_cannot(pristine: Pristine, run: Command, tmp
     assert not (out / "model.safetensors").samefile(source / "model.safetensors")
     assert names(tmp_path) == ["out"]
     done = run(source, "--scale", "2", "--out", out, "--link", "--no-verify", "--overwrite")
-    assert ("reflink" if can else "cannot share their bytes (--hard-link") in done.err
+    assert ("reflink" if can else "cannot share disk space (--hard-link") in done.err
 
 
 @pytest.fixture
 def reflinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ioctl as a file system that can share answers it: at once, with all of the file's bytes."""
+    """Replaces the ioctl by one that copies all of the file's bytes, as if the file system could share."""
 
     def clone(target: int, request: int, source: int) -> int:
         assert request == files.FICLONE
@@ -224,9 +224,9 @@ def test_weights_are_rounded_to_nearest(
 
 
 class SameProcess(Worker):
-    """Rewrites here, without the seconds that a process of its own takes to start."""
+    """Rewrites in this process, since a worker process takes seconds to start."""
 
-    def rewrite(self, request: Request, *_: object) -> None:
+    def rewrite(self, request: Job, *_: object) -> None:
         from converter.weights.rewrite import rewrite
 
         values = vars(request)
@@ -301,9 +301,9 @@ def test_a_value_that_the_dtype_cannot_hold_is_refused(
 
 @pytest.mark.parametrize("family", ["bloom", "jais"])
 def test_a_repository_in_another_dtype(pristine: Pristine, run: Command, tmp_path: Path, family: str) -> None:
-    """Verified, loaded in its dtype, and giving what the rounded weights give."""
+    """It verifies, loads in its dtype, and computes what the rounded weights compute."""
     source, out, plain = pristine(family), tmp_path / "out", tmp_path / "plain"
-    # A power of two times is exact in all dtypes, so that slopes too small for them would show.
+    # Scaling by a power of two is exact in every dtype, so slopes too small for one would show.
     words = (source, "--scale", "2", "--train-length", "32")
     done = run(*words, "--out", out, "--dtype", "bf16", "--json")
     assert done.code == 0, done.err
@@ -364,11 +364,11 @@ def test_one_failure_stops_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(list(out.iterdir())) < 100
 
 
-# A process of its own
+# The worker process
 
 
-def request(source: Path, target: Path, dtype: str | None = None) -> Request:
-    return Request(str(source), str(target), dtype=dtype, keep=[], expected=[])
+def request(source: Path, target: Path, dtype: str | None = None) -> Job:
+    return Job(str(source), str(target), dtype=dtype, keep=[], expected=[])
 
 
 @pytest.fixture
@@ -401,24 +401,24 @@ def test_errors_of_a_worker_are_those_of_the_run(tmp_path: Path, worker: Worker)
 
 @pytest.mark.parametrize("dtype", [None, "BF16"])
 def test_a_file_that_kills_its_reader(tmp_path: Path, worker: Worker, dtype: str | None) -> None:
-    """A mapped file that is cut off while it is read: the system ends the process that touches it."""
+    """A mapped file is cut off while it is read: the system kills the process that reads past its end."""
     path, target = tmp_path / "a.bin", tmp_path / "a"
     torch.save({"a": torch.ones(64 << 20)}, path)
 
     def cut(_: int) -> None:
         os.truncate(path, 1 << 20)
 
-    with pytest.raises(SourceError, match=r"a\.bin ended short while it was read; try again"):
+    with pytest.raises(SourceError, match=r"a\.bin was cut off while it was read; try again"):
         worker.rewrite(request(path, target, dtype), cut, bool)
 
 
 def test_a_worker_ends_with_its_run(tmp_path: Path) -> None:
-    """Even one that was killed."""
+    """Even when the run is killed."""
     torch.save({"a": torch.ones(8)}, tmp_path / "a.bin")
     code = (
-        "import sys, time; from pathlib import Path; from converter.weights.worker import Request, Worker\n"
+        "import sys, time; from pathlib import Path; from converter.weights.worker import Job, Worker\n"
         "worker = Worker()\n"
-        "worker.rewrite(Request(sys.argv[1], sys.argv[2], None, [], []), int, bool)\n"
+        "worker.rewrite(Job(sys.argv[1], sys.argv[2], None, [], []), int, bool)\n"
         "print(worker._process.pid, flush=True); time.sleep(60)"
     )
     run = subprocess.Popen(
@@ -445,10 +445,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.usefixtures("fresh_workers")
 def test_no_module_of_the_current_folder_is_run(
     make_source: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hostile source may hold a ``torch.py``, and the user may stand in it."""
+    """A hostile source may hold a ``torch.py``, and it may be the user's current folder."""
     source = make_source("bloom", fmt="bin")
     for name in ("torch", "json", "converter", "safetensors"):
         (source / f"{name}.py").write_text(f"open({str(tmp_path / 'it-ran')!r}, 'w')")
@@ -457,12 +458,12 @@ def test_no_module_of_the_current_folder_is_run(
     assert not (tmp_path / "it-ran").exists()
 
 
-# Going on after a stop
+# Resuming after a stop
 
 
 @pytest.fixture
 def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """``stopped(source, error)``: a run that ``error`` ends after two files; its staging folder."""
+    """``stopped(source, error)``: lets ``error`` end a run after two files; returns its staging folder."""
 
     def stop(source: Path, error: BaseException, **options: Any) -> Path:
         made: list[str] = []
@@ -521,7 +522,7 @@ def test_a_stopped_run_goes_on(
     assert dict(clean.weights) == {kind: count}
     assert needed[0] < needed[1]
     ours, theirs = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("out", "clean"))
-    del ours["README.md"], theirs["README.md"]  # each names its folder
+    del ours["README.md"], theirs["README.md"]  # each names its own folder
     assert ours == theirs
 
 
@@ -547,7 +548,7 @@ def flip(path: Path) -> None:
 
 
 def swap(path: Path) -> None:
-    """A link to a file with the very bytes; but what is behind a link is not this run's."""
+    """Replaces a file by a link to the same bytes; a linked file is not one that this run finished."""
     path.rename(path.parent.parent / "elsewhere")
     path.symlink_to(path.parent.parent / "elsewhere")
 
@@ -577,7 +578,7 @@ def test_what_is_not_as_it_was_is_done_again(
 ) -> None:
     source = make_source("bloom", sharded=True)
     folder = stopped(source, KeyboardInterrupt())
-    name = sorted(Journal(folder).entries())[0]
+    name = min(Journal(folder).entries())
     spoil(folder / name, source / name)
     result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True)
     assert result.weights["kept"] == 1
@@ -621,7 +622,7 @@ def test_the_command_line_says_what_is_kept(tmp_path: Path, pristine: Pristine, 
     _, err = process.communicate()
     assert process.returncode == 1
     assert err.strip().splitlines()[-1].startswith("error: interrupted; ")
-    assert f"kept in {folders[0]}: the same command with --resume goes on from there" in err
+    assert f"kept in {folders[0]}: repeat the command with --resume to continue from there" in err
     index.write_text(json.dumps(json.loads((pristine("bloom", sharded=True) / index.name).read_text())))
     (source / big).unlink()
     done = run(source, "--scale", "2", "--no-verify", "--out", tmp_path / "out", "--resume", "--json")
@@ -650,9 +651,9 @@ def test_a_worker_that_is_killed_loses_nothing(
 ) -> None:
     source = pristine("bloom", sharded=True)
     rewrite = Worker.rewrite
-    last = sorted(read_checkpoint(source).files)[-1]
+    last = max(read_checkpoint(source).files)
 
-    def killed(self: Worker, request: Request, *rest: Any) -> None:
+    def killed(self: Worker, request: Job, *rest: Any) -> None:
         if Path(request.source).name == last:
             self._started().send_signal(number)
             self._started().wait()
@@ -671,7 +672,7 @@ def test_content_whose_time_was_set_back(
 ) -> None:
     source = make_source("bloom", sharded=True)
     folder = stopped(source, KeyboardInterrupt())
-    changed = source / sorted(Journal(folder).entries())[0]
+    changed = source / min(Journal(folder).entries())
     before = changed.stat()
     flip(changed)
     os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -705,7 +706,7 @@ def test_a_link_and_another_dtype_exclude_each_other(
 def test_a_hard_link_that_is_not_allowed(
     pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of files of another user, where the system protects them: copied, and room is looked for."""
+    """The system may forbid links to another user's files: they are copied, and need free space."""
 
     def forbidden(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")

@@ -1,4 +1,4 @@
-"""``tune``: what it tries, how it chooses, and what it says."""
+"""``tune``: which scalings it tries, how it chooses, and what it prints."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converter import recipe as recipes
-from converter import report
+from converter import recipes
+from converter.cli import report
 from converter.errors import UsageError
 from converter.evaluation import search as searching
 from converter.evaluation import tune as tuning_module
 from converter.evaluation.candidates import candidates, command, ladder
 from converter.evaluation.evaluate import evaluate
+from converter.evaluation.exam import Exam
 from converter.evaluation.results import Comparison, Measurement, Results
-from converter.evaluation.search import NONE, Candidate
+from converter.evaluation.search import Candidate
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.tasks import make_task
 from converter.evaluation.tasks.base import Item
 from converter.evaluation.tune import AgainstNone, Choice, Tuning, tune
-from converter.scaling import Scaling
+from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
 from tests import tiny
 from tests.conftest import Run
 from tests.tiny import rotary
@@ -47,10 +48,10 @@ Command = Callable[..., Run]
 def test_what_is_tried(trained: int, more: int) -> None:
     target = trained + more
     found = candidates(trained, target, lambda _: None)
-    assert found[0] == NONE
-    assert [each.dynamic for each in found if each.dynamic] == ["position"] * 2
+    assert found[0] == UNSCALED
+    assert [each.dynamic for each in found if isinstance(each, Dynamic)] == ["position"] * 2
     assert len(set(found)) == len(found)
-    factors = [each.factor for each in found if each.method == "ntk" and each.factor]
+    factors = [each.factor for each in found if isinstance(each, Static) and each.method == "ntk"]
     assert target / trained in factors
     assert all(1 < factor <= 2 * target / trained for factor in factors)
     lengths = ladder(trained, target)
@@ -63,13 +64,13 @@ def test_what_is_tried_of_rotary_models() -> None:
         config = {"model_type": model_type, "rope_theta": 1e4, **rotary.SIZES}
         return candidates(64, 256, recipes.of_checkpoint(config).check_scaling)
 
-    by_length = [Scaling("ntk", dynamic="length", rate=rate, train_length=64) for rate in (1.0, 2.0)]
-    assert of("llama")[:3] == [NONE, *by_length]
+    by_length = [Dynamic("ntk", "length", rate=rate, train_length=64) for rate in (1.0, 2.0)]
+    assert of("llama")[:3] == [UNSCALED, *by_length]
     assert [each.method for each in of("llama")[3:]] == ["ntk"] * 3 + ["linear"] * 2
     assert [each.method for each in of("phi3")] == ["none"] + ["ntk"] * 3
 
 
-# The search, on models whose answers are known
+# The search, with models whose answers are known
 
 
 class Script:
@@ -85,11 +86,11 @@ class Script:
 
 
 ITEM = Item((1, 2, 3), ("x",))
-A, B, C = (Scaling("ntk", factor=float(factor)) for factor in (2, 4, 8))
+A, B, C = (Static("ntk", float(factor)) for factor in (2, 4, 8))
 
 
 def run_search(script: Script, monkeypatch: pytest.MonkeyPatch, rounds: int) -> list[Candidate]:
-    """``search`` over the script's scalings, as if the time sufficed for so many rounds."""
+    """Runs ``search`` over the script's scalings, as if there were time for this many rounds."""
 
     def answer(_: Any, __: Any, candidate: Candidate, start: int, end: int) -> Candidate:
         script.asked.append(candidate.scaling)
@@ -113,47 +114,47 @@ def run_search(script: Script, monkeypatch: pytest.MonkeyPatch, rounds: int) -> 
 
 
 def test_the_best_is_found_and_the_worst_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script({NONE: 0.5, A: 0.6, B: 0.9, C: 0.1})
+    script = Script({UNSCALED: 0.5, A: 0.6, B: 0.9, C: 0.1})
     found = run_search(script, monkeypatch, rounds=7)
     by_scaling = {each.scaling: each for each in found}
     assert searching.finalists(found) == {"retrieval": B}
     assert by_scaling[C].dropped
-    assert not by_scaling[NONE].dropped
-    assert len(by_scaling[C].scores) < len(by_scaling[B].scores) == len(by_scaling[NONE].scores)
+    assert not by_scaling[UNSCALED].dropped
+    assert len(by_scaling[C].scores) < len(by_scaling[B].scores) == len(by_scaling[UNSCALED].scores)
     assert script.asked.count(C) < script.asked.count(B)
 
 
 def test_the_best_by_either_measure_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script({NONE: 0.2, A: 0.1, B: 0.9, C: 0.1}, {NONE: 2.0, A: 1.8, B: 2.4, C: 3.0})
+    script = Script({UNSCALED: 0.2, A: 0.1, B: 0.9, C: 0.1}, {UNSCALED: 2.0, A: 1.8, B: 2.4, C: 3.0})
     found = run_search(script, monkeypatch, rounds=7)
     assert searching.finalists(found) == {"retrieval": B, "perplexity": A}
     assert [each.scaling for each in found if each.dropped] == [C]
 
 
 def test_of_equals_the_mildest_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = run_search(Script({NONE: 0.5, A: 0.5, B: 0.5}), monkeypatch, rounds=4)
-    assert searching.finalists(found) == {"retrieval": NONE}
+    found = run_search(Script({UNSCALED: 0.5, A: 0.5, B: 0.5}), monkeypatch, rounds=4)
+    assert searching.finalists(found) == {"retrieval": UNSCALED}
 
 
 def test_one_round_is_done_whatever_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = run_search(Script({NONE: 0.5, A: 0.5}), monkeypatch, rounds=0)
+    found = run_search(Script({UNSCALED: 0.5, A: 0.5}), monkeypatch, rounds=0)
     assert [len(each.scores) for each in found] == [searching.FIRST_ROUND] * 2
 
 
 @pytest.mark.parametrize("overflow", [0, 5])
 def test_losses_that_are_no_numbers_are_the_worst(monkeypatch: pytest.MonkeyPatch, overflow: int) -> None:
-    script = Script({NONE: 0.5, A: 0.5, B: 0.5}, {NONE: 2.0, A: 1.5, B: 1.8})
+    script = Script({UNSCALED: 0.5, A: 0.5, B: 0.5}, {UNSCALED: 2.0, A: 1.5, B: 1.8})
     script.losses[A][overflow:] = math.nan
     found = run_search(script, monkeypatch, rounds=7)
     assert searching.finalists(found)["perplexity"] == B
     assert found[1].loss == math.inf
-    script.losses[NONE][:] = script.losses[B][:] = math.nan
+    script.losses[UNSCALED][:] = script.losses[B][:] = math.nan
     everywhere = run_search(script, monkeypatch, rounds=7)
-    assert searching.finalists(everywhere)["perplexity"] == NONE
+    assert searching.finalists(everywhere)["perplexity"] == UNSCALED
 
 
 def test_a_scaling_whose_losses_overflow_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script({NONE: 0.5, A: 0.9, B: 0.1}, {NONE: 2.0, A: 1.9, B: 1.5})
+    script = Script({UNSCALED: 0.5, A: 0.9, B: 0.1}, {UNSCALED: 2.0, A: 1.9, B: 1.5})
     script.losses[B][:] = math.nan
     assert [each.dropped for each in run_search(script, monkeypatch, rounds=7)] == [False, False, True]
 
@@ -174,11 +175,11 @@ def test_the_clock_counts_what_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     windows = np.zeros((6, 64), dtype=np.int64)
     monkeypatch.setattr(searching, "_round", lambda _, __, candidate, ___, ____: candidate)
     pool = searching.Pool({}, items, windows, None, 64)  # type: ignore[arg-type]
-    searching.search(None, pool, [NONE], searching.Clock(1e9), int)  # type: ignore[arg-type]
+    searching.search(None, pool, [UNSCALED], searching.Clock(1e9), int)  # type: ignore[arg-type]
     assert noted == [4 * 50 + 2 * 7 + 4 * 64, 4 * 50 + 2 * 64, 8 * 50, 4 * 50]
 
 
-# What is said
+# What is printed
 
 GAIN = Comparison(0.2, 0.1, 0.3, 30, 3, 1e-6)
 COST = Comparison(-0.01, -0.05, 0.03, 1, 2, 1.0)
@@ -189,9 +190,9 @@ RATIO = Comparison(1.04, 1.02, 1.06, 2, 18, 4e-4)
 
 
 def tuning(*choices: Choice) -> Tuning:
-    advice = next((each.scaling for each in choices if each.helps), NONE)
-    words = command("org/model", advice, None, None) if advice != NONE else None
-    found = [Candidate(NONE, (0.0, 1.0), (2.0,)), Candidate(B, (1.0, 1.0), (2.1,))]
+    advice = next((each.scaling for each in choices if each.helps), UNSCALED)
+    words = command("org/model", advice, None, None) if advice != UNSCALED else None
+    found = [Candidate(UNSCALED, (0.0, 1.0), (2.0,)), Candidate(B, (1.0, 1.0), (2.1,))]
     return Tuning("model", 256, 1024, found, choices, Results([], {}), advice, words, 12.0)
 
 
@@ -199,14 +200,17 @@ def test_a_choice_that_helps_is_recommended_with_its_cost() -> None:
     text = report.tuning(
         tuning(
             Choice("retrieval", B, AgainstNone(GAIN, EVEN), 200, AgainstNone(COST, RATIO)),
-            Choice("perplexity", NONE, AgainstNone(), 200, AgainstNone()),
+            Choice("perplexity", UNSCALED, AgainstNone(), 200, AgainstNone()),
         )
     )
     assert (
         "By retrieval: ntk, factor 4, better than none; at the target: "
-        "retrieval +20.0 points (+10.0 to +30.0, p = 1e-06), perplexity x 0.990 (0.970 to 1.010, p = 0.8)"
+        "retrieval +20.0 points (+10.0 to +30.0; prompts: 30 better, 3 worse), "
+        "perplexity x 0.990 (0.970 to 1.010; windows: 11 better, 9 worse)"
     ) in text
-    assert "at 200 tokens: retrieval -1.0 points (-5.0 to +3.0, p = 1), perplexity x 1.040" in text
+    short = "retrieval -1.0 points (-5.0 to +3.0; prompts: 1 better, 2 worse), perplexity x 1.040"
+    assert f"at 200 tokens: {short}" in text
+    assert "p = " not in text, "the interval and the counts say the same"
     assert "By perplexity: none is best." in text
     assert "ntk-convert org/model --scale 4 --out DIR" in text
 
@@ -219,6 +223,72 @@ def test_when_nothing_helps_it_says_so() -> None:
     assert "No scaling measurably helps" in text
     assert "tokens:" not in text.partition("By retrieval")[2]
     assert "ntk-convert" not in text
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "words"),
+    [
+        (
+            Comparison(0.25, 0.05, 0.45, 5, 0, 0.0625),
+            "not measurably better than none",
+            "(+5.0 to +45.0; prompts: 5 better, 0 worse, which may be chance, p = 0.062)",
+        ),
+        (
+            Comparison(0.02, -0.01, 0.05, 30, 12, 0.008),
+            "better than none",
+            "(-1.0 to +5.0; prompts: 30 better, 12 worse, which is more than chance, p = 0.008)",
+        ),
+    ],
+)
+def test_an_interval_that_says_other_than_the_counts_is_explained(
+    found: Comparison, verdict: str, words: str
+) -> None:
+    text = report.tuning(tuning(Choice("retrieval", B, AgainstNone(found), None, AgainstNone())))
+    assert f"ntk, factor 4, {verdict}; at the target" in text
+    assert words in text
+    assert "decided by how many prompts or windows got better and how many worse" in text
+
+
+@pytest.mark.parametrize(
+    ("counts", "used_up", "advice"),
+    [
+        ({"prompts": 40}, (), "A longer search (--minutes) can tell"),
+        ({"prompts": 40}, ("prompts",), "of prompts were used. More prompts (--prompts) can tell"),
+        ({"perplexity": 4}, ("perplexity",), "of perplexity were used. More text (--text) can tell"),
+        (
+            {"prompts": 40, "perplexity": 60},
+            ("prompts",),
+            "of prompts were used. A longer search (--minutes) or more prompts (--prompts) can tell",
+        ),
+        ({"lines": searching.POOL}, ("lines",), "All prompts and windows were used, 100 of each kind"),
+    ],
+)
+def test_what_helps_to_tell_more_is_named(
+    counts: dict[str, int], used_up: tuple[str, ...], advice: str
+) -> None:
+    curve = Results(
+        [measured(task, 1024, UNSCALED, *[1.0] * count) for task, count in counts.items()],
+        {"model": {"train_length": 256}},
+    )
+    choice = Choice("retrieval", B, AgainstNone(NEITHER), None, AgainstNone())
+    text = report.tuning(replace(tuning(choice), curve=curve, used_up=used_up))
+    assert advice in text
+    assert ("--minutes" in text) == ("--minutes" in advice)
+
+
+def test_what_is_used_up_is_known_by_the_longest_length() -> None:
+    items = [ITEM] * 5
+    available = Exam({"a": {8: items * 2, 16: items}, "b": {16: items}}, {}, np.zeros((3, 16), int), (8, 16))
+    curve = Results(
+        [
+            measured("a", 8, UNSCALED, *[0.0] * 6),
+            measured("a", 16, UNSCALED, *[0.0] * 5),
+            measured("b", 16, UNSCALED, *[0.0] * 4),
+            measured("perplexity", 16, UNSCALED, *[0.0] * 3),
+        ],
+        {},
+    )
+    assert tuning_module._used_up(curve, available) == ["a", "perplexity"]
 
 
 def test_a_worse_perplexity_never_helps() -> None:
@@ -255,7 +325,7 @@ def test_only_the_shortest_length_up_to_the_trained_one_is_pooled() -> None:
     curve = Results(
         [
             measured(task, length, scaling, *[float(scaling == B)] * count)
-            for scaling in (NONE, B)
+            for scaling in (UNSCALED, B)
             for task, length, count in (
                 ("lines", 256, 4),
                 ("lines", 1024, 5),
@@ -279,11 +349,11 @@ def test_only_the_shortest_length_up_to_the_trained_one_is_pooled() -> None:
     assert choice.at_target.perplexity.worse == 8
     assert tuning_module._choice("retrieval", B, curve, 199).short is None
     assert tuning_module._choice("retrieval", B, curve, 199).at_short == AgainstNone()
-    assert tuning_module._choice("retrieval", NONE, curve, 256).at_target == AgainstNone()
+    assert tuning_module._choice("retrieval", UNSCALED, curve, 256).at_target == AgainstNone()
 
 
 def test_the_command_says_what_was_asked() -> None:
-    dynamic = Scaling("ntk", dynamic="position", rate=2.0, train_length=256)
+    dynamic = Dynamic("ntk", "position", rate=2.0, train_length=256)
     words = shlex.split(command("a folder/model", dynamic, 256, "main"))
     assert words[1] == "a folder/model"
     for option, value in (
@@ -294,15 +364,15 @@ def test_the_command_says_what_was_asked() -> None:
     ):
         assert words[words.index(option) + 1] == value
     assert "--method" not in words
-    assert "linear" in command("m", Scaling("linear", factor=2.5), None, None)
+    assert "linear" in command("m", Static("linear", 2.5), None, None)
 
 
-# The real thing
+# With a real model
 
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    """Prompts that tiny-bloom understands, of 1 and 4 times its trained length."""
+    """Prompts for tiny-bloom, of 1 and 4 times its trained length."""
     rng = np.random.default_rng(0)
     vocabulary = json.loads((EXAMPLE / "tokenizer.json").read_text())["model"]["vocab"]
     keys = [word for word in vocabulary if "-" in word]
@@ -346,7 +416,7 @@ def test_a_trained_model(run: Command, prompts: Path, tmp_path: Path) -> None:
 
 
 def test_untrained_weights_are_left_as_they_are(run: Command, tmp_path: Path) -> None:
-    source = tiny.bloom(tmp_path / "source", 4)
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
     text = tmp_path / "text.txt"
     rng = np.random.default_rng(0)
     text.write_text(" ".join(f"w{number}" for number in rng.integers(4, tiny.VOCAB_SIZE, 4000)))
@@ -428,7 +498,8 @@ def test_a_rotary_model(tmp_path: Path) -> None:
     text.write_text(" ".join(f"w{number}" for number in rng.integers(4, tiny.VOCAB_SIZE, 4000)))
     result = tune(source, 256, tasks=[], text=[text], minutes=0.05)
     tried = [each.scaling for each in result.candidates]
-    assert [each.dynamic for each in tried[:3]] == [None, "length", "length"]
+    assert tried[0] == UNSCALED
+    assert [each.dynamic for each in tried[1:3] if isinstance(each, Dynamic)] == ["length", "length"]
     assert all(each.loss is not None for each in result.candidates)
 
 
@@ -436,13 +507,13 @@ def test_a_rotary_model(tmp_path: Path) -> None:
 def test_a_full_disk_does_not_lose_the_result(
     run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    from converter import outputs
+    from converter.result import outputs
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(outputs, "write_files", full)
-    source = tiny.bloom(tmp_path / "source", 4)
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"w{number}" for number in range(4, tiny.VOCAB_SIZE)) * 20)
     words = {

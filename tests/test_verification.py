@@ -1,4 +1,4 @@
-"""Verification passes what is right and catches each way of being wrong."""
+"""Verification passes correct repositories and catches every kind of mistake."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from converter import UnsupportedModel, VerificationError, convert, families
+from converter import UnsupportedModel, VerificationError, convert
+from converter.result.converted import open_converted
 from converter.verification import verify
 from tests import tiny
 from tests.conftest import edit_json
-from tests.patched import FAMILIES, SCALINGS, STOCK, VARIANTS, Convert, Mistaken
+from tests.dealt import dealt
+from tests.patched import CHECKED, FAMILIES, HEADS, SCALINGS, STOCK, VARIANTS, Convert, Mistaken
 
 Tensors = dict[str, torch.Tensor]
 
 
 def run(folder: Path, source: Path) -> dict[str, Any]:
     config = json.loads((source / "config.json").read_text())
-    return {check.name: check for check in verify(folder, families.recognise(config), config)}
+    return {check.name: check for check in verify(open_converted(folder), config)}
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("heads", [16, 12, 40])
-@pytest.mark.parametrize("family", FAMILIES)
+def test_the_checks_by_their_names() -> None:
+    known = ["tensors", "slopes", "paths", "stock model"]
+    assert [name for name in CHECKED if name in known] == known
+
+
+@pytest.mark.parametrize(("family", "scaling", "heads"), dealt(FAMILIES, SCALINGS, HEADS))
 def test_right_repositories_pass(
     converted: Convert, tmp_path: Path, family: str, heads: int, scaling: str
 ) -> None:
     checks = run(converted(family, heads, scaling), tmp_path / "source")
-    assert list(checks) == ["tensors", "slopes", "paths", "stock model"]
+    assert list(checks) == CHECKED
     skipped = [name for name, check in checks.items() if check.skipped]
     assert skipped == ([] if family in STOCK else ["stock model"])
 
@@ -42,13 +47,13 @@ def test_options_pass_or_say_why_the_stock_model_is_no_measure(
 ) -> None:
     family, changes = VARIANTS[variant]
     checks = run(converted(family, 8, "ntk", **changes), tmp_path / "source")
-    ignored_by_stock = variant in ("mpt-bias-max-16", "mpt-qk-ln", "mpt-expansion", "mpt-biases")
+    option = variant.removeprefix(f"{family.replace('_', '-')}-")
+    ignored_by_stock = option in tiny.CHECKPOINTS[family].beyond_stock
     assert checks["stock model"].skipped == (ignored_by_stock or family not in STOCK)
     assert not ignored_by_stock or "stock transformers" in checks["stock model"].detail
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "dtype"), dealt(FAMILIES, [torch.bfloat16, torch.float16], each=1))
 def test_half_precision_checkpoints_pass(
     converted: Convert, tmp_path: Path, family: str, dtype: torch.dtype
 ) -> None:
@@ -64,7 +69,7 @@ def test_the_folder_is_left_as_it_was(converted: Convert, tmp_path: Path) -> Non
 
 
 WRONG_CODE = {
-    # file, what stands there, what a mistake would make of it, the message
+    # file, the correct code, the mistake that replaces it, the message
     "slopes-exponent": (
         "ntk_alibi.py",
         "return [(top - math.log(m)) / (top - bottom) for m in slopes]",
@@ -81,27 +86,39 @@ WRONG_CODE = {
         "ntk_alibi.py",
         "positions % BASE / BASE]",
         "positions % BASE / 128]",
-        "fused attention differs",
+        "runs with slope",
     ),
     "padding-channel": ("ntk_alibi.py", "(~real) * PADDED_KEY", "real * 0.0", "fused attention differs"),
     "chunk-mask": (
-        "ntk_alibi.py",
-        "key_slots[None, :] <= slots[:, None]\n    return",
-        "key_slots[None, :] < slots[:, None] + 2\n    return",
+        "ntk_attention.py",
+        "queries in (1, sizes.keys)",
+        "queries <= sizes.keys",
         "chunked attention differs",
     ),
-    "decode-bias": (
-        "ntk_alibi.py",
-        "bias_dtype = torch.float32 if eager else dtype",
-        "bias_dtype = torch.float32 if eager else dtype; bias = bias if eager else 2 * bias",
-        "(chunked|decoding) attention differs",
+    "decoding": (
+        "ntk_attention.py",
+        "value[:, :, : plan.key_length]",
+        "value[:, :, : plan.key_length].roll(int(query.shape[2] == 1), 2)",
+        "decoding attention differs",
     ),
-    "activation": ("modeling_ntk_bloom.py", 'approximate="tanh"', 'approximate="none"', "differ from stock"),
+    "cached-positions": (
+        "ntk_attention.py",
+        "slots = torch.arange(queries, device=device) + seen",
+        "slots = torch.arange(queries, device=device)",
+        "runs with slope",
+    ),
+    "cache": (
+        "ntk_cache.py",
+        "room[..., seen : seen + new, :] = states",
+        "room[..., : seen + new, :][..., -new - (seen > 0) :, :][..., :new, :] = states",
+        "runs with slope",
+    ),
+    "activation": ("modeling_ntk_bloom.py", 'approximate="tanh"', 'approximate="none"', "that of stock"),
     "layout": (
         "modeling_ntk_bloom.py",
         "query, key, value = (part",
         "key, query, value = (part",
-        "differ from stock",
+        "that of stock",
     ),
     "extra-module": (
         "modeling_ntk_bloom.py",
@@ -125,7 +142,7 @@ def test_wrong_code_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: 
 def test_matrices_of_large_layers_are_streamed(
     converted: Convert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """In blocks of a few rows, so that many are put together."""
+    """With blocks of a few rows, so that a matrix has many."""
     monkeypatch.setattr("converter.verification.slice.LARGEST_LAYER", 0)
     monkeypatch.setattr("converter.verification.slice.BLOCK", 1000)
     folder = converted(family, 12, "ntk", dtype=torch.bfloat16)
@@ -152,7 +169,7 @@ def test_a_streamed_linear_layer_is_the_layer(converted: Convert) -> None:
     from converter.verification.patched import Patched
 
     name = "transformer.h.0.mlp.dense_h_to_4h.weight"
-    with Patched.load(converted("bloom", 12), families.FAMILIES[0]) as patched:
+    with Patched.load(open_converted(converted("bloom", 12))) as patched:
         weight = patched.tensor(name)
         wide, narrow = weight.shape
         linear, transposed = torch.nn.Linear(narrow, wide), Conv1D(narrow, wide)
@@ -165,7 +182,7 @@ def test_a_streamed_linear_layer_is_the_layer(converted: Convert) -> None:
 
 
 def test_wrong_dynamic_code_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: Path) -> None:
-    mistaken("ntk_alibi.py", "self.rate * tokens.float()", "tokens.float()")
+    mistaken("ntk_alibi.py", "self.rate * lengths.float()", "lengths.float()")
     folder = converted("bloom", 12, "ntk-length")
     with pytest.raises(VerificationError, match="runs with slope"):
         run(folder, tmp_path / "source")
@@ -203,7 +220,7 @@ def reshape(tensors: Tensors) -> None:
 
 WRONG_TENSORS = {
     drop: "'transformer.h.1.mlp.dense_h_to_4h.bias' is missing",
-    add: "config.json says 2 layers, and the weights have 3",
+    add: "config.json says 2 layers, but the weights have 3",
     add_other: "'transformer.h.1.mlp.more.bias' is left over",
     reshape: r"'transformer.ln_f.weight' has shape \[5\], not \[96\]",
 }
@@ -211,8 +228,8 @@ WRONG_TENSORS = {
 
 @pytest.mark.parametrize("change", WRONG_TENSORS, ids=lambda change: change.__name__)
 def test_wrong_tensors_are_caught_before_anything_is_written(tmp_path: Path, change: Any) -> None:
-    """Through the whole pipeline: the source is what is wrong."""
-    source = tiny.bloom(tmp_path / "source", 12)
+    """The source is wrong, so this runs the whole pipeline."""
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 12)
     tensors = load_file(source / "model.safetensors")
     change(tensors)
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
@@ -232,13 +249,13 @@ def test_wrong_tensors_are_caught_before_anything_is_written(tmp_path: Path, cha
     ids=str,
 )
 def test_extreme_scalings_pass(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Slopes of a millionth, and lengths that a probe must not spend gigabytes on."""
-    source = tiny.mpt(tmp_path / "source", 12, attn_config={"alibi_bias_max": 16})
+    """Slopes of a millionth, and lengths at which a probe would take gigabytes."""
+    source = tiny.FACTORIES["mpt"](tmp_path / "source", 12, attn_config={"alibi_bias_max": 16})
     assert convert(source, tmp_path / "out", **options).checks
 
 
 def test_a_tensor_stored_twice_is_caught(tmp_path: Path) -> None:
-    source = tiny.bloom(tmp_path / "source", 4)
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
     tensors = load_file(source / "model.safetensors")
     tensors["ln_f.weight"] = tensors["transformer.ln_f.weight"] + 1
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
@@ -247,8 +264,8 @@ def test_a_tensor_stored_twice_is_caught(tmp_path: Path) -> None:
 
 
 def test_an_option_that_the_stock_class_refuses_skips_only_that_check(tmp_path: Path) -> None:
-    """llm-foundry writes clip_qkv as an integer, which transformers 5 does not take."""
-    source = tiny.mpt(tmp_path / "source", 4, attn_config={"clip_qkv": 6.0})
+    """llm-foundry writes clip_qkv as an integer, which transformers 5 rejects."""
+    source = tiny.FACTORIES["mpt"](tmp_path / "source", 4, attn_config={"clip_qkv": 6.0})
     config = json.loads((source / "config.json").read_text())
     config["attn_config"]["clip_qkv"] = 6
     (source / "config.json").write_text(json.dumps(config))
@@ -257,7 +274,7 @@ def test_an_option_that_the_stock_class_refuses_skips_only_that_check(tmp_path: 
 
 
 def test_a_head_listed_before_its_tied_embedding(tmp_path: Path) -> None:
-    source = tiny.bloom(tmp_path / "source", 4, fmt="bin")
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4, fmt="bin")
     state = torch.load(source / "pytorch_model.bin", weights_only=True)
     head = state.pop("lm_head.weight")
     torch.save({"lm_head.weight": head, **state}, source / "pytorch_model.bin")
@@ -266,7 +283,7 @@ def test_a_head_listed_before_its_tied_embedding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["layer_norm_epsilon", "initializer_range", "id2label"])
 def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, key: str) -> None:
-    source = tiny.bloom(tmp_path / "source", 4)
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
     edit_json(source / "config.json", {key: "nonsense"})
     with pytest.raises(
         VerificationError, match=r"does not run with this config.json \(\w+Error: "
@@ -277,19 +294,19 @@ def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, key: str) ->
 
 
 def test_a_model_that_returns_tuples_is_verified_too(tmp_path: Path) -> None:
-    source = tiny.bloom(tmp_path / "source", 4, return_dict=False)
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4, return_dict=False)
     assert convert(source, tmp_path / "out", scale=2).checks
 
 
 def test_a_config_of_too_many_layers_is_caught_at_once(tmp_path: Path) -> None:
-    source = tiny.bloom(tmp_path / "source", 4)
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
     edit_json(source / "config.json", {"n_layer": 8000})
-    with pytest.raises(VerificationError, match="says 8000 layers, and the weights have 2"):
+    with pytest.raises(VerificationError, match="says 8000 layers, but the weights have 2"):
         convert(source, tmp_path / "out", scale=2)
 
 
 def test_weights_that_are_not_numbers_are_caught(tmp_path: Path) -> None:
-    source = tiny.bloom(tmp_path / "source", 4)
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
     tensors = load_file(source / "model.safetensors")
     tensors["transformer.h.0.mlp.dense_h_to_4h.bias"][0] = torch.nan
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
@@ -298,7 +315,7 @@ def test_weights_that_are_not_numbers_are_caught(tmp_path: Path) -> None:
 
 
 def test_dead_buffers_of_old_checkpoints_are_no_failure(tmp_path: Path) -> None:
-    source = tiny.falcon(tmp_path / "source", 4)
+    source = tiny.FACTORIES["falcon"](tmp_path / "source", 4)
     tensors = load_file(source / "model.safetensors")
     tensors["transformer.h.0.self_attention.scale_mask_softmax.causal_mask"] = torch.ones(1, 1, 4, 4)
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
@@ -309,13 +326,13 @@ def test_dead_buffers_of_old_checkpoints_are_no_failure(tmp_path: Path) -> None:
 def test_the_result_says_what_was_checked(family: str, tmp_path: Path) -> None:
     source = tiny.FACTORIES[family](tmp_path / "source", 4, prefix=family != "bloom")
     result = convert(source, tmp_path / "out", scale=2)
-    assert [check.name for check in result.checks] == ["tensors", "slopes", "paths", "stock model"]
+    assert [check.name for check in result.checks] == CHECKED
     card = (tmp_path / "out" / "README.md").read_text()
     for check in result.checks:
         assert check.detail in card
 
 
 def test_a_rotary_falcon_is_refused(tmp_path: Path) -> None:
-    source = tiny.falcon(tmp_path / "source", 4, alibi=False)
+    source = tiny.FACTORIES["falcon"](tmp_path / "source", 4, alibi=False)
     with pytest.raises(UnsupportedModel, match="rotary"):
         convert(source, tmp_path / "out", scale=2)

@@ -1,4 +1,4 @@
-"""Verification of encoders: right ones pass with every scaling, and each mistake is caught."""
+"""Verification of encoders: correct ones pass with every scaling, and each mistake is caught."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from converter import VerificationError, convert
 from tests import tiny
-from tests.patched import SCALINGS, Mistaken
+from tests.dealt import dealt
+from tests.patched import CHECKED, SCALINGS, Mistaken
 from tests.test_encoders import LAYERS
 from tests.test_verification import run
 
@@ -24,18 +25,17 @@ def converted(folder: Path, family: str, scaling: str, **changes: Any) -> Path:
     return folder / "out"
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(("layer", "scaling"), dealt(LAYERS, SCALINGS))
 def test_right_repositories_pass(tmp_path: Path, layer: str, scaling: str) -> None:
     family, changes = LAYERS[layer]
     checks = run(converted(tmp_path, family, scaling, **changes), tmp_path / "source")
-    assert list(checks) == ["tensors", "slopes", "paths", "stock model"]
+    assert list(checks) == CHECKED
     assert [name for name, check in checks.items() if check.skipped] == ["stock model"]
 
 
 SLOPES, PATHS = "runs with slope", "fused attention differs"
 WRONG_CODE = {
-    # file, what stands there, what a mistake would make of it, the scaling, the message
+    # file, the correct code, the mistake that replaces it, the scaling, the message
     "one-sided": (
         "ntk_symmetric.py",
         "(slots[:, None] - keys[None, :]).abs()",

@@ -1,4 +1,4 @@
-"""Weights arrive with every name and byte, from safetensors and from .bin files of every age."""
+"""Weights keep every name and byte, from safetensors and from .bin files in every format of torch."""
 
 from __future__ import annotations
 
@@ -27,27 +27,29 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from converter import recipe
-from converter.checkpoint import read_checkpoint
+from converter import recipes
 from converter.errors import ConverterError, SourceError
+from converter.families import FAMILIES
 from converter.progress import Advance
 from converter.rotary.models import MODELS
+from converter.source.checkpoint import read_checkpoint
 from converter.weights import files
 from converter.weights import rewrite as rewrite_module
 from converter.weights import transfer as transfer_module
 from converter.weights.files import copy_file
 from converter.weights.rewrite import rewrite
 from converter.weights.transfer import Order, transfer
-from converter.weights.worker import START, Request, Worker
+from converter.weights.worker import START, Job, Worker
 from tests import tiny
 from tests.conftest import Run, edit_json
+from tests.dealt import dealt
 from tests.tiny.rotary import rotary
 
 
 class SameProcess(Worker):
-    """Rewrites here: a process of its own for each of so many files would take minutes."""
+    """Rewrites in this process: a worker process for each of so many files would take minutes."""
 
-    def rewrite(self, request: Request, advance: Advance, _: object) -> None:
+    def rewrite(self, request: Job, advance: Advance, _: object) -> None:
         values = vars(request)
         rewrite(Path(values.pop("source")), Path(values.pop("target")), **values, advance=advance)
 
@@ -130,7 +132,7 @@ def test_a_file_that_grew_meanwhile(make_source: Callable[..., Path], tmp_path: 
         transfer(checkpoint, source, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon"])
+@pytest.mark.parametrize("family", tiny.STOCK)
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_bin_becomes_safetensors(tmp_path: Path, family: str, sharded: bool, dtype: torch.dtype) -> None:
@@ -141,7 +143,7 @@ def test_bin_becomes_safetensors(tmp_path: Path, family: str, sharded: bool, dty
         expected |= torch.load(file, weights_only=True)
     assert "lm_head.weight" in expected
     del expected["lm_head.weight"]  # tied: stored once, under the embedding's name
-    tied = recipe.of_source(json.loads((source / "config.json").read_text())).tied_tensors
+    tied = recipes.of_source(json.loads((source / "config.json").read_text())).tied_tensors
     actual = convert_weights(source, tmp_path / "out", tied=tied)
     assert_same(actual, expected)
     if sharded:
@@ -201,7 +203,7 @@ def test_views_and_strides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bloc
 
 
 def anonymous() -> int:
-    """Bytes of memory of this process that no file backs."""
+    """Bytes of this process's memory that are not mapped from a file."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) << 10  # type: ignore[index]
 
@@ -227,12 +229,12 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, layout: str) -> None
 
 def test_tensors_that_would_fill_the_disk(tmp_path: Path) -> None:
     wide = {str(n): torch.zeros(1).expand(1 << 40) for n in range(3)}
-    with pytest.raises(SourceError, match=r"would take 13194139533312, for they share .* at most 8 times"):
+    with pytest.raises(SourceError, match=r"would take 13194139533312 when written; at most 8 times"):
         convert_weights(save_bin(tmp_path / "in", wide), tmp_path / "out")
 
 
 def test_every_name_is_written(tmp_path: Path) -> None:
-    """Two names of one tensor are two tensors of a model, as of two layers with one norm."""
+    """Two names for one tensor are written as two tensors, for example when two layers share a norm."""
     shared, zeros = torch.randn(4, 4), torch.zeros(4)
     state = {"z.embedding": shared, "h.0.bias": zeros, "h.1.bias": zeros, "lm_head.weight": shared}
     assert_same(convert_weights(save_bin(tmp_path / "in", state), tmp_path / "out"), state)
@@ -256,23 +258,27 @@ def test_a_tied_head_alone_stays(tmp_path: Path) -> None:
     assert_same(convert_weights(save_bin(tmp_path / "in", state), tmp_path / "out", tied=["head"]), state)
 
 
+EMBEDDINGS = ("embed_tokens.weight", *(family.embeddings for family in FAMILIES))
+
+
 def aliased(source: Path) -> str:
-    """Makes the head of a ``.bin`` checkpoint a second name of its embeddings, before them."""
+    """Makes the head of a ``.bin`` checkpoint a second name for its embeddings, listed before them."""
     file = source / "pytorch_model.bin"
     state = torch.load(file, weights_only=True)
-    table = next(name for name in state if re.search(r"(word_embeddings|wte|embed_tokens)\.weight$", name))
+    table = next(name for name in state if name.endswith(EMBEDDINGS))
     head = "cls.predictions.decoder.weight" if table.startswith("bert.") else "lm_head.weight"
     state.pop(head, None)
     torch.save({head: state[table], **state}, file)
     return head
 
 
-@pytest.mark.parametrize("ties", [True, False, None])
-@pytest.mark.parametrize("family", [*tiny.FACTORIES, "llama", "gemma"])
+@pytest.mark.parametrize(
+    ("family", "ties"), dealt([*tiny.FACTORIES, "llama", "gemma"], [True, False, None], each=1)
+)
 def test_an_aliased_head_of_every_family(
     tmp_path: Path, run: Callable[..., Run], family: str, *, ties: bool | None
 ) -> None:
-    """Left out where the result's class ties it, written where not, and verified either way."""
+    """The head is left out where the result's class ties it and written where it does not; both verify."""
     source = tmp_path / "source"
     if family in tiny.FACTORIES:
         tiny.FACTORIES[family](source, fmt="bin")
@@ -284,12 +290,13 @@ def test_an_aliased_head_of_every_family(
     head = aliased(source)
     words = ("--scale", "2", "--train-length", "24", "--out", tmp_path / "out")
     done = run(source, *words, "--json")
-    if (family, ties) in (("baichuan", True), ("mosaic_gpt", False)):
+    described = tiny.CHECKPOINTS.get(family)
+    if described and ties in described.refused_ties:
         assert f"tie_word_embeddings is {ties}" in done.err.replace("true", "True")
         return
     assert done.code == 0, done.err
-    if family in ("baichuan", "refact", "mosaic_gpt"):  # whose codes read no such key
-        left_out = family == "mosaic_gpt"
+    if described and described.tied is not None:  # its own code does not read that key
+        left_out = described.tied
     else:
         left_out = family != "llama" if ties is None else ties
     assert (head not in read_checkpoint(tmp_path / "out").tensors) == left_out
@@ -348,7 +355,7 @@ def test_plain_pickle_with_code(tmp_path: Path) -> None:
     [
         ({"state_dict": {"a": torch.ones(1)}}, "'state_dict' is a dict"),
         ({"a": torch.ones(1), "epoch": 3}, "'epoch' is a int"),
-        ({3: torch.ones(1)}, "3 is a Tensor, not a tensor by its name"),
+        ({3: torch.ones(1)}, "3 is a Tensor, not a tensor with a text name"),
         (torch.ones(1), "holds a Tensor"),
         ([torch.ones(1)], "holds a list"),
         ({"a": torch.ones(2, 2).to_sparse()}, "'a' is a torch.sparse_coo"),
@@ -356,10 +363,10 @@ def test_plain_pickle_with_code(tmp_path: Path) -> None:
         ({"a": torch.ones(2, device="meta")}, "'a' is a"),
         ({"a": torch.ones(2, dtype=torch.complex64).conj().imag}, "negated torch.float32"),
         ({"a": torch.ones((1,) * 20)}, "of 20 dimensions"),
-        ({"a\udc80": torch.ones(1)}, r"'a\udc80' is no tensor's name"),
-        ({"a\nb": torch.ones(1)}, r"'a\nb' is no tensor's name"),
-        ({"__metadata__": torch.ones(1)}, "'__metadata__' is no tensor's name"),
-        ({"a" * 1000: torch.ones(1)}, "aaa... is no tensor's name"),
+        ({"a\udc80": torch.ones(1)}, r"'a\udc80' is not a valid tensor name"),
+        ({"a\nb": torch.ones(1)}, r"'a\nb' is not a valid tensor name"),
+        ({"__metadata__": torch.ones(1)}, "'__metadata__' is not a valid tensor name"),
+        ({"a" * 1000: torch.ones(1)}, "aaa... is not a valid tensor name"),
     ],
 )
 def test_what_is_no_state_dict(tmp_path: Path, state: object, words: str) -> None:
@@ -378,7 +385,7 @@ def test_truncated_bin(tmp_path: Path, keep: int) -> None:
 
 
 def write_tar(path: Path) -> None:
-    """What torch saved before 2017: three pickles and the raw numbers, in a tar archive."""
+    """Writes the format of torch before 2017: a tar archive with three pickles and the raw numbers."""
     storages, views, pickled = io.BytesIO(), io.BytesIO(), io.BytesIO()
     pickle.dump(1, storages, 2)
     pickle.dump((0, "cpu", torch.FloatStorage), storages, 2)
@@ -402,10 +409,10 @@ def write_tar(path: Path) -> None:
 
 
 def test_tar_format_is_refused(tmp_path: Path) -> None:
-    """torch reads it, but not without running what is in it."""
+    """torch can read this format, but only by running the code in it."""
     (tmp_path / "in").mkdir()
     write_tar(tmp_path / "in/pytorch_model.bin")
-    loaded = torch.load(tmp_path / "in/pytorch_model.bin", weights_only=False)  # our own
+    loaded = torch.load(tmp_path / "in/pytorch_model.bin", weights_only=False)  # safe: written above
     assert loaded["a"].tolist() == [1, 2, 3, 4]
     with pytest.raises(SourceError, match=r"pytorch_model\.bin is damaged or .*\.tar format\); convert"):
         convert_weights(tmp_path / "in", tmp_path / "out")
@@ -429,7 +436,7 @@ def sharded_bin(folder: Path, shards: list[dict[str, torch.Tensor]], weight_map:
             {"a": 0, "b": 1},
             "'a' is in both s0.bin and s1.bin",
         ),
-        ([{"a": torch.ones(1)}], {"a": 0, "b": 1}, "1 of 2 shards are missing, 's1.bin'"),
+        ([{"a": torch.ones(1)}], {"a": 0, "b": 1}, "1 of 2 shards are missing (first: 's1.bin')"),
     ],
 )
 def test_bin_indexes_that_do_not_fit(
@@ -444,7 +451,7 @@ def test_bin_indexes_that_do_not_fit(
 
 
 def nearest(value: float, precision: int, lowest: int) -> float:
-    """``value`` in a format of so many bits and smallest exponent, ties to even, in exact arithmetic."""
+    """``value`` rounded to a format with these bits and this smallest exponent; exact, ties to even."""
     if value == 0 or not math.isfinite(value):
         return value
     step = Fraction(2) ** (max(math.frexp(value)[1] - 1, lowest) - precision + 1)
@@ -510,7 +517,7 @@ def test_metadata_stays(tmp_path: Path, metadata: dict[str, str] | None) -> None
         assert library.metadata() == (metadata or {"format": "pt"})
 
 
-# The process
+# The worker process
 
 
 @pytest.fixture
@@ -521,9 +528,9 @@ def worker() -> Iterator[Worker]:
 
 
 @pytest.fixture
-def simple(tmp_path: Path) -> Request:
+def simple(tmp_path: Path) -> Job:
     save_bin(tmp_path / "in", {"a": torch.ones(2)})
-    return Request(str(tmp_path / "in/pytorch_model.bin"), str(tmp_path / "made"), None, [], [])
+    return Job(str(tmp_path / "in/pytorch_model.bin"), str(tmp_path / "made"), None, [], [])
 
 
 def script(folder: Path, text: str) -> str:
@@ -539,16 +546,17 @@ def script(folder: Path, text: str) -> str:
         ("/bin/false", "it ended with code 1"),
         ("/bin/echo", "it ended with code 0"),
         ("/no/such/program", "No such file or directory"),
-        ("", "does not know its own program"),
-        (None, "does not know its own program"),
+        ("", "does not know its own path"),
+        (None, "does not know its own path"),
         ("echo one >&2; echo the reason >&2; echo >&2; exit 3", "the reason"),
     ],
 )
+@pytest.mark.usefixtures("fresh_workers")
 def test_a_worker_that_cannot_be_started(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     worker: Worker,
-    simple: Request,
+    simple: Job,
     program: str | None,
     reason: str,
 ) -> None:
@@ -557,16 +565,17 @@ def test_a_worker_that_cannot_be_started(
         patch.setattr(sys, "executable", path)
         with pytest.raises(ConverterError) as error:
             worker.rewrite(simple, int, bool)
-    assert not isinstance(error.value, SourceError)  # the file has no part in it
+    assert not isinstance(error.value, SourceError)  # the file is not to blame
     assert str(error.value).startswith("the process that rewrites weights could not be started (")
     assert str(error.value).endswith(f": {reason}") or reason in str(error.value)
     assert str(error.value).isprintable()
 
 
+@pytest.mark.usefixtures("fresh_workers")
 def test_what_others_say_in_a_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: Worker, simple: Request
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: Worker, simple: Job
 ) -> None:
-    """Before it is ready, unfinished lines, and more on stderr than a pipe holds."""
+    """Other output is ignored: lines before it is ready, unfinished ones too, and a flood on stderr."""
     noise = "import sys\nprint('{\"result\": null}')\nprint('one', end='', flush=True)\n"
     (tmp_path / "sitecustomize.py").write_text(
         noise + "sys.stderr.write('noise\\n' * 100_000)\nprint('two')\n"
@@ -588,8 +597,9 @@ def test_a_worker_whose_run_ended_before_it_began() -> None:
         process.kill()
 
 
+@pytest.mark.usefixtures("fresh_workers")
 def test_closing_a_worker_that_is_gone(worker: Worker) -> None:
-    """What could not be sent is no reason to fail: it would hide the real one."""
+    """A request that can no longer be sent raises nothing: that would hide the real reason."""
     process = worker._started()
     assert process.stdin is not None
     process.kill()
@@ -598,8 +608,9 @@ def test_closing_a_worker_that_is_gone(worker: Worker) -> None:
     worker.close()
 
 
-def test_a_failure_in_a_worker_is_one_line(worker: Worker, simple: Request) -> None:
+@pytest.mark.usefixtures("fresh_workers")
+def test_a_failure_in_a_worker_is_one_line(worker: Worker, simple: Job) -> None:
     with pytest.raises(RuntimeError) as error:
-        worker.rewrite(Request(simple.source, simple.target, "no dtype", [], []), int, bool)
+        worker.rewrite(Job(simple.source, simple.target, "no dtype", [], []), int, bool)
     assert str(error.value) == "KeyError: 'no dtype'"
     assert "Traceback (most recent call last)" in str(error.value.__cause__)

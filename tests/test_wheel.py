@@ -21,7 +21,7 @@ def test_a_wheel_converts_outside_the_checkout(tmp_path: Path) -> None:
     subprocess.run(build, check=True)
     [wheel] = tmp_path.glob("ntk_convert-*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True)
-    source = tiny.mpt(tmp_path / "source", 12)
+    source = tiny.FACTORIES["mpt"](tmp_path / "source", 12)
     code = "import converter.cli; print(converter.__file__); converter.cli.main()"
     words = [str(source), "--scale", "2", "--out", str(tmp_path / "out")]
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""``convert``, ``inspect``, ``families`` and ``push``."""
+"""``convert``, ``inspect``, ``families``, ``adopt`` and ``push``."""
 
 from __future__ import annotations
 
@@ -9,48 +9,78 @@ from typing import Any
 
 import click
 
+from converter.cli.base import PATH, Command, argument, folders, section
 from converter.cli.options import (
+    converted_argument,
+    export_options,
     hub_options,
     json_option,
-    onnx_options,
+    output_option,
+    push_option,
     push_options,
     quiet_option,
     scaling_options,
-    take_onnx_options,
+    set_option,
+    take_exports,
+    token_option,
     verbose_option,
 )
-from converter.errors import UsageError
-from converter.onnx.options import OnnxOptions
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
 
+verification_option = section("Verification")
+model_argument = argument(
+    "model",
+    shell_complete=folders,
+    help="A local folder, or else a model id on the Hub (bigscience/bloom-1b7).",
+)
 
-@click.command()
-@click.argument("model")
+
+@click.command(cls=Command)
+@model_argument
 @scaling_options
-@hub_options
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Folder to write.")
-@click.option("--dtype", type=click.Choice(WEIGHT_DTYPES), help="Round the weights to it on the way.")
-@click.option("--link", is_flag=True, help="Share the weights' bytes with the source, where the disk can.")
-@click.option("--hard-link", is_flag=True, help="As --link, or else make the weights the source's own files.")
-@click.option("--resume", is_flag=True, help="Go on from what an interrupted run has finished.")
-@click.option(
+@output_option(
+    "--out", required=True, type=PATH, shell_complete=folders, metavar="DIR", help="Folder to write."
+)
+@output_option(
+    "--base-model",
+    metavar="ID",
+    help="Hub id that the model card names as the source's, for a local copy.",
+)
+@output_option("--dtype", type=click.Choice(WEIGHT_DTYPES), help="Round the weights to this type.")
+@output_option(
+    "--link",
+    is_flag=True,
+    help="Share the disk space of the weights with the source, if the file system can (reflink).",
+)
+@output_option(
+    "--hard-link",
+    is_flag=True,
+    help="Like --link, falling back to hard links; editing one file then edits both.",
+)
+@output_option(
+    "--resume", is_flag=True, help="Keep the weight files that an interrupted run has finished, and go on."
+)
+@output_option(
     "--overwrite",
     is_flag=True,
-    help="Replace the folder when the new one is complete, and with --push-to-hub what is there.",
+    help="Replace DIR once the new folder is complete; with --push-to-hub, also what is on the Hub.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
-@click.option("--no-verify", is_flag=True, help="Do not run the result before it is put in place.")
-@click.option(
+@output_option("--dry-run", is_flag=True, help="Show what would be written, but write nothing.")
+@verification_option(
+    "--no-verify", is_flag=True, help="Do not run and check the result before it is put in place."
+)
+@verification_option(
     "--trust-remote-code",
     is_flag=True,
-    help="Let verification run, with your rights, the modeling code that MODEL brings, or names in another "
-    "repository whose newest commit is then downloaded (auto_map), and compare the result with it. "
-    "Nothing of MODEL is run otherwise.",
+    help="Also compare the result with MODEL's own modeling code. This runs that code with your rights; if "
+    "MODEL names code in another repository (auto_map), its newest commit is downloaded and run. Otherwise "
+    "no code of MODEL is run.",
 )
-@click.option("--push-to-hub", metavar="USER/NAME", help="Then push the result there; see push.")
+@set_option
+@hub_options
+@push_option("--push-to-hub", metavar="USER/NAME", help="Push the result there, as push does.")
 @push_options
-@click.option("--onnx", "with_onnx", is_flag=True, help="Write a validated ONNX graph too.")
-@onnx_options
+@export_options
 @json_option
 @quiet_option
 @verbose_option
@@ -59,22 +89,21 @@ def convert(
     quiet: bool,
     verbose: bool,
     no_verify: bool,
-    with_onnx: bool,
     link: bool,
     hard_link: bool,
     **arguments: Any,
 ) -> None:
-    """Write a scaled copy of MODEL that plain transformers loads."""
-    from converter import report
+    """Write a copy of MODEL with scaling built in.
+
+    Plain transformers loads the copy. MODEL is only read.
+    """
+    from converter.cli import report
     from converter.pipeline import convert as run
 
-    onnx = take_onnx_options(arguments)
-    if onnx != OnnxOptions() and not with_onnx:
-        raise UsageError("the options of a graph need --onnx; give it too, or drop them")
     result = run(
         verify=not no_verify,
         link="hard" if hard_link else "reflink" if link else None,
-        onnx=onnx if with_onnx else None,
+        exports=take_exports(arguments),
         progress=not quiet and sys.stderr.isatty(),
         **arguments,
     )
@@ -84,8 +113,9 @@ def convert(
         click.echo(report.plan(result))
     else:
         click.echo(str(result.path))
-    if result.onnx is not None and not as_json and not quiet:
-        click.echo(report.exported(result.onnx))
+    if not as_json and not quiet:
+        for exported in result.exports.values():
+            click.echo(exported.summary())
     if not quiet and not result.dry_run:
         click.echo(report.summary(result, verbose=verbose), err=True)
     if result.pushed is not None and not as_json:
@@ -94,46 +124,92 @@ def convert(
             click.echo(report.pushed(result.pushed, verbose=verbose), err=True)
 
 
-@click.command()
-@click.argument("model")
+@click.command(cls=Command)
+@model_argument
 @scaling_options
+@set_option
 @hub_options
 @json_option
 @verbose_option
 def inspect(as_json: bool, verbose: bool, **arguments: Any) -> None:  # noqa: ARG001 -- see main
-    """Show what MODEL is: sizes, trained length, slopes and, with scaling options, scaled slopes."""
-    from converter import report
+    """Show the family, size, trained length and slopes of MODEL.
+
+    With scaling options, the scaled slopes are shown beside the original ones. Nothing is written.
+    """
+    from converter.cli import report
     from converter.inspection import inspect as run
 
     inspection = run(**arguments)
     click.echo(json.dumps(inspection.to_json()) if as_json else report.inspection(inspection))
 
 
-@click.command()
-@click.option("--markdown", is_flag=True, help="As the README's table.")
+@click.command(cls=Command)
+@argument(
+    "name",
+    required=False,
+    default="",
+    help="List the known checkpoints of this family, or those with this text in their Hub id.",
+)
+@click.option("--markdown", is_flag=True, help="Print the table of the README.")
 @json_option
-def families(as_json: bool, markdown: bool) -> None:
-    """List the models that can be converted."""
-    from converter import catalogue, report
+def families(name: str, as_json: bool, markdown: bool) -> None:
+    """List the models that can be converted.
 
+    With NAME, the list has the known checkpoints too, with their trained lengths and the source of each.
+    """
+    from converter import catalogue
+    from converter.cli import report
+
+    if markdown:
+        click.echo(catalogue.markdown(name))
+        return
+    entries = catalogue.supported(name)
     if as_json:
-        click.echo(json.dumps([entry.to_json() for entry in catalogue.supported()]))
+        click.echo(json.dumps([entry.to_json() for entry in entries]))
     else:
-        click.echo(catalogue.markdown() if markdown else report.families(catalogue.supported()))
+        click.echo(report.families(entries, checkpoints=bool(name)))
 
 
-@click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.argument("repo_id", metavar="USER/NAME")
+@click.command(cls=Command)
+@argument(
+    "folder",
+    metavar="DIR",
+    type=PATH,
+    shell_complete=folders,
+    help="Folder in which transformers saved a fine-tuned converted model.",
+)
+@json_option
+@quiet_option
+@verbose_option
+def adopt(folder: Path, as_json: bool, quiet: bool, verbose: bool) -> None:
+    """Verify a fine-tuned converted model, so that it can be pushed.
+
+    DIR gets a card and the list of its files, ntk_convert.json. Its weights are not changed.
+    """
+    from converter.adoption import adopt as run
+    from converter.cli import report
+
+    result = run(folder, progress=not quiet and sys.stderr.isatty())
+    click.echo(json.dumps(result.to_json()) if as_json else str(result.path))
+    if not quiet:
+        click.echo(report.adopted(result, verbose=verbose), err=True)
+
+
+@click.command(cls=Command)
+@converted_argument
+@argument("repo_id", metavar="USER/NAME", help="Repository on the Hub; it is created if it does not exist.")
 @push_options
-@click.option("--overwrite", is_flag=True, help="Replace what the repository holds.")
-@click.option("--token", metavar="TOKEN", help="Hub token; HF_TOKEN or the saved login by default.")
+@push_option("--overwrite", is_flag=True, help="Replace what the repository or branch holds.")
+@token_option
 @json_option
 @quiet_option
 @verbose_option
 def push(as_json: bool, quiet: bool, verbose: bool, **arguments: Any) -> None:
-    """Verify the converted repository DIR and push it to the Hub, as one commit."""
-    from converter import report
+    """Verify a converted model and push it to the Hub.
+
+    All files are pushed in one commit.
+    """
+    from converter.cli import report
     from converter.publish.push import push as run
 
     result = run(**arguments, progress=not quiet and sys.stderr.isatty())
@@ -142,4 +218,4 @@ def push(as_json: bool, quiet: bool, verbose: bool, **arguments: Any) -> None:
         click.echo(report.pushed(result, verbose=verbose), err=True)
 
 
-COMMANDS = (convert, inspect, families, push)
+COMMANDS = (convert, inspect, families, adopt, push)

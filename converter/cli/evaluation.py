@@ -4,99 +4,164 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from converter.cli.base import PATH, Command, F, argument, folders, section
 from converter.cli.options import (
     Listed,
     hub_options,
     json_option,
     options,
+    output_option,
     quiet_option,
+    scaling_option,
+    set_option,
+    train_length_option,
     verbose_option,
 )
 from converter.errors import UsageError
-from converter.scaling import DYNAMICS, METHODS
+from converter.evaluation import tasks
+from converter.evaluation.results import PERPLEXITY
+from converter.evaluation.tasks import Task, TaskType, make_task
+from converter.scaling.scaling import BASES, METHODS
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-FILE_TASKS = ("topics", "trec", "multifieldqa_en", "prompts")
-"""Tasks that are read from a file, which an option of their name gives."""
-TASKS = ("perplexity", "passkey", "lines", *FILE_TASKS)
+TASKS = (PERPLEXITY, *tasks.NAMES)
 
+task_option = section("Tasks")
+run_option = section("Computation")
 
-measuring_options = options(
-    click.option("--text", type=FILE, multiple=True, metavar="FILE", help="UTF-8 text, for perplexity."),
-    click.option("--prompts", type=FILE, metavar="FILE", help="Prompts of your own, as JSON lines."),
-    click.option("--train-length", type=int, metavar="N", help="Trained length, if it is not a known model."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts that are made."),
-    click.option("--device", type=click.Choice(["cpu", "cuda"]), help="CUDA where there is one by default."),
-    click.option("--dtype", type=click.Choice(["fp32", "fp16", "bf16"]), help="What to compute in."),
-    click.option("--batch-size", type=int, metavar="N", help="Rows at once, at most."),
+text_option = task_option(
+    "--text", type=FILE, multiple=True, metavar="FILE", help="UTF-8 text for perplexity; may be repeated."
+)
+seed_option = task_option(
+    "--seed", type=int, default=0, show_default=True, help="Random seed of the generated prompts."
+)
+run_options = options(
+    run_option(
+        "--device", type=click.Choice(["cpu", "cuda"]), help="Where to run; by default CUDA if available."
+    ),
+    run_option("--dtype", type=click.Choice(["fp32", "fp16", "bf16"]), help="Type to compute in."),
+    run_option("--batch-size", type=int, metavar="N", help="Largest number of sequences in a batch."),
 )
 result_options = options(
-    hub_options,
-    click.option(
-        "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write JSON, CSV, tables, curves."
+    output_option(
+        "--out",
+        type=PATH,
+        shell_complete=folders,
+        metavar="DIR",
+        help="Write JSON, CSV, tables and curves to this folder.",
     ),
-    click.option("--overwrite", is_flag=True, help="Replace results in that folder."),
+    output_option("--overwrite", is_flag=True, help="Replace earlier results in that folder."),
     json_option,
     quiet_option,
     verbose_option,
 )
 
 
-def _tasks(chosen: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[Any]:
-    """Takes the tasks' files out of a command's arguments; the tasks that are to be measured."""
-    from converter.evaluation.tasks import Lines, make_task
-
-    count = arguments.pop("num_lines")
-    files = {name: arguments.pop(name) for name in ("lines", *FILE_TASKS)}
-    given = tuple(name for name in FILE_TASKS if files[name] is not None)
-    names = chosen if chosen is not None else ("passkey", "lines", *given)
-    for name, file in files.items():
-        if file is not None and name not in names:
-            option = name.replace("_", "-")
-            raise UsageError(f"--{option} is not among the --tasks {','.join(names)}; add {name}, or drop it")
-    if ("perplexity" in names) != bool(arguments["text"]) and chosen is not None:
-        raise UsageError("perplexity is measured on --text FILE; give both or neither")
-    if count is not None and (files["lines"] is not None or "lines" not in names):
-        raise UsageError("--num-lines is for the task lines where it reads no file; drop it, or --lines")
-    return [
-        Lines(count) if name == "lines" and count is not None else make_task(name, files.get(name))
-        for name in names
-        if name != "perplexity"
-    ]
+def _option(task: TaskType) -> Callable[[F], F]:
+    """The option that takes a task's file."""
+    return task_option(task.option, task.name, type=FILE, metavar="FILE", help=task.file_help)
 
 
-@click.command("eval")
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option(
-    "--methods", type=Listed("LIST", str, METHODS), default="", help="Scalings to try: none,linear,ntk."
+def _size_option(task: TaskType) -> Callable[[F], F]:
+    """The option that sets the size of a task's generated prompts."""
+    return task_option(task.size_option, f"num_{task.name}", type=int, metavar="N", help=task.size_help)
+
+
+TYPES = tasks.TYPES.values()
+file_options = options(
+    *(
+        option(task)
+        for task in TYPES
+        for option, offered in ((_option, task.read), (_size_option, task.generate_sized))
+        if offered
+    )
 )
-@click.option("--scales", type=Listed("LIST", float), default="", help="Each with these factors: 2,4.")
-@click.option(
+tuning_options = options(*(_option(task) for task in TYPES if task.tunes))
+
+
+def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[Task]:
+    """Removes the tasks' files and sizes from a command's arguments and returns the tasks to measure."""
+    files = {name: arguments.pop(name) for name in tasks.READ}
+    sizes = {task.name: arguments.pop(f"num_{task.name}") for task in TYPES if task.generate_sized}
+    given = tuple(name for name, file in files.items() if file is not None and name not in tasks.GENERATED)
+    wanted = (*tasks.GENERATED, *given) if names is None else names
+    for name, file in files.items():
+        if file is not None and name not in wanted:
+            option = tasks.TYPES[name].option
+            raise UsageError(f"--tasks {','.join(wanted)} does not include {name}; add it, or drop {option}")
+    if names is not None and (PERPLEXITY in names) != bool(arguments["text"]):
+        raise UsageError("perplexity in --tasks and --text FILE need each other; give both or neither")
+    for name, size in sizes.items():
+        if size is not None and name not in wanted:
+            option = tasks.TYPES[name].size_option
+            raise UsageError(f"--tasks {','.join(wanted)} does not include {name}; add it, or drop {option}")
+    return [make_task(name, files.get(name), sizes.get(name)) for name in wanted if name != PERPLEXITY]
+
+
+@click.command("eval", cls=Command)
+@argument(
+    "models",
+    shell_complete=folders,
+    nargs=-1,
+    required=True,
+    metavar="MODEL...",
+    help="Local folders or Hub ids, of original or converted models.",
+)
+@scaling_option(
+    "--methods",
+    type=Listed("LIST", str, METHODS),
+    default="",
+    help="Methods to try on each MODEL, e.g. none,linear,ntk.",
+)
+@scaling_option(
+    "--scales", type=Listed("LIST", float), default="", help="Scale factors to try with them, e.g. 2,4."
+)
+@scaling_option(
     "--dynamic",
     "dynamics",
-    type=Listed("LIST", str, DYNAMICS),
+    type=Listed("LIST", str, BASES),
     default="",
-    help="And growing with length,position.",
+    help="Also try dynamic scaling: length, position or both.",
 )
-@click.option("--rates", type=Listed("LIST", float), default="", help="Of --dynamic; 1 by default.")
-@click.option("--tasks", type=Listed("LIST", str, TASKS), help="All that --text and files allow by default.")
-@click.option("--lines", type=FILE, metavar="FILE", help="LongEval's lines cases; made here by default.")
-@click.option("--num-lines", type=int, metavar="N", help="Lines of each prompt, whatever the length.")
-@click.option("--topics", type=FILE, metavar="FILE", help="LongEval's topics cases.")
-@click.option("--trec", type=FILE, metavar="FILE", help="LongBench's trec.jsonl.")
-@click.option("--multifieldqa-en", type=FILE, metavar="FILE", help="LongBench's multifieldqa_en.jsonl.")
-@click.option("--lengths", type=Listed("LIST", int), default="", help="Tokens; 1, 2, 4 x trained by default.")
-@click.option("--items", type=int, default=50, show_default=True, help="Prompts, or windows, of a length.")
-@measuring_options
+@scaling_option(
+    "--rates", type=Listed("LIST", float), default="", help="Rates of dynamic scaling to try; 1 by default."
+)
+@train_length_option
+@task_option(
+    "--tasks",
+    "names",
+    type=Listed("LIST", str, TASKS),
+    help=f"Any of {', '.join(TASKS)}; by default {', '.join(tasks.GENERATED)} and those that have a file.",
+)
+@task_option(
+    "--lengths",
+    type=Listed("LIST", int),
+    default="",
+    help="Lengths in tokens; by default 1, 2 and 4 times the trained length.",
+)
+@task_option(
+    "--items",
+    type=int,
+    default=50,
+    show_default=True,
+    help="Prompts, or for perplexity windows of text, at each length.",
+)
+@text_option
+@file_options
+@seed_option
+@run_options
+@set_option
+@hub_options
 @result_options
 def evaluate(
     models: tuple[str, ...],
-    tasks: tuple[str, ...] | None,
+    names: tuple[str, ...] | None,
     out: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -104,41 +169,50 @@ def evaluate(
     verbose: bool,  # noqa: ARG001 -- see main
     **arguments: Any,
 ) -> None:
-    """Measure perplexity and retrieval of MODEL, stock or converted, by length.
+    """Measure perplexity and retrieval at several lengths.
 
     \b
-    ntk-convert eval bigscience/bloom-560m ./bloom-ntk --text book.txt
-    ntk-convert eval bigscience/bloom-560m --methods none,linear,ntk --scales 2,4
+    Examples:
+      ntk-convert eval bigscience/bloom-560m ./bloom-ntk --text book.txt
+      ntk-convert eval bigscience/bloom-560m --methods none,ntk --scales 2,4
     """
+    from converter.cli.results import result_files
     from converter.evaluation.evaluate import evaluate as run
-    from converter.evaluation.files import result_files
-    from converter.outputs import check_folder, write_files
+    from converter.result.outputs import check_folder, write_files
 
     place = None if out is None else check_folder(out, overwrite=overwrite)
-    chosen = _tasks(tasks, arguments)
-    result = run(models, tasks=chosen, progress=not quiet and sys.stderr.isatty(), **arguments)
+    measured = _chosen(names, arguments)
+    result = run(models, tasks=measured, progress=not quiet and sys.stderr.isatty(), **arguments)
     click.echo(json.dumps(result.to_json()) if as_json else result.report())
-    if place is not None:  # after the result is said, which a full disk must not lose
+    if place is not None:  # printed first, so a full disk cannot lose it
         paths = write_files(place, result_files(result))
         if not quiet:
             click.echo("\n".join(str(path) for path in paths), err=True)
 
 
-@click.command()
-@click.argument("model")
-@click.option("--target-length", type=int, required=True, metavar="N", help="Tokens to reach.")
-@click.option(
+@click.command(cls=Command)
+@argument("model", shell_complete=folders, help="A local folder, or else a model id on the Hub.")
+@scaling_option("--target-length", type=int, required=True, metavar="N", help="Length to reach, in tokens.")
+@train_length_option
+@task_option(
     "--tasks",
-    type=Listed("LIST", str, ("passkey", "lines")),
-    help="passkey,lines by default; none with --prompts.",
+    "names",
+    type=Listed("LIST", str, tasks.GENERATED),
+    help=f"Any of {', '.join(tasks.GENERATED)}; by default all, or with --prompts none of them.",
 )
-@measuring_options
-@click.option("--minutes", type=float, default=10, show_default=True, help="What it may take, about.")
+@text_option
+@tuning_options
+@seed_option
+@run_options
+@run_option(
+    "--minutes", type=float, default=10, show_default=True, help="Time for the search, approximately."
+)
+@set_option
+@hub_options
 @result_options
 def tune(
     model: str,
-    tasks: tuple[str, ...] | None,
-    prompts: Path | None,
+    names: tuple[str, ...] | None,
     out: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -146,23 +220,28 @@ def tune(
     verbose: bool,  # noqa: ARG001 -- see main
     **arguments: Any,
 ) -> None:
-    """Find the scaling that serves a length best, and the command that bakes it in.
+    """Find the best scaling for a length.
+
+    The result includes the command that converts the model this way.
 
     \b
-    ntk-convert tune bigscience/bloom-560m --target-length 8192 --text book.txt
+    Example:
+      ntk-convert tune bigscience/bloom-560m --target-length 8192 --text book.txt
     """
-    from converter import report
-    from converter.evaluation.files import json_bytes, result_files
-    from converter.evaluation.tasks import make_task
+    from converter.cli import report
+    from converter.cli.results import json_bytes, result_files
     from converter.evaluation.tune import tune as run
-    from converter.outputs import check_folder, write_files
+    from converter.result.outputs import check_folder, write_files
 
     place = None if out is None else check_folder(out, overwrite=overwrite)
-    names = tasks if tasks is not None else () if prompts else ("passkey", "lines")
-    chosen = [make_task(name) for name in names] + ([make_task("prompts", prompts)] if prompts else [])
-    result = run(model, tasks=chosen, progress=not quiet and sys.stderr.isatty(), **arguments)
+    files = {task.name: arguments.pop(task.name) for task in TYPES if task.tunes}
+    given = [make_task(name, file) for name, file in files.items() if file is not None]
+    if names is None:
+        names = () if given else tasks.GENERATED
+    measured = [*map(make_task, names), *given]
+    result = run(model, tasks=measured, progress=not quiet and sys.stderr.isatty(), **arguments)
     click.echo(json.dumps(result.to_json()) if as_json else report.tuning(result))
-    if place is not None:  # after the result is said, which a full disk must not lose
+    if place is not None:  # printed first, so a full disk cannot lose it
         files = result_files(result.curve) | {"tuning.json": json_bytes(result.to_json())}
         paths = write_files(place, files)
         if not quiet:

@@ -1,4 +1,4 @@
-"""``export`` and ``validate``, of ONNX graphs."""
+"""``export``, and ``validate`` for ONNX graphs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from typing import Any
 
 import click
 
+from converter.cli.base import EXPORT, Command, section
 from converter.cli.options import (
+    converted_argument,
+    export_options,
+    flag,
     json_option,
-    onnx_options,
-    provider_option,
     quiet_option,
-    take_onnx_options,
+    take_exports,
     verbose_option,
 )
+from converter.errors import UsageError
+from converter.exports import EXPORTS
+from converter.exports.onnx.command_line import provider_option
 
 
-@click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@onnx_options
-@click.option("--no-validate", is_flag=True, help="Do not run the graph before it is put in place.")
+@click.command(cls=Command)
+@converted_argument
+@export_options
+@section(EXPORT)(
+    "--no-validate", is_flag=True, help="Do not run and check the export before it is put in place."
+)
 @json_option
 @quiet_option
 @verbose_option
@@ -34,19 +41,23 @@ def export(
     no_validate: bool,
     **arguments: Any,
 ) -> None:
-    """Write an ONNX graph of the converted repository DIR into it, validated under onnxruntime."""
-    from converter import report
-    from converter.onnx.export import export as run
+    """Export a converted model, as an ONNX graph by default.
 
-    options = take_onnx_options(arguments, validate=not no_validate)
-    result = run(folder, options, progress=not quiet and sys.stderr.isatty())
+    The graph is written into DIR and validated with onnxruntime before it is put in place.
+    """
+    from converter.exports.base import export_folder
+
+    exports = take_exports(arguments, EXPORTS[:1], validate=not no_validate)
+    if len(exports) > 1:
+        raise UsageError(f"choose one kind of export at a time: {' or '.join(map(flag, EXPORTS))}")
+    result = export_folder(folder, exports[0], progress=not quiet and sys.stderr.isatty())
     click.echo(json.dumps(result.to_json()) if as_json else str(result.path))
     if not as_json and not quiet:
-        click.echo(report.exported(result))
+        click.echo(result.summary())
 
 
-@click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.command(cls=Command)
+@converted_argument
 @provider_option
 @json_option
 @quiet_option
@@ -58,15 +69,18 @@ def validate(
     quiet: bool,
     verbose: bool,  # noqa: ARG001 -- see main
 ) -> None:
-    """Run DIR's ONNX graphs against its torch model; one that fails is renamed to *.failed."""
-    from converter import report
-    from converter.onnx.validate import validate as run
+    """Compare the ONNX graphs of a converted model with its torch model.
+
+    A graph that fails is renamed to *.failed. If all pass, the config, the code, the weights and the graphs
+    are compared with the SHA-256 in ntk_convert.json.
+    """
+    from converter.exports.onnx.validate import validate as run
 
     result = run(folder, provider=provider, progress=not quiet and sys.stderr.isatty())
     if as_json:
         click.echo(json.dumps(result.to_json()))
     elif not quiet:
-        click.echo(report.validation(result))
+        click.echo(result.summary())
     result.check()
 
 

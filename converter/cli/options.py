@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import click
 
-from converter.onnx.options import DTYPES, PROFILES, OnnxOptions
-from converter.scaling import DYNAMICS, METHODS
+from converter.cli.base import EXPORT, PATH, F, argument, folders, section, under
+from converter.errors import UsageError
+from converter.exports import EXPORTS
+from converter.exports.base import Export, ExportKind
+from converter.scaling.scaling import BASES, METHODS
 
-F = TypeVar("F", bound=Callable[..., Any])
+
+def _parsed(_: click.Context, __: click.Parameter, values: Sequence[str]) -> Mapping[str, Any]:
+    """The values of ``--set`` by key."""
+    from converter.recipes.overrides import parse
+
+    result: dict[str, Any] = {}
+    for key, value in map(parse, values):
+        if key in result:
+            raise UsageError(f"--set {key} is given twice; drop one of them")
+        result[key] = value
+    return result
 
 
 class Listed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """Values with commas between them."""
+    """Values separated by commas."""
 
     def __init__(self, name: str, kind: Callable[[str], Any], choices: tuple[str, ...] = ()) -> None:
         self.name, self.kind, self.choices = name, kind, choices
@@ -26,11 +38,11 @@ class Listed(click.ParamType):  # type: ignore[type-arg]  # generic since click 
         words = [word.strip() for word in value.split(",") if word.strip()]
         for word in words:
             if self.choices and word not in self.choices:
-                self.fail(f"{word!r} is none of {', '.join(self.choices)}", param, ctx)
+                self.fail(f"{word!r} is not one of {', '.join(self.choices)}", param, ctx)
         try:
             return tuple(self.kind(word) for word in words)
         except ValueError:
-            self.fail(f"{value!r} is no list of numbers, 2,4 for one", param, ctx)
+            self.fail(f"{value!r} is not a comma-separated list of numbers, e.g. 2,4", param, ctx)
 
 
 def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
@@ -44,64 +56,115 @@ def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+converted_argument = argument(
+    "folder", metavar="DIR", type=PATH, shell_complete=folders, help="Folder of a converted model."
+)
+
+scaling_option = section("Scaling")
+output_option = section("Output")
+hub_option = section("Hub access")
+push_option = section("Push to the Hub")
+
+train_length_option = scaling_option(
+    "--train-length", type=int, metavar="N", help="Trained length in tokens, if the checkpoint is not known."
+)
+set_option = section("Source")(
+    "--set",
+    "overrides",
+    multiple=True,
+    callback=_parsed,
+    metavar="KEY=VALUE",
+    help="Value for a key that MODEL's config.json lacks or has wrong, e.g. norm_head=true; may be repeated.",
+)
 scaling_options = options(
-    click.option("--scale", type=float, metavar="A", help="Scale factor, at least 1."),
-    click.option("--target-length", type=int, metavar="N", help="Tokens to reach: A = N / trained length."),
-    click.option(
-        "--method", type=click.Choice(METHODS), default="ntk", show_default=True, help="How to scale."
+    scaling_option("--scale", type=float, metavar="A", help="Scale factor, at least 1."),
+    scaling_option(
+        "--target-length", type=int, metavar="N", help="Length to reach in tokens: A = N / trained length."
     ),
-    click.option(
-        "--dynamic", type=click.Choice(DYNAMICS), help="A grows with the row, or the position; the default."
+    scaling_option(
+        "--method",
+        type=click.Choice(METHODS),
+        default="ntk",
+        show_default=True,
+        help="How to scale the positions; none leaves them as they are.",
     ),
-    click.option("--rate", type=float, metavar="A0", help="Of --dynamic: A = max(1, A0 * tokens / trained)."),
-    click.option("--train-length", type=int, metavar="N", help="Trained length, if it is not a known model."),
+    scaling_option(
+        "--dynamic",
+        type=click.Choice(BASES),
+        help="Let the factor grow with the sequence length or with each query's position (default for ntk).",
+    ),
+    scaling_option(
+        "--rate",
+        type=float,
+        metavar="A0",
+        help="Rate of dynamic scaling: A = max(1, A0 * tokens / trained length). 1 by default.",
+    ),
+    train_length_option,
+)
+token_option = hub_option(
+    "--token", metavar="TOKEN", help="Hub access token; by default HF_TOKEN or the saved login."
 )
 hub_options = options(
-    click.option("--revision", metavar="REV", help="Branch, tag or commit of a Hub id."),
-    click.option("--token", metavar="TOKEN", help="Hub token; HF_TOKEN or the saved login by default."),
-    click.option(
-        "--cache-dir", type=click.Path(path_type=Path), metavar="DIR", help="The Hub cache's folder."
+    hub_option("--revision", metavar="REV", help="Branch, tag or commit of a Hub id."),
+    token_option,
+    hub_option(
+        "--cache-dir", type=PATH, shell_complete=folders, metavar="DIR", help="Folder of the Hub cache."
     ),
 )
 push_options = options(
-    click.option("--private", is_flag=True, help="Create the repository private."),
-    click.option("--branch", metavar="NAME", help="Commit to this branch, created if there is none."),
-    click.option("--create-pr", is_flag=True, help="Open a pull request instead."),
-)
-provider_option = click.option(
-    "--provider", type=click.Choice(["cpu", "cuda"]), help="Validate there; by default wherever it can be."
-)
-onnx_options = options(
-    click.option(
-        "--onnx-profile",
-        type=click.Choice(PROFILES),
-        default="ort",
-        show_default=True,
-        help="onnxruntime's fused attention, or standard ONNX operators only.",
+    push_option("--private", is_flag=True, help="Create the repository as a private one."),
+    push_option(
+        "--branch", metavar="NAME", help="Commit to this branch; it is created if it does not exist."
     ),
-    click.option(
-        "--onnx-dtype",
-        type=click.Choice(DTYPES),
-        default="native",
-        show_default=True,
-        help="What the graph computes in, or its weights' bits.",
-    ),
-    click.option("--onnx-standalone", is_flag=True, help="Copy the weights beside the graph, in onnx/."),
-    click.option("--last-logits", is_flag=True, help="Logits of each row's last token only."),
-    provider_option,
+    push_option("--create-pr", is_flag=True, help="Open a pull request instead of committing."),
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="The result as one JSON object on stdout.")
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
-verbose_option = click.option("-v", "--verbose", is_flag=True, help="Say more, with tracebacks of failures.")
 
 
-def take_onnx_options(arguments: dict[str, Any], *, validate: bool = True) -> OnnxOptions:
-    """Takes the graph's options out of a command's arguments."""
-    return OnnxOptions(
-        profile=arguments.pop("onnx_profile"),
-        dtype=arguments.pop("onnx_dtype"),
-        standalone=arguments.pop("onnx_standalone"),
-        last_logits=arguments.pop("last_logits"),
-        provider=arguments.pop("provider"),
-        validate=validate,
+def flag(kind: ExportKind) -> str:
+    """The option that requests a kind of export."""
+    return f"--{kind.name.replace('_', '-')}"
+
+
+export_options = options(
+    *(
+        under(EXPORT, option)
+        for kind in EXPORTS
+        for option in (
+            click.option(flag(kind), f"with_{kind.name}", is_flag=True, help=kind.help),
+            *kind.options(),
+        )
     )
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as one JSON object to stdout."
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors to stderr.")
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, help="Print more, and tracebacks of failures, to stderr."
+)
+
+
+def take_exports(
+    arguments: dict[str, Any], default: Sequence[ExportKind] = (), *, validate: bool = True
+) -> list[Export]:
+    """Removes the values of ``export_options`` from a command's arguments.
+
+    Args:
+        arguments: parameter name -> value; those of the exports are removed.
+        default: what to export if no flag is given.
+        validate: run the exports before they are put in place.
+
+    Returns:
+        The requested exports.
+
+    Raises:
+        UsageError: an option of an export that is not requested.
+    """
+    asked = [kind for kind in EXPORTS if arguments.pop(f"with_{kind.name}")] or default
+    exports = []
+    for kind in EXPORTS:
+        if kind in asked:
+            exports.append(kind.take(arguments, validate=validate))
+        elif kind.take(arguments) != kind.default:
+            raise UsageError(f"the options of an export need {flag(kind)}; add it, or drop them")
+    return exports

@@ -2,61 +2,92 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from converter.cli.options import Listed, hub_options, verbose_option
-from converter.scaling import DYNAMICS, METHODS, Dynamic, Method
+from converter.cli.base import PATH, Command, argument, files, folders
+from converter.cli.options import (
+    Listed,
+    hub_options,
+    output_option,
+    scaling_option,
+    set_option,
+    train_length_option,
+    verbose_option,
+)
+from converter.scaling.scaling import BASES, METHODS, Basis, Method
 
 
-@click.command()
-@click.argument("subject", metavar="MODEL|RESULTS.json")
-@click.option(
-    "--methods", type=Listed("LIST", str, METHODS), help="Scalings to show; ntk where a strength is given."
+@click.command(cls=Command)
+@argument(
+    "subject",
+    shell_complete=files,
+    metavar="MODEL|RESULTS.json",
+    help="A local folder or a model id on the Hub, or the results.json that eval or tune wrote.",
 )
-@click.option("--scales", type=Listed("LIST", float), default="", help="Each with these factors: 2,4.")
-@click.option(
-    "--dynamic", "dynamics", type=Listed("LIST", str, DYNAMICS), default="", help="And dynamically."
+@scaling_option(
+    "--methods",
+    type=Listed("LIST", str, METHODS),
+    help="Methods to draw; ntk by default if one of the next three options is given.",
 )
-@click.option("--rates", type=Listed("LIST", float), default="", help="Of --dynamic; 1 by default.")
-@click.option("--train-length", type=int, metavar="N", help="Trained length, if it is not a known model.")
-@click.option("--heads", type=Listed("LIST", int), help="Heads, from 0, whose bias is drawn: 0,5,11.")
-@click.option("--nats", type=float, metavar="N", help="The bias at which a head's span ends; 5 by default.")
-@click.option(
+@scaling_option(
+    "--scales", type=Listed("LIST", float), default="", help="Scale factors to draw with them, e.g. 2,4."
+)
+@scaling_option(
+    "--dynamic",
+    "dynamics",
+    type=Listed("LIST", str, BASES),
+    default="",
+    help="Also draw dynamic scaling: length, position or both.",
+)
+@scaling_option(
+    "--rates", type=Listed("LIST", float), default="", help="Rates of dynamic scaling; 1 by default."
+)
+@train_length_option
+@output_option(
+    "--heads", type=Listed("LIST", int), help="Heads whose bias is drawn, counted from 0, e.g. 0,5,11."
+)
+@output_option(
+    "--nats", type=float, metavar="N", help="A head's span ends where its bias reaches this; 5 by default."
+)
+@output_option(
     "--format",
     "form",
     type=click.Choice(["png", "svg"]),
     default="png",
     show_default=True,
-    help="Of the files.",
+    help="Format of the files.",
 )
+@output_option(
+    "--out", required=True, type=PATH, shell_complete=folders, metavar="DIR", help="Folder to write."
+)
+@output_option("--overwrite", is_flag=True, help="Write into a folder that is not empty.")
+@set_option
 @hub_options
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Folder to write.")
-@click.option("--overwrite", is_flag=True, help="Write into a folder that is not empty.")
 @verbose_option
 def plot(
     subject: str,
     methods: tuple[Method, ...] | None,
     scales: tuple[float, ...],
-    dynamics: tuple[Dynamic, ...],
+    dynamics: tuple[Basis, ...],
     rates: tuple[float, ...],
     train_length: int | None,
     verbose: bool,  # noqa: ARG001 -- see main
     **arguments: Any,
 ) -> None:
-    """Draw the slopes, spans and biases of a MODEL, stock beside scaled, or the curves of an evaluation.
+    """Draw slopes, spans and biases, or the curves of an evaluation.
 
     \b
-    ntk-convert plot bigscience/bloom-1b7 --methods ntk,linear --scales 2 --out ./pictures
-    ntk-convert plot ./bloom-ntk --out ./pictures
-    ntk-convert plot ./evaluation/results.json --out ./pictures
+    Examples:
+      ntk-convert plot bigscience/bloom-1b7 --scales 2 --out ./pictures
+      ntk-convert plot ./bloom-ntk --out ./pictures
+      ntk-convert plot ./evaluation/results.json --out ./pictures
     """
     from converter.evaluation.trials import trials
     from converter.pictures.plotting import plot as run
 
-    # Without any of these options, what a converted repository has.
+    # Without any of these options, a converted model's own scaling is drawn.
     asked = methods is not None or scales or dynamics or rates
     chosen: tuple[Method, ...] = ("ntk",) if methods is None else methods
     scalings = trials(chosen, scales, dynamics, rates, train_length) if asked else []

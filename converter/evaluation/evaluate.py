@@ -1,4 +1,4 @@
-"""The evaluation, from top to bottom."""
+"""The evaluation: every model under every scaling, on the same prompts and text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from converter.evaluation.subject import open_subject, release
 from converter.evaluation.tasks.base import Task
 from converter.evaluation.trials import trials
 from converter.progress import token_bar
-from converter.scaling import Dynamic, Method
+from converter.scaling.scaling import Basis, Method
 
 
 def evaluate(
@@ -28,12 +28,13 @@ def evaluate(
     text: Sequence[str | Path] = (),
     methods: Sequence[Method] = (),
     scales: Sequence[float] = (),
-    dynamics: Sequence[Dynamic] = (),
+    dynamics: Sequence[Basis] = (),
     rates: Sequence[float] = (),
     lengths: Sequence[int] = (),
     items: int = 50,
     seed: int = 0,
     train_length: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
     device: str | None = None,
     dtype: str | None = None,
     batch_size: int | None = None,
@@ -44,38 +45,41 @@ def evaluate(
 ) -> Results:
     """Measures perplexity and retrieval of models, by length and under one or several scalings.
 
-    Every scaling of a model gets the same prompts and the same windows of the text, so that differences are
-    those of pairs. A source is converted on the way, into a temporary folder, and verified.
+    Every scaling of a model gets the same prompts and the same windows of text, so differences are paired.
+    A model that is not converted yet is converted into a temporary folder and verified.
 
     Args:
         models: local folders or Hub ids, stock or converted.
-        tasks: from ``converter.evaluation.tasks.make_task``.
-        text: UTF-8 files, for perplexity; without any, it is not measured.
-        methods: scalings to try on each model, with every one of ``scales`` (static factors) and
-            ``dynamics`` (with every one of ``rates``); without methods, each model as it stands.
+        tasks: tasks from ``converter.evaluation.tasks.make_task``.
+        text: UTF-8 files for perplexity; without them, perplexity is not measured.
+        methods: scaling methods to try on each model, each with all ``scales`` (static factors) and all
+            ``dynamics`` (each with all ``rates``). Without methods, each model is measured as it is.
         lengths: tokens of prompts and windows; by default 1, 2 and 4 times the trained length.
-        items: prompts of each length, and windows of the longest, at most.
+        items: most prompts of each length, and most windows of the longest length.
         seed: the same seed gives the same prompts.
-        train_length: trained length in tokens, of models for which it is not known.
-        device: ``cpu`` or ``cuda``; CUDA where there is one.
-        dtype: ``fp32``, ``fp16`` or ``bf16``; as stored on CUDA, float32 on a CPU whose memory has room.
-        batch_size: rows at once, at most.
+        train_length: trained length in tokens, for models whose config does not give it.
+        overrides: as for ``convert``, for the models that are not converted; a converted one must have been
+            made with the same values.
+        device: ``cpu`` or ``cuda``; by default CUDA if there is a CUDA device.
+        dtype: ``fp32``, ``fp16`` or ``bf16``; by default as stored on CUDA, and float32 on a CPU if it fits
+            into memory.
+        batch_size: most rows at once.
         revision, token, cache_dir: as for ``convert``.
         progress: draw progress bars on stderr.
 
     Raises:
-        UsageError: options that contradict each other, or a length that fits no prompt.
+        UsageError: options contradict each other, or a length is too short for a prompt.
         SourceError: a checkpoint or a task's file is missing, unreadable or damaged.
-        UnsupportedModel: a checkpoint that cannot be scaled, or is no causal language model.
-        VerificationError: the converted code and the weights do not go together.
+        UnsupportedModel: a checkpoint cannot be scaled, or is not a causal language model.
+        VerificationError: the converted code and the weights do not fit together.
     """
     started = time.monotonic()
     if not models:
         raise UsageError("there is no model to measure; give a folder or a Hub id")
     if not tasks and not text:
-        raise UsageError("there is nothing to measure; give --tasks, or --text FILE for perplexity")
+        raise UsageError("there is nothing to measure; give `tasks`, or `text` for perplexity")
     if items < 1:
-        raise UsageError(f"--items {items} is out of range; give at least 1")
+        raise UsageError(f"`items` {items} is out of range; give at least 1")
     requests = trials(methods, scales, dynamics, rates, train_length)
     hardware = choose(device, dtype, batch_size)
     files = [Path(path) for path in text]
@@ -87,6 +91,7 @@ def evaluate(
             model,
             hardware,
             train_length=train_length,
+            overrides=overrides,
             revision=revision,
             token=token,
             cache_dir=Path(cache_dir) if cache_dir else None,
@@ -104,13 +109,13 @@ def evaluate(
                             model_now, subject.tokenizer, subject.hardware, name, str(scaling), advance
                         )
                     measured += [(each, exam.fingerprint(each.task, each.length)) for each in found]
-            described[name] = subject.describe()
+            described[name] = subject.describe(subject.scaled(scalings[-1]))
         release(hardware.device)
     return Results(_compared(measured), described, settings, time.monotonic() - started)
 
 
 def _compared(measured: Sequence[tuple[Measurement, Hashable]]) -> list[Measurement]:
-    """Each beside the first model and scaling of the run, where they were asked the same."""
+    """Adds comparisons with the run's first model and scaling, where both got the same prompts."""
     first: dict[tuple[str, int], tuple[Measurement, Hashable]] = {}
     result = []
     for each, fingerprint in measured:
@@ -122,7 +127,7 @@ def _compared(measured: Sequence[tuple[Measurement, Hashable]]) -> list[Measurem
 
 
 def _unique(name: str, taken: Mapping[str, Any]) -> str:
-    """A name for results: folders may be called alike."""
+    """A unique name for the results, since folders may have the same name."""
     number = 1
     unique = name
     while unique in taken:

@@ -1,4 +1,4 @@
-"""What one model is asked, and its answers under a scaling."""
+"""The prompts and text windows for one model, and its answers under a scaling."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from converter.evaluation.tasks.base import Item, Task
 from converter.progress import Advance
 
 MULTIPLES = (1, 2, 4)
-"""Of the trained length: the lengths that are measured unless others are asked for."""
+"""Multiples of the trained length that are measured by default."""
 LONGEST = 1 << 24
-"""Tokens of a prompt, at most: beyond that, making it would take all memory."""
+"""Most tokens in a prompt: building a longer one would take all memory."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Exam:
     """Prompts and windows, the same for every scaling."""
 
     prompts: Mapping[str, Mapping[int, Sequence[Item]]]
-    """Task's name -> length -> its prompts."""
+    """Name of the task -> length -> prompts."""
     tasks: Mapping[str, Task]
     windows: NDArray[np.int64]
     """[windows, longest length] token ids; empty without a text."""
     lengths: tuple[int, ...]
-    """Of the windows, ascending."""
+    """Lengths to measure in the windows, ascending."""
 
     @classmethod
     def prepare(
@@ -51,16 +51,16 @@ class Exam:
         """Draws the prompts and reads the text.
 
         Args:
-            tokenizer: transformers' of the model.
-            tasks: what is asked.
+            tokenizer: the model's tokenizer, from transformers.
+            tasks: the tasks.
             text: UTF-8 files.
             lengths: tokens of prompts with their answers, and of windows.
-            items: prompts of each length, and windows of the longest, at most.
+            items: most prompts of each length, and most windows of the longest length.
             seed: the same seed gives the same prompts.
 
         Raises:
-            UsageError: a length that fits no prompt, or a text too short for one window.
-            SourceError: a task's file that cannot be used.
+            UsageError: a length is too short for a prompt, or the text is too short for one window.
+            SourceError: a task's file cannot be used.
         """
         ordered = tuple(sorted(set(lengths)))
         prompts = {task.name: task.items(tokenizer, ordered, items, seed) for task in tasks}
@@ -71,7 +71,7 @@ class Exam:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are run for one scaling."""
+        """Tokens that one scaling takes."""
         asked = sum(
             len(item.ids) for task in self.prompts.values() for items in task.values() for item in items
         )
@@ -82,7 +82,7 @@ class Exam:
         return self.lengths if self.windows.size else ()
 
     def cut(self, part: float, least: int) -> Exam:
-        """A part, from 0 to 1, of each length's prompts and of the windows; ``least`` of them at least."""
+        """Keeps a part (0 to 1) of each length's prompts and of the windows, but at least ``least`` each."""
 
         def kept(count: int) -> int:
             return max(least, int(part * count))
@@ -94,7 +94,7 @@ class Exam:
         return replace(self, prompts=prompts, windows=self.windows[: kept(len(self.windows))])
 
     def fingerprint(self, task: str, length: int) -> Hashable:
-        """Equal for two models if they are asked the same, token by token."""
+        """Equal for two models if they get the same prompts or windows, token by token."""
         if task == PERPLEXITY:
             return hash(self.windows.tobytes())
         return tuple(item.ids for item in self.prompts[task][length])
@@ -102,7 +102,7 @@ class Exam:
     def measure(
         self, model: Any, tokenizer: Any, hardware: Hardware, name: str, scaling: str, advance: Advance
     ) -> list[Measurement]:
-        """All tasks at all lengths, of one model under one scaling."""
+        """Measures all tasks at all lengths, for one model under one scaling."""
         found = []
         for task in self.tasks.values():
             for length, items in sorted(self.prompts[task.name].items()):
@@ -159,7 +159,7 @@ def ask(
 def read(
     model: Any, hardware: Hardware, windows: NDArray[np.int64], length: int, advance: Advance = int
 ) -> tuple[tuple[float, ...], tuple[Bucket, ...]]:
-    """The mean loss of each window, cut into pieces of ``length``, and the loss by position in the piece."""
+    """Cuts windows into pieces of ``length``; returns each window's mean loss, and the loss by position."""
     found = losses(model, hardware, perplexity.pieces(windows, length), advance)
     return perplexity.window_losses(found, len(windows)), perplexity.by_position(found)
 
@@ -168,12 +168,12 @@ def default_lengths(name: str, train_length: int | None, lengths: Sequence[int])
     """The lengths asked for, or multiples of the trained length.
 
     Raises:
-        UsageError: neither is known, or they are out of range.
+        UsageError: no lengths are given and the trained length is not known, or a length is out of range.
     """
     if not lengths and train_length is None:
-        raise UsageError(f"the trained length of {name} is not known; give --lengths, or --train-length")
+        raise UsageError(f"the trained length of {name} is not known; give `lengths` or `train_length`")
     wanted = lengths or [multiple * (train_length or 0) for multiple in MULTIPLES]
     for length in wanted:
         if not 2 <= length <= LONGEST:
-            raise UsageError(f"--lengths {length} is out of range; give numbers of tokens, 2 to {LONGEST}")
+            raise UsageError(f"`lengths` {length} is out of range; give numbers of tokens, 2 to {LONGEST}")
     return wanted

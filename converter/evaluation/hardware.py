@@ -1,4 +1,4 @@
-"""Where a model runs, in which dtype, and how much of it at once."""
+"""Where a model runs, in which dtype, and with how many rows at once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from converter.errors import UsageError
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}
-"""Tokens of a batch, with padding; a CPU gains nothing from more."""
+"""Tokens in a batch, with padding; larger batches are not faster on a CPU."""
 SHARE = 0.6
-"""Of the free memory that weights may take."""
+"""Share of the free memory that weights may take."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,15 @@ class Hardware:
 
     device: torch.device
     dtype: torch.dtype | None
-    """None: chosen by ``dtype_of``."""
+    """None: ``dtype_of`` chooses."""
     batch_size: int | None
-    """Rows at once, at most; None: as many as ``TOKENS_AT_ONCE`` allows."""
+    """Most rows at once; None: as many as ``TOKENS_AT_ONCE`` allows."""
 
     def dtype_of(self, parameters: int | None) -> torch.dtype | str:
-        """What a model of so many parameters is loaded in.
+        """The dtype in which to load a model with so many parameters.
 
-        As stored on an accelerator. On a CPU, whose half precision is slow, float32 where memory has room.
+        On an accelerator, the dtype as stored. On a CPU, float32 if it fits into memory, since half precision
+        is slow there.
         """
         if self.dtype is not None:
             return self.dtype
@@ -42,47 +43,47 @@ class Hardware:
         return "auto"
 
     def rows(self, length: int) -> int:
-        """Rows of so many tokens that are run at once."""
+        """How many rows of ``length`` tokens to run at once."""
         fit = max(1, TOKENS_AT_ONCE[self.device.type] // max(length, 1))
         return fit if self.batch_size is None else min(fit, self.batch_size)
 
 
 def choose(device: str | None, dtype: str | None, batch_size: int | None) -> Hardware:
-    """The user's choice, or CUDA where there is one and the CPU elsewhere.
+    """The user's choice; the default device is CUDA if there is one, else the CPU.
 
     Raises:
-        UsageError: a device or dtype that is not there.
+        UsageError: the device or dtype is unknown, or the device is not available.
     """
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name not in TOKENS_AT_ONCE:
-        raise UsageError(f"--device {name!r} is unknown; choose one of {', '.join(TOKENS_AT_ONCE)}")
+        raise UsageError(f"`device` {name!r} is unknown; choose one of {', '.join(TOKENS_AT_ONCE)}")
     if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA device; drop it to run on the CPU")
+        raise UsageError("`device` cuda: torch finds no CUDA device; drop `device` to run on the CPU")
     if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"--dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
+        raise UsageError(f"`dtype` {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
     if batch_size is not None and batch_size < 1:
-        raise UsageError(f"--batch-size {batch_size} is out of range; give at least 1")
+        raise UsageError(f"`batch_size` {batch_size} is out of range; give at least 1")
     return Hardware(torch.device(name), DTYPES[dtype] if dtype else None, batch_size)
 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Says in a line what to do about a device without memory.
+    """Replaces torch's out-of-memory error by one line that says what to do.
 
     Raises:
-        UsageError: instead of torch's own error.
+        UsageError: the device ran out of memory.
     """
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise UsageError(
-            "the device has too little memory for this; give shorter lengths, a smaller --batch-size, or "
-            "--device cpu"
+            "the device does not have enough memory; give shorter lengths, a smaller `batch_size`, or "
+            "`device` cpu"
         ) from error
 
 
 def _free_memory() -> int:
-    """Bytes that the machine can give without swapping, as Linux says; elsewhere half of all it has."""
+    """Bytes available without swapping, according to Linux; on other systems, half of all memory."""
     try:
         found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     except OSError:

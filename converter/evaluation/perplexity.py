@@ -1,8 +1,8 @@
 """Windows of a text, and the loss in them by length and by position.
 
-The text is cut into windows of the longest length, without overlap, and each of these into pieces of every
-shorter length. So all lengths see the same tokens, and differ in how much of the text stands before each;
-the first token of a piece is not predicted (Press et al., ICLR 2022, section 3, "nonoverlapping").
+The text is cut into windows of the longest length, without overlap, and each window into pieces of every
+shorter length. So all lengths predict the same tokens, but with more or less of the text before each token.
+The first token of a piece is not predicted (Press et al., ICLR 2022, section 3, "nonoverlapping").
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from converter.errors import UsageError
 from converter.evaluation.results import Bucket
 
 BUCKETS = 16
-"""Parts of a window, of equal width, whose losses are told apart."""
+"""Parts of equal width into which a window is divided for the loss by position."""
 BLOCK = 1 << 16
-"""Letters that are tokenised at once."""
+"""Characters that are tokenised at once."""
 
 
 def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int) -> NDArray[np.int64]:
-    """The first windows of some text files, which are read one after the other as one text.
+    """The first windows of some text files, which are read one after another as one text.
 
     Args:
-        tokenizer: transformers'; no special tokens are added.
-        files: UTF-8 text.
-        length: tokens of a window.
-        count: windows, at most.
+        tokenizer: a tokenizer from transformers; no special tokens are added.
+        files: UTF-8 text files.
+        length: tokens per window.
+        count: most windows to read.
 
     Returns:
-        [windows, length] token ids; at least one window.
+        Token ids, int64 [windows, length]; at least one window.
 
     Raises:
-        UsageError: a file that cannot be read, or too little text for one window.
+        UsageError: a file cannot be read, or the text is too short for one window.
     """
     tokens: list[int] = []
     for block in _blocks(files):
@@ -52,18 +52,18 @@ def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int)
 
 
 def pieces(windows: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """The windows cut into pieces: [windows * pieces, length], a rest that fills none left out."""
+    """The windows cut into pieces, [windows * pieces, length]; a shorter remainder is dropped."""
     count = windows.shape[1] // length
     return windows[:, : count * length].reshape(-1, length)
 
 
 def window_losses(losses: NDArray[np.float64], windows: int) -> tuple[float, ...]:
-    """The mean loss of each window, in nats a token, of its pieces' losses [pieces, length - 1]."""
+    """The mean loss of each window in nats per token, from the losses of all pieces [pieces, length - 1]."""
     return tuple(float(loss) for loss in losses.reshape(windows, -1).mean(axis=1))
 
 
 def by_position(losses: NDArray[np.float64]) -> tuple[Bucket, ...]:
-    """The mean loss by position in the window, of losses [windows, length - 1] of the positions from 1 on."""
+    """The mean loss by position, from losses [windows, length - 1] of the positions from 1 on."""
     length = losses.shape[1] + 1
     edges = np.unique(np.linspace(1, length, min(BUCKETS, losses.shape[1]) + 1).astype(int))
     return tuple(
@@ -73,7 +73,7 @@ def by_position(losses: NDArray[np.float64]) -> tuple[Bucket, ...]:
 
 
 def _blocks(files: Sequence[Path]) -> Iterator[str]:
-    """The text in blocks that end where a word does."""
+    """The text in blocks that end at the end of a word."""
     for path in files:
         rest = ""
         try:
@@ -83,7 +83,7 @@ def _blocks(files: Sequence[Path]) -> Iterator[str]:
                     yield head
                     rest = space + tail
         except UnicodeDecodeError as error:
-            raise UsageError(f"--text {path} is not UTF-8 text ({error.reason})") from error
+            raise UsageError(f"`text` {path} is not UTF-8 text ({error.reason})") from error
         except OSError as error:
-            raise UsageError(f"--text {path} cannot be read: {error.strerror}") from error
+            raise UsageError(f"`text` {path} cannot be read: {error.strerror}") from error
         yield rest

@@ -1,4 +1,4 @@
-"""What was measured: values with their confidence, as JSON, CSV and tables."""
+"""Measurements with confidence intervals, as JSON, CSV and tables."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
+from converter.config import is_count
 from converter.errors import SourceError
 
 FORMAT = 1
-"""Of the JSON file; changes when a reader of the old one would misread the new one."""
+"""Version of the JSON file's format; it changes when an old reader would misread the new file."""
+RESULTS = "results.json"
+"""The name of the JSON file."""
 PERPLEXITY = "perplexity"
 SIGNIFICANT = 0.05
-"""p below which a difference is marked."""
+"""A difference with a smaller p is marked as significant."""
+FAILS = 0.1
+"""Mean score below which a model counts as unable to do a task."""
 COLUMNS = (
     "model",
     "scaling",
@@ -40,10 +45,10 @@ Metric = Literal["accuracy", "f1", "score", "perplexity"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A scaling against the run's first one, usually none, on the same items."""
+    """A scaling compared with the run's first one, usually none, on the same items."""
 
     difference: float
-    """Of a score: value minus the first one's. Of perplexity: value divided by the first one's."""
+    """For a score, this value minus the first one's; for perplexity, this value divided by that."""
     low: float
     high: float
     """95 % confidence interval of ``difference``."""
@@ -51,66 +56,66 @@ class Comparison:
     worse: int
     """Items that got better or worse."""
     p: float
-    """Of an exact two-sided sign test, which for accuracies is McNemar's."""
+    """The p value of an exact two-sided sign test; for accuracies, this is McNemar's test."""
 
     @property
     def significant(self) -> bool:
-        """Whether the difference is no chance (p < 0.05)."""
+        """Whether the difference is statistically significant (p < 0.05)."""
         return self.p < SIGNIFICANT
 
     @property
     def gains(self) -> bool:
-        """Whether more items got better than worse, and not by chance."""
+        """Whether significantly more items got better than worse."""
         return self.significant and self.better > self.worse
 
     @property
     def loses(self) -> bool:
-        """Whether more items got worse than better, and not by chance."""
+        """Whether significantly more items got worse than better."""
         return self.significant and self.worse > self.better
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The loss of tokens that stand at similar positions of their windows."""
+    """The mean loss of the tokens at similar positions in their windows."""
 
     start: int
     end: int
     """Positions start <= p < end, counted from 0."""
     loss: float
-    """Mean negative log-likelihood in nats a token."""
+    """Mean negative log-likelihood in nats per token."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One model with one scaling at one task and length."""
+    """One model under one scaling, on one task at one length."""
 
     model: str
     scaling: str
-    """``str(Scaling)``: "none", "ntk, factor 4"."""
+    """``str(Scaling)``, for example "none" or "ntk, factor 4"."""
     task: str
     """A task's name, or "perplexity"."""
     metric: Metric
     length: int
-    """Tokens of a prompt with its answer, or of a window, at most."""
+    """Most tokens in a prompt with its answer, or the tokens in a window."""
     scores: tuple[float, ...]
-    """One an item, in the order of the items, from 0 to 1; of perplexity, a group of windows' mean loss in
-    nats a token."""
+    """One score per item, from 0 to 1, in the order of the items; for perplexity, the mean loss of each
+    longest window in nats per token."""
     value: float
-    """Mean of the scores, from 0 to 1; or perplexity."""
+    """The mean of the scores, from 0 to 1; or the perplexity."""
     low: float
     high: float
     """95 % confidence interval of ``value``."""
     depths: tuple[float | None, ...] = ()
-    """Where each item's answer stands, from 0 (start) to 1 (end)."""
+    """Where each item's answer is in its prompt, from 0 (start) to 1 (end)."""
     positions: tuple[Bucket, ...] = ()
-    """Of perplexity: the loss by position in the window."""
+    """For perplexity, the loss by position in the window."""
     comparison: Comparison | None = None
-    """Against the run's first model and scaling; None of that one itself, and where the items differ."""
+    """With the run's first model and scaling; None for that one itself, and if the items differ."""
     tokens_per_second: float = 0.0
 
     @property
     def items(self) -> int:
-        """Prompts, or groups of windows."""
+        """The number of prompts, or of the longest windows."""
         return len(self.scores)
 
 
@@ -120,13 +125,13 @@ class Results:
 
     measurements: Sequence[Measurement]
     models: Mapping[str, Mapping[str, Any]]
-    """Model's name -> what is known of it: family, commit, train_length, parameters, dtype."""
+    """Name of the model -> its family, commit, train_length, parameters, dtype and so on."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Seed, items, the text's files and their SHA-256, versions."""
+    """Seed, items, text files with their SHA-256, versions."""
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON; numbers that are not finite (the interval of a single item) as null."""
+        """All fields as JSON; a number that is not finite (the interval of a single item) becomes null."""
         return {
             "format": FORMAT,
             "settings": dict(self.settings),
@@ -137,14 +142,14 @@ class Results:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Results:
-        """Reads what ``to_json`` gave.
+        """Reads the output of ``to_json``.
 
         Raises:
-            SourceError: not results of this version.
+            SourceError: these are not results in this format, or they are damaged.
         """
         if value.get("format") != FORMAT:
             raise SourceError(
-                f"this is no results file of ntk-convert eval in format {FORMAT}; measure again"
+                f"this is not a results file of ntk-convert eval in format {FORMAT}; measure again"
             )
         try:
             measurements = [_measurement(each) for each in value["measurements"]]
@@ -154,7 +159,7 @@ class Results:
             raise SourceError(f"the results file is damaged ({type(error).__name__}: {error})") from error
 
     def to_csv(self) -> str:
-        """A row each measurement, its items left out; see ``COLUMNS``."""
+        """A row for each measurement, without its items; see ``COLUMNS``."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -174,10 +179,10 @@ class Results:
         return list(dict.fromkeys(each.task for each in self.measurements))
 
     def table(self, task: str) -> str:
-        """One task as a Markdown table: a row a model and scaling, a column a length.
+        """One task as a Markdown table: a row for each model and scaling, a column for each length.
 
-        Scores are in per cent. A cell has the value, its 95 % confidence interval, and ``*`` where the
-        difference to the first row on the same items is no chance (p < 0.05).
+        Scores are in per cent. A cell has the value, its 95 % confidence interval, and ``*`` if it differs
+        significantly from the first row on the same items (p < 0.05).
         """
         cells = {
             (each.model, each.scaling, each.length): _cell(each)
@@ -202,7 +207,7 @@ class Results:
         return "\n".join(lines)
 
     def report(self) -> str:
-        """All tables as Markdown, each under its task's name."""
+        """All tables as Markdown, each below the name of its task."""
         parts = []
         for task in self.tasks():
             found = [each for each in self.measurements if each.task == task]
@@ -210,25 +215,53 @@ class Results:
             what = "windows" if task == PERPLEXITY else "items"
             unit = "" if task == PERPLEXITY else ", %"
             number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-            parts += [f"{task} ({found[0].metric}{unit}; {number} {what} a length)", "", self.table(task), ""]
+            title = f"{task} ({found[0].metric}{unit}; {number} {what} per length)"
+            parts += [title, "", self.table(task), ""]
         if any(each.comparison and each.comparison.significant for each in self.measurements):
             parts += ["* differs from the first row on the same items (sign test, p < 0.05)", ""]
+        for line in self._doubts():
+            parts += [line, ""]
         return "\n".join(parts[:-1])
+
+    def _doubts(self) -> list[str]:
+        """A warning for each model that fails at tasks without scaling, at a length that needs none."""
+        shortest: dict[tuple[str, str], Measurement] = {}
+        for each in sorted(self.measurements, key=lambda each: each.length):
+            if each.scaling == "none" and each.metric != PERPLEXITY:
+                shortest.setdefault((each.model, each.task), each)
+        failed: dict[str, list[str]] = {}
+        for each in shortest.values():
+            trained = self.models.get(each.model, {}).get("train_length")
+            if each.value < FAILS and (trained is None or each.length <= trained):
+                share = f"{100 * each.value:.0f} % at {each.length} tokens"
+                failed.setdefault(each.model, []).append(f"{each.task} ({share})")
+        return [
+            f"Unscaled, {model} fails even at the shortest length: {', '.join(tasks)}. These tasks tell "
+            "nothing about how scaling affects it; measure prompts that it can answer."
+            for model, tasks in failed.items()
+        ]
 
 
 def _cell(each: Measurement) -> str:
     star = " *" if each.comparison and each.comparison.significant else ""
     numbers = (each.value, each.low, each.high)
     if each.metric == PERPLEXITY:
-        values = [f"{number:.3g}" if number < 10 else f"{number:.1f}" for number in numbers]
+        values = [perplexity_text(number) for number in numbers]
     else:
         values = [f"{100 * number:.1f}" for number in numbers]
     interval = f" ({values[1]} to {values[2]})" if each.items > 1 else ""
     return f"{values[0]}{interval}{star}"
 
 
+def perplexity_text(value: float) -> str:
+    """A perplexity with the digits that matter, such as 7.25, 123.4 or 1.2e+06."""
+    if value >= 1e5:
+        return f"{value:.2g}"
+    return f"{value:.3g}" if value < 10 else f"{value:.1f}"
+
+
 def finite(value: Any) -> Any:
-    """The value as JSON can say it: null for numbers that are not finite."""
+    """The value as JSON can represent it: None (null) for numbers that are not finite."""
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -237,21 +270,21 @@ def finite(value: Any) -> Any:
 
 
 def _model(value: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of a model, from its JSON; raises what a value of another kind raises."""
+    """A model's description from its JSON; raises what values of the wrong type happen to raise."""
     length = value.get("train_length")
-    if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+    if length is not None and not is_count(length):
         raise ValueError(f"train_length {length!r}")
     return dict(value)
 
 
 def _measurement(value: Mapping[str, Any]) -> Measurement:
-    """A measurement from its JSON; raises what a value of another kind raises."""
+    """A measurement from its JSON; raises what values of the wrong type happen to raise."""
     comparison = value["comparison"]
     if value["metric"] not in get_args(Metric):
         raise ValueError(f"metric {value['metric']!r}")
     depths = tuple(None if depth is None else float(depth) for depth in value["depths"])
     if depths and len(depths) != len(value["scores"]):
-        raise ValueError(f"{len(depths)} depths of {len(value['scores'])} scores")
+        raise ValueError(f"{len(depths)} depths for {len(value['scores'])} scores")
     if not all(depth is None or 0 <= depth <= 1 for depth in depths):
         raise ValueError("a depth that is not from 0 to 1")
     return Measurement(
@@ -286,5 +319,5 @@ def _comparison(value: Mapping[str, Any]) -> Comparison:
 
 
 def _number(value: Any, infinite: float) -> float:
-    """A number; null stands for one that is not finite."""
+    """A number; None (null) becomes ``infinite``."""
     return infinite if value is None else float(value)

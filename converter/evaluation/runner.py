@@ -1,4 +1,4 @@
-"""Text and losses out of a loaded model."""
+"""Generates text and computes losses with a loaded model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from converter.evaluation.hardware import Hardware
 from converter.progress import Advance
 
 LOGITS_AT_ONCE = 1 << 26
-"""Elements of logits that are held at a time: 256 MiB in float32."""
+"""Most elements of logits in memory at a time: 256 MiB in float32."""
 WHOLE_LOGITS = 1 << 29
-"""The same where a model gives all of a row's at once: no more rows than that allows."""
+"""The same for a model that computes all logits of a row at once; this limits its rows per batch."""
 FILLER = 0
-"""Token id that fills up the rows of a batch."""
+"""Token id that pads the rows of a batch."""
 
 
 @torch.inference_mode()
@@ -32,15 +32,15 @@ def complete(
     max_new_tokens: int,
     advance: Advance = int,
 ) -> list[str]:
-    """What a model puts after each prompt: greedy, with no penalty that its generation config may ask for.
+    """Continues each prompt greedily; ignores penalties and sampling in the model's generation config.
 
     Args:
         model: a causal language model.
         tokenizer: its tokenizer.
-        hardware: how many rows are run at once.
+        hardware: limits the rows that are run at once.
         prompts: token ids of each prompt.
-        max_new_tokens: tokens after which it ends, if the model does not end itself.
-        advance: told the prompts' tokens that are done.
+        max_new_tokens: most tokens to generate if the model does not stop earlier.
+        advance: called with the number of prompt tokens just done.
 
     Returns:
         The continuations as text, without special tokens, in the order of the prompts.
@@ -49,15 +49,15 @@ def complete(
     stated = model.generation_config
     ends = stated.eos_token_id if stated.eos_token_id is not None else tokenizer.eos_token_id
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    # What fills up a row is masked, or follows its end: any token that the model has will do.
-    greedy = GenerationConfig(  # type: ignore[no-untyped-call]
+    # Padding is masked or comes after the end of a row, so the padding token can be any valid id.
+    greedy = GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
         num_beams=1,
         eos_token_id=ends or None,
         pad_token_id=FILLER,
     )
-    # What a call leaves open is read from the model's own config, so that is replaced.
+    # generate() takes options that are not given from the model's own config, so replace that.
     model.generation_config = greedy
     texts = [""] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
@@ -90,16 +90,16 @@ def complete(
 def losses(
     model: Any, hardware: Hardware, windows: NDArray[np.int64], advance: Advance = int
 ) -> NDArray[np.float64]:
-    """The negative log-likelihood of each token but the first, given those before it in its window.
+    """The negative log-likelihood of each token except the first, given those before it in its window.
 
     Args:
         model: a causal language model.
-        hardware: how many rows are run at once.
-        windows: [windows, length] token ids, without padding.
-        advance: told the tokens that are done.
+        hardware: limits the rows that are run at once.
+        windows: token ids without padding, int64 [windows, length].
+        advance: called with the number of tokens just done.
 
     Returns:
-        [windows, length - 1], nats.
+        Losses in nats, float64 [windows, length - 1].
     """
     _check_ids(model, int(windows.max()))
     count, length = windows.shape
@@ -120,9 +120,9 @@ def _losses(model: Any, ids: torch.Tensor) -> torch.Tensor:
     targets = ids[:, 1:]
     step = max(1, LOGITS_AT_ONCE // (rows * model.config.vocab_size))
     if hasattr(model, "project"):
-        # Logits of a quarter of a million words at 8192 tokens are 8 GB; a few tokens' at a time are not.
+        # With a vocabulary of 250,000, the logits of 8192 tokens take 8 GB: compute a few tokens at a time.
         states, logits_of = model.base_model(ids, use_cache=False).last_hidden_state, model.project
-    else:  # transformers' own class: some scale or cap their logits
+    else:  # a class of transformers; some scale or cap their logits, so use them as they are
         states, logits_of = model(ids, use_cache=False).logits, torch.nn.Identity()
     parts = []
     for start in range(0, length - 1, step):
@@ -133,20 +133,20 @@ def _losses(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _check_ids(model: Any, largest: int) -> None:
-    """Raises ``SourceError`` for token ids that the model has no embedding of."""
+    """Raises ``SourceError`` for token ids without an embedding in the model."""
     size = model.get_input_embeddings().weight.shape[0]
     if largest >= size:
         raise SourceError(
-            f"the tokenizer gives the token id {largest}, and the model has {size} tokens only; they do not "
-            "belong together"
+            f"the tokenizer gives the token id {largest}, but the model has only {size} tokens; the two do "
+            "not belong together"
         )
 
 
 def _forget(model: Any) -> None:
-    """Puts rotary frequencies back that transformers' dynamic scaling has changed for a longer text.
+    """Restores the rotary frequencies that transformers' dynamic scaling has changed for a longer text.
 
-    It keeps them until a shorter text than the trained length comes, so that what was asked before would
-    change the answer.
+    transformers keeps the changed ones until a text is shorter than the trained length, so an earlier prompt
+    would change the answer.
     """
     for module in model.modules():
         original = getattr(module, "original_inv_freq", None)

@@ -1,4 +1,4 @@
-"""The search: all candidates side by side at the target length, round after round, until the time is up."""
+"""The search: runs all candidates at the target length, round after round, until the time is up."""
 
 from __future__ import annotations
 
@@ -20,32 +20,31 @@ from converter.evaluation.statistics import compare
 from converter.evaluation.subject import Subject
 from converter.evaluation.tasks.base import Item, Task
 from converter.progress import Advance
-from converter.scaling import Scaling
+from converter.scaling.scaling import UNSCALED, Scaling
 
 SEARCH = 0.5
 """Part of the budget for choosing; the rest is for measuring the choice."""
 FIRST_ROUND = 4
-"""Prompts of each task, and windows, that every candidate gets at least."""
+"""Prompts of each task, and windows, that every candidate gets in the first round."""
 ENOUGH = 8
-"""Prompts and windows before a candidate may be dropped."""
+"""Prompts and windows that a candidate gets before it may be dropped."""
 POOL = 100
-"""Prompts of each task, and windows, for choosing, at most; and of each length for measuring."""
+"""Most prompts of each task, and most windows, for choosing; and most of each length for measuring."""
 LEAST = 10
-"""Prompts of each length for measuring, at least: fewer would say nothing."""
-NONE = Scaling("none")
+"""Fewest prompts of each length for measuring; fewer would show nothing."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What the search found of one scaling, at the target length."""
+    """What the search found out about one scaling, at the target length."""
 
     scaling: Scaling
     scores: tuple[float, ...] = ()
-    """Of all tasks' prompts that it was given, from 0 to 1."""
+    """The score of each prompt that it got, over all tasks, from 0 to 1."""
     losses: tuple[float, ...] = ()
-    """Of the windows, in nats a token; empty without a text."""
+    """The loss of each window in nats per token; empty without a text."""
     dropped: bool = False
-    """It fell behind and was given no more."""
+    """Whether it fell behind and got no further prompts."""
 
     @property
     def accuracy(self) -> float | None:
@@ -54,7 +53,7 @@ class Candidate:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss in nats a token, infinite if one is not a number; None without a text."""
+        """Mean loss in nats per token, infinite if any loss is NaN; None without a text."""
         if not self.losses:
             return None
         mean = float(np.mean(self.losses))
@@ -62,7 +61,7 @@ class Candidate:
 
 
 class Clock:
-    """What is left of the budget, and what the work costs."""
+    """Tracks what is left of the budget, and what the work costs."""
 
     def __init__(self, budget: float) -> None:
         self.budget = budget
@@ -80,26 +79,26 @@ class Clock:
         return part * self.budget - self.elapsed
 
     def note(self, tokens: float, seconds: float) -> None:
-        """Learns from work that was done."""
+        """Records how long some work took."""
         self._tokens += tokens
         self._work += seconds
 
     def tokens(self, seconds: float) -> float:
-        """How many tokens are run in so many seconds, by what was done so far."""
+        """How many tokens can be run in so many seconds, at the speed so far."""
         return max(seconds, 0.0) * self._tokens / self._work if self._work else math.inf
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Prompts and windows: some to choose by, others to measure the choice."""
+    """Prompts and windows: some for choosing, others for measuring the choice."""
 
     tasks: Mapping[str, Task]
     choosing: Mapping[str, Sequence[Item]]
-    """Task's name -> prompts of the target length."""
+    """Name of the task -> prompts of the target length."""
     choosing_windows: NDArray[np.int64]
     measuring: Exam
     target: int
-    """Tokens of the windows, and of prompts at most: those of a file may be shorter."""
+    """Tokens of the windows, and most tokens of a prompt; prompts from a file may be shorter."""
 
     @classmethod
     def prepare(
@@ -120,12 +119,12 @@ class Pool:
             if not reached or max(reached) <= trained:
                 raise UsageError(
                     f"{name} has no prompts between the trained length {trained} and the target {target}; "
-                    "give longer ones, or another --target-length"
+                    "give longer ones, or another `target_length`"
                 )
             last = max(reached)
             if len(reached[last]) < 2:
                 raise UsageError(
-                    f"{name} has one prompt of length {last}, and choosing and measuring need one each; "
+                    f"{name} has one prompt of length {last}, but choosing and measuring need one each; "
                     "give at least two of that length"
                 )
             half = len(reached[last]) // 2
@@ -137,13 +136,13 @@ class Pool:
         if text:
             windows = read_windows(subject.tokenizer, text, target, 2 * POOL)
             if len(windows) < 2:
-                raise UsageError(f"--text has only one window of {target} tokens; give twice as much text")
+                raise UsageError(f"`text` has only one window of {target} tokens; give twice as much text")
         half = len(windows) // 2
         exam = Exam(measuring, {task.name: task for task in tasks}, windows[:half], tuple(lengths))
         return cls(exam.tasks, choosing, windows[half:], exam, target)
 
     def tokens(self, start: int, end: int) -> int:
-        """Tokens that a round runs for one candidate: those of the prompts and windows that there are."""
+        """Tokens that a round with items ``start`` to ``end`` takes for one candidate."""
         prompts = (item for items in self.choosing.values() for item in items[start:end])
         return sum(len(item.ids) for item in prompts) + self.choosing_windows[start:end].size
 
@@ -151,11 +150,11 @@ class Pool:
 def search(
     subject: Subject, pool: Pool, scalings: Sequence[Scaling], clock: Clock, advance: Advance
 ) -> list[Candidate]:
-    """Rounds at the target length, until the time, or what there is to ask, is used up."""
+    """Runs rounds at the target length until the time, or the pool of prompts and windows, is used up."""
     found = [Candidate(scaling) for scaling in scalings]
     done = 0
     available = max([len(pool.choosing_windows), *(len(items) for items in pool.choosing.values())])
-    size, told = FIRST_ROUND, 0
+    size, reported = FIRST_ROUND, 0
     while size > 0 and done < available:
         for number, candidate in enumerate(found):
             if not candidate.dropped:
@@ -163,19 +162,19 @@ def search(
                 found[number] = _round(subject, pool, candidate, done, done + size)
                 clock.note(pool.tokens(done, done + size), time.monotonic() - started)
                 now = min(round(clock.elapsed), round(clock.budget * SEARCH))
-                advance(now - told)
-                told = now
+                advance(now - reported)
+                reported = now
         done += size
         if done >= ENOUGH:
             found = _drop(found)
-        # As much again as was done, or the part of it that there is time for.
+        # Double the items, or add as many as there is time for.
         again = pool.tokens(done, 2 * done) * sum(not each.dropped for each in found)
         size = int(done * min(1.0, clock.tokens(clock.left(SEARCH)) / max(1, again)))
     return found
 
 
 def _round(subject: Subject, pool: Pool, candidate: Candidate, start: int, end: int) -> Candidate:
-    """The candidate with the next prompts and windows answered."""
+    """The candidate with the results of the next prompts and windows added."""
     model, hardware = subject.scaled(candidate.scaling), subject.hardware
     scores, losses = candidate.scores, candidate.losses
     for name, items in pool.choosing.items():
@@ -187,7 +186,7 @@ def _round(subject: Subject, pool: Pool, candidate: Candidate, start: int, end: 
 
 
 def _drop(found: Sequence[Candidate]) -> list[Candidate]:
-    """Without those that are behind the best by every measure, and not by chance. None always stays."""
+    """Drops candidates that are significantly behind the best by every measure; "none" always stays."""
     left = [each for each in found if not each.dropped]
     best = [max(left, key=_score), min(left, key=_loss)]
 
@@ -196,7 +195,9 @@ def _drop(found: Sequence[Candidate]) -> list[Candidate]:
         versus = [compare(metric, ours, theirs) for metric, ours, theirs in pairs if ours]
         return all(found.loses for found in versus)
 
-    return [replace(each, dropped=each.dropped or (each.scaling != NONE and behind(each))) for each in found]
+    return [
+        replace(each, dropped=each.dropped or (each.scaling != UNSCALED and behind(each))) for each in found
+    ]
 
 
 def _score(candidate: Candidate) -> float:
@@ -208,7 +209,7 @@ def _loss(candidate: Candidate) -> float:
 
 
 def finalists(found: Sequence[Candidate]) -> dict[str, Scaling]:
-    """The best by each measure; of equals the first, which is the mildest."""
+    """The best candidate by each measure; among equals the first, which is the mildest."""
     left = [each for each in found if not each.dropped]
     best = {}
     if left[0].scores:

@@ -1,4 +1,4 @@
-"""What results say of the run that they come from."""
+"""The settings that results record about their run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from converter.errors import UsageError
 from converter.weights.files import sha256
 
 PACKAGES = ("torch", "transformers")
-"""Whose versions results name."""
+"""Packages whose versions are recorded."""
 
 
 def run_settings(seed: int, text: Iterable[Path], **others: Any) -> dict[str, Any]:
-    """``Results.settings``: the seed, what the command adds to it, the text's SHA-256, and versions.
+    """``Results.settings``: the seed, the command's own settings, the text's SHA-256, and versions.
 
     Raises:
-        UsageError: a text that is no plain file, and could not be read again.
+        UsageError: a text is not a plain file, so it could not be read a second time.
     """
     digests: dict[str, str] = {}
     for path in text:
         if not path.is_file():
-            raise UsageError(f"--text {path} is no plain file, which can be read twice; give one")
+            raise UsageError(f"`text` {path} is not a plain file; give one, because the text is read twice")
         digests[str(path) if path.name in digests else path.name] = sha256(path)
     return {
         "seed": seed,

@@ -13,21 +13,24 @@ from converter.evaluation.results import PERPLEXITY, Comparison
 
 CONFIDENCE = 0.95
 WORST_LOSS = 700.0
-"""Nats at which a perplexity stops being a float64."""
+"""Loss in nats above which the perplexity counts as infinite, since it nears the largest float64."""
 
 Interval = tuple[float, float]
 
 
 def summarise(metric: str, scores: Sequence[float]) -> tuple[float, float, float]:
-    """The value that scores stand for, and its 95 % confidence interval.
+    """The value that summarises some scores, and its 95 % confidence interval.
 
-    Accuracies, whose scores are 0 or 1, get Wilson's interval (1927), which holds for few items and near 0
-    and 1; other scores Student's t, cut to [0, 1]; perplexity is exp of the mean loss, and of the
-    ends of its t interval.
+    If all scores are 0 or 1, as for accuracy, the interval is Wilson's (1927), which is also valid for few
+    items and near 0 and 1. Other scores get Student's t interval, cut to [0, 1]. Perplexity is exp of the
+    mean loss, and its interval is exp of the ends of the t interval.
 
     Args:
         metric: "accuracy", "f1", "score" or "perplexity".
-        scores: at least one; of perplexity, losses in nats a token.
+        scores: at least one score; for perplexity, losses in nats per token.
+
+    Returns:
+        The value, and the low and high end of its interval.
     """
     if metric == PERPLEXITY:
         losses = _losses(scores)
@@ -42,15 +45,15 @@ def summarise(metric: str, scores: Sequence[float]) -> tuple[float, float, float
 
 
 def compare(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> Comparison:
-    """A scaling's scores against a baseline's on the same items, in the same order.
+    """Compares a scaling's scores with a baseline's on the same items, in the same order.
 
-    The interval is Student's t over the items' differences. ``p`` is the exact two-sided sign test over the
-    items that differ, which for accuracies is McNemar's. A loss that is not a number is worse than any.
+    The interval is Student's t interval of the items' differences. ``p`` comes from the exact two-sided sign
+    test over the items that differ; for accuracies, this is McNemar's test. A NaN loss counts as infinite.
     """
     ours, theirs = np.asarray(scores, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
     if metric == PERPLEXITY:
         ours, theirs = _losses(ours), _losses(theirs)
-    # Two infinite losses are equal, and their difference is no number.
+    # Two infinite losses count as equal; subtracting them would give NaN.
     differences = np.subtract(ours, theirs, out=np.zeros(len(ours)), where=ours != theirs)
     below, above = int((differences < 0).sum()), int((differences > 0).sum())
     better, worse = (below, above) if metric == PERPLEXITY else (above, below)
@@ -62,7 +65,7 @@ def compare(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> 
 
 
 def t_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
-    """95 % confidence interval of a mean by Student's t; without end for one value, or an infinite one."""
+    """95 % confidence interval of a mean by Student's t; infinite for a single value or an infinite mean."""
     mean = _mean(values)
     if len(values) < 2 or not math.isfinite(mean):
         return -math.inf, math.inf
@@ -71,13 +74,13 @@ def t_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
 
 
 def _losses(values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Losses in nats a token; those of a model that overflowed, which are not numbers, infinite."""
+    """Losses in nats per token; NaN, from a model that overflowed, becomes infinite."""
     losses = np.asarray(values, dtype=np.float64)
     return np.where(np.isnan(losses), math.inf, losses)
 
 
 def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:
-    """NaN where infinities of both signs meet."""
+    """The mean; NaN, without a warning, if the values hold infinities of both signs."""
     with np.errstate(invalid="ignore"):
         return float(np.mean(values))
 

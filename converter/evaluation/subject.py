@@ -1,12 +1,12 @@
-"""A checkpoint that is evaluated: opened once, then scaled in one way after the other.
+"""A checkpoint that is evaluated: opened once, then loaded with one scaling after another.
 
-A source is converted first, into a temporary folder whose weights are links to the source's, and
-verified; so what is measured is what a conversion gives. ALiBi models are loaded once and their slopes
-changed. Rotary ones, whose scaling transformers reads when it builds the model, are converted and loaded for
-each scaling.
+A source is first converted into a temporary folder whose weights are links to the source's, and verified. So
+the evaluation measures what a conversion gives. An ALiBi model is loaded once, and its slopes are changed.
+A rotary model is converted and loaded for each scaling, since transformers reads the scaling when it builds
+the model.
 
-No code of a checkpoint is run, converted or not, whatever its files say: models and tokenizers are
-transformers' own, or imported from this tool's templates.
+No code of a checkpoint is run, converted or not, whatever its files say: the classes of models and tokenizers
+are transformers' own, or come from this tool's templates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,23 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from converter import recipe as recipes
-from converter.alibi import AlibiRecipe
-from converter.card import auto_class
-from converter.checkpoint import read_checkpoint
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.evaluation.hardware import Hardware
-from converter.jsonfile import read_object
-from converter.pipeline import convert
-from converter.recipe import Recipe
-from converter.repository import check_code, small_files
-from converter.scaling import Request, Scaling
-from converter.source import CONFIG, Source, open_source, plain_text
-from converter.tokenizers import TEMPLATE, TOKENIZER_CONFIG, our_class, read_tokenizer
-from converter.trained import TrainLength, resolve
+from converter.exports import not_copied
+from converter.model import Model, open_model
+from converter.plan import prepare, write
+from converter.recipes import AlibiRecipe, Recipe
+from converter.recipes.words import auto_class
+from converter.result.converted import ConvertedRepository, open_converted
+from converter.result.repository import small_files
+from converter.scaling.request import Request, request_for
+from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
+from converter.scaling.train_length import TrainLength
+from converter.source.base import CONFIG, Source, plain_text
+from converter.source.checkpoint import read_checkpoint
+from converter.source.jsonfile import read_object
+from converter.source.tokenizer import TEMPLATE, TOKENIZER_CONFIG, our_class
+from converter.verification import verify
 from converter.verification.patched import Patched, templates
 
 ARCHITECTURE = "AutoModelForCausalLM"
@@ -44,51 +47,61 @@ ARCHITECTURE = "AutoModelForCausalLM"
 
 @dataclass
 class Subject:
-    """A checkpoint, and the one model of it that is loaded at a time."""
+    """A checkpoint, and its one model that is loaded at a time."""
 
-    name: str
-    source: Source
-    recipe: Recipe
-    trained: TrainLength
+    model: Model
     tokenizer: Any
     machine: Hardware
     work: Path
     """A temporary folder."""
     patched: Patched | None
-    """The converted repository, with its code imported; None of rotary models, which need none."""
+    """The converted repository with its code imported; None for rotary models, which need no code."""
     _loaded: tuple[Scaling, Any] | None = field(default=None)
     _stock: tuple[float, ...] = ()
     _dtype: torch.dtype | str | None = None
 
     @property
+    def name(self) -> str:
+        """The Hub id, or the local folder's own name."""
+        return self.model.name
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it is scaled."""
+        return self.model.recipe
+
+    @property
+    def trained(self) -> TrainLength:
+        """Its trained length."""
+        return self.model.trained
+
+    @property
     def own_scaling(self) -> Scaling:
-        """What it is scaled by as it stands."""
+        """The scaling that it already has."""
         return self.recipe.own_scaling
 
     @property
     def hardware(self) -> Hardware:
-        """How the model that is loaded may be used."""
-        dynamic = self._loaded is not None and self._loaded[0].dynamic is not None
+        """How to run the model that is loaded."""
+        dynamic = self._loaded is not None and isinstance(self._loaded[0], Dynamic)
         if self.patched is None and dynamic:
-            # transformers gives all rows of a batch the base that its longest needs.
+            # transformers gives all rows of a batch the base for the longest row.
             return replace(self.machine, batch_size=1)
         return self.machine
 
     def resolve(self, request: Request) -> Scaling:
-        """The scaling that is asked for.
+        """The requested scaling.
 
         Raises:
-            UsageError: it needs the trained length, which is not known; or such a model cannot compute it.
+            UsageError: it needs the trained length, which is not known; or this model cannot compute it.
         """
-        scaling = resolve(request, self.trained, self.source, self.recipe.default_dynamic)
-        if scaling != self.own_scaling:
-            self.recipe.check_scaling(scaling)
-            if self.patched is None and self.recipe.converted:
-                raise UsageError(f"{self.name} is scaled already; give its source to try other scalings")
+        scaling = self.model.scaling(request)
+        if scaling != self.own_scaling and self.patched is None and self.recipe.converted:
+            raise UsageError(f"{self.name} is already scaled; give its source to try other scalings")
         return scaling
 
     def scaled(self, scaling: Scaling) -> Any:
-        """The model under a scaling, in evaluation mode; the one before it is not to be used any more."""
+        """The model under a scaling, in evaluation mode; do not use an earlier one after this call."""
         if self._loaded is not None and self._loaded[0] == scaling:
             return self._loaded[1]
         if self.patched is not None:
@@ -102,19 +115,18 @@ class Subject:
         self._loaded = scaling, model
         return model
 
-    def describe(self) -> dict[str, Any]:
-        """What results say of the model."""
-        assert self._loaded is not None
-        model = self._loaded[1]
+    def describe(self, model: Any) -> dict[str, Any]:
+        """What results record about the model, which ``scaled`` returned."""
         return {
             "family": self.recipe.name,
-            "commit": self.source.commit,
+            "commit": self.model.source.commit,
             "train_length": self.trained.tokens,
             "heads": self.recipe.geometry.num_heads,
             "layers": self.recipe.geometry.num_layers,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
+            **({"set": dict(self.model.overrides)} if self.model.overrides else {}),
         }
 
     def _load_patched(self, patched: Patched) -> Any:
@@ -131,14 +143,14 @@ class Subject:
         number = len(list(self.work.iterdir()))
         folder = self.work / f"rotary-{number}"
         if self.recipe.converted:
-            _link(self.source, folder)
-            self.recipe.verify(folder, scaling)
+            _link(self.model.source, folder)
+            verify(open_converted(folder))
         else:
-            _convert(self.source, folder, scaling, self.trained.tokens)
+            _convert(self.model, folder, scaling)
         return self._load(AutoModelForCausalLM, folder, trust_remote_code=False)
 
     def _load(self, model_class: Any, folder: Path, **arguments: Any) -> Any:
-        if self._dtype is None:  # once, so that all scalings have the same
+        if self._dtype is None:  # chosen once, so all scalings use the same dtype
             self._dtype = self.machine.dtype_of(read_checkpoint(folder).parameters)
         try:
             with quiet():
@@ -151,11 +163,11 @@ class Subject:
                 )
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # damaged weights raise what their reader happens to raise
+        except Exception as error:  # damaged weights can raise anything
             reason = str(error).partition("\n")[0]
             raise SourceError(f"{self.name} does not load ({type(error).__name__}: {reason})") from error
         if found["missing_keys"]:
-            lacking = sorted(found["missing_keys"])[0]
+            lacking = min(found["missing_keys"])
             raise UnsupportedModel(
                 f"{self.name} has no language model, which evaluation needs: {lacking} is not stored"
             )
@@ -168,6 +180,7 @@ def open_subject(
     hardware: Hardware,
     *,
     train_length: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
     revision: str | None = None,
     token: str | None = None,
     cache_dir: Path | None = None,
@@ -178,71 +191,68 @@ def open_subject(
     Args:
         model: a local folder, or a Hub id.
         hardware: where it will run.
-        train_length: trained length in tokens, where it is not known.
-        revision, token, cache_dir: as for ``convert``.
+        train_length: trained length in tokens, if the config does not give it.
+        overrides, revision, token, cache_dir: as for ``convert``.
         progress: draw progress bars on stderr.
 
     Raises:
-        SourceError: the checkpoint is missing, unreadable or damaged, or has no tokenizer that loads.
-        UnsupportedModel: it cannot be scaled, or is no causal language model.
-        UsageError: a trained length that is none.
+        SourceError: the checkpoint is missing, unreadable or damaged, or its tokenizer does not load.
+        UnsupportedModel: it cannot be scaled, or is not a causal language model.
+        UsageError: the trained length is not valid, or a value of ``overrides`` cannot be set.
     """
-    Request("none", train_length=train_length)
-    source = open_source(str(model), revision=revision, token=token, cache_dir=cache_dir, progress=progress)
-    config = source.config()
-    recipe = recipes.of_checkpoint(config)
+    opened = open_model(
+        model,
+        train_length=train_length,
+        overrides=overrides,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+        progress=progress,
+    )
+    source, config, recipe = opened.source, opened.config, opened.recipe
     if not recipe.decoder:
         raise UnsupportedModel(
-            f"{source.name} is an encoder, which continues no text; evaluation is for causal language models"
+            f"{source.name} is an encoder and generates no text; evaluation is for causal language models"
         )
     if auto_class(config) not in (ARCHITECTURE, "AutoModel"):
         raise UnsupportedModel(
             f"{source.name} has no language model, which evaluation needs: config.json says "
             f"{plain_text(config['architectures'][0])}"
         )
-    trained = recipe.trained_length(source, train_length)
-    rotary = recipe.positions == "rotary"
-    if not (recipe.converted or read_tokenizer(source, config, code=not rotary).here):
+    if not (recipe.converted or opened.tokenizer.here):
         raise SourceError(
-            f"{source.name} has no tokenizer that runs without code of its own, and evaluation needs one"
+            f"{source.name} has no tokenizer that loads without its own code, and evaluation needs one"
         )
-    source.fetch([CONFIG, *small_files(source.files), *source.weights()])
+    source.fetch([CONFIG, *small_files(source.files, but=not_copied()), *source.weights()])
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as name, contextlib.ExitStack() as stack:
         work = Path(name)
         folder, patched = source.folder, None
         if isinstance(recipe, AlibiRecipe):
             if recipe.converted:
                 source.fetch([*recipe.templates, *({TEMPLATE} & source.files.keys())])
-                check_code(folder, config, recipe.templates)
+                repository = open_converted(folder)
             else:
                 folder = work / "model"
-                _convert(source, folder, Scaling("none"), trained.tokens, progress=progress)
-            patched = stack.enter_context(Patched.load(folder, recipe.family))
+                repository = _convert(opened, folder, UNSCALED, progress=progress)
+            patched = stack.enter_context(Patched.load(repository))
         tokenizer = _load_tokenizer(folder, source.name, patched)
-        subject = Subject(source.name, source, recipe, trained, tokenizer, hardware, work, patched)
+        subject = Subject(opened, tokenizer, hardware, work, patched)
         yield subject
         subject._loaded = None
 
 
-def _convert(
-    source: Source, folder: Path, scaling: Scaling, trained: int | None, *, progress: bool = False
-) -> None:
-    """A conversion of files that are here, which does not outlive the evaluation."""
-    convert(
-        source.folder,
-        folder,
-        method=scaling.method,
-        scale=scaling.factor,
-        dynamic=scaling.dynamic,
-        rate=scaling.rate,
-        train_length=trained,
-        link="symbolic",
-        progress=progress,
-    )
+def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = False) -> ConvertedRepository:
+    """Converts local files and verifies the result, which does not outlive the evaluation."""
+    plan = prepare(model, request_for(scaling, model.trained.tokens), link="symbolic")
+    model.source.fetch(plan.wanted)
+    folder.mkdir()
+    repository = write(plan, folder, progress=progress).repository
+    verify(repository, model.config)
+    return repository
 
 
 def _link(source: Source, folder: Path) -> None:
-    """The config and weights of a converted repository, and nothing else that it may hold."""
+    """Links the config and weights of a converted repository, and no other file."""
     folder.mkdir()
     for name in (CONFIG, *source.weights()):
         (folder / name).symlink_to((source.folder / name).resolve())
@@ -256,10 +266,10 @@ def _load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
             if ours is not None:
                 with templates() as load:
                     return getattr(load(TEMPLATE.removesuffix(".py")), ours).from_pretrained(folder)
-            # With a config given, none is looked for, whose class transformers may not know.
+            # Pass the config, or transformers would look for one and may not know its class.
             known = {} if patched is None else {"config": patched.build_config()}
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **known)
-    except Exception as error:  # a damaged file raises what its reader happens to raise
+    except Exception as error:  # a damaged file can raise anything
         reason = str(error).partition("\n")[0]
         raise SourceError(
             f"the tokenizer of {name} does not load ({type(error).__name__}: {reason})"
@@ -268,20 +278,20 @@ def _load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No bars and warnings of transformers, which speak of temporary folders."""
+    """Hides transformers' progress bars and warnings, which would name temporary folders."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            logging.enable_progress_bar()
 
 
 def release(device: torch.device) -> None:
-    """Gives back what a model no longer used holds on an accelerator."""
+    """Frees the accelerator memory of models that are no longer used."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

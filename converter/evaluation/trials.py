@@ -1,39 +1,40 @@
-"""Which scalings are tried: the cross product of what the user lists."""
+"""The scalings to try: the cross product of the user's lists."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from converter.errors import UsageError
-from converter.scaling import Dynamic, Method, Request
+from converter.scaling.request import Request
+from converter.scaling.scaling import Basis, Method
 
 
 def trials(
     methods: Sequence[Method],
     scales: Sequence[float] = (),
-    dynamics: Sequence[Dynamic] = (),
+    dynamics: Sequence[Basis] = (),
     rates: Sequence[float] = (),
     train_length: int | None = None,
 ) -> list[Request]:
-    """Every method with every scale, and with every dynamic form and rate; ``none`` once, and first.
+    """Every method with every scale, and with every dynamic form and rate; ``none`` comes first, and once.
 
     Args:
-        methods: of ``converter.scaling.METHODS``; a repeated one counts once.
+        methods: names from ``converter.scaling.scaling.METHODS``; repetitions are ignored.
         scales: static scale factors.
         dynamics: ``length`` and ``position``.
-        rates: of the dynamic forms; 1 if there is none.
-        train_length: trained length in tokens, where the checkpoint does not tell.
+        rates: rates of the dynamic forms; 1 by default.
+        train_length: trained length in tokens, if the checkpoint does not give it.
 
     Raises:
-        UsageError: a method without a strength, or a strength without a method.
+        UsageError: a method has no strength, or a strength has no method.
     """
     scaling = [method for method in dict.fromkeys(methods) if method != "none"]
     if scaling and not scales and not dynamics:
-        raise UsageError(f"--methods {scaling[0]} needs a strength; give --scales 2,4 or --dynamic position")
+        raise UsageError(f"`methods` {scaling[0]} needs a strength; give `scales` 2,4 or `dynamics` position")
     if (scales or dynamics) and not scaling:
-        raise UsageError("--scales and --dynamic need a method that scales; give --methods ntk, for one")
+        raise UsageError("`scales` and `dynamics` need a method that scales; add e.g. `methods` ntk")
     if rates and not dynamics:
-        raise UsageError("--rates belongs to --dynamic; give --dynamic position, for one, or drop --rates")
+        raise UsageError("`rates` belongs to `dynamics`; add e.g. `dynamics` position, or drop `rates`")
     found = [Request("none", train_length=train_length)] if "none" in methods else []
     for method in scaling:
         found += [Request(method, scale=scale, train_length=train_length) for scale in dict.fromkeys(scales)]

@@ -1,38 +1,38 @@
-"""The scaling that serves a length best, found within a budget of time.
+"""Finds the scaling that serves a length best, within a time budget.
 
 First all candidates answer the same few prompts and read the same windows at the target length, round after
-round; one that falls behind the best in everything is dropped. Then the best by retrieval, the best by
-perplexity and the model unscaled are measured again, from the trained length to the target, on prompts and
-windows that took no part in the choice, because the best of several looks better than it is. Whether a
-scaling helps is judged by these alone.
+round. A candidate that falls behind the best by every measure is dropped. Then the best by retrieval, the
+best by perplexity and the unscaled model are measured again, from the trained length to the target. This
+second part uses other prompts and windows, because the best of several candidates looks better than it is. It
+alone decides whether a scaling helps.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from converter.errors import UsageError
 from converter.evaluation.candidates import candidates, command
-from converter.evaluation.exam import LONGEST
+from converter.evaluation.exam import LONGEST, Exam
 from converter.evaluation.hardware import choose, explained
 from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results, finite
-from converter.evaluation.search import LEAST, NONE, SEARCH, Candidate, Clock, Pool, finalists, search
+from converter.evaluation.search import LEAST, SEARCH, Candidate, Clock, Pool, finalists, search
 from converter.evaluation.settings import run_settings
 from converter.evaluation.statistics import compare
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Task
 from converter.progress import Advance, steps
-from converter.scaling import Scaling
+from converter.scaling.scaling import UNSCALED, Scaling
 
 
 @dataclass(frozen=True)
 class AgainstNone:
-    """A scaling compared with none, by both measures; None of what was not measured."""
+    """A scaling compared with none, by both measures; None for a measure that was not taken."""
 
     retrieval: Comparison | None = None
     """All tasks taken together."""
@@ -41,27 +41,27 @@ class AgainstNone:
 
 @dataclass(frozen=True)
 class Choice:
-    """The best scaling by one measure, on prompts and windows that took no part in choosing it."""
+    """The best scaling by one measure, measured on prompts and windows that were not used to choose it."""
 
     measure: str
     """"retrieval" or "perplexity"."""
     scaling: Scaling
     at_target: AgainstNone
-    """At the target length, of a file's prompts at their longest."""
+    """At the target length; for prompts from a file, at their longest length."""
     short: int | None
-    """Tokens: the shortest length that was measured; None if all are above the trained one."""
+    """The shortest length that was measured, in tokens; None if all exceed the trained length."""
     at_short: AgainstNone
-    """At exactly that length: what it costs there."""
+    """At exactly the length ``short``: what the scaling costs there."""
 
     @property
     def gains(self) -> bool:
-        """Whether it is better than none at the target by its own measure, and not by chance (p < 0.05)."""
+        """Whether it is significantly better than none at the target by its own measure (p < 0.05)."""
         own = self.at_target.perplexity if self.measure == PERPLEXITY else self.at_target.retrieval
         return own is not None and own.gains
 
     @property
     def loses(self) -> bool:
-        """Whether it is worse than none at the target by the other measure, and not by chance."""
+        """Whether it is significantly worse than none at the target by the other measure (p < 0.05)."""
         other = self.at_target.retrieval if self.measure == PERPLEXITY else self.at_target.perplexity
         return other is not None and other.loses
 
@@ -73,24 +73,26 @@ class Choice:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was found."""
+    """The outcome of ``tune``."""
 
     model: str
     train_length: int
     target_length: int
     candidates: Sequence[Candidate]
     choices: Sequence[Choice]
-    """By retrieval, and by perplexity where there was a text."""
+    """The best by retrieval, and by perplexity if there was a text."""
     curve: Results
-    """The choices and none, from the trained length to the target."""
+    """Measurements of the choices and of none, from the trained length to the target."""
     advice: Scaling
-    """What to bake in: the first choice that helps, by retrieval before perplexity; else none."""
+    """The scaling to bake in: the first choice that helps, retrieval before perplexity; else none."""
     command: str | None
     """The command line that bakes it in; None if nothing helps."""
     seconds: float
+    used_up: Sequence[str] = ()
+    """Tasks, or "perplexity", of which the choices got all prompts or windows there are at the target."""
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
+        """All fields as JSON."""
         value = {
             "model": self.model,
             "train_length": self.train_length,
@@ -118,6 +120,7 @@ def tune(
     text: Sequence[str | Path] = (),
     minutes: float = 10.0,
     train_length: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
     seed: int = 0,
     device: str | None = None,
     dtype: str | None = None,
@@ -127,26 +130,26 @@ def tune(
     cache_dir: str | Path | None = None,
     progress: bool = False,
 ) -> Tuning:
-    """Finds the scaling that serves ``target_length`` best, and says what it costs at short range.
+    """Finds the scaling that serves ``target_length`` best, and measures what it costs at short lengths.
 
     Args:
         model: a local folder or a Hub id, not converted.
-        target_length: tokens to reach, above the trained length.
+        target_length: length to reach in tokens, above the trained length.
         tasks: retrieval tasks, from ``converter.evaluation.tasks.make_task``.
-        text: UTF-8 files, for perplexity.
-        minutes: the budget. The least work that tells anything is done even if that takes longer.
-        train_length, seed, device, dtype, batch_size, revision, token, cache_dir, progress: as for
-            ``evaluate``.
+        text: UTF-8 files for perplexity.
+        minutes: the time budget. A minimum of work is done even if that takes longer.
+        train_length, overrides, seed, device, dtype, batch_size, revision, token, cache_dir, progress: as
+            for ``evaluate``.
 
     Raises:
-        UsageError: a target that is not above the trained length, a length that fits no prompt, or too few
-            prompts or too little text to choose by some and measure by others.
+        UsageError: the target is not above the trained length, a length is too short for a prompt, or there
+            are too few prompts or too little text for both choosing and measuring.
         SourceError, UnsupportedModel, VerificationError: see ``evaluate``.
     """
     if not 0 < minutes < math.inf:
-        raise UsageError(f"--minutes {minutes} is out of range; give a finite number above 0")
+        raise UsageError(f"`minutes` {minutes} is out of range; give a finite number above 0")
     if target_length > LONGEST:
-        raise UsageError(f"--target-length {target_length} is out of range; give at most {LONGEST}")
+        raise UsageError(f"`target_length` {target_length} is out of range; give at most {LONGEST}")
     files = [Path(path) for path in text]
     settings = run_settings(seed, files, minutes=minutes)
     hardware = choose(device, dtype, batch_size)
@@ -154,6 +157,7 @@ def tune(
         model,
         hardware,
         train_length=train_length,
+        overrides=overrides,
         revision=revision,
         token=token,
         cache_dir=Path(cache_dir) if cache_dir else None,
@@ -166,11 +170,11 @@ def tune(
         with explained(), steps("choosing", round(clock.budget * SEARCH), show=progress) as advance:
             found = search(subject, pool, scalings, clock, advance)
         best = finalists(found)
-        with explained(), steps("measuring", len({NONE, *best.values()}), show=progress) as advance:
-            curve = _measure(subject, pool, [NONE, *best.values()], clock, advance)
+        with explained(), steps("measuring", len({UNSCALED, *best.values()}), show=progress) as advance:
+            curve = _measure(subject, pool, [UNSCALED, *best.values()], clock, advance)
     curve = replace(curve, settings=settings)
     choices = [_choice(measure, scaling, curve, trained) for measure, scaling in best.items()]
-    advice = next((each.scaling for each in choices if each.helps), NONE)
+    advice = next((each.scaling for each in choices if each.helps), UNSCALED)
     return Tuning(
         model=subject.name,
         train_length=trained,
@@ -179,23 +183,24 @@ def tune(
         choices=choices,
         curve=curve,
         advice=advice,
-        command=command(model, advice, train_length, revision) if advice != NONE else None,
+        command=None if advice == UNSCALED else command(model, advice, train_length, revision, overrides),
         seconds=clock.elapsed,
+        used_up=_used_up(curve, pool.measuring),
     )
 
 
 def _check(subject: Subject, target: int) -> int:
-    """The trained length, if the target lies above it."""
+    """The trained length; raises ``UsageError`` unless the target is above it."""
     trained = subject.trained.tokens
     if subject.recipe.converted:
-        raise UsageError(f"{subject.name} is converted already; give its source")
+        raise UsageError(f"{subject.name} is already converted; give its source")
     if trained is None:
         raise UsageError(
-            f"the trained length of {subject.name} is {subject.trained.origin}; add --train-length N"
+            f"the trained length of {subject.name} is {subject.trained.origin}; add `train_length`"
         )
     if target <= trained:
         raise UsageError(
-            f"--target-length {target} is not above the trained length {trained}; nothing needs scaling"
+            f"`target_length` {target} is not above the trained length {trained}; nothing needs scaling"
         )
     return trained
 
@@ -203,7 +208,7 @@ def _check(subject: Subject, target: int) -> int:
 def _measure(
     subject: Subject, pool: Pool, scalings: Sequence[Scaling], clock: Clock, advance: Advance
 ) -> Results:
-    """The finalists at every length, with as many prompts and windows as the rest of the time allows."""
+    """Measures the finalists at every length, on as many prompts and windows as the time left allows."""
     started = time.monotonic()
     wanted = list(dict.fromkeys(scalings))
     exam = pool.measuring
@@ -221,8 +226,17 @@ def _measure(
         for found in measured[1:]
         for each, unscaled in zip(found, measured[0], strict=True)
     ]
-    described = {subject.name: subject.describe()}
+    described = {subject.name: subject.describe(subject.scaled(wanted[-1]))}
     return Results([*measured[0], *compared], described, {}, time.monotonic() - started)
+
+
+def _used_up(curve: Results, available: Exam) -> list[str]:
+    """Tasks, or perplexity, that got all available prompts or windows at their longest length."""
+    counts = {task: len(prompts[max(prompts)]) for task, prompts in available.prompts.items()}
+    counts[PERPLEXITY] = len(available.windows)
+    # The longest length of each task comes last, and stays.
+    longest = {each.task: each for each in sorted(curve.measurements, key=lambda each: each.length)}
+    return [task for task, each in longest.items() if each.items == counts[task]]
 
 
 def _choice(measure: str, scaling: Scaling, curve: Results, trained: int) -> Choice:
@@ -244,9 +258,9 @@ def _against_none(scaling: Scaling, measured: Sequence[Measurement]) -> AgainstN
 
 
 def _pooled(measure: str, scaling: Scaling, measured: Sequence[Measurement]) -> Comparison | None:
-    """The scores of a scaling against those of none, all tasks taken together; None if it is none."""
+    """Compares a scaling's scores with those of none, over all tasks; None if the scaling is none."""
     ours, theirs = (
         [score for each in measured if each.scaling == str(wanted) for score in each.scores]
-        for wanted in (scaling, NONE)
+        for wanted in (scaling, UNSCALED)
     )
-    return compare(measure, ours, theirs) if ours and scaling != NONE else None
+    return compare(measure, ours, theirs) if ours and scaling != UNSCALED else None

@@ -1,45 +1,56 @@
-"""The families that can be converted, and what is refused by name."""
+"""The ALiBi families that can be converted. A new one is a module here and its name in ``NAMES``.
+
+Its graph is found by that name too, in ``converter/exports/onnx/families``; its reference and its tiny
+checkpoint in ``tests``. docs/contributing.md lists the files.
+"""
 
 from __future__ import annotations
 
-from converter.errors import AlreadyConverted, SourceError, UnsupportedModel
-from converter.families import baichuan, bloom, falcon, jais, jina_bert, mosaic_bert, mosaic_gpt, mpt, refact
-from converter.families.base import SLOPES, Config, Family, Geometry, count
+from importlib import import_module
+
+from converter.config import Config
+from converter.errors import SourceError, UnsupportedModel
+from converter.families.base import SLOPES, Family
 from converter.rotary import models as rotary
 
-__all__ = [
-    "FAMILIES",
-    "SLOPES",
-    "Config",
-    "Family",
-    "Geometry",
-    "check",
-    "check_convertible",
-    "check_kernels",
-    "check_plain",
-    "converted",
-    "recognise",
-]
+__all__ = ["FAMILIES", "SLOPES", "Family", "converted", "recognise"]
 
-FAMILIES: tuple[Family, ...] = (
-    bloom.FAMILY,
-    mpt.FAMILY,
-    falcon.FAMILY,
-    mosaic_gpt.FAMILY,
-    jais.FAMILY,
-    baichuan.FAMILY,
-    refact.FAMILY,
-    jina_bert.FAMILY,
-    mosaic_bert.FAMILY,
+NAMES = (
+    "bloom",
+    "mpt",
+    "falcon",
+    "mosaic_gpt",
+    "jais",
+    "baichuan",
+    "refact",
+    "jina_bert",
+    "mosaic_bert",
 )
+"""Module names; the first family that recognises a config converts it."""
+FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in NAMES)
 
-# Model types that are asked for often and cannot be scaled, for a better answer than "unknown".
 LEARNED = "bert biogpt gpt2 gpt_bigcode gpt_neo opt roberta xlm-roberta"
+"""Model types that are often asked for and have learned positions, for a better answer than "unknown"."""
 
 
-KERNELS = tuple(f"{start}{what}_implementation" for what in ("attn", "experts") for start in ("", "_"))
-"""Keys that transformers obeys and that, with a name such as ``user/name``, mean code from the Hub."""
-MOST_LABELS = 1 << 17
+LEARNED_SCALE = (
+    "it learns a scale for its ALiBi bias and stores it (alibi_scale), in layers that no family here has, so "
+    "its slopes are not those of a formula and cannot be scaled here"
+)
+REFUSED = {
+    "data2vec2": LEARNED_SCALE,
+    "data2vec_multi": LEARNED_SCALE,
+    "emotion2vec": LEARNED_SCALE,
+    "jina_clip": "it is a text encoder with ALiBi and an image encoder in one checkpoint; the text encoder's "
+    "sizes are in another repository, and its tensors are packed otherwise than JinaBERT's, so it cannot be "
+    "taken out; convert a jina-embeddings-v2 model instead",
+    "llava_mpt": "it is an MPT with a projector for images, and the result could read no images; to convert "
+    "its language model alone, save that as an MPT: leave out the tensors of mm_projector and vision_tower, "
+    "and write model_type mpt and architectures MPTForCausalLM into config.json",
+}
+"""model_type -> why a model whose code has ALiBi is refused."""
+LEARNED_SCALE_KEY = "learned_alibi"
+"""How the keys of data2vec 2.0 begin, some inside objects, that make its bias or the scale of it learned."""
 
 
 def recognise(config: Config) -> Family:
@@ -53,6 +64,11 @@ def recognise(config: Config) -> Family:
         if family.recognises(config):
             return family
     model_type = config.get("model_type")
+    reason = REFUSED.get(model_type) if isinstance(model_type, str) else None
+    if reason is None and _learns_scale(config):
+        reason = LEARNED_SCALE
+    if reason is not None:
+        raise UnsupportedModel(f"model_type {model_type!r} cannot be converted: {reason}")
     if not isinstance(model_type, str) or not model_type:
         raise SourceError(f"config.json: model_type is {model_type!r}, so the architecture is unknown")
     if model_type in rotary.MODELS:
@@ -72,74 +88,18 @@ def recognise(config: Config) -> Family:
     )
 
 
+def _learns_scale(config: Config) -> bool:
+    """Whether any key in the config, at any depth, says that the scale of its ALiBi bias is learned."""
+    return any(
+        (key.startswith(LEARNED_SCALE_KEY) and value is True)
+        or (isinstance(value, dict) and _learns_scale(value))
+        for key, value in config.items()
+    )
+
+
 def converted(config: Config) -> bool:
     """Whether the config was written by this tool."""
     ours = any(config.get("model_type") == family.model_type for family in FAMILIES)
     origin = config.get("ntk_convert")
     rotary_origin = isinstance(origin, dict) and "rotary" in origin
     return ours or ("ntk_convert" in config and "alibi_scaling" in config) or rotary_origin
-
-
-def check(config: Config) -> Family:
-    """The family of a source that can be converted.
-
-    Raises:
-        AlreadyConverted: the source is itself a converted repository.
-        UnsupportedModel: a quantised checkpoint, or whatever its family refuses.
-        SourceError: impossible sizes.
-    """
-    family = recognise(config)
-    check_convertible(config)
-    if config.get("alibi_scaling") is not None and not family.own_scaling:
-        raise UnsupportedModel(
-            f"config.json has alibi_scaling {config['alibi_scaling']!r}, which {family.title} does not read; "
-            "if the model was trained without it, remove it, else it is not known what it computes"
-        )
-    family.check(config)
-    family.architectures(config)
-    family.geometry(config)
-    count(config, "vocab_size", default=1)
-    return family
-
-
-def check_convertible(config: Config) -> None:
-    """What is refused of any source.
-
-    Raises:
-        AlreadyConverted: the source is itself a converted repository.
-        UnsupportedModel, SourceError: see ``check_plain``.
-    """
-    if converted(config):
-        origin = config.get("ntk_convert")
-        source = origin.get("source") if isinstance(origin, dict) else None
-        raise AlreadyConverted(
-            f"the source is already converted (model_type {config.get('model_type')!r}); "
-            f"convert its original{f' {source!r}' if source else ''} instead"
-        )
-    check_plain(config)
-
-
-def check_plain(config: Config) -> None:
-    """What is refused of any checkpoint, converted or not.
-
-    Raises:
-        UnsupportedModel: a quantised one, or code from the Hub in the place of the attention.
-        SourceError: more labels than any model has, which transformers would name one by one.
-    """
-    for key in ("quantization_config", "compression_config"):
-        if config.get(key):
-            raise UnsupportedModel(f"the checkpoint is quantised ({key} is set); convert the unquantised one")
-    check_kernels(config)
-    labels = count(config, "num_labels", default=1)
-    if labels > MOST_LABELS:
-        raise SourceError(f"config.json: num_labels is {labels}, more than any model has ({MOST_LABELS})")
-
-
-def check_kernels(config: Config) -> None:
-    """Raises ``UnsupportedModel`` for code from the Hub in the place of the attention."""
-    for key in KERNELS:
-        if "/" in str(config.get(key)):
-            raise UnsupportedModel(
-                f"config.json names code of another repository ({key} is {config[key]!r}), which loading "
-                "would download and run; remove the key"
-            )

@@ -1,32 +1,33 @@
 """Baichuan-13B and Baichuan2-13B (Baichuan Inc.): 40 heads, standard slopes, RMSNorm, SwiGLU.
 
-Facts from the models' own modeling_baichuan.py and configuration_baichuan.py (copies:
-github.com/Mrgengli/baichuan_python of Baichuan-13B-Chat, github.com/jrd77/Baichuan2-13B-Chat). vLLM's
-baichuan.py tells positions and heads apart by hidden_size 4096 and vocab_size 125696:
+Sources: the models' own modeling_baichuan.py and configuration_baichuan.py (copies:
+github.com/Mrgengli/baichuan_python of Baichuan-13B-Chat, github.com/jrd77/Baichuan2-13B-Chat), and vLLM's
+baichuan.py, which recognises rotary positions by hidden_size 4096 and Baichuan2's head by vocab_size 125696.
 
-* ``W_pack`` holds q, k and v in that order, each of the whole width; no biases; scale 1 / sqrt(head
-  size). The bias is +slope * key position in Baichuan, -slope * distance in Baichuan2's later code: the
-  same softmax. It counts columns, padded ones included, which is again constant along a row.
-* Baichuan2's head (``NormHead``) uses the rows of lm_head at unit L2 length. What is stored is not
-  normalised; the original normalises its parameter in place at the first evaluation. No config says
-  which head a model has: see ``norm_head``. Its training loss has a term ``z_loss_weight``.
-* The 7B models have rotary positions under the same model_type, and Baichuan2-7B under the same class
+* ``W_pack`` holds q, k and v in that order, each of the whole width. There are no biases, and the scale
+  is 1 / sqrt(head size). The ALiBi bias is +slope * key position in Baichuan and -slope * distance in
+  Baichuan2's later code; after the softmax both are the same. Padded columns count too, which adds a
+  constant to each row and so changes nothing.
+* Baichuan2's head (``NormHead``) uses the rows of lm_head at unit L2 length. The stored rows are not
+  normalised; the original code normalises its parameter in place at the first evaluation. No config says
+  which head a model has: see ``norm_head``. The training loss has a term ``z_loss_weight``.
+* The 7B models have rotary positions under the same model_type, and Baichuan2-7B even has the same class
   names; old 7B checkpoints store ``rotary_emb.inv_freq``. See ``check_positions``.
-* The config class wraps ``gradient_checkpointing`` in a tuple, so that saved configs have ``[false]``.
-* The code stretches its mask beyond ``model_max_length``; its chat functions cut prompts at it.
+* The config class wraps ``gradient_checkpointing`` in a tuple, so saved configs have ``[false]``.
+* The code enlarges its mask beyond ``model_max_length``; its chat functions truncate prompts there.
 
-Trained length: 4096, by the README of github.com/baichuan-inc/Baichuan-13B and, of the second
+Trained length: 4096, according to the README of github.com/baichuan-inc/Baichuan-13B and, for the second
 generation, Yang et al. 2023 (arXiv 2309.10305).
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from converter import slopes
-from converter.errors import SourceError, UnsupportedModel
-from converter.families.base import Config, Family, Geometry, count, head_dim
+from converter.config import Config, Geometry, count, head_dim, is_number
+from converter.errors import SourceError, Undecided, UnsupportedModel
+from converter.families.base import Family, Trained
+from converter.scaling import slopes
 
 # (hidden_size, num_attention_heads)
 SIZES_7B, SIZES_13B = (4096, 32), (5120, 40)
@@ -43,18 +44,19 @@ def check(config: Config) -> None:
         )
     if config.get("tie_word_embeddings"):
         raise UnsupportedModel(
-            "tie_word_embeddings is true; only a Baichuan with a head of its own can be converted"
+            "tie_word_embeddings is true; only a Baichuan whose head is not tied to the embeddings can be "
+            "converted"
         )
     weight = config.get("z_loss_weight") or 0
-    if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 <= weight < math.inf:
+    if not is_number(weight) or weight < 0:
         raise SourceError(f"config.json: z_loss_weight is {weight!r}, expected a number of at least 0")
 
 
 def check_positions(config: Config) -> None:
-    """Tells the 13B models, which have ALiBi, from the rotary 7B ones.
+    """Distinguishes the 13B models, which have ALiBi, from the rotary 7B models.
 
     Raises:
-        UnsupportedModel: a 7B, or a config that does not say which; the message names the keys.
+        UnsupportedModel: it is a 7B, or the config does not say which; the message names the keys.
     """
     sizes = (config.get("hidden_size"), config.get("num_attention_heads"))
     signs = [f"it has {key}" for key in ROTARY_KEYS if config.get(key) is not None]
@@ -65,34 +67,34 @@ def check_positions(config: Config) -> None:
         signs.append(f"its hidden_size {sizes[0]} and {sizes[1]} heads are the 7B's")
     if signs and sizes == SIZES_13B:
         raise UnsupportedModel(
-            f"config.json is ambiguous: {sizes[0]} wide with {sizes[1]} heads, as the 13B models with ALiBi, "
-            f"but {' and '.join(signs)}, as the 7B models with rotary positions; if it is a 13B, restore the "
-            "keys of its original's config.json"
+            f"config.json is ambiguous: hidden_size {sizes[0]} and {sizes[1]} heads are those of the 13B "
+            f"models with ALiBi, but {' and '.join(signs)}, like the 7B models with rotary positions; if it "
+            "is a 13B, restore the config.json of its original"
         )
     if signs:
         raise UnsupportedModel(
-            f"this Baichuan has rotary positions, not ALiBi ({'; '.join(signs)}), as Baichuan-7B and "
-            "Baichuan2-7B do: there are no slopes to scale; rewritten in Llama's layout, it can be scaled "
-            "by transformers' rope_scaling"
+            f"this Baichuan has rotary positions, not ALiBi ({'; '.join(signs)}), like Baichuan-7B and "
+            "Baichuan2-7B, so there are no slopes to scale; once rewritten in Llama's layout, it can be "
+            "scaled by transformers' rope_scaling"
         )
     if config.get("model_max_length") is None:
         raise UnsupportedModel(
-            "config.json is ambiguous: it has neither model_max_length, as the 13B models with ALiBi do, nor "
-            "max_position_embeddings, as the 7B models with rotary positions do; restore the key from its "
-            "original's config.json"
+            "config.json is ambiguous: it has neither model_max_length, like the 13B models with ALiBi, nor "
+            "max_position_embeddings, like the 7B models with rotary positions; restore the key from the "
+            "config.json of its original"
         )
 
 
 def norm_head(config: Config) -> bool:
     """Whether the head is Baichuan2's, with rows of unit length.
 
-    Both generations' configs have the same keys but ``z_loss_weight``, which Baichuan2's configuration
-    class writes; Baichuan2-13B-Chat's own config.json was written by hand and lacks it, so that its
-    vocabulary is the only sign. Fine-tuned models may have another vocabulary.
+    The configs of both generations have the same keys except ``z_loss_weight``, which Baichuan2's
+    configuration class writes. Baichuan2-13B-Chat's config.json was written by hand and lacks that key, so
+    only its vocabulary reveals the head. Fine-tuned models may have another vocabulary.
 
     Raises:
-        SourceError: ``norm_head`` is given and is no boolean.
-        UnsupportedModel: the config does not say.
+        SourceError: ``norm_head`` is given but not a boolean.
+        Undecided: the config does not say which head it is.
     """
     given = config.get("norm_head")
     if given is not None:
@@ -107,9 +109,9 @@ def norm_head(config: Config) -> bool:
         return False
     contradiction = "it has Baichuan-13B's vocab_size 64000 and Baichuan2's key z_loss_weight"
     unknown = f"vocab_size is {vocabulary!r} (Baichuan-13B has 64000, Baichuan2-13B 125696), no z_loss_weight"
-    raise UnsupportedModel(
-        f"config.json does not say which head this model has: {contradiction if second else unknown}; add "
-        '"norm_head": true to it if it was made from Baichuan2, and "norm_head": false if from Baichuan-13B'
+    raise Undecided(
+        f"config.json does not say which head this model has: {contradiction if second else unknown}; give "
+        "--set norm_head=true if it was made from Baichuan2, and --set norm_head=false if from Baichuan-13B"
     )
 
 
@@ -131,7 +133,7 @@ def normalise(config: Config) -> dict[str, Any]:
     result = {**config, "norm_head": norm_head(config)}
     result.setdefault("tie_word_embeddings", False)
     checkpointing = config.get("gradient_checkpointing", False)
-    while isinstance(checkpointing, list):  # saving a loaded model wraps it once more
+    while isinstance(checkpointing, list):  # each time a model is loaded and saved, it is wrapped again
         checkpointing = bool(checkpointing) and checkpointing[0]
     if "gradient_checkpointing" in config:
         result["gradient_checkpointing"] = bool(checkpointing)
@@ -139,7 +141,7 @@ def normalise(config: Config) -> dict[str, Any]:
 
 
 def raise_length(config: dict[str, Any], length: int) -> None:
-    """``model_max_length``, beyond which the tools that read it refuse to run."""
+    """Raises ``model_max_length``, beyond which tools that read it refuse to run."""
     config["model_max_length"] = max(count(config, "model_max_length", default=1), length)
 
 
@@ -152,11 +154,18 @@ FAMILY = Family(
     check=check,
     geometry=geometry,
     stock_slopes=stock_slopes,
-    train_lengths={
-        f"baichuan-inc/Baichuan{generation}-13B-{kind}": 4096
-        for generation in ("", "2")
-        for kind in ("Base", "Chat")
-    },
+    checkpoints=(
+        Trained(
+            4096,
+            "github.com/baichuan-inc/Baichuan-13B, README.md",
+            ("baichuan-inc/Baichuan-13B-Base", "baichuan-inc/Baichuan-13B-Chat"),
+        ),
+        Trained(
+            4096,
+            "arXiv 2309.10305",
+            ("baichuan-inc/Baichuan2-13B-Base", "baichuan-inc/Baichuan2-13B-Chat"),
+        ),
+    ),
     length_hint="model_max_length",
     length_doubt="is a limit that is often raised without training",
     normalise=normalise,

@@ -1,22 +1,22 @@
-"""What a family declares, and how its config is read. One small file per family holds one ``Family``."""
+"""``Family``: what a family declares about its configs, classes and tensors. Each has a module here."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from converter.config import Config, Geometry, is_number
 from converter.errors import SourceError, UnsupportedModel
-from converter.slopes import Slopes
+from converter.scaling.slopes import Slopes
+from converter.source.checkpoint import Tensor
 
-Config = Mapping[str, Any]
 Kind = Literal["decoder", "encoder"]
 
 LANGUAGE_MODEL: dict[Kind, str] = {"decoder": "ForCausalLM", "encoder": "ForMaskedLM"}
-"""How the class of a model with a language modeling head ends."""
+"""The suffix of the class of a model with a language modeling head."""
 HEAD_TENSOR: dict[Kind, str] = {"decoder": "lm_head.weight", "encoder": "cls.predictions.decoder.weight"}
-"""What that head's weight is called."""
+"""The name of that head's weight."""
 HEADS: dict[Kind, dict[str, str]] = {
     kind: {
         "AutoModel": "Model",
@@ -27,107 +27,118 @@ HEADS: dict[Kind, dict[str, str]] = {
     }
     for kind, head in LANGUAGE_MODEL.items()
 }
-"""transformers' auto class -> how the classes of a family's modeling file end."""
-
-LARGEST_COUNT = 1 << 24
-"""No size in a config is larger; one that is would only exhaust the memory."""
-LARGEST = {"heads": 4096, "layers": 8192, "channels a head": 8192}
-"""What is counted out, one by one, has closer bounds: many times those of any model."""
+"""transformers' auto class -> the suffix of its class in a family's modeling file."""
+TASKS = {
+    "Model": "feature-extraction",
+    "ForCausalLM": "text-generation",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+}
+"""Such a suffix -> the name of its task on the Hub and in optimum."""
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """The sizes of a model that matter to attention; counts, not bytes.
+class Trained:
+    """Checkpoints that were trained at one length, which one source states.
 
-    Raises:
-        SourceError: more than any model has.
+    A checkpoint's trained length is the longest of all the stages of its training. So a model that was
+    fine-tuned on shorter texts keeps the length of the model that it was made from.
     """
 
-    num_heads: int
-    head_dim: int
-    num_layers: int
-    num_kv_heads: int
-
-    def __post_init__(self) -> None:
-        sizes = (max(self.num_heads, self.num_kv_heads), self.num_layers, self.head_dim)
-        for (what, largest), size in zip(LARGEST.items(), sizes, strict=True):
-            if size > largest:
-                raise SourceError(f"config.json means {size} {what}, more than any model has ({largest})")
+    tokens: int | None
+    """The trained length; None if no source was found that states it."""
+    source: str
+    """Who states it, in a few words; where it was looked for if ``tokens`` is None."""
+    ids: tuple[str, ...]
+    """Hub ids."""
 
 
 @dataclass(frozen=True)
 class Family:
     """One architecture: how to recognise it, what to read from its config, what to write.
 
-    The modeling code of a family is in ``templates/``, in ``configuration_ntk_<name>.py`` and
-    ``modeling_ntk_<name>.py``; its classes are called ``Ntk<Camel>Config``, ``Ntk<Camel>Model``
-    and so on for each head.
+    The modeling code of a family is in ``templates/configuration_ntk_<name>.py`` and
+    ``templates/modeling_ntk_<name>.py``. Its classes are called ``Ntk<Camel>Config``,
+    ``Ntk<Camel>Model`` and so on for each head.
     """
 
     name: str
-    """Short name, as in the template's file names: ``bloom``."""
+    """Short name, used in the names of the templates: ``bloom``."""
     title: str
     """Name for people: ``BLOOM``."""
     camel: str
-    """Name as it stands in class names: ``Bloom``."""
+    """Name in class names: ``Bloom``."""
     model_types: tuple[str, ...]
     """Values of ``model_type`` in a source's config that belong to this family."""
     class_prefixes: tuple[str, ...]
     """Prefixes of the source's class names in ``architectures``: ``("Bloom",)``."""
     check: Callable[[Config], None]
-    """Raises ``UnsupportedModel``, with the reason, for a config this family cannot honour."""
+    """Raises ``UnsupportedModel``, with the reason, for a config whose options cannot be honoured."""
     geometry: Callable[[Config], Geometry]
-    """Reads the sizes; raises ``SourceError`` for a missing or impossible one."""
+    """Reads the sizes; raises ``SourceError`` if one is missing or impossible."""
     stock_slopes: Callable[[Config], Slopes]
     """The slopes the checkpoint was trained with."""
-    train_lengths: Mapping[str, int]
-    """Hub id -> trained length in tokens, of checkpoints known for certain."""
+    checkpoints: tuple[Trained, ...]
+    """The known checkpoints, with the trained length of each."""
     kind: Kind = "decoder"
     """Decoders are causal and have a cache; encoders see both sides, and their bias is symmetric."""
     claims: Callable[[Config], bool] | None = None
-    """Recognises a config whose ``model_type`` does not decide, because it is missing or shared."""
+    """Recognises a config whose ``model_type`` is not enough, because it is missing or shared."""
     sign: str = ""
-    """What a claim looks for, for people; empty where ``model_types`` says it."""
+    """What ``claims`` looks for, in words for people; empty if ``model_types`` is enough."""
     class_aliases: Mapping[str, str] = field(default_factory=dict)
-    """Class names in ``architectures`` that have another form -> how ours ends: ``ForCausalLM``."""
+    """Irregular class names in ``architectures`` -> the suffix of the converted class: ``ForCausalLM``. A
+    suffix that no auto class has is loaded by ``AutoModel``, and has a config class of its own: transformers
+    5 remembers one class of ``AutoModel`` for each config class."""
     length_hint: str | None = None
     """Config key that often, but not reliably, holds the trained length."""
     length_doubt: str = ""
     """Why the hint is not trusted, for the message that asks for the real number."""
     config_length: Callable[[Config], int | None] = lambda config: None
-    """The trained length that a config states outright, if it does."""
+    """The trained length in tokens if the config states it reliably, else None."""
     normalise: Callable[[Config], dict[str, Any]] = dict
-    """Keys in the spelling that the template reads (old configs spell some differently)."""
-    fit: Callable[[Config, Collection[str]], dict[str, Any]] = lambda config, names: {}
-    """From the normalised config of a conversion and the names of the stored tensors: keys that the
-    config lacks or has wrong and the tensors tell."""
+    """The config with the key names that the template reads (old configs use other names for some)."""
+    fit: Callable[[Config, Mapping[str, Tensor]], dict[str, Any]] = lambda config, tensors: {}
+    """Takes the normalised config and the stored tensors by name; returns the keys that the config lacks or
+    has wrong and that the tensors' names and shapes reveal."""
     raise_length: Callable[[dict[str, Any], int], None] | None = None
-    """Raises the config's own length limit to the given number of tokens, where it has one."""
+    """Raises the config's own length limit to the given number of tokens; None if it has no limit."""
     base_prefix: str = "transformer"
-    """Where the trunk is in a model with a head: its attribute, and the start of its tensors' names."""
+    """The trunk's attribute in a model with a head, which its tensors' names start with."""
     layers: str = "h"
-    """Where the layers' tensors are, below the trunk's prefix."""
+    """Name of the list of layers, without the trunk's prefix."""
     embeddings: str = "word_embeddings.weight"
-    """The token embeddings' tensor, below the trunk's prefix."""
+    """Name of the token embeddings' tensor, without the trunk's prefix."""
     stored_slopes: str | None = None
-    """The tensor that holds the slopes of the checkpoint, below the trunk's prefix. It beats the formula:
-    a conversion writes its values into config.json as ``SLOPES``."""
+    """Name of the tensor that stores the slopes, without the trunk's prefix; None if there is none. Its
+    values replace those of the formula; a conversion writes them into config.json as ``SLOPES``."""
     own_scaling: bool = False
     """Whether the source's own code reads ``alibi_scaling`` from its config, as BTLM's does."""
     unread: tuple[str, ...] = ()
-    """Patterns of stored tensors that nothing computes with, such as the buffer of a causal mask."""
+    """Patterns of stored tensors that no computation uses, such as the buffer of a causal mask."""
     tokenizer_class: str = "PreTrainedTokenizerFast"
-    """What transformers chose for the source's model_type if the tokenizer's own config names none."""
+    """The class that transformers chooses for the source's model_type if the tokenizer's config has none."""
     bias_scale: Callable[[int], float] = lambda head_dim: 1.0
     """Head size -> the factor on slope times distance (Falcon divides it by sqrt(head size))."""
+    rounded_bias: bool = False
+    """Whether its own code, and transformers', rounds the bias to bfloat16 even in a float32 model."""
     stock: bool = True
-    """Whether transformers has classes of its own for this family, called ``<camel>Model`` and so on."""
+    """Whether transformers has its own classes for this family, called ``<camel>Model`` and so on."""
     stock_unfit: Callable[[Config], str | None] = lambda config: None
-    """Why transformers' own class computes this checkpoint wrongly, or None if it is right."""
+    """Why transformers' own class computes this checkpoint wrongly; None if it is right."""
     doubt: Callable[[Config], str | None] = lambda config: None
-    """What the config of a checkpoint that is converted leaves open, for its users to know."""
+    """What the config leaves unclear and users of the result should know; None if all is clear."""
     examples: tuple[str, ...] = field(default=())
     """Hub ids for the documentation's table."""
+
+    @property
+    def train_lengths(self) -> Mapping[str, int]:
+        """Hub id -> trained length in tokens, of the known checkpoints whose length is known."""
+        return {
+            name: group.tokens for group in self.checkpoints for name in group.ids if group.tokens is not None
+        }
 
     @property
     def model_type(self) -> str:
@@ -137,44 +148,51 @@ class Family:
     @property
     def templates(self) -> tuple[str, ...]:
         """The files that are copied into a converted repository."""
-        symmetric = ("ntk_symmetric.py",) if self.kind == "encoder" else ()
+        attention = {"decoder": ("ntk_attention.py", "ntk_cache.py"), "encoder": ("ntk_symmetric.py",)}
         return (
             f"configuration_ntk_{self.name}.py",
             f"modeling_ntk_{self.name}.py",
             f"ntk_{self.kind}.py",
             "ntk_heads.py",
-            *symmetric,
+            *attention[self.kind],
             "ntk_alibi.py",
         )
 
     @property
     def heads(self) -> Mapping[str, str]:
-        """Of ``HEADS``, those of its kind."""
+        """The entry of ``HEADS`` for this kind of model."""
         return HEADS[self.kind]
 
-    @property
-    def auto_map(self) -> dict[str, str]:
-        """The ``auto_map`` of a converted repository: auto class -> module.class."""
-        modeling = {
-            auto: f"modeling_ntk_{self.name}.Ntk{self.camel}{end}" for auto, end in self.heads.items()
-        }
-        return {"AutoConfig": f"configuration_ntk_{self.name}.Ntk{self.camel}Config", **modeling}
+    def auto_map(self, architectures: Sequence[str]) -> dict[str, str]:
+        """The ``auto_map`` of a converted repository: auto class -> module.class.
+
+        Args:
+            architectures: the converted classes of this repository.
+        """
+        classes = {auto: f"Ntk{self.camel}{end}" for auto, end in self.heads.items()}
+        config = f"Ntk{self.camel}Config"
+        own = next((name for name in architectures if name not in classes.values()), None)
+        if own is not None:
+            classes, config = {"AutoModel": own}, f"{own}Config"
+        modeling = {auto: f"modeling_ntk_{self.name}.{name}" for auto, name in classes.items()}
+        return {"AutoConfig": f"configuration_ntk_{self.name}.{config}", **modeling}
 
     @property
     def language_model(self) -> str:
-        """The class of a converted repository with a language modeling head."""
+        """The class of the converted model with a language modeling head."""
         return f"Ntk{self.camel}{LANGUAGE_MODEL[self.kind]}"
 
     @property
     def head(self) -> str:
-        """The tensor of its language modeling head, which may be one with the embeddings."""
+        """Name of the weight of its language modeling head, which may be tied to the embeddings."""
         return HEAD_TENSOR[self.kind]
 
     def architectures(self, config: Config) -> list[str]:
-        """The converted repository's class names for those of the source; a language model if it has none.
+        """The converted classes for those that the source's config names; by default the language model.
 
         Raises:
-            UnsupportedModel: a class that the family's modeling file does not have.
+            SourceError: ``architectures`` is not a list.
+            UnsupportedModel: the family's modeling file has no such class.
         """
         named = config.get("architectures")
         if not named:
@@ -187,20 +205,20 @@ class Family:
             if not isinstance(name, str) or name not in ends:
                 known = [self.class_prefixes[0] + end for end in self.heads.values()] + [*self.class_aliases]
                 raise UnsupportedModel(
-                    f"architectures names {name!r}; of {self.title} only the classes "
-                    f"{', '.join(known)} can be converted"
+                    f"architectures names {name!r}; the {self.title} classes that can be converted are "
+                    f"{', '.join(known)}"
                 )
         return [f"Ntk{self.camel}{ends[name]}" for name in named]
 
     def recognises(self, config: Config) -> bool:
-        """Whether this is the config of such a source or of its converted repository."""
+        """Whether the config belongs to a source of this family, or to a repository converted from one."""
         model_type = config.get("model_type")
         if model_type == self.model_type:
             return True
         return model_type in self.model_types if self.claims is None else self.claims(config)
 
     def tensor_names(self, below: str) -> tuple[str, str]:
-        """The names under which a tensor of the trunk may be stored: with its prefix and without."""
+        """The names under which a tensor of the trunk may be stored: with the trunk's prefix and without."""
         return f"{self.base_prefix}.{below}", below
 
     def below(self, name: str) -> str:
@@ -209,66 +227,19 @@ class Family:
 
 
 SLOPES = "alibi_slopes"
-"""Key of a converted config with the slopes that the checkpoint stores."""
+"""Key of a converted config that holds the slopes stored in the checkpoint."""
 
 
 def stored_slopes(config: Config, num_heads: int) -> Slopes | None:
-    """The slopes that a conversion wrote into the config, if it did.
+    """The slopes that a conversion wrote into the config; None if there are none.
 
     Raises:
-        SourceError: not one positive number a head.
+        SourceError: they are not one positive number per head.
     """
     value = config.get(SLOPES)
     if value is None:
         return None
-    numbers = isinstance(value, list) and all(
-        isinstance(slope, (int, float)) and not isinstance(slope, bool) and 0 < slope < math.inf
-        for slope in value
-    )
+    numbers = isinstance(value, list) and all(is_number(slope) and slope > 0 for slope in value)
     if not numbers or len(value) != num_heads:
-        raise SourceError(f"config.json: {SLOPES} are not {num_heads} positive numbers")
+        raise SourceError(f"config.json: {SLOPES} is not a list of {num_heads} positive numbers")
     return tuple(float(slope) for slope in value)
-
-
-def count(config: Config, *names: str, default: int | None = None) -> int:
-    """A positive integer of the config, under any of its spellings.
-
-    Raises:
-        SourceError: missing without a default, not a positive integer of a sane size, or spelled
-            twice with different values.
-    """
-    found = {name: config[name] for name in names if config.get(name) is not None}
-    if not found:
-        if default is None:
-            raise SourceError(f"config.json has no {' or '.join(names)}; the checkpoint is incomplete")
-        return default
-    for name, value in found.items():
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST_COUNT:
-            raise SourceError(
-                f"config.json: {name} is {value!r}, expected an integer of 1 to {LARGEST_COUNT}"
-            )
-    if len(set(found.values())) > 1:
-        spelled = " and ".join(f"{name} {value}" for name, value in found.items())
-        raise SourceError(f"config.json contradicts itself: {spelled}; remove the wrong one")
-    return int(next(iter(found.values())))
-
-
-def head_dim(hidden_size: int, num_heads: int) -> int:
-    """``hidden_size / num_heads``.
-
-    Raises:
-        SourceError: the heads do not divide the hidden size.
-    """
-    if hidden_size % num_heads:
-        raise SourceError(f"config.json: {num_heads} heads do not divide the hidden size {hidden_size}")
-    return hidden_size // num_heads
-
-
-def respelled(config: Config, spellings: Mapping[str, str]) -> dict[str, Any]:
-    """The config with old spellings (keys of ``spellings``) replaced by the current ones, in place."""
-    result: dict[str, Any] = {}
-    for key, value in config.items():
-        current = spellings.get(key, key)
-        if key == current or config.get(current) is None:
-            result[current] = value
-    return result

@@ -1,24 +1,75 @@
 """BLOOM and its derivatives (bloomz, Poro, ...): 16, 32, 56 or 112 heads, standard slopes.
 
-Facts from transformers' ``models/bloom`` and the configs on the Hub: early ones spell the sizes
-``n_embed``, ``num_attention_heads`` and ``num_hidden_layers``; tensor names come with and without
-the ``transformer.`` prefix; the head is tied. All BigScience checkpoints were trained at 2048
-tokens (Scao et al. 2022, arXiv 2211.05100, table 3), although some configs say ``seq_length`` 4096.
+Sources: transformers' ``models/bloom`` and the configs on the Hub. Early configs call the sizes
+``n_embed``, ``num_attention_heads`` and ``num_hidden_layers``. Tensor names come with and without the
+``transformer.`` prefix, and the head is tied. All BigScience checkpoints were trained at 2048 tokens
+(Scao et al. 2022, arXiv 2211.05100, table 3), although some configs have ``seq_length`` 4096.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from converter import slopes
-from converter.families.base import Config, Family, Geometry, count, head_dim, respelled
+from converter.config import Config, Geometry, count, head_dim, respelled
+from converter.families.base import Family, Trained
+from converter.scaling import slopes
 
 SPELLINGS = {"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 SIZES = ("", "-560m", "-1b1", "-1b7", "-3b", "-7b1")
 
+OF_BLOOM = "of BLOOM, its base; its own source states no longer one"
+
+CHECKPOINTS = (
+    Trained(2048, "arXiv 2211.05100, table 3", tuple(f"bigscience/bloom{size}" for size in SIZES)),
+    Trained(
+        2048,
+        "of BLOOM, its base (arXiv 2211.01786)",
+        (
+            *(f"bigscience/bloomz{size}" for size in SIZES),
+            *("bigscience/bloomz-mt", "bigscience/bloomz-7b1-mt"),
+            *("bigscience/bloomz-p3", "bigscience/bloomz-7b1-p3"),
+        ),
+    ),
+    Trained(2048, "card", ("LumiOpen/Poro-34B", "norallm/norbloom-7b-scratch")),
+    Trained(2048, "github.com/sambanova/bloomchat, its scripts", ("sambanovasystems/BLOOMChat-176B-v1",)),
+    Trained(8192, "sambanova.ai/blog/bloomchat-v2", ("sambanovasystems/BLOOMChat-176B-v2",)),
+    Trained(
+        2048,
+        "github.com/FreedomIntelligence/LLMZoo, its script",
+        ("FreedomIntelligence/phoenix-chat-7b", "FreedomIntelligence/phoenix-inst-chat-7b"),
+    ),
+    Trained(
+        2048,
+        "of BLOOM, its base; fine-tuned at 300 (card)",
+        ("bigscience/sgpt-bloom-7b1-msmarco",),
+    ),
+    Trained(
+        2048,
+        OF_BLOOM,
+        (
+            *(f"BelleGroup/BELLE-7B-{data}" for data in ("0.2M", "0.6M", "1M", "2M")),
+            "bigscience-data/sgpt-bloom-1b7-nli",
+            "bofenghuang/vigogne-bloom-7b1-instruct",
+            *(f"izhx/udever-bloom-{size}" for size in ("560m", "1b1", "3b", "7b1")),
+            *(f"projecte-aina/FLOR-{size}" for size in ("760M", "1.3B", "6.3B")),
+            "TigerResearch/tigerbot-7b-base-v2",
+            "TigerResearch/tigerbot-7b-sft-v1",
+            "TigerResearch/tigerbot-180b-base-v2",
+            "TigerResearch/tigerbot-180b-research",
+        ),
+    ),
+    Trained(
+        None,
+        "not in the cards or on turkunlp.org/gpt3-finnish; arXiv 2311.05640 was not read",
+        tuple(
+            f"TurkuNLP/gpt3-finnish-{size}" for size in ("small", "medium", "large", "xl", "3B", "8B", "13B")
+        ),
+    ),
+)
+
 
 def check(config: Config) -> None:
-    """Every BLOOM is an ALiBi model; there is nothing to refuse."""
+    """Accepts every BLOOM: all of them use ALiBi."""
 
 
 def geometry(config: Config) -> Geometry:
@@ -48,9 +99,7 @@ FAMILY = Family(
     check=check,
     geometry=geometry,
     stock_slopes=stock_slopes,
-    train_lengths={f"bigscience/bloom{z}{size}": 2048 for z in ("", "z") for size in SIZES}
-    | {f"bigscience/bloomz{size}-mt": 2048 for size in ("", "-7b1")}
-    | {"bigscience/bloomz-7b1-p3": 2048, "bigscience/bloomz-p3": 2048},
+    checkpoints=CHECKPOINTS,
     length_hint="seq_length",
     length_doubt="is absent or 4096 in checkpoints that were trained at 2048",
     normalise=normalise,

@@ -1,20 +1,22 @@
-"""What the BERT-like families share."""
+"""Code that the BERT-like families share."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from converter.config import Config, Geometry, count, head_dim
 from converter.errors import SourceError, UnsupportedModel
-from converter.families.base import Config, Geometry, count, head_dim
+from converter.source.checkpoint import Tensor
 
 # Buffers that old versions of transformers stored.
 BUFFERS = r"(^|\.)embeddings\.(position_ids|token_type_ids)$"
+CLASSIFIER = "classifier.weight"
 POOLER, PREDICTIONS = re.compile(r"(^|\.)pooler\.dense\."), re.compile(r"^cls\.predictions\.")
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
-# Option -> the values under which the layers are those that the templates compute; None is the default,
-# which is left out of a config or null in it.
+# Option -> the values for which the templates compute the right layers; None stands for a missing or null
+# key, which means the default.
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, *ACTIVATIONS),
     "is_decoder": (None, False),
@@ -24,7 +26,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 
 
 def check(config: Config) -> None:
-    """Refuses options of BERT that change its layers."""
+    """Raises ``UnsupportedModel`` for options of BERT that change its layers."""
     for key, good in OPTIONS.items():
         if config.get(key) not in good:
             fit = " or ".join(repr(value) for value in good if value is not None)
@@ -32,7 +34,7 @@ def check(config: Config) -> None:
 
 
 def code(config: Config) -> Mapping[str, Any]:
-    """``auto_map``; empty where the config has none.
+    """``auto_map``; empty if the config has none.
 
     Raises:
         SourceError: it is not an object.
@@ -46,7 +48,7 @@ def code(config: Config) -> Mapping[str, Any]:
 
 
 def class_names(config: Config) -> list[str]:
-    """Every class that the config names, in ``architectures`` or ``auto_map``."""
+    """All class names in the config's ``architectures`` and ``auto_map``."""
     named = config.get("architectures")
     entries = [*(named if isinstance(named, list) else []), *code(config).values()]
     return [entry.split(".")[-1] for entry in entries if isinstance(entry, str)]
@@ -63,14 +65,24 @@ def geometry(config: Config) -> Geometry:
 
 
 def raise_length(config: dict[str, Any], length: int) -> None:
-    """``max_position_embeddings``, where tokenizers and serving tools cut texts; nothing else reads it."""
+    """Raises ``max_position_embeddings``, where tokenizers and servers truncate; nothing else reads it."""
     config["max_position_embeddings"] = max(count(config, "max_position_embeddings", default=1), length)
 
 
-def fit(config: Config, names: Collection[str]) -> dict[str, Any]:
-    """Whether there is a pooler; and the trunk's class, if a prediction head is named but none is stored."""
-    changes: dict[str, Any] = {"add_pooling_layer": any(POOLER.search(name) for name in names)}
-    head, named = "ForMaskedLM", config.get("architectures") or []
-    if any(name.endswith(head) for name in named) and not any(PREDICTIONS.search(name) for name in names):
-        changes["architectures"] = [name.removesuffix(head) + "Model" for name in named]
+def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Whether a pooler is stored; and the right class, if the config names one without the stored head.
+
+    Some configs name a masked language model whose head is not stored. Those of jina-reranker-v1 name the
+    trunk, though a classifier on top of the pooler is stored.
+    """
+    pooler = any(POOLER.search(name) for name in tensors)
+    changes: dict[str, Any] = {"add_pooling_layer": pooler}
+    named = config.get("architectures") or []
+    trunk, predictions, labels = "Model", "ForMaskedLM", tensors.get(CLASSIFIER)
+    if any(name.endswith(predictions) for name in named) and not any(map(PREDICTIONS.search, tensors)):
+        changes["architectures"] = [name.removesuffix(predictions) + trunk for name in named]
+    elif pooler and labels is not None and named and all(name.endswith(trunk) for name in named):
+        changes["architectures"] = [name.removesuffix(trunk) + "ForSequenceClassification" for name in named]
+        if len(config.get("id2label") or ()) != labels.shape[0]:
+            changes["num_labels"] = labels.shape[0]
     return changes

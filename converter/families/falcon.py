@@ -1,19 +1,20 @@
 """Falcon-RW: the Falcon checkpoints that were trained with ALiBi (``alibi: true``).
 
-Facts from transformers' ``models/falcon`` and the first revisions' ``configuration_RW``: those call
-themselves ``RefinedWebModel`` or ``RefinedWeb``, spell the sizes ``n_head``, ``n_layer`` and
-``n_head_kv`` and default ``multi_query`` and ``parallel_attn`` to false where transformers defaults
-them to true. The bias is divided by sqrt(head_dim) together with the scores. Trained at 2048
-tokens (Penedo et al. 2023, arXiv 2306.01116); no config stores that.
+Sources: transformers' ``models/falcon`` and ``configuration_RW`` of the first revisions. Those revisions
+have the model_type ``RefinedWebModel`` or ``RefinedWeb`` and call the sizes ``n_head``, ``n_layer`` and
+``n_head_kv``; their ``multi_query`` and ``parallel_attn`` are false by default, those of transformers true.
+The bias is divided by sqrt(head_dim) together with the scores. The models were trained at 2048 tokens
+(Penedo et al. 2023, arXiv 2306.01116), which no config stores.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from converter import slopes
+from converter.config import Config, Geometry, count, head_dim, respelled
 from converter.errors import UnsupportedModel
-from converter.families.base import Config, Family, Geometry, count, head_dim, respelled
+from converter.families.base import Family, Trained
+from converter.scaling import slopes
 
 OLD_TYPES = ("RefinedWebModel", "RefinedWeb")
 SPELLINGS = {
@@ -27,7 +28,7 @@ SPELLINGS = {
 def check(config: Config) -> None:
     if config.get("alibi") is not True:
         raise UnsupportedModel(
-            f"alibi is {config.get('alibi', False)!r}: this Falcon (falcon-7b and falcon-40b are such) has "
+            f"alibi is {config.get('alibi', False)!r}: this Falcon, like falcon-7b and falcon-40b, has "
             "rotary positions, so it has no slopes to scale; set rope scaling in its config.json instead"
         )
 
@@ -69,8 +70,20 @@ FAMILY = Family(
     check=check,
     geometry=geometry,
     stock_slopes=stock_slopes,
-    train_lengths={"tiiuae/falcon-rw-1b": 2048, "tiiuae/falcon-rw-7b": 2048},
+    checkpoints=(
+        Trained(2048, "arXiv 2306.01116", ("tiiuae/falcon-rw-1b", "tiiuae/falcon-rw-7b")),
+        Trained(
+            2048,
+            "of Falcon-RW, its base",
+            (
+                "ayoolaolafenwa/ChatLM",
+                "mfernezir/falcon-rw-1b-alpaca",
+                "yuanzhoulvpi/chinese_falcon_7b_chat",
+            ),
+        ),
+    ),
     normalise=normalise,
+    rounded_bias=True,
     bias_scale=lambda head_dim: head_dim**-0.5,
     examples=("tiiuae/falcon-rw-1b", "tiiuae/falcon-rw-7b"),
 )

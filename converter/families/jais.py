@@ -1,34 +1,34 @@
-"""JAIS (Core42, Inception, Cerebras) and BTLM-3B-8K (Cerebras, Opentensor): one layer under two names.
+"""JAIS (Core42, Inception, Cerebras) and BTLM-3B-8K (Cerebras, Opentensor): the same layer under two names.
 
-The authors' ``modeling_jais.py`` and ``modeling_btlm.py`` are on the Hub only. The facts are those on
+The authors' ``modeling_jais.py`` and ``modeling_btlm.py`` are on the Hub only. The facts below are those on
 which their copies and ports agree: robertalanm/text-generation-inference (branch feature/btlm,
 ``btlm_modeling.py`` and ``btlm_config.py``), vllm-project/vllm (``models/jais.py``,
 ``transformers_utils/configs/jais.py``), ggml-org/llama.cpp (``conversion/jais.py``), TensorRT-LLM (its
 conversion of GPT), Cerebras/modelzoo (``btlm_hf_cs.py``) and the model cards.
 
-* Layout: GPT-2's (``wte``, ``h.N.ln_1``, ``attn.c_attn`` with q, k and v in this order, ``attn.c_proj``,
-  ``ln_2``, ``mlp.c_fc``, ``mlp.c_fc2``, ``mlp.c_proj``, ``ln_f``), Conv1D weights [inputs, outputs], a
-  bias everywhere; ``lm_head`` is tied. SwiGLU is ``c_fc(x) * silu(c_fc2(x))``; its width is ``n_inner``,
-  or 4 * ``n_embd``.
-* muP: embeddings times ``mup_embeddings_scale``, q.k divided by the head size if
-  ``mup_scale_qk_dot_by_d`` (else by its square root), logits times ``mup_output_alpha *
-  mup_width_scale``; the defaults are 1 and false. The first configs (jais-13b) spell them
-  ``embeddings_scale``, ``scale_qk_dot_by_d`` and ``width_scale``, the last being the whole factor on the
+* Layout: that of GPT-2 (``wte``, ``h.N.ln_1``, ``attn.c_attn`` with q, k and v in this order,
+  ``attn.c_proj``, ``ln_2``, ``mlp.c_fc``, ``mlp.c_fc2``, ``mlp.c_proj``, ``ln_f``), with Conv1D weights
+  [inputs, outputs] and a bias everywhere; ``lm_head`` is tied. SwiGLU is ``c_fc(x) * silu(c_fc2(x))``; its
+  width is ``n_inner``, or 4 * ``n_embd`` by default.
+* muP: the embeddings are multiplied by ``mup_embeddings_scale``, and the logits by ``mup_output_alpha *
+  mup_width_scale``; q.k is divided by the head size if ``mup_scale_qk_dot_by_d`` is true, otherwise by its
+  square root. The defaults are 1 and false. The first configs (jais-13b) call these keys
+  ``embeddings_scale``, ``scale_qk_dot_by_d`` and ``width_scale``, where the last is the whole factor on the
   logits.
-* ALiBi: the bias ``-slope * |i - j|`` is added to the scaled scores, unscaled. The slopes are a
-  parameter that is stored, ``transformer.relative_pe.slopes`` [heads, 1]; stored values beat the formula.
-* Their own ``alibi_scaling`` divides every slope by one number: ``{"type": "linear", "factor": a}`` by
-  a; ``{"type": "linear", "train_seq_len": N}`` by max(1, T / N), where T counts all keys of the forward
-  pass, cached ones included. The latter is this tool's ``--method linear --dynamic length --rate 1``,
-  except that their T counts padding too. A conversion replaces it by its own.
+* ALiBi: the bias ``-slope * |i - j|`` is added after the scores were scaled. The slopes are a stored
+  parameter, ``transformer.relative_pe.slopes`` [heads, 1]; stored values replace those of the formula.
+* The models' own ``alibi_scaling`` divides every slope by one number: by a for ``{"type": "linear",
+  "factor": a}``, by max(1, T / N) for ``{"type": "linear", "train_seq_len": N}``, where T counts all keys of
+  the forward pass, cached ones included. The latter is this tool's ``--method linear --dynamic length
+  --rate 1``, except that their T counts padding too. A conversion replaces it by its own.
 * ``reorder_and_upcast_attn`` computes the same scores in float32 before the softmax, so both values are
   accepted. ``token_type_ids`` would add rows of ``wte``; no model card passes them, and the template
   ignores them.
-* GPT-JX-3b is, by its card's sizes, BTLM-3B-8K under class names of its own (``GPTJX...``,
-  huggingface/transformers issue 25723). Its config was not to be seen, so it is accepted only if it
-  spells muP's factors as the others do; verification compares its tensors.
-* Trained lengths: the Jais paper (2,048 for 13B), the cards of jais-30b-chat-v3 ("8000" tokens, "2000"
-  before), of the jais-family and of btlm-3b-8k-base. ``n_positions`` bounds what the original can run.
+* By the sizes in its card, GPT-JX-3b is BTLM-3B-8K under its own class names (``GPTJX...``,
+  huggingface/transformers issue 25723). Its config was not available, so such a model is accepted only if
+  it names the muP factors like the others; verification compares its tensors.
+* Trained lengths: the Jais paper (2,048 for 13B), and the cards of jais-30b-chat-v3 ("8000" tokens, "2000"
+  before), the jais-family and btlm-3b-8k-base. The original code cannot run beyond ``n_positions``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from converter import slopes
-from converter.errors import SourceError, UnsupportedModel
-from converter.families.base import Config, Family, Geometry, count, head_dim, respelled, stored_slopes
+from converter.config import Config, Geometry, agreed, count, head_dim, is_count, is_number, respelled
+from converter.errors import SourceError, Undecided, UnsupportedModel
+from converter.families.base import Family, Trained, stored_slopes
+from converter.scaling import slopes
 
 SIZES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 SCALES = {
@@ -50,7 +51,7 @@ SCALES = {
 MODEL_TYPES = ("jais", "btlm")
 FACTORS = (("mup_embeddings_scale", "embeddings_scale"), ("mup_width_scale", "width_scale"))
 
-# Option -> the one value under which the layer is what the template computes, and its default.
+# Option -> the only value for which the template computes the right layer, and the option's default.
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "activation_function": ("swiglu", "gelu_new"),
     "scale_attn_weights": (True, True),
@@ -74,19 +75,26 @@ def claims(config: Config) -> bool:
 def check(config: Config) -> None:
     if renamed(config) and not all(any(config.get(key) for key in keys) for keys in FACTORS):
         spelled = " and ".join(" or ".join(keys) for keys in FACTORS)
-        raise UnsupportedModel(
-            f"this GPT-JX has no {spelled}, without which its muP factors are not known; only one that "
-            "spells them as BTLM does can be converted"
+        raise Undecided(
+            f"this GPT-JX has no {spelled}, so its muP factors are not known; only a GPT-JX with the same "
+            "keys as BTLM can be converted; if you know them, give them with --set"
         )
     positions = config.get("position_embedding_type", "learned")
     if positions != "alibi":
         raise UnsupportedModel(
-            f"position_embedding_type is {positions!r}: this model (the muP models of Cerebras-GPT are such) "
+            f"position_embedding_type is {positions!r}: this model, like the muP models of Cerebras-GPT, "
             "has no ALiBi, so it has no slopes to scale; no conversion can lengthen it"
+        )
+    if config.get("output_logits_scale") is not None:
+        # BTLM's first revision has it beside width_scale, which is another number there than in JAIS-13B.
+        raise UnsupportedModel(
+            f"config.json has output_logits_scale {config['output_logits_scale']!r}: the muP keys of this "
+            "early revision have another meaning, so the factor on the logits is not known; convert the "
+            "present revision, whose keys are called mup_..."
         )
     for key, (wanted, default) in OPTIONS.items():
         value = config.get(key, default)
-        # A null, which is false to the code, is none of the values that only true stands for.
+        # The original code takes a null for false.
         if (value or False) != wanted:
             raise UnsupportedModel(
                 f"{key} is {value!r}; only a JAIS or BTLM with {wanted!r} can be converted"
@@ -100,16 +108,16 @@ def check(config: Config) -> None:
     own = config.get("alibi_scaling")
     if own is not None and not _linear(own):
         raise UnsupportedModel(
-            f"alibi_scaling is {own!r}, which is none that the code of JAIS and BTLM computes; if the model "
-            "was trained without it, remove it from config.json"
+            f"alibi_scaling is {own!r}, which the code of JAIS and BTLM cannot compute; if the model was "
+            "trained without it, remove it from config.json"
         )
 
 
 def scales(config: Config) -> dict[str, Any]:
-    """The muP keys in the current spelling, with their defaults.
+    """The muP keys under their current names, with their defaults.
 
     Raises:
-        SourceError: of another type, or spelled both ways with different values.
+        SourceError: a value has the wrong type, or the old and the current name have different values.
     """
     embeddings = _value(config, 1.0, "mup_embeddings_scale", "embeddings_scale")
     divides = _value(config, False, "mup_scale_qk_dot_by_d", "scale_qk_dot_by_d")
@@ -153,55 +161,77 @@ def normalise(config: Config) -> dict[str, Any]:
 
 
 def config_length(config: Config) -> int | None:
-    """The ``train_seq_len`` of its own or of our ``alibi_scaling``."""
+    """The ``train_seq_len`` of ``alibi_scaling``, in a source or a converted repository."""
     scaling = config.get("alibi_scaling")
     length = scaling.get("train_seq_len") if isinstance(scaling, dict) else None
-    return length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None
+    return length if is_count(length) else None
 
 
 def raise_length(config: dict[str, Any], length: int) -> None:
-    """``n_positions``, which tools take for the longest input."""
+    """Raises ``n_positions``, which tools take for the longest input."""
     config["n_positions"] = max(count(config, "n_positions", default=1), length)
 
 
 def _linear(scaling: object) -> bool:
-    """Whether their code accepts it: ``type`` and one of ``factor`` and ``train_seq_len``, both above 1."""
+    """Whether the original code accepts it: ``type`` and either ``factor`` or ``train_seq_len``, above 1."""
     if not isinstance(scaling, dict) or scaling.get("type") != "linear" or len(scaling) != 2:
         return False
     factor, length = scaling.get("factor"), scaling.get("train_seq_len")
     if factor is not None:
-        return _number(factor) and factor > 1
-    return isinstance(length, int) and not isinstance(length, bool) and length > 1
+        return is_number(factor) and factor > 1
+    return is_count(length) and length > 1
 
 
 def _value(config: Config, default: Any, *names: str) -> Any:
-    """The value of a key under any of its spellings, of the type that ``default`` has."""
+    """The value under any of a key's names; it must be a boolean or a number, as ``default`` is."""
     found = {name: config[name] for name in names if config.get(name) is not None}
     for name, value in found.items():
-        if not (isinstance(value, bool) if isinstance(default, bool) else _number(value)):
+        if not (isinstance(value, bool) if isinstance(default, bool) else is_number(value)):
             expected = "true or false" if isinstance(default, bool) else "a number"
             raise SourceError(f"config.json: {name} is {value!r}, expected {expected}")
-    if len(set(found.values())) > 1:
-        spelled = " and ".join(f"{name} {value}" for name, value in found.items())
-        raise SourceError(f"config.json contradicts itself: {spelled}; remove the wrong one")
-    return next(iter(found.values()), default)
+    value = agreed(found)
+    return default if value is None else value
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-# Under which the same models were published, one after another.
+# The organisations that published the same models one after another.
 OWNERS = ("core42", "inceptionai", "inception-mbzuai")
-FAMILY_SIZES = {
-    "590m": 2048,
-    "1p3b": 2048,
-    "2p7b": 2048,
-    "6p7b": 2048,
-    "13b": 2048,
-    "30b-8k": 8192,
-    "30b-16k": 16384,
-}
+KINDS = ("", "-chat")
+
+CHECKPOINTS = (
+    Trained(
+        2048,
+        "arXiv 2308.16149",
+        tuple(f"{owner}/jais-13b{kind}" for owner in OWNERS for kind in KINDS),
+    ),
+    Trained(
+        2048,
+        "card of jais-30b-chat-v3 (2k before v3)",
+        tuple(f"{owner}/jais-30b{kind}-v1" for owner in OWNERS[:2] for kind in KINDS),
+    ),
+    Trained(
+        8192,
+        "card of jais-30b-chat-v3",
+        tuple(f"{owner}/jais-30b{kind}-v3" for owner in OWNERS[:2] for kind in KINDS),
+    ),
+    Trained(
+        2048,
+        "card",
+        tuple(
+            f"inceptionai/jais-family-{size}{kind}"
+            for size in ("590m", "1p3b", "2p7b", "6p7b", "13b")
+            for kind in KINDS
+        ),
+    ),
+    Trained(8192, "card", tuple(f"inceptionai/jais-family-30b-8k{kind}" for kind in KINDS)),
+    Trained(16384, "card", tuple(f"inceptionai/jais-family-30b-16k{kind}" for kind in KINDS)),
+    Trained(2048, "n_positions, beyond which its code cannot run", ("inceptionai/Jais-family-256m",)),
+    Trained(
+        8192,
+        "card of btlm-3b-8k-base (2k, then 8k)",
+        ("cerebras/btlm-3b-8k-base", "cerebras/btlm-3b-8k-chat"),
+    ),
+    Trained(None, "not in config.json; its card was not read", ("KnutJaegersberg/GPT-JX-3b",)),
+)
 
 FAMILY = Family(
     name="jais",
@@ -215,18 +245,7 @@ FAMILY = Family(
     check=check,
     geometry=geometry,
     stock_slopes=stock_slopes,
-    train_lengths={
-        **{f"{owner}/jais-13b{kind}": 2048 for owner in OWNERS for kind in ("", "-chat")},
-        **{f"{owner}/jais-30b{kind}-v1": 2048 for owner in OWNERS[:2] for kind in ("", "-chat")},
-        **{f"{owner}/jais-30b{kind}-v3": 8192 for owner in OWNERS[:2] for kind in ("", "-chat")},
-        **{
-            f"inceptionai/jais-family-{size}{kind}": length
-            for size, length in FAMILY_SIZES.items()
-            for kind in ("", "-chat")
-        },
-        "cerebras/btlm-3b-8k-base": 8192,
-        "cerebras/btlm-3b-8k-chat": 8192,
-    },
+    checkpoints=CHECKPOINTS,
     length_hint="n_positions",
     length_doubt="is a limit that is raised for longer inputs without training",
     config_length=config_length,

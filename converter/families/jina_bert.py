@@ -1,24 +1,29 @@
 """JinaBERT (Jina Embeddings v2): BERT without positions, a gated feed forward layer, symmetric ALiBi.
 
-Facts, and where they are from:
+Facts and their sources:
 
 * ``model_type`` is "bert" and ``position_embedding_type`` "alibi"; ``auto_map`` points into another
   repository, ``jinaai/jina-bert-implementation--modeling_bert.JinaBertModel`` (config.json of
   jinaai/jina-embeddings-v2-base-en; parsed the same way by huggingface/text-embeddings-inference).
-* Bias: -m * |i - j| between slots, the ALiBi paper's slopes, added after the QK scale; no other
-  positions. Padded tokens are masked (the model's first code, ``modeling_jbert.py`` of the same
-  repository; joelpaulkoch/transformers, branch add_jina_bert, from jina-bert-v2-qk-post-norm).
-* Two layouts under the same class names. Plain: ``mlp.gated_layers`` (the first half is the gate),
-  ``mlp.wo``, ``mlp.layernorm``; with ``feed_forward_type`` "original", which is the default, BERT's
-  ``intermediate.dense`` and ``output`` instead (German_Semantic_V3; ggml-org/llama.cpp, pull request
-  18475). qk-post-norm (jina-embeddings-v2-base-code): ``layer_norm_q`` and ``layer_norm_k`` over the
-  whole width, ``mlp.up_gated_layer`` whose second half is the gate, and ``layer_norm_1`` of the layer's
-  input plus the attention block's output, which holds that input already. There the default of
-  ``feed_forward_type`` is "geglu".
-* config.json does not say which layout it is other than by the name of the repository with the code,
-  so ``fit`` looks at the stored names too.
-* The embedding models name ``JinaBertForMaskedLM`` and store no such head (vLLM's and
-  text-embeddings-inference's loaders skip it); rerankers store ``classifier`` over the pooler.
+* The bias is -m * |i - j| between positions, padding included, with the ALiBi paper's slopes; it is added
+  after the QK scale. There are no other positions, and padded tokens are masked (the model's first code,
+  ``modeling_jbert.py`` of the same repository; joelpaulkoch/transformers, branch add_jina_bert, from
+  jina-bert-v2-qk-post-norm).
+* Two layouts share the same class names. The plain one has ``mlp.gated_layers`` (the first half is the
+  gate), ``mlp.wo`` and ``mlp.layernorm``; with ``feed_forward_type`` "original", which is the default, it
+  has BERT's ``intermediate.dense`` and ``output`` instead (German_Semantic_V3; ggml-org/llama.cpp, pull
+  request 18475). The other, qk-post-norm (jina-embeddings-v2-base-code), has ``layer_norm_q`` and
+  ``layer_norm_k`` over the whole width and ``mlp.up_gated_layer``, whose second half is the gate. Its
+  ``layer_norm_1`` gets the layer's input plus the attention block's output, which already contains that
+  input. Its default ``feed_forward_type`` is "geglu".
+* config.json reveals the layout only through the name of the repository with the code, so ``fit`` looks
+  at the stored tensors' names too.
+* The embedding models name ``JinaBertForMaskedLM`` but store no such head (the loaders of vLLM and
+  text-embeddings-inference skip it); rerankers store a ``classifier`` on top of the pooler.
+* jina-colbert-v1-en has the class ``HF_ColBERT`` (stanford-futuredata/ColBERT, ``hf_colbert.py`` and
+  ``colbert.py``; jina-ai/ColBERT for JinaBERT): the trunk and ``linear.weight`` [dim, width]. A token's
+  vector is linear(hidden state), scaled to unit length. That of a padding token, recognised by its id, is 0.
+  Queries are filled up with mask tokens, which attention does not see, but which have vectors too.
 * Trained length: 512 (model cards of v2-base-en and v2-small-en: "trained using 512 sequence length,
   but extrapolates to 8k"); ``max_position_embeddings`` is 8192 there.
 """
@@ -26,25 +31,28 @@ Facts, and where they are from:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
-from converter import slopes
-from converter.errors import UnsupportedModel
+from converter.config import Config
+from converter.errors import SourceError, UnsupportedModel
 from converter.families import encoder
-from converter.families.base import Config, Family
+from converter.families.base import Family, Trained
+from converter.scaling import slopes
+from converter.source.checkpoint import Tensor
 
 FEED_FORWARD = ("geglu", "reglu", "original")
 QK_CODE = "qk-post-norm"
-
+PROJECTION = "linear.weight"
+"""The projection of a ColBERT."""
 
 KNOWN_CODE = re.compile(r"(^|--)modeling_bert\.JinaBert\w+$")
 FIRST = "JBert"
-"""How the classes of the models' first revision, whose layout was another, start."""
+"""Prefix of the class names in the models' first revision, which had another layout."""
 
 
 def claims(config: Config) -> bool:
-    """A "bert" whose code is JinaBERT's."""
+    """Whether this is a "bert" with JinaBERT's code."""
     return config.get("model_type") == "bert" and any(
         name.startswith(("JinaBert", FIRST)) for name in encoder.class_names(config)
     )
@@ -54,7 +62,7 @@ def check(config: Config) -> None:
     if any(name.startswith(FIRST) for name in encoder.class_names(config)):
         raise UnsupportedModel(
             "this is the first revision of a JinaBERT (its classes are called JBert...), whose tensors have "
-            "another layout; convert the present revision of the repository"
+            "another layout; convert the current revision of the repository"
         )
     for auto, name in encoder.code(config).items():
         if auto.startswith("AutoModel") and not (isinstance(name, str) and KNOWN_CODE.search(name)):
@@ -84,7 +92,7 @@ def stock_slopes(config: Config) -> slopes.Slopes:
 
 
 def qk_post_norm(config: Config) -> bool:
-    """Whether the code that the config names, or came from, is that of the second layout."""
+    """Whether the config names the code of the second layout, or a checkpoint with that layout."""
     given = config.get("qk_post_norm")
     if isinstance(given, bool):
         return given
@@ -102,11 +110,35 @@ def normalise(config: Config) -> dict[str, Any]:
     }
 
 
-def fit(config: Config, names: Collection[str]) -> dict[str, Any]:
-    """What the names of the stored tensors tell: the layout, and see ``encoder.fit``."""
-    layout = any(".layer_norm_q." in name for name in names)
-    return {**encoder.fit(config, names), "qk_post_norm": layout}
+def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Adds the layout and ColBERT's dimension, which the stored tensors reveal, to ``encoder.fit``."""
+    layout = any(".layer_norm_q." in name for name in tensors)
+    projection = tensors.get(PROJECTION)
+    if projection is None and any("ColBERT" in str(name) for name in config.get("architectures") or ()):
+        raise SourceError(f"the weights have no {PROJECTION}, which projects the tokens of a ColBERT")
+    dimension = {} if projection is None else {"projection_dim": projection.shape[0]}
+    return {**encoder.fit(config, tensors), "qk_post_norm": layout, **dimension}
 
+
+CHECKPOINTS = (
+    Trained(
+        512,
+        "card",
+        tuple(f"jinaai/jina-embeddings-v2-{kind}" for kind in ("base-en", "small-en", "base-code")),
+    ),
+    Trained(512, "card, before commit 4b0e79b", ("jinaai/jina-embeddings-v2-base-de",)),
+    Trained(512, "of jina-bert-v2-base-en, its base (card)", ("jinaai/jina-colbert-v1-en",)),
+    Trained(
+        None,
+        "not in the cards, which name the longest input, 8192; arXiv 2402.17016 was not read",
+        ("jinaai/jina-embeddings-v2-base-es", "jinaai/jina-embeddings-v2-base-zh"),
+    ),
+    Trained(
+        None,
+        "not in the cards, which name the longest input, 8192",
+        ("jinaai/jina-reranker-v1-tiny-en", "jinaai/jina-reranker-v1-turbo-en"),
+    ),
+)
 
 FAMILY = Family(
     name="jina_bert",
@@ -117,10 +149,11 @@ FAMILY = Family(
     claims=claims,
     sign="`bert` with `JinaBert...` classes",
     class_prefixes=("JinaBert",),
+    class_aliases={"HF_ColBERT": "ForColBERT"},
     check=check,
     geometry=encoder.geometry,
     stock_slopes=stock_slopes,
-    train_lengths={"jinaai/jina-embeddings-v2-base-en": 512, "jinaai/jina-embeddings-v2-small-en": 512},
+    checkpoints=CHECKPOINTS,
     length_hint="max_position_embeddings",
     length_doubt="is the length that the model is meant to reach, 16 times the trained one in Jina's own",
     normalise=normalise,
@@ -129,7 +162,7 @@ FAMILY = Family(
     base_prefix="bert",
     layers="encoder.layer",
     embeddings="embeddings.word_embeddings.weight",
-    # The first is a second name of cls.predictions.bias.
+    # The first pattern is a second name of cls.predictions.bias.
     unread=(r"^cls\.predictions\.decoder\.bias$", encoder.BUFFERS),
     tokenizer_class="BertTokenizerFast",
     stock=False,

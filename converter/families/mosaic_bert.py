@@ -1,32 +1,36 @@
 """MosaicBERT and DNABERT-2: BERT without positions, fused QKV, a gated feed forward layer, symmetric ALiBi.
 
-Facts, and where they are from:
+Facts and their sources:
 
-* mosaicml/examples, ``examples/benchmarks/bert/src/bert_layers.py``: bias -m * |i - j| between slots
-  with the ALiBi paper's slopes, after the QK scale; ``Wqkv`` holds q, k, v in that order; GLU =
-  exact GELU(first half of ``gated_layers``) * second half; token type 0 is added if none are given; the
-  hidden states of padded tokens are 0 in the end; the prediction head's norm has epsilon 1e-12
-  whatever the config says, its decoder is tied and has a bias of its own; classification goes through
-  the pooler. ``alibi_starting_size`` is the size of a table that grows, and changes nothing.
-* Its loss skips label 0 too; here, as everywhere in transformers, -100 alone.
-* config.json of zhihan1996/DNABERT-2-117M has no model_type, architectures or pad_token_id (BERT's
-  defaults, "bert" and 0, hold) and says ``position_embedding_type`` "absolute", which its code ignores.
-* ``bert_layers.py`` was rewritten in many copies under an unchanged config (guyiyangyoung/LLM-DNABERT2
-  adds rotary positions). Classes of other names, options that such code reads, and stored rotary
-  tensors are refused; code that was changed and left no trace in config or weights cannot be told.
-* Trained lengths: model cards of mosaicml/mosaic-bert-base (128) and its -seqlen- variants.
+* mosaicml/examples, ``examples/benchmarks/bert/src/bert_layers.py``: the bias is -m * |i - j| between
+  positions, padding included, with the ALiBi paper's slopes; it is added after the QK scale. ``Wqkv`` holds
+  q, k, v in that order; GLU = exact GELU(first half of ``gated_layers``) * second half. Without token types,
+  type 0 is added. The final hidden states of padded tokens are 0. The prediction head's norm has epsilon
+  1e-12 whatever the config says; its decoder is tied and has its own bias. Classification goes through the
+  pooler. ``alibi_starting_size`` is the initial size of a table that grows, and changes no result.
+* The original loss skips label 0 too; here, as everywhere in transformers, it skips only -100.
+* config.json of zhihan1996/DNABERT-2-117M has no model_type, architectures or pad_token_id (so BERT's
+  defaults apply, "bert" and 0). Its ``position_embedding_type`` is "absolute", which the code ignores.
+* Many copies of ``bert_layers.py`` were rewritten under an unchanged config (guyiyangyoung/LLM-DNABERT2
+  adds rotary positions). Other class names, options that only such code reads, and stored rotary tensors
+  are refused; a rewrite that left no trace in config or weights cannot be detected.
+* Trained lengths: model cards of mosaicml/mosaic-bert-base (128) and its -seqlen- variants. DNABERT-2 was
+  trained on 700 base pairs (arXiv 2306.15006), about 5.5 to a token, by MosaicBERT's recipe, whose length is
+  128; DNABERT-S was trained further at 2000 tokens.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
-from converter import slopes
+from converter.config import Config
 from converter.errors import UnsupportedModel
 from converter.families import encoder
-from converter.families.base import Config, Family
+from converter.families.base import Family, Trained
+from converter.scaling import slopes
+from converter.source.checkpoint import Tensor
 
 KNOWN_CODE = re.compile(r"(^|--)bert_layers\.Bert(Model|For\w+)$")
 DECODER = "cls.predictions.decoder.weight"
@@ -34,7 +38,7 @@ FOREIGN_KEYS = re.compile(r"rotary|(^|_)rope(_|$)|^(attention|bert|embedding|mlp
 
 
 def claims(config: Config) -> bool:
-    """A "bert", or a config without a model_type, that sizes MosaicBERT's table of biases."""
+    """Whether this is a "bert", or has no model_type, and gives the size of MosaicBERT's table of biases."""
     return config.get("model_type") in (None, "bert") and "alibi_starting_size" in config
 
 
@@ -63,11 +67,31 @@ def stock_slopes(config: Config) -> slopes.Slopes:
     return slopes.stock_slopes(encoder.geometry(config).num_heads)
 
 
-def fit(config: Config, names: Collection[str]) -> dict[str, Any]:
-    """As for every encoder; and the decoder is tied, whatever the key says, unless one is stored."""
-    tied = {} if DECODER in names else {"tie_word_embeddings": True}
-    return encoder.fit(config, names) | tied
+def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Ties the decoder unless one is stored, whatever the config says; the rest is ``encoder.fit``."""
+    tied = {} if DECODER in tensors else {"tie_word_embeddings": True}
+    return encoder.fit(config, tensors) | tied
 
+
+CHECKPOINTS = (
+    Trained(128, "card", ("mosaicml/mosaic-bert-base",)),
+    *(
+        Trained(length, "card", (f"mosaicml/mosaic-bert-base-seqlen-{length}",))
+        for length in (256, 512, 1024, 2048)
+    ),
+    Trained(
+        128,
+        "inferred: 700 bp (arXiv 2306.15006, as quoted), MosaicBERT's recipe (its author in "
+        "github.com/MAGICS-LAB/DNABERT_2, issue 76)",
+        ("zhihan1996/DNABERT-2-117M",),
+    ),
+    Trained(2000, "github.com/MAGICS-LAB/DNABERT_S, its scripts", ("zhihan1996/DNABERT-S",)),
+    Trained(
+        None,
+        "not on github.com/buetnlpbio/BiRNA-BERT; bioRxiv 2024.07.02.601703 was not read",
+        ("buetnlpbio/birna-bert",),
+    ),
+)
 
 FAMILY = Family(
     name="mosaic_bert",
@@ -81,10 +105,7 @@ FAMILY = Family(
     check=check,
     geometry=encoder.geometry,
     stock_slopes=stock_slopes,
-    train_lengths={
-        "mosaicml/mosaic-bert-base": 128,
-        **{f"mosaicml/mosaic-bert-base-seqlen-{length}": length for length in (256, 512, 1024, 2048)},
-    },
+    checkpoints=CHECKPOINTS,
     length_hint="max_position_embeddings",
     length_doubt="is BERT's default, whatever the model was trained at",
     fit=fit,

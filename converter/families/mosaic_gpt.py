@@ -1,23 +1,24 @@
 """MosaicGPT, MPT's predecessor: mosaicml/mpt-1b-redpajama-200b, and replit-code-v1-3b as first published.
 
-Facts from mosaicml/examples v0.0.4, ``examples/llm/src/models/{mosaic_gpt,layers}``, the version that the
-model card of mpt-1b-redpajama-200b names, and from replit/ReplitLM, ``replit-code-v1-3b/`` before May 24,
-2023, a fork of the same code with the class ``ReplitLM`` and the model_type ``replit_lm`` (since then that
-repository is an ``mpt``):
+Sources: mosaicml/examples v0.0.4, ``examples/llm/src/models/{mosaic_gpt,layers}``, the version that the
+model card of mpt-1b-redpajama-200b names; and replit/ReplitLM, ``replit-code-v1-3b/`` before May 24, 2023,
+a fork of the same code with the class ``ReplitLM`` and the model_type ``replit_lm`` (since then, that
+repository is an ``mpt``).
 
 * The options are top-level keys: ``alibi`` (false by default), ``alibi_bias_max``, ``attn_qk_ln``,
   ``attn_clip_qkv``, ``softmax_scale``, ``attn_pdrop``, ``mlp_ratio``, ``no_bias`` (false by default).
-* The trunk is a ModuleDict ``transformer`` of the language model, the only class there is. Each layer has
+* The only class is the language model; its trunk is a ModuleDict called ``transformer``. Each layer has
   ``ln_1``, ``attn.{Wqkv,out_proj}``, ``ln_2``, ``mlp.{mlp_up,mlp_down}``; the last norm is ``ln_f``. Logits
   come from ``wte`` whatever ``tie_word_embeddings`` says.
 * ``attn_qk_ln`` adds ``attn.{q_ln,k_ln}`` over the whole width, before the split into heads. Both
   mpt-1b-redpajama-200b models were trained with it.
-* Head h of H has the slope 2^(-alibi_bias_max * h / H) for every H. mosaicml/examples changed that on
-  April 25, 2023 (#307) to the slopes of MPT, which differ if H is no power of two; no key tells the two
-  apart. The published checkpoints have 16 and 32 heads. From April 28 on (#308) the norms are called
-  ``norm_1``, ``norm_2`` and ``norm_f`` and the config has ``norm_type``; that layout is refused.
+* Head h of H has the slope 2^(-alibi_bias_max * h / H) for every H. On April 25, 2023, mosaicml/examples
+  changed this to the slopes of MPT (#307), which differ unless H is a power of two; no config key shows
+  which of the two a model has. The published checkpoints have 16 and 32 heads. From April 28 on (#308), the
+  norms are called ``norm_1``, ``norm_2`` and ``norm_f`` and the config has ``norm_type``; that layout is
+  refused.
 * ``low_precision_layernorm`` concerns autocast, ``embedding_fraction`` a gradient, ``attn_uses_sequence_id``
-  packed documents in training, ``attn_impl`` the kernel: they do not change what the model computes.
+  packed documents in training and ``attn_impl`` the kernel; none of them changes the results.
 
 The trained length is that of the model cards (2048); ``max_seq_len`` is a limit that the code enforces.
 """
@@ -26,14 +27,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from converter import slopes
+from converter.config import Config, Geometry, count, head_dim, is_number, respelled
 from converter.errors import SourceError, UnsupportedModel
-from converter.families.base import Config, Family, Geometry, count, head_dim, respelled
-from converter.families.mpt import finite_number, raise_length
+from converter.families.base import Family, Trained
+from converter.families.mpt import raise_length
+from converter.scaling import slopes
 
 SPELLINGS = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
 
-# Option -> the values under which the model is the one that the template computes, None for no such key.
+# Option -> the values for which the template computes the right model; None stands for a missing key.
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "prefix_lm": (None, False),
     "norm_type": (None,),
@@ -57,14 +59,14 @@ def check(config: Config) -> None:
             fit = " or ".join(repr(option) for option in good if option is not None) or "no such key"
             raise UnsupportedModel(f"{key} is {value!r}; only a MosaicGPT with {fit} can be converted")
     scale = config.get("softmax_scale")
-    if scale is not None and not (finite_number(scale) and 1 / 256 <= scale <= 16):
+    if scale is not None and not (is_number(scale) and 1 / 256 <= scale <= 16):
         raise UnsupportedModel(
-            f"softmax_scale is {scale!r}; only a MosaicGPT with one of 1/256 to 16 can be converted"
+            f"softmax_scale is {scale!r}; only a MosaicGPT with a value from 1/256 to 16 can be converted"
         )
     for key in ("attn_clip_qkv", "logit_scale"):
         value = config.get(key)
         named = key == "logit_scale" and value == "inv_sqrt_d_model"
-        if not (value is None or finite_number(value) or named):
+        if not (value is None or is_number(value) or named):
             raise SourceError(f"config.json: {key} is {value!r}, expected a number or null")
     count(config, "mlp_ratio", default=4)
     bias_max(config)
@@ -84,10 +86,10 @@ def bias_max(config: Config) -> float:
     """``alibi_bias_max``, 8 by default.
 
     Raises:
-        SourceError: not a positive finite number.
+        SourceError: the value is not a number above 0 and up to 128.
     """
     value = config.get("alibi_bias_max", 8)
-    if not finite_number(value) or not 0 < value <= 128:
+    if not is_number(value) or not 0 < value <= 128:
         raise SourceError(f"config.json: alibi_bias_max is {value!r}, expected 8 or so")
     return float(value)
 
@@ -98,7 +100,7 @@ def stock_slopes(config: Config) -> slopes.Slopes:
 
 
 def normalise(config: Config) -> dict[str, Any]:
-    # The code reads no such key: the head is the embedding.
+    # The original code ignores this key; its head is always the embedding.
     return respelled(config, SPELLINGS) | {"tie_word_embeddings": True}
 
 
@@ -107,8 +109,9 @@ def doubt(config: Config) -> str | None:
     if heads & (heads - 1) == 0:
         return None
     return (
-        f"with {heads} heads, no power of two, the slopes depend on the age of the code that trained the "
-        "model, which config.json does not tell: taken for older than April 25, 2023 (mosaicml/examples #307)"
+        f"the model has {heads} heads, not a power of two, so its slopes depend on the code that trained it; "
+        "config.json does not name its version, and one from before April 25, 2023 is assumed "
+        "(mosaicml/examples #307)"
     )
 
 
@@ -122,10 +125,15 @@ FAMILY = Family(
     check=check,
     geometry=geometry,
     stock_slopes=stock_slopes,
-    train_lengths={
-        "mosaicml/mpt-1b-redpajama-200b": 2048,
-        "mosaicml/mpt-1b-redpajama-200b-dolly": 2048,
-    },
+    checkpoints=(
+        Trained(
+            2048,
+            "card",
+            ("mosaicml/mpt-1b-redpajama-200b", "mosaicml/mpt-1b-redpajama-200b-dolly"),
+        ),
+        Trained(2048, "of mosaicml's, whose copy it is", ("anas-awadalla/mpt-1b-redpajama-200b",)),
+        Trained(2048, "max_seq_len, and the tokenizer's limit", ("replit/replit-code-v1-3b",)),
+    ),
     length_hint="max_seq_len",
     length_doubt="is a limit that is often raised without training",
     normalise=normalise,

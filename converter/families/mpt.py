@@ -1,23 +1,27 @@
-"""MPT (MosaicML): ``attn_config`` holds what concerns attention, the bias' maximum included.
+"""MPT (MosaicML): the options of attention are in ``attn_config``, among them the maximum of the bias.
 
-Facts from mosaicml/llm-foundry, ``llmfoundry/models/{mpt,layers}`` at v0.1.0 to v0.21.0 (its copy is the
-remote code of MosaicML's and Replit's repositories, with the class ``MPTForCausalLM``), and from
-transformers' ``models/mpt``, which names the tensors alike:
+Sources: mosaicml/llm-foundry, ``llmfoundry/models/{mpt,layers}`` from v0.1.0 to v0.21.0 (a copy is the remote
+code of MosaicML's and Replit's repositories, with the class ``MPTForCausalLM``), and transformers'
+``models/mpt``, which gives the tensors the same names.
 
-* The slopes come from ``attn_config.alibi_bias_max`` (8; 16 in StoryWriter), which stock transformers
-  ignores, as it does ``alibi: false``. llm-foundry's defaults are ``alibi: false`` and ``no_bias: false``,
-  transformers' the opposites.
+* The slopes come from ``attn_config.alibi_bias_max`` (8; 16 in StoryWriter). Stock transformers ignores
+  that key, and ``alibi: false`` too. llm-foundry's defaults are ``alibi: false`` and ``no_bias: false``,
+  those of transformers the opposite. transformers' class writes only what differs from its defaults, and
+  always ``attn_config.model_type``, but keeps the class names of the config that it read.
 * ``attn_type`` is ``multihead_attention``, ``multiquery_attention`` (one key and value head) or
   ``grouped_query_attention`` (``attn_config.kv_n_heads`` of them; replit-code-v1_5-3b has 24 heads over 8).
   ``Wqkv`` gives query, key and value in this order; consecutive query heads share a key head.
 * ``qk_ln`` normalises the whole query and the whole key, each over its own width, before they are split
   into heads; it is a LayerNorm with an epsilon of 1e-5 whatever ``norm_type`` and ``norm_eps`` say.
 * The RMSNorm of v0.1 multiplies by the root mean square instead of dividing by it. Only v0.3 and later
-  write ``fc_type``, so without that key it is unknown which norm was trained.
+  write ``fc_type``; without that key it is unknown which norm the model was trained with.
 * ``mptglu`` is down(activation(gate) * up); the activation is exact GELU unless ``ffn_act_fn`` is given.
+* Krutrim-1's config.json (krutrim-ai-labs/Krutrim-1-instruct) has no ``ffn_act_fn``, for which the code
+  beside it, llm-foundry's, computes GELU, as does its authors' copy (github.com/ola-krutrim/Chitrarth,
+  ``language_model/mpt/ffn.py``). But their paper (arXiv 2502.09642) says ReLU. So the user has to say it.
 * ``embedding_fraction`` scales a gradient only. ``attn_uses_sequence_id`` masks packed documents from each
   other in training, ``use_pad_tok_in_ffn: false`` skips padded tokens, ``learned_pos_emb`` is off when
-  ``alibi`` is on, ``attn_impl`` selects a kernel: none of them changes what a real token gets.
+  ``alibi`` is on, ``attn_impl`` selects a kernel: none of them changes the results for real tokens.
 
 The other options below change the computation and are refused. Trained lengths are those of the model
 cards; ``max_seq_len`` is a limit that users raise on purpose.
@@ -25,12 +29,12 @@ cards; ``max_seq_len`` is a limit that users raise on purpose.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from converter import slopes
-from converter.errors import SourceError, UnsupportedModel
-from converter.families.base import Config, Family, Geometry, count, head_dim, respelled
+from converter.config import Config, Geometry, agreed, count, head_dim, is_number, respelled
+from converter.errors import SourceError, Undecided, UnsupportedModel
+from converter.families.base import Family, Trained
+from converter.scaling import slopes
 
 SPELLINGS = {
     "hidden_size": "d_model",
@@ -40,8 +44,8 @@ SPELLINGS = {
 }
 EPSILON = 1e-5
 
-# Option -> the values under which the layer is the one that the template computes; None is the
-# default, which is left out of a config or null in it.
+# Option -> the values for which the template computes the right layer; None stands for a missing or null
+# key, which means the default.
 LAYER_NORMS = ("layernorm", "low_precision_layernorm")
 RMS_NORMS = ("rmsnorm", "low_precision_rmsnorm")
 ATTENTION: dict[str, tuple[Any, ...]] = {
@@ -61,7 +65,13 @@ ATTENTION: dict[str, tuple[Any, ...]] = {
 }
 FFN: dict[str, tuple[Any, ...]] = {
     "ffn_type": (None, "mptmlp", "mptglu"),
-    "ffn_act_fn": (None, {"name": "gelu", "approximate": "none"}, {"name": "gelu"}, {"name": "silu"}),
+    "ffn_act_fn": (
+        None,
+        {"name": "gelu", "approximate": "none"},
+        {"name": "gelu"},
+        {"name": "relu"},
+        {"name": "silu"},
+    ),
     "fc_type": (None, "torch"),
 }
 LAYER: dict[str, tuple[Any, ...]] = {
@@ -76,10 +86,12 @@ LAYER: dict[str, tuple[Any, ...]] = {
     "attention_bias": (None, False),
     "head_dim": (None,),
 }
+KRUTRIM = (4608, 48, 8)
+"""``d_model``, ``n_heads`` and ``attn_config.kv_n_heads`` of Krutrim-1."""
 
 
 def attention(config: Config) -> Config:
-    """``attn_config``; empty, which means the defaults, where the config has none.
+    """``attn_config``; empty, which means the defaults, if the config has none.
 
     Raises:
         SourceError: it is not an object.
@@ -91,9 +103,15 @@ def check(config: Config) -> None:
     options, layer = attention(config), ffn(config)
     alibi = options.get("alibi", not _foundry(config))
     if alibi is not True:
-        raise UnsupportedModel(
-            f"attn_config.alibi is {alibi!r}: this MPT (SEA-LION v1 is one) was trained with "
-            "learned positions, so it has no slopes to scale; no conversion can lengthen it"
+        reason = (
+            f"attn_config.alibi is {alibi!r}: this MPT, like SEA-LION v1, was trained with learned "
+            "positions, so it has no slopes to scale; no conversion can lengthen it"
+        )
+        if "alibi" in options:
+            raise UnsupportedModel(reason)
+        raise Undecided(
+            f"config.json does not say attn_config.alibi, and by llm-foundry's default {reason}; if it was "
+            "trained with ALiBi, give --set attn_config.alibi=true"
         )
     check_softmax_scale(options)
     for where, values, known in (
@@ -103,7 +121,7 @@ def check(config: Config) -> None:
     ):
         for key, good in known.items():
             value = values.get(key)
-            # Newer versions spell the kind of linear layer as an object.
+            # Newer versions write the kind of linear layer as an object.
             value = value.get("name", "torch") if key == "fc_type" and isinstance(value, dict) else value
             if value not in good:
                 fit = " or ".join(repr(value) for value in good if value is not None) or "no such key"
@@ -111,12 +129,11 @@ def check(config: Config) -> None:
     for where, values, key in (
         ("attn_config.", options, "softmax_scale"),
         ("attn_config.", options, "clip_qkv"),
+        ("attn_config.", options, "attn_pdrop"),
         ("", config, "logit_scale"),
     ):
         value = values.get(key)
-        if not (
-            value is None or finite_number(value) or (key == "logit_scale" and value == "inv_sqrt_d_model")
-        ):
+        if not (value is None or is_number(value) or (key == "logit_scale" and value == "inv_sqrt_d_model")):
             raise SourceError(f"config.json: {where}{key} is {value!r}, expected a number or null")
     check_norms(config)
     tuning = options.get("attn_temperature_tuning")
@@ -127,42 +144,48 @@ def check(config: Config) -> None:
         )
     count(layer, "ffn_hidden_size", default=1)
     bias_max(config)
+    sizes = (config.get("d_model"), config.get("n_heads"), options.get("kv_n_heads"))
+    if sizes == KRUTRIM and layer.get("ffn_act_fn") is None:
+        raise Undecided(
+            "config.json does not say which activation this model has: its sizes are those of Krutrim-1, "
+            "whose paper (arXiv 2502.09642) names ReLU, but whose code computes GELU by default; give "
+            "--set ffn_config.ffn_act_fn.name=relu or --set ffn_config.ffn_act_fn.name=gelu"
+        )
 
 
 def check_norms(config: Config) -> None:
     given = {key: config[key] for key in ("norm_eps", "layer_norm_epsilon") if config.get(key) is not None}
     for key, value in given.items():
-        if not finite_number(value) or not 0 < value < 1:
+        if not is_number(value) or not 0 < value < 1:
             raise SourceError(f"config.json: {key} is {value!r}, expected a small positive number")
-    if len(set(given.values())) > 1:
-        spelled = " and ".join(f"{key} {value}" for key, value in given.items())
-        raise SourceError(f"config.json contradicts itself: {spelled}; remove the wrong one")
+    agreed(given)
     own = config.get("layer_norm_epsilon")
     if _foundry(config) and config.get("norm_eps") is None and own not in (None, EPSILON):
-        raise UnsupportedModel(
-            f"layer_norm_epsilon is {own!r}, which llm-foundry's classes, that architectures names, do not "
-            "read; if the model was trained with it, spell it norm_eps, else remove it from config.json"
+        raise Undecided(
+            f"layer_norm_epsilon is {own!r}, but llm-foundry's classes, which architectures names, do not "
+            f"read that key; if the model was trained with it, give --set norm_eps={own!r}, otherwise remove "
+            "it from config.json"
         )
     if attention(config).get("qk_ln") and not set(given.values()) <= {EPSILON}:
         raise UnsupportedModel(
-            f"attn_config.qk_ln with norms of epsilon {next(iter(given.values()))!r}: only an MPT with "
-            f"{EPSILON!r} can be converted when its queries and keys are normalised too"
+            f"attn_config.qk_ln is set and the norms have epsilon {next(iter(given.values()))!r}; an MPT "
+            f"that normalises queries and keys can be converted only with epsilon {EPSILON!r}"
         )
     if config.get("norm_type") in RMS_NORMS and config.get("fc_type") is None:
-        raise UnsupportedModel(
-            f"norm_type is {config['norm_type']!r} without fc_type, so from llm-foundry before v0.3, whose "
-            "first versions compute another norm under this name; if a later one trained the checkpoint, add "
-            "the fc_type 'torch' to its config.json"
+        raise Undecided(
+            f"norm_type is {config['norm_type']!r} without fc_type, so the model is from llm-foundry before "
+            "v0.3, whose first versions compute another norm under this name; if a later version trained it, "
+            "give --set fc_type=torch"
         )
 
 
 def check_softmax_scale(options: Config) -> None:
     """The template divides the slopes by this scale, and half precision must hold the result."""
     scale = options.get("softmax_scale")
-    number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
-    if scale is not None and not (number and 1 / 256 <= scale <= 16):
+    if scale is not None and not (is_number(scale) and 1 / 256 <= scale <= 16):
         raise UnsupportedModel(
-            f"attn_config.softmax_scale is {scale!r}; only an MPT with one of 1/256 to 16 can be converted"
+            f"attn_config.softmax_scale is {scale!r}; only an MPT with a value from 1/256 to 16 can be "
+            "converted"
         )
 
 
@@ -177,11 +200,11 @@ def geometry(config: Config) -> Geometry:
 
 
 def kv_heads(config: Config, heads: int) -> int:
-    """The number of key and value heads, which ``attn_type`` decides.
+    """The number of key and value heads, which depends on ``attn_type``.
 
     Raises:
-        SourceError: grouped heads without ``attn_config.kv_n_heads``, or with one that does not divide
-            the number of heads.
+        SourceError: heads are grouped, but ``attn_config.kv_n_heads`` is missing or does not divide the
+            number of heads.
         UnsupportedModel: ``attn_config.kv_n_heads`` contradicts ``attn_type``.
     """
     options = attention(config)
@@ -196,7 +219,7 @@ def kv_heads(config: Config, heads: int) -> int:
     if given not in (None, groups):
         raise UnsupportedModel(
             f"attn_config.kv_n_heads is {given!r}, but attn_type {options.get('attn_type')!r} means "
-            f"{groups}; only 'grouped_query_attention' has a number of its own"
+            f"{groups}; other numbers need 'grouped_query_attention'"
         )
     return groups
 
@@ -205,10 +228,10 @@ def bias_max(config: Config) -> float:
     """``attn_config.alibi_bias_max``, 8 by default.
 
     Raises:
-        SourceError: not a positive finite number.
+        SourceError: the value is not a number above 0 and up to 128.
     """
     value = attention(config).get("alibi_bias_max", 8)
-    if not finite_number(value) or not 0 < value <= 128:
+    if not is_number(value) or not 0 < value <= 128:
         raise SourceError(f"config.json: attn_config.alibi_bias_max is {value!r}, expected 8 or so")
     return float(value)
 
@@ -229,12 +252,12 @@ def normalise(config: Config) -> dict[str, Any]:
 
 
 def raise_length(config: dict[str, Any], length: int) -> None:
-    """``max_seq_len``, beyond which MPT code and the tools that read it refuse to run."""
+    """Raises ``max_seq_len``, beyond which MPT code and tools that read it refuse to run."""
     config["max_seq_len"] = max(count(config, "max_seq_len", default=1), length)
 
 
 def stock_unfit(config: Config) -> str | None:
-    """transformers' MPT ignores these options, silently."""
+    """Names an option that transformers' MPT silently ignores; None if there is none."""
     options, layer = attention(config), ffn(config)
     sizes = geometry(config)
     if sizes.num_kv_heads != sizes.num_heads:
@@ -257,7 +280,7 @@ def stock_unfit(config: Config) -> str | None:
 
 
 def ffn(config: Config) -> Config:
-    """``ffn_config``; empty, which means the defaults, where the config has none.
+    """``ffn_config``; empty, which means the defaults, if the config has none.
 
     Raises:
         SourceError: it is not an object.
@@ -266,7 +289,9 @@ def ffn(config: Config) -> Config:
 
 
 def _foundry(config: Config) -> bool:
-    """Whether llm-foundry's classes wrote the config; its defaults are not those of transformers."""
+    """Whether llm-foundry's classes wrote the config; their defaults differ from those of transformers."""
+    if "model_type" in attention(config):
+        return False
     named = config.get("architectures")
     if not named:
         code = config.get("auto_map")
@@ -278,7 +303,7 @@ def doubt(config: Config) -> str | None:
     scale = config.get("logit_scale")
     if scale is None or _foundry(config):
         return None
-    return f"logit_scale {scale!r} is honoured, as llm-foundry does; transformers' own MPT class ignores it"
+    return f"logit_scale {scale!r} is honoured, as in llm-foundry; transformers' own MPT class ignores it"
 
 
 def _options(config: Config, key: str) -> Config:
@@ -290,10 +315,6 @@ def _options(config: Config, key: str) -> Config:
     return options
 
 
-def finite_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 FAMILY = Family(
     name="mpt",
     title="MPT",
@@ -303,13 +324,27 @@ FAMILY = Family(
     check=check,
     geometry=geometry,
     stock_slopes=stock_slopes,
-    train_lengths={
-        **{f"mosaicml/mpt-7b{kind}": 2048 for kind in ("", "-instruct", "-chat")},
-        **{f"mosaicml/mpt-7b-8k{kind}": 8192 for kind in ("", "-instruct", "-chat")},
-        **{f"mosaicml/mpt-30b{kind}": 8192 for kind in ("", "-instruct", "-chat")},
-        "mosaicml/mpt-7b-storywriter": 65536,
-        "replit/replit-code-v1_5-3b": 4096,
-    },
+    checkpoints=(
+        Trained(2048, "card", tuple(f"mosaicml/mpt-7b{kind}" for kind in ("", "-instruct", "-chat"))),
+        Trained(65536, "card", ("mosaicml/mpt-7b-storywriter",)),
+        Trained(8192, "card", tuple(f"mosaicml/mpt-7b-8k{kind}" for kind in ("", "-instruct", "-chat"))),
+        Trained(8192, "card", tuple(f"mosaicml/mpt-30b{kind}" for kind in ("", "-instruct", "-chat"))),
+        Trained(2048, "max_seq_len, and the tokenizer's limit", ("replit/replit-code-v1-3b",)),
+        Trained(4096, "card", ("replit/replit-code-v1_5-3b",)),
+        Trained(
+            8192, "github.com/VinAIResearch/PhoGPT, README.md", ("vinai/PhoGPT-4B", "vinai/PhoGPT-4B-Chat")
+        ),
+        Trained(
+            2048,
+            "github.com/VinAIResearch/PhoGPT, README.md of 2023",
+            ("vinai/PhoGPT-7B5", "vinai/PhoGPT-7B5-Instruct"),
+        ),
+        Trained(
+            4096,
+            "github.com/ola-krutrim/Krutrim-1-7B; arXiv 2502.09642",
+            ("krutrim-ai-labs/Krutrim-1-instruct",),
+        ),
+    ),
     length_hint="max_seq_len",
     length_doubt="is a limit that is often raised without training",
     normalise=normalise,

@@ -1,37 +1,38 @@
 """Refact-1.6B (Small Magellanic Cloud AI): code models with 32 query heads and one key and value head.
 
-Facts from the first revision of the model's own code (github.com/sycomix/refact, commit 35834ba,
-hf/modeling_gpt_refact.py and hf/configuration_gpt_refact.py) and, for the present revision, from its
-ports (vLLM's, llama.cpp's converter, one to mlx that names it as its source) and the fine-tuning code of
-github.com/smallcloudai/refact, which splits attn.kv and names the modules. They agree:
+Sources: for the first revision, the model's own code (github.com/sycomix/refact, commit 35834ba,
+hf/modeling_gpt_refact.py and hf/configuration_gpt_refact.py); for the current revision, its ports (vLLM's,
+llama.cpp's converter, and one to mlx that names it as its source) and the fine-tuning code of
+github.com/smallcloudai/refact, which splits attn.kv and names the modules. They agree on this:
 
-* LayerNorm without bias, no biases anywhere (llama.cpp's converter stores the epsilon as RMSNorm's; the
-  original, the model card and the other ports have LayerNorm; the first revision's ``ln_f`` has a bias
-  that its own conversion leaves at zero). ``ln_f`` and lm_head stand outside the trunk, and the head is
-  not tied, although no config says so.
-* Scale 1 / sqrt(head size). The bias is +slope * (key position + 1), which is -slope * distance to a
-  softmax. The first revision has no causal mask with a cache: it takes one new token at a time.
-* The first revision's class gives ``ln_f``, and no other norm, a bias; its conversion leaves that at zero.
+* The norms are LayerNorm without bias (llama.cpp's converter stores the epsilon as that of an RMSNorm; the
+  original, the model card and the other ports have LayerNorm). There are no other biases either. Only the
+  first revision's ``ln_f`` has a bias, which its own conversion leaves at zero. ``ln_f`` and lm_head are
+  outside the trunk, and the head is not tied, although no config says so.
+* The scale is 1 / sqrt(head size). The bias is +slope * (key position + 1), which in a softmax equals
+  -slope * distance. With a cache the first revision has no causal mask, so it takes one new token at a time.
 * The MLP is silu(gate) * up; its width is two thirds of ``n_inner`` (4 * n_embd if null), rounded up
   to a multiple of 256. ``activation_function``, the dropouts, ``scale_attn_weights`` and the options
-  of the softmax in float32 are GPTBigCode's, which the config was copied from: nothing reads them or
-  they concern the precision alone. (In half precision the first revision would multiply the scores by
-  the layer's number, but that path ends in a method that does not exist.)
+  of the softmax in float32 are left over from GPTBigCode, whose config was copied: no code reads them, or
+  they only affect precision. (In half precision the first revision would multiply the scores by the
+  layer's number, but that path calls a method that does not exist.)
 * The first revision stores attn.q, attn.k, attn.v, mlp.linear_1 (gate) and mlp.linear_3 (up), and its
-  config class says ``gpt_bigcode``; the present one stores attn.q, attn.kv (k, then v) and
-  mlp.gate_up_proj (gate, then up), as ``gpt_refact``. Configs do not differ; the tensors' names do.
+  config class has the model_type ``gpt_bigcode``. The current one, ``gpt_refact``, stores attn.q, attn.kv
+  (k, then v) and mlp.gate_up_proj (gate, then up). Their configs do not differ; their tensors' names do.
 
-Trained length: 4096, by the model card of smallcloudai/Refact-1_6B-fim.
+Trained length: 4096, according to the model card of smallcloudai/Refact-1_6B-fim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
-from converter import slopes
+from converter.config import Config, Geometry, count, head_dim, respelled
 from converter.errors import SourceError, UnsupportedModel
-from converter.families.base import Config, Family, Geometry, count, head_dim, respelled
+from converter.families.base import Family, Trained
+from converter.scaling import slopes
+from converter.source.checkpoint import Tensor
 
 SPELLINGS = {
     "hidden_size": "n_embd",
@@ -40,15 +41,14 @@ SPELLINGS = {
     "max_position_embeddings": "n_positions",
 }
 PACKED = "packed_projections"
-"""Key of a converted config: whether key and value, and gate and up, are stored as one tensor."""
-
+"""Key of a converted config: whether key and value share one stored tensor, and gate and up another."""
 
 FINAL_BIAS = "final_norm_bias"
 """Key of a converted config: whether the last norm has a bias."""
 
 
 def claims(config: Config) -> bool:
-    """By model_type, or the first revision's, which is StarCoder's, with Refact's class."""
+    """Whether it has Refact's model_type or, as in the first revision, StarCoder's with Refact's class."""
     named = config.get("architectures")
     ours = isinstance(named, list) and any(str(name).startswith("GPTRefact") for name in named)
     return config.get("model_type") == "gpt_refact" or (config.get("model_type") == "gpt_bigcode" and ours)
@@ -57,8 +57,8 @@ def claims(config: Config) -> bool:
 def check(config: Config) -> None:
     if config.get("multi_query", True) is not True:
         raise UnsupportedModel(
-            f"multi_query is {config['multi_query']!r}; only a Refact with one key and value head, and true, "
-            "can be converted"
+            f"multi_query is {config['multi_query']!r}; only a Refact with true, that is, with one key and "
+            "value head, can be converted"
         )
     if not isinstance(config.get(PACKED, True), bool):
         raise SourceError(f"config.json: {PACKED} is {config[PACKED]!r}, expected true or false")
@@ -86,14 +86,14 @@ def normalise(config: Config) -> dict[str, Any]:
     return result
 
 
-def fit(config: Config, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001 -- as Family.fit
+def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:  # noqa: ARG001 -- the signature of Family.fit
     """Which of the two layouts is stored, and whether the last norm has a bias."""
-    packed = not any(name.endswith("attn.k.weight") for name in names)
-    return {PACKED: packed, FINAL_BIAS: "ln_f.bias" in names}
+    packed = not any(name.endswith("attn.k.weight") for name in tensors)
+    return {PACKED: packed, FINAL_BIAS: "ln_f.bias" in tensors}
 
 
 def raise_length(config: dict[str, Any], length: int) -> None:
-    """``n_positions``, beyond which the tools that read it refuse to run."""
+    """Raises ``n_positions``, beyond which tools that read it refuse to run."""
     config["n_positions"] = max(count(config, "n_positions", default=1), length)
 
 
@@ -106,7 +106,7 @@ FAMILY = Family(
     check=check,
     geometry=geometry,
     stock_slopes=stock_slopes,
-    train_lengths={"smallcloudai/Refact-1_6B-fim": 4096},
+    checkpoints=(Trained(4096, "card", ("smallcloudai/Refact-1_6B-fim",)),),
     claims=claims,
     length_hint="n_positions",
     length_doubt="is a limit that is often raised without training",

@@ -1,4 +1,4 @@
-"""The bias that heads add between queries and keys: what static, length- and position-dynamic mean."""
+"""The bias that heads add between queries and keys, under static, length- and position-dynamic scaling."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
 
+from converter.config import LONGEST
 from converter.errors import UsageError
-from converter.pictures.model import LONGEST, Model, dynamic_lengths
 from converter.pictures.per_head import NATS, spans
+from converter.pictures.positions import Positions, dynamic_lengths
 from converter.pictures.style import HEADING, plain, styled
-from converter.scaling import Scaling
+from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
 
 POINTS = 256
 """Queries and keys of a matrix that are drawn, evenly spread."""
 DARKEST = -8.0
-"""Nats: whatever is below has less than e^-8 = 0.03 % of the weight and is drawn alike."""
+"""Nats. All lower biases leave less than e^-8 = 0.03 % of the weight and get the same colour."""
 COLOURS = "cividis"
 MOST_HEADS = 16
 SIDE = 2.1
-"""Inches of a panel."""
-NONE = Scaling("none")
+"""Width and height of a panel in inches."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,21 @@ class Panel:
 
 
 def query_slopes(
-    model: Model, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
+    model: Positions, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """The slope that each query of a row of ``tokens`` tokens uses, times the model's factor on the bias.
 
     Args:
-        positions: [N], the queries', from 0.
+        model: the model.
+        scaling: the scaling.
+        head: index of the head, from 0.
+        tokens: length of the row.
+        positions: positions of the queries, from 0; int64 [N].
+
+    Returns:
+        Slopes, float64 [N].
     """
-    if scaling.dynamic != "position":
+    if not (isinstance(scaling, Dynamic) and scaling.dynamic == "position"):
         slope = model.scale(model.stock, scaling, tokens)[head]
         return np.full(len(positions), model.bias_scale * slope)
     slopes = [model.scale(model.stock, scaling, int(position) + 1)[head] for position in positions]
@@ -55,15 +62,20 @@ def query_slopes(
 
 
 def bias_matrix(
-    model: Model, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
+    model: Positions, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """The bias of one head in a row of ``tokens`` tokens, in nats: -slope * bias_scale * |query - key|.
 
     Args:
-        positions: [N], of the queries and of the keys, from 0.
+        model: the model.
+        scaling: the scaling.
+        head: index of the head, from 0.
+        tokens: length of the row.
+        positions: positions of both the queries and the keys, from 0; int64 [N].
 
     Returns:
-        [N queries, N keys]; NaN where there is no such token, or a decoder's query does not see the key.
+        Bias, float64 [N queries, N keys]; NaN if a position is beyond the row, or if a decoder's query does
+        not see the key.
     """
     queries, keys = positions[:, None], positions[None, :]
     slopes = query_slopes(model, scaling, head, tokens, positions)
@@ -75,18 +87,21 @@ def bias_matrix(
 
 @styled
 def draw_bias(
-    model: Model, scaling: Scaling, heads: Sequence[int] | None = None, nats: float = NATS
+    model: Positions, scaling: Scaling, heads: Sequence[int] | None = None, nats: float = NATS
 ) -> Figure:
-    """The bias of some heads, a head a line, stock beside scaled, all in the same colours.
+    """Draws the bias of some heads, one row of panels per head: stock beside scaled, in the same colours.
 
-    A length-dynamic scaling has a panel for each of some row lengths; of the others one row tells all.
+    A length-dynamic scaling gets a panel for each of several row lengths; for other scalings one length is
+    enough.
 
     Args:
-        heads: from 0; the steepest, the middle and the flattest by default.
-        nats: a line shows where the bias reaches it, which is how far the head sees.
+        model: the model.
+        scaling: the scaling to show beside stock.
+        heads: heads to draw, from 0; by default the steepest, the middle and the flattest.
+        nats: a line marks where the bias reaches -``nats``, which is how far the head sees.
 
     Raises:
-        UsageError: a head that the model does not have, or too many for one picture.
+        UsageError: the model does not have such a head, or there are too many for one picture.
     """
     chosen = _heads(model, heads)
     panels = _panels(model, scaling)
@@ -95,9 +110,9 @@ def draw_bias(
 
 @styled
 def draw_panels(
-    model: Model, panels: Sequence[Panel], heads: Sequence[int], nats: float, title: str
+    model: Positions, panels: Sequence[Panel], heads: Sequence[int], nats: float, title: str
 ) -> Figure:
-    """A line of panels a head; all show as many tokens as the longest of them has."""
+    """Draws a row of panels per head; every panel spans the tokens of the longest one."""
     shape = (1.2 + SIDE * len(panels) + 0.9, 0.75 + SIDE * len(heads))
     figure = Figure(shape, layout=ConstrainedLayoutEngine(compress=True, w_pad=0.12))
     grid = figure.subplots(len(heads), len(panels), squeeze=False, sharex=True, sharey=True)
@@ -116,7 +131,7 @@ def draw_panels(
     return figure
 
 
-def _draw(axes: Axes, model: Model, panel: Panel, head: int, extent: int, nats: float) -> AxesImage:
+def _draw(axes: Axes, model: Positions, panel: Panel, head: int, extent: int, nats: float) -> AxesImage:
     count = min(POINTS, extent)
     positions = np.arange(count) * extent // count
     matrix = bias_matrix(model, panel.scaling, head, panel.tokens, positions)
@@ -143,28 +158,28 @@ def _draw(axes: Axes, model: Model, panel: Panel, head: int, extent: int, nats: 
     return image
 
 
-def _panels(model: Model, scaling: Scaling) -> list[Panel]:
-    """Stock, and what ``scaling`` makes of it."""
-    if scaling.dynamic is None:
-        # Where the trained length is not known, what the flattest head sees shows as much.
+def _panels(model: Positions, scaling: Scaling) -> list[Panel]:
+    """The panels for stock and for ``scaling``."""
+    if not isinstance(scaling, Dynamic):
+        # If the trained length is not known, use the span of the flattest head.
         trained = model.train_length or max(spans(model.stock, model.bias_scale, NATS))
         tokens = math.ceil(min(scaling.factor_at(0) * trained, LONGEST))
-        return [Panel("stock", NONE, tokens), Panel("scaled", scaling, tokens)]
+        return [Panel("stock", UNSCALED, tokens), Panel("scaled", scaling, tokens)]
     lengths = dynamic_lengths(scaling)
-    stock = Panel("stock", NONE, lengths[-1])
+    stock = Panel("stock", UNSCALED, lengths[-1])
     if scaling.dynamic == "position":
-        return [stock, Panel("every query its own", scaling, lengths[-1])]
+        return [stock, Panel("slope by query position", scaling, lengths[-1])]
     return [stock, *(Panel(f"a row of {length} tokens", scaling, length) for length in lengths)]
 
 
-def _heads(model: Model, heads: Sequence[int] | None) -> list[int]:
+def _heads(model: Positions, heads: Sequence[int] | None) -> list[int]:
     count = len(model.stock)
     if heads is None:
         steepness = sorted(range(count), key=lambda head: -model.stock[head])
         return list(dict.fromkeys(steepness[place] for place in (0, count // 2, count - 1)))
     if len(set(heads)) > MOST_HEADS:
-        raise UsageError(f"--heads names {len(set(heads))} heads; a picture has room for {MOST_HEADS}")
+        raise UsageError(f"--heads names {len(set(heads))} heads; give at most {MOST_HEADS}")
     for head in heads:
         if not 0 <= head < count:
-            raise UsageError(f"--heads {head} is out of range; the model has the heads 0 to {count - 1}")
+            raise UsageError(f"--heads {head} is out of range; give heads from 0 to {count - 1}")
     return list(dict.fromkeys(heads))

@@ -1,24 +1,24 @@
-"""The picture in a converted repository's card. Every conversion draws it, so it is quick and small."""
+"""The picture in a converted repository's card. Every conversion draws it, so it is fast and small."""
 
 from __future__ import annotations
 
 from matplotlib.figure import Figure
 
 from converter.pictures import style
-from converter.pictures.model import Model
 from converter.pictures.per_head import NATS, slopes_panel, span_panel, wavelengths_panel
+from converter.pictures.positions import Positions
 from converter.pictures.style import styled
 
 WIDTH, HEIGHT = 8.4, 3.1
-"""Inches, the height without the legend."""
+"""Inches; the height does not include the legend."""
 DPI = 100
 LEFT, RIGHT, BELOW, ABOVE = 0.75, 0.75, 0.5, 0.35
-"""Margins in inches: fixed, because finding them would take a second drawing."""
+"""Margins in inches. They are fixed because computing them would mean drawing twice."""
 
 
 @styled
-def card_figure(model: Model) -> Figure:
-    """Slopes and attention span side by side; of a rotary model, its wavelengths."""
+def card_figure(model: Positions) -> Figure:
+    """Slopes and attention span side by side; for a rotary model, its wavelengths."""
     labels = [variant.label for variant in model.variants]
     legend = style.legend_height(labels, WIDTH) + 0.1
     height = HEIGHT + legend
@@ -44,6 +44,6 @@ def card_figure(model: Model) -> Figure:
     return figure
 
 
-def card_picture(model: Model) -> bytes:
-    """The same as a PNG file: the same bytes for the same model."""
+def card_picture(model: Positions) -> bytes:
+    """``card_figure`` as a PNG file; the same model gives the same bytes."""
     return style.render(card_figure(model), dpi=DPI)

@@ -1,4 +1,4 @@
-"""What was measured, by length: scores or perplexity, with where in the context the answer or token stood."""
+"""Curves of measured scores or perplexity: by length, and by the place of the answer or token."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from converter.pictures import style
 from converter.pictures.style import length_axis, log2_axis, plain, power_text, styled
 
 PANEL, HEIGHT = 4.6, 3.4
-"""Inches: a panel's width, and the height without the legend."""
+"""Inches: the width of a panel, and its height without the legend."""
 TRAINED = "trained length"
 DEPTHS = 5
-"""Parts of the context that answers are sorted into."""
+"""Parts of the prompt by which answers are grouped."""
 APART = 0.03
-"""Between the points of neighbouring series, so that their intervals do not cover each other: octaves of
-length, or parts of the context."""
+"""Distance between the points of neighbouring series, so their intervals do not overlap; in octaves of
+length, or in parts of the prompt."""
 WIDE = 4.0
-"""From this ratio of the largest to the smallest on, perplexities have a logarithmic axis."""
+"""If the largest perplexity exceeds the smallest by this factor, the axis is logarithmic."""
 
 
 @styled
 def draw_curves(results: Results, model: str, task: str) -> Figure:
-    """A task by length for every scaling, with 95 % confidence intervals and the trained length.
+    """Draws a task by length for every scaling, with 95 % confidence intervals and the trained length.
 
-    Beside it, where that was measured: perplexity by position in the longest windows, or scores by the
-    answer's place in the prompts beyond the trained length.
+    A second panel shows, if they were measured, perplexity by position in the longest windows, or scores by
+    the answer's place in prompts beyond the trained length.
 
     Raises:
-        UsageError: there is nothing of that model and task in the results.
+        UsageError: the results do not hold this task of this model.
     """
     found = [each for each in results.measurements if (each.model, each.task) == (model, task)]
     if not found:
-        raise UsageError(f"the results hold no {task} of {model}")
+        raise UsageError(f"the results have no {task} for {model}")
     trained = results.models.get(model, {}).get("train_length")
     longer = [each for each in found if trained is None or each.length > trained] or found
     by_position = [each for each in found if each.positions]
@@ -50,7 +50,8 @@ def draw_curves(results: Results, model: str, task: str) -> Figure:
     below = style.legend_height([*map(plain, scalings), TRAINED], width)
     figure = Figure((width, HEIGHT + 0.3 + below), layout="constrained")
     first, *others = figure.subplots(1, panels, squeeze=False)[0]
-    _by_length(first, found, scalings, trained)
+    _by_length(first, [(plain(name), [each for each in found if each.scaling == name]) for name in scalings])
+    _mark_trained(first, trained)
     for axes in others:
         if by_position:
             _by_position(axes, by_position, scalings, trained)
@@ -61,29 +62,58 @@ def draw_curves(results: Results, model: str, task: str) -> Figure:
     return figure
 
 
-def _by_length(axes: Axes, found: Sequence[Measurement], scalings: list[str], trained: int | None) -> None:
-    for index, scaling in enumerate(scalings):
-        line = sorted((each for each in found if each.scaling == scaling), key=lambda each: each.length)
+@styled
+def draw_models(results: Results, task: str) -> Figure:
+    """Draws a task by length for every model under every scaling, with 95 % confidence intervals.
+
+    Raises:
+        UsageError: the results do not hold this task.
+    """
+    found = [each for each in results.measurements if each.task == task]
+    if not found:
+        raise UsageError(f"the results have no {task}")
+    series: dict[tuple[str, str], list[Measurement]] = {}
+    for each in found:
+        series.setdefault((each.model, each.scaling), []).append(each)
+    labelled = [(f"{plain(model)}: {plain(scaling)}", line) for (model, scaling), line in series.items()]
+    lengths = [results.models.get(model, {}).get("train_length") for model, _ in series]
+    trained = dict.fromkeys(length for length in lengths if length is not None)
+    width = PANEL + 1.4
+    below = style.legend_height([*(label for label, _ in labelled), *[TRAINED] * len(trained)], width)
+    figure = Figure((width, HEIGHT + 0.3 + below), layout="constrained")
+    axes = figure.subplots()
+    _by_length(axes, labelled)
+    for length in trained:
+        _mark_trained(axes, length)
+    figure.suptitle(plain(task), **style.HEADING)
+    style.legend(figure, axes)
+    return figure
+
+
+def _by_length(axes: Axes, series: Sequence[tuple[str, Sequence[Measurement]]]) -> None:
+    """Draws lines of measurements, each with its label."""
+    for index, (label, unsorted) in enumerate(series):
+        line = sorted(unsorted, key=lambda each: each.length)
         unit = _unit(line[0])
         values = _finite([unit * each.value for each in line])
         ends = _finite([[unit * each.low for each in line], [unit * each.high for each in line]])
-        places = [each.length * 2 ** (APART * (index - (len(scalings) - 1) / 2)) for each in line]
+        places = [each.length * 2 ** (APART * (index - (len(series) - 1) / 2)) for each in line]
         axes.errorbar(
             places,
             values,
             yerr=np.abs(ends - values),
-            label=plain(scaling),
+            label=label,
             markersize=4,
             linewidth=1.2,
             elinewidth=0.8,
             capsize=2,
             **style.look(index),
         )
+    found = [each for _, line in series for each in line]
     length_axis(axes, sorted({each.length for each in found}))
     axes.set_xlabel("tokens")
     axes.set_title("by length, with 95 % confidence intervals")
     _value_axis(axes, found[0], [each.value for each in found])
-    _mark_trained(axes, trained)
 
 
 def _by_position(axes: Axes, found: Sequence[Measurement], scalings: list[str], trained: int | None) -> None:
@@ -165,6 +195,6 @@ def _exp(loss: float) -> float:
 
 
 def _finite(values: object) -> np.ndarray:
-    """float64, with NaN, which is not drawn, for what is without end."""
+    """The values as float64; infinite ones become NaN, which is not drawn."""
     numbers = np.array(values, dtype=np.float64)
     return np.where(np.isfinite(numbers), numbers, np.nan)

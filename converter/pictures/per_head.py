@@ -1,4 +1,4 @@
-"""Slopes and attention span of every head, stock beside scaled; wavelengths of every rotary pair."""
+"""Draws slopes and attention spans of every head, stock and scaled, and wavelengths of every rotary pair."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
 from converter.pictures import style
-from converter.pictures.model import Model
+from converter.pictures.positions import Positions
 from converter.pictures.style import log2_axis, plain, power_text, styled
 
 NATS = 5.0
-"""Where a head's span ends: its bias is -5, and a key weighs e^-5 = 0.7 % of what it would without."""
+"""The bias at which a head's span ends: at -5, a key has e^-5 = 0.7 % of its weight without a bias."""
 WIDTH, HEIGHT = 7.5, 3.8
-"""Inches, the height without the legend."""
+"""Inches; the height does not include the legend."""
 
 
 def spans(slopes: Iterable[float], bias_scale: float, nats: float) -> list[float]:
@@ -26,10 +26,10 @@ def spans(slopes: Iterable[float], bias_scale: float, nats: float) -> list[float
 
 
 @styled
-def draw_slopes(model: Model) -> Figure:
-    """The slope of every head, on a logarithmic axis, in the order of the heads.
+def draw_slopes(model: Positions) -> Figure:
+    """Draws the slope of every head on a logarithmic axis, in the order of the heads.
 
-    Where the heads are no power of two, the slopes start again at the first extra head.
+    If the number of heads is not a power of two, the slopes start again at the first extra head.
     """
     figure, axes = _figure(model)
     slopes_panel(axes, model)
@@ -38,8 +38,8 @@ def draw_slopes(model: Model) -> Figure:
 
 
 @styled
-def draw_span(model: Model, nats: float = NATS) -> Figure:
-    """The attention span of every head: the distance at which its bias reaches ``nats``."""
+def draw_span(model: Positions, nats: float = NATS) -> Figure:
+    """Draws the attention span of every head: the distance in tokens at which its bias reaches -``nats``."""
     figure, axes = _figure(model)
     span_panel(axes, model, nats)
     _finish(figure, axes, model, f"Attention span: distance at which the bias is -{nats:g} nats")
@@ -47,55 +47,57 @@ def draw_span(model: Model, nats: float = NATS) -> Figure:
 
 
 @styled
-def draw_wavelengths(model: Model) -> Figure:
-    """The tokens in which each pair of rotary channels turns once: 2 pi / frequency."""
+def draw_wavelengths(model: Positions) -> Figure:
+    """Draws the tokens that each pair of rotary channels takes to turn once: 2 pi / frequency."""
     figure, axes = _figure(model)
     wavelengths_panel(axes, model)
     _finish(figure, axes, model, "Wavelength of each pair of rotary channels")
     return figure
 
 
-def slopes_panel(axes: Axes, model: Model) -> None:
-    """``draw_slopes`` into axes that stand already."""
+def slopes_panel(axes: Axes, model: Positions) -> None:
+    """``draw_slopes`` into existing axes."""
     _draw(axes, model, [variant.values for variant in model.variants])
     axes.set_xlabel("head")
-    scale = "" if model.bias_scale == 1 else f" (bias a token: {model.bias_scale:.3g} times that)"
-    axes.set_ylabel(f"slope{scale or ', nats a token'}")
+    scale = "" if model.bias_scale == 1 else f" (bias per token: {model.bias_scale:.3g} times this)"
+    axes.set_ylabel(f"slope{scale or ', nats per token'}")
 
 
-def span_panel(axes: Axes, model: Model, nats: float) -> None:
-    """``draw_span`` into axes that stand already."""
+def span_panel(axes: Axes, model: Positions, nats: float) -> None:
+    """``draw_span`` into existing axes."""
     series = [spans(variant.values, model.bias_scale, nats) for variant in model.variants]
     _draw(axes, model, series, _mark_lengths(axes, model))
     axes.set_xlabel("head")
     axes.set_ylabel("span, tokens")
 
 
-def wavelengths_panel(axes: Axes, model: Model) -> None:
-    """``draw_wavelengths`` into axes that stand already."""
+def wavelengths_panel(axes: Axes, model: Positions) -> None:
+    """``draw_wavelengths`` into existing axes."""
     series = [[2 * math.pi / frequency for frequency in variant.values] for variant in model.variants]
     _draw(axes, model, series, _mark_lengths(axes, model))
     axes.set_xlabel("pair of channels")
     axes.set_ylabel("wavelength, tokens")
 
 
-def _figure(model: Model) -> tuple[Figure, Axes]:
+def _figure(model: Positions) -> tuple[Figure, Axes]:
     below = style.legend_height([variant.label for variant in model.variants], WIDTH)
     figure = Figure((WIDTH, HEIGHT + below), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _finish(figure: Figure, axes: Axes, model: Model, title: str) -> None:
+def _finish(figure: Figure, axes: Axes, model: Positions, title: str) -> None:
     figure.suptitle(plain(model.name), **style.HEADING)
     axes.set_title(title)
     style.legend(figure, axes)
 
 
-def _draw(axes: Axes, model: Model, series: Sequence[Sequence[float]], lengths: Sequence[float] = ()) -> None:
-    """One series a variant, markers alone: there is nothing between two heads.
+def _draw(
+    axes: Axes, model: Positions, series: Sequence[Sequence[float]], lengths: Sequence[float] = ()
+) -> None:
+    """Draws one series per variant, with markers only, since there is nothing between two heads.
 
-    The stock model's are filled, the others' are hollow, so that a head which a scaling leaves alone
-    shows both. ``lengths`` are to be in sight too.
+    Stock markers are filled and the others are hollow, so both are visible where a scaling leaves a head
+    unchanged. The axis also covers ``lengths``.
     """
     heads = len(model.stock)
     size = 7.0 if heads <= 20 else 5.0 if heads <= 48 else 3.5
@@ -109,8 +111,8 @@ def _draw(axes: Axes, model: Model, series: Sequence[Sequence[float]], lengths: 
     log2_axis(axes, "y", [*(value for values in series for value in values), *lengths], power_text)
 
 
-def _mark_lengths(axes: Axes, model: Model) -> list[float]:
-    """Lines at the trained length and the longest that a scaling is for; returns both, as far as known."""
+def _mark_lengths(axes: Axes, model: Positions) -> list[float]:
+    """Draws lines at the trained and the target length; returns those of the two that are known."""
     marks = (("trained", model.train_length, "-", "top"), ("target", model.target_length, "--", "bottom"))
     for name, length, dash, side in marks:
         if length is None:

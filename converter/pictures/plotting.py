@@ -1,4 +1,4 @@
-"""All pictures of a model, or of what was measured, into a folder."""
+"""Draws all pictures of a model, or of measured results, into a folder."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from converter.errors import OutputError, UsageError
-from converter.evaluation.files import RESULTS
-from converter.evaluation.results import Results
-from converter.jsonfile import read_object
-from converter.outputs import check_folder, write_files
+from converter.evaluation.results import RESULTS, Results
 from converter.pictures.bias import draw_bias
-from converter.pictures.curves import draw_curves
-from converter.pictures.model import Model, read
+from converter.pictures.curves import draw_curves, draw_models
 from converter.pictures.per_head import NATS, draw_slopes, draw_span, draw_wavelengths
+from converter.pictures.positions import Positions, read
 from converter.pictures.style import FORMATS, Format, render
-from converter.scaling import Request
-from converter.source import CONFIG
+from converter.result.outputs import check_folder, write_files
+from converter.scaling.request import Request
+from converter.source.base import CONFIG
+from converter.source.jsonfile import read_object
 
 
 def plot(
@@ -34,6 +34,7 @@ def plot(
     nats: float | None = None,
     form: Format = "png",
     train_length: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
     revision: str | None = None,
     token: str | None = None,
     cache_dir: str | Path | None = None,
@@ -42,23 +43,24 @@ def plot(
     """Draws a model's slopes, attention spans and biases, or the curves of an evaluation.
 
     Args:
-        subject: a checkpoint, stock or converted (a local folder, or a Hub id); or results, or their file.
-        out: the folder to write; its parent exists.
-        scalings: of a model, what to show beside stock; without one, a converted repository shows its own.
-        heads: of a model, those whose bias is drawn, from 0; by default the steepest, the middle and the
+        subject: a checkpoint, stock or converted (a local folder or a Hub id); or results, or their file.
+        out: the folder to write; its parent must exist.
+        scalings: for a model, the scalings to show beside stock; by default a converted repository shows its
+            own.
+        heads: for a model, the heads whose bias is drawn, from 0; by default the steepest, the middle and the
             flattest.
-        nats: of a model, the bias at which a head's span ends; 5 by default.
+        nats: for a model, the bias in nats at which a head's span ends; 5 by default.
         form: ``png`` or ``svg``.
-        train_length, revision, token, cache_dir: of a model, as for ``inspect``.
-        overwrite: write into a folder that is not empty, over files of the same names.
+        train_length, overrides, revision, token, cache_dir: for a model, as for ``inspect``.
+        overwrite: write into a folder that is not empty, over files with the same names.
 
     Returns:
-        The files, complete.
+        Paths of the files.
 
     Raises:
-        UsageError: options that do not fit the subject, or each other.
+        UsageError: options do not fit the subject, or each other.
         SourceError: the checkpoint or the results file is missing, unreadable or damaged.
-        UnsupportedModel: a model whose positions cannot be scaled.
+        UnsupportedModel: the model's positions cannot be scaled.
         OutputError: the folder cannot be used.
     """
     if form not in FORMATS:
@@ -66,7 +68,7 @@ def plot(
     if nats is not None and not 0 < nats < math.inf:
         raise UsageError(f"--nats {nats:g} is out of range; give a finite number above 0, usually 3 to 8")
     if heads is not None and not heads:
-        raise UsageError("--heads names none; give heads, 0,5,11 for one, or drop it")
+        raise UsageError("--heads is empty; give head numbers, e.g. 0,5,11, or drop --heads")
     place = check_folder(out, overwrite=overwrite)
     if isinstance(subject, Results) or Path(subject).is_file():
         of_model = {
@@ -74,24 +76,26 @@ def plot(
             "heads": heads,
             "nats": nats,
             "train length": train_length,
+            "set": overrides,
             "revision": revision,
         }
         for name, value in of_model.items():
             if value:
                 raise UsageError(
-                    f"{_name(subject)} holds results, and {name} is for a model's pictures; drop it"
+                    f"{_name(subject)} holds results, but {name} is for pictures of a model; drop it"
                 )
         results = subject if isinstance(subject, Results) else Results.from_json(read_object(Path(subject)))
         pictures = curves(results, form)
     else:
         if (Path(subject) / RESULTS).is_file() and not (Path(subject) / CONFIG).exists():
-            raise UsageError(f"{subject} holds results and no model; give {Path(subject) / RESULTS}")
+            raise UsageError(f"{subject} holds results, not a model; give {Path(subject) / RESULTS}")
         if place.is_relative_to(os.path.realpath(subject)):
-            raise OutputError(f"--out {out} is in {subject}, which is only read; name another folder")
+            raise OutputError(f"--out {out} is inside {subject}, which is only read; name another folder")
         model = read(
             str(subject),
             scalings,
             train_length=train_length,
+            overrides=overrides,
             revision=revision,
             token=token,
             cache_dir=None if cache_dir is None else Path(cache_dir),
@@ -101,16 +105,16 @@ def plot(
 
 
 def curves(results: Results, form: Format) -> dict[str, bytes]:
-    """A file's name -> its content: one for every model and task of the results.
+    """File name -> content: a file for every model and task in the results, and for tasks of several models.
 
     Raises:
-        UsageError: the results hold no measurement.
+        UsageError: the results hold no measurements.
     """
     return _rendered(_of_results(results), form)
 
 
 def _rendered(figures: Iterator[tuple[str, Figure]], form: Format) -> dict[str, bytes]:
-    """The figures' files; a number tells names apart that differ only in what a file's name cannot have."""
+    """File name -> content; a number is added to names that would otherwise be the same."""
     pictures: dict[str, bytes] = {}
     for name, figure in figures:
         names = (
@@ -120,10 +124,10 @@ def _rendered(figures: Iterator[tuple[str, Figure]], form: Format) -> dict[str, 
     return pictures
 
 
-def _of_model(model: Model, heads: Sequence[int] | None, nats: float) -> Iterator[tuple[str, Figure]]:
+def _of_model(model: Positions, heads: Sequence[int] | None, nats: float) -> Iterator[tuple[str, Figure]]:
     if model.rotary:
         if heads is not None:
-            raise UsageError(f"--heads is for ALiBi's bias, and {model.name} has rotary positions; drop it")
+            raise UsageError(f"--heads is for ALiBi's bias, but {model.name} has rotary positions; drop it")
         yield "wavelengths", draw_wavelengths(model)
         return
     yield "slopes", draw_slopes(model)
@@ -135,8 +139,11 @@ def _of_model(model: Model, heads: Sequence[int] | None, nats: float) -> Iterato
 def _of_results(results: Results) -> Iterator[tuple[str, Figure]]:
     pairs = dict.fromkeys((each.model, each.task) for each in results.measurements)
     if not pairs:
-        raise UsageError("the results hold no measurement, so there is nothing to draw")
+        raise UsageError("the results hold no measurements; run the evaluation again")
     several = len({model for model, _ in pairs}) > 1
+    for task in results.tasks():
+        if len([each for _, each in pairs if each == task]) > 1:
+            yield _slug(task), draw_models(results, task)
     for model, task in pairs:
         of = f"-{_slug(model.rpartition('/')[2])}" if several else ""
         yield f"{_slug(task)}{of}", draw_curves(results, model, task)

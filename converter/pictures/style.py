@@ -1,4 +1,4 @@
-"""How all pictures look: colours, markers, axes, legends; and a figure's bytes."""
+"""The look of all pictures (colours, markers, axes, legends), and a figure's bytes."""
 
 from __future__ import annotations
 
@@ -31,26 +31,27 @@ SETTINGS: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "ntk-convert",
 }
-"""matplotlib's own settings and ours, whatever the user's file says."""
+"""matplotlib's defaults and our changes, so that the user's matplotlibrc has no effect."""
 styled = matplotlib.rc_context(SETTINGS)
-"""Decorator of whatever makes or renders a figure."""
+"""Decorator for every function that makes or renders a figure."""
 
-# Okabe and Ito's colours, which colour-blind people tell apart, without the yellow that white paper swallows.
-# Markers and line styles tell them apart in grey; the lengths of the lists have no common divisor.
+# Okabe and Ito's colours, which colour-blind people can distinguish, without yellow, which is faint on white.
+# Markers and line styles distinguish series printed in grey. The lists' lengths differ, so that the
+# combinations repeat late.
 STOCK_COLOUR = "0.25"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARK: dict[str, Any] = {"color": "0.45", "linewidth": 0.9}
-"""Of a line at a length."""
+"""Style of a line that marks a length."""
 HEADING: dict[str, Any] = {"fontsize": 11, "x": 0.01, "horizontalalignment": "left"}
-"""Of a figure's title, which names what is shown."""
+"""Style of a figure's title."""
 
 LONGEST = 70
-"""Letters of a text from a file."""
+"""Most characters of a text from a file."""
 MOST_TICKS = 9
 LARGEST = 2.0**64
-"""An axis ends there, and at one over it: no sensible scaling needs more, and a config may hold anything."""
+"""Axes end at this value and its inverse: sensible scalings need no more, but configs may hold anything."""
 
 
 def look(index: int) -> dict[str, Any]:
@@ -65,10 +66,10 @@ def look(index: int) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """A text from a file as it may stand in a picture.
+    """A text from a file in a form that is safe in a picture.
 
-    A dollar sign would start matplotlib's formulas, the font has no glyph for many letters, and a
-    legend leaves out what begins with an underscore.
+    A dollar sign would start a formula in matplotlib, the font lacks many characters, and a legend omits
+    labels that begin with an underscore.
     """
     clean = re.sub(r"[^\w./,:;()+% -]", "_", text, flags=re.ASCII).strip().lstrip("_") or "unnamed"
     return clean if len(clean) <= LONGEST else f"{clean[: LONGEST - 3]}..."
@@ -77,10 +78,13 @@ def plain(text: str) -> str:
 def log2_axis(
     axes: Axes, which: Literal["x", "y"], values: Sequence[float], text: Callable[[int], str]
 ) -> None:
-    """A logarithmic axis whose ticks are the powers of two around ``values`` (all above 0).
+    """Makes an axis logarithmic, with ticks at the powers of two around ``values`` (all above 0).
 
     Args:
-        text: the exponent of a tick -> its label.
+        axes: the axes.
+        which: the axis.
+        values: the values that it shows.
+        text: exponent of a tick -> its label.
     """
     shown = [min(max(value, 1 / LARGEST), LARGEST) for value in values]
     low, high = math.floor(math.log2(min(shown))), math.ceil(math.log2(max(shown)))
@@ -94,7 +98,7 @@ def log2_axis(
 
 
 def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
-    """A logarithmic x axis whose ticks are the lengths themselves, which are sorted."""
+    """Makes the x axis logarithmic, with ticks at the lengths, which must be sorted."""
     axes.set_xlim(lengths[0] / 2**0.4, lengths[-1] * 2**0.4)
     _log_scale(axes, "x")
     every = math.ceil(len(lengths) / MOST_TICKS)
@@ -103,39 +107,39 @@ def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def _log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
-    """To be called once the limits are set: matplotlib would look for its own, among values of any size."""
+    """Call this after setting the limits; otherwise matplotlib computes its own from values of any size."""
     (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=2)
     (axes.xaxis if which == "x" else axes.yaxis).set_minor_locator(NullLocator())
 
 
 def power_text(power: int) -> str:
-    """2 ** power, as people write it."""
+    """2 ** power as a number or a fraction, such as "8" or "1/8"."""
     return str(2**power) if power >= 0 else f"1/{2**-power}"
 
 
 def legend(figure: Figure, axes: Axes, **place: Any) -> None:
-    """One legend for a figure, of the series in ``axes``; below it, unless ``place`` says otherwise."""
+    """Draws one legend for the series in ``axes``, below the figure unless ``place`` says otherwise."""
     handles, labels = axes.get_legend_handles_labels()
     columns = legend_columns(labels, figure.get_figwidth())
     figure.legend(handles, labels, ncols=columns, **{"loc": "outside lower center", **place})
 
 
 def legend_columns(labels: Sequence[str], width: float) -> int:
-    """The columns that a legend of ``width`` inches has room for."""
+    """How many columns fit into a legend of ``width`` inches."""
     letters = max(map(len, labels)) + 7
     return max(1, min(len(labels), 4, int(width * 14 / letters)))
 
 
 def legend_height(labels: Sequence[str], width: float) -> float:
-    """Inches that such a legend takes."""
+    """The height of such a legend in inches."""
     return 0.2 * math.ceil(len(labels) / legend_columns(labels, width))
 
 
 @styled
 def render(figure: Figure, form: Format = "png", dpi: int = DPI) -> bytes:
-    """The figure's file: the same bytes for the same figure, without time or version in them.
+    """The figure as a file; it holds no time or version, so the same figure gives the same bytes.
 
-    A PNG has a palette, which all colours of these pictures fit into, and is a fourth of the size for it.
+    A PNG uses a palette, which has room for all colours of these pictures and makes it a quarter of the size.
     """
     stream = io.BytesIO()
     if form == "svg":

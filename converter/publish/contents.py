@@ -1,7 +1,7 @@
-"""What a converted repository on the disk consists of, and whether it still is what it must be.
+"""What belongs to a converted repository on the disk, and whether it is still right.
 
-What its manifest lists belongs to it, as a conversion or an export wrote it, and the card. Everything else in
-the folder is somebody's own and stays where it is.
+The files in its manifest belong to it, as a conversion or an export wrote them, and so do the card and the
+reports of exports. All other files in the folder are the user's own and are not pushed.
 """
 
 from __future__ import annotations
@@ -12,59 +12,65 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from converter import manifest
-from converter import recipe as recipes
-from converter.checkpoint import Checkpoint, read_checkpoint
-from converter.errors import SourceError, ValidationError, VerificationError
-from converter.families import Config
-from converter.jsonfile import read_object
-from converter.onnx.export import check_requirements, graphs_in
-from converter.recipe import Recipe
-from converter.repository import PROVENANCE, check_code
-from converter.source import CONFIG
+from converter.config import read_provenance
+from converter.errors import SourceError, VerificationError
+from converter.exports import EXPORTS, reports
+from converter.result import manifest
+from converter.result.code import code_names
+from converter.result.converted import CONVERT_FIRST, ConvertedRepository, open_converted
+from converter.source.base import CARD, CONFIG
 from converter.weights.files import sha256
 
 if TYPE_CHECKING:
     from converter.verification import Check
 
+UNLISTED = (*manifest.UNLISTED, *reports())
+"""Files that belong to a repository, but are not in its manifest; they may be edited or written again."""
 State = tuple[int, int, int, int]
-"""Size in bytes, times of the last changes in ns, and number of a file: another state, another content."""
+"""Size in bytes, times of the last changes in ns, and inode number; if they differ, the file was changed."""
 SMALL = 64 << 20
-"""Bytes of a file that is compared with the manifest at once; larger ones are when they are sent."""
+"""Bytes; files up to this size are compared with the manifest at once, larger ones when they are sent."""
 
 
 @dataclass(frozen=True)
 class Contents:
     """A converted repository."""
 
-    folder: Path
-    config: Config
-    recipe: Recipe
-    checkpoint: Checkpoint
-    graphs: Sequence[Path]
+    repository: ConvertedRepository
     states: Mapping[str, State]
-    """Every file that belongs to it, relative to ``folder``, as it was when it was listed."""
+    """Every file that belongs to it, relative to ``folder``, as it was when the folder was read."""
     digests: Mapping[str, str | None]
-    """SHA-256 by the manifest; None of linked weights, and what has none may change."""
+    """File in the manifest -> SHA-256, or None for linked weights. Other files may change."""
     left: Sequence[str]
-    """Files, and folders ending in a slash, that do not."""
+    """Files that do not belong to it, and folders, which end in a slash."""
+    card: Path | None = None
+    """The card that is pushed instead of the folder's."""
 
     @property
     def files(self) -> dict[str, int]:
         """File -> size in bytes."""
-        return {name: state[0] for name, state in self.states.items()}
+        sizes = {name: state[0] for name, state in self.states.items()}
+        return sizes if self.card is None else {**sizes, CARD: self.card.stat().st_size}
+
+    def path(self, name: str) -> Path:
+        """The file that is pushed under a name."""
+        return self.card if name == CARD and self.card is not None else self.folder / name
+
+    @property
+    def folder(self) -> Path:
+        """The repository's folder."""
+        return self.repository.folder
 
     @property
     def source(self) -> str | None:
         """The Hub id or name of what it was made from."""
-        origin = self.config[PROVENANCE].get("source")
-        return origin if isinstance(origin, str) else None
+        return self.repository.source
 
     def check_unchanged(self) -> None:
-        """Raises ``SourceError`` for a file that is not as it was when it was listed, and then verified."""
+        """Raises ``SourceError`` for a file that was changed after the folder was read and verified."""
         for name, state in self.states.items():
             try:
-                found = _state(self.folder / name)
+                found = state_of(self.folder / name)
             except OSError:
                 found = None
             if found != state:
@@ -73,97 +79,79 @@ class Contents:
                 )
 
     def check_digests(self, found: Mapping[str, str]) -> None:
-        """Raises ``SourceError`` for a file, by its SHA-256 found, that is not what was converted."""
-        for name, digest in found.items():
-            if self.digests.get(name) not in (None, digest):
-                raise SourceError(
-                    f"{name} is not as the conversion or export wrote it, so nobody has verified it; put it "
-                    "back, or convert again (what you add yourself, `hf upload` sends after the push)"
-                )
+        """Raises ``SourceError`` for a file whose SHA-256 is not the one in the manifest.
+
+        Args:
+            found: file -> its SHA-256 now.
+        """
+        remedy = (
+            f"{manifest.ADOPT.format(self.folder)}, otherwise put it back, or convert again (what you add "
+            "yourself, `hf upload` sends after the push)"
+        )
+        manifest.check_digests(self.digests, found, remedy=remedy)
 
 
 def read_contents(folder: Path) -> Contents:
-    """Lists a converted repository. Of the weights, only headers are read; no code is run.
+    """Reads a converted repository: of large files only the headers. No code is run.
 
     Raises:
-        SourceError: no converted repository, a damaged one, code that is not this version's, or a link
+        SourceError: not a converted repository, a damaged one, code that is not this version's, or a link
             that leads out of the folder.
     """
-    if not (folder / CONFIG).is_file():
-        raise SourceError(f"{folder} has no {CONFIG}; name a repository that ntk-convert wrote")
-    config = read_object(folder / CONFIG)
-    if not isinstance(config.get(PROVENANCE), Mapping):
-        raise SourceError(
-            f"{folder} is not converted; convert it first: ntk-convert MODEL --scale A --out DIR"
-        )
-    recipe = recipes.of_checkpoint(config)
-    if not recipe.converted:
-        raise SourceError(f"{folder}/{CONFIG} is damaged: it says who wrote it, but not what; convert again")
-    checkpoint = read_checkpoint(folder)
-    if checkpoint.format != "safetensors":
-        raise SourceError(f"the weights of {folder} are no safetensors files; convert the checkpoint again")
+    repository = open_converted(folder)
+    if read_provenance(repository.config) is None:
+        raise SourceError(f"{folder}/{CONFIG} does not say what it was made from; {CONVERT_FIRST}")
+    checkpoint = repository.checkpoint
     present = set(_walk(folder))
-    listed = manifest.read(folder)
-    code = check_code(folder, config, recipe.templates)
+    listed = manifest.read(folder, UNLISTED)
+    code = code_names(folder, repository.recipe.templates)
     index = [checkpoint.index] if checkpoint.index else []
     for name in (CONFIG, *code, *checkpoint.files, *index):
         if name not in listed:
-            raise SourceError(f"{name} is not in {manifest.MANIFEST}; convert the source again")
+            raise SourceError(
+                f"{name} is not in {manifest.MANIFEST}; {manifest.ADOPT.format(folder)}, otherwise convert "
+                "the source again"
+            )
     root = folder.resolve()
-    wanted = [*listed, *(name for name in manifest.UNLISTED if name in present)]
+    wanted = [*listed, *(name for name in UNLISTED if name in present)]
     for name in wanted:
         path = folder / name
         if not path.is_file():
             raise SourceError(f"{folder} lacks {name}, which was written there; convert the source again")
         if not path.resolve().is_relative_to(root):
             raise SourceError(f"{name} is a link that leads out of {folder}; put the file itself there")
-    graphs = [path for path in graphs_in(folder) if path.relative_to(folder).as_posix() in listed]
-    states = {name: _state(folder / name) for name in sorted(wanted)}
+    states = {name: state_of(folder / name) for name in sorted(wanted)}
     digests = {name: entry.sha256 for name, entry in listed.items()}
-    contents = Contents(
-        folder, config, recipe, checkpoint, graphs, states, digests, sorted(present - states.keys())
-    )
+    contents = Contents(repository, states, digests, sorted(present - states.keys()))
     small = {name: sha256(folder / name) for name in listed if digests[name] and states[name][0] <= SMALL}
     contents.check_digests(small)
     return contents
 
 
 def verify(contents: Contents, *, progress: bool = False) -> list[Check]:
-    """Checks a converted repository as the conversion did, and its graphs as the export did.
+    """Checks a converted repository as the conversion did, and its exports as ``export`` did.
 
     Nothing in the folder is changed.
 
     Raises:
         VerificationError, ValidationError: the first check that failed.
-        MissingPackage: it has graphs, and onnxruntime is not installed.
+        MissingPackage: a package that the checks of an export need is not installed.
     """
-    recipe, folder = contents.recipe, contents.folder
-    for key, value in recipe.stored(folder, contents.checkpoint, contents.config).items():
-        if contents.config.get(key) != value:
+    from converter.verification import verify as check
+
+    repository = contents.repository
+    stored = repository.recipe.stored(repository.folder, repository.checkpoint, repository.config)
+    for key, value in stored.items():
+        if repository.config.get(key) != value:
             raise VerificationError(f"{CONFIG}: {key} is not what the weights say; convert the source again")
-    checks = list(recipe.verify(folder, recipe.own_scaling))
-    return [*checks, *_check_graphs(contents, progress=progress)]
-
-
-def _check_graphs(contents: Contents, *, progress: bool) -> Iterator[Check]:
-    if not contents.graphs:
-        return
-    check_requirements()
-    from converter.onnx.build import open_repository
-    from converter.onnx.validation import run
-    from converter.verification import Check
-
-    named = {path.relative_to(contents.folder).as_posix(): path for path in contents.graphs}
-    report = run(open_repository(contents.folder), named, None, progress=progress)
-    if report.failure:
-        raise ValidationError(f"{report.failure}; export it again, or remove it")
-    for graph in report.graphs:
-        places = ", ".join(place.provider for place in graph.providers)
-        yield Check("graph", f"{graph.file} gives what the model gives, on {places}")
+    checks = check(repository)
+    for kind in EXPORTS:
+        checks += kind.check_again(repository, contents.digests.keys(), progress=progress)
+    return checks
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """All files, relative to the folder; hidden folders and links to folders by their own name alone."""
+    """All files, relative to the folder. Hidden folders and links to folders are named, but not entered."""
     for place, folders, files in os.walk(folder):
         here = Path(place)
         closed = [name for name in folders if name.startswith(".") or (here / name).is_symlink()]
@@ -172,6 +160,11 @@ def _walk(folder: Path) -> Iterator[str]:
         yield from ((here / name).relative_to(folder).as_posix() for name in files)
 
 
-def _state(path: Path) -> State:
+def state_of(path: Path) -> State:
+    """What shows that a file was changed.
+
+    Raises:
+        OSError: there is no such file.
+    """
     found = path.stat()
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino

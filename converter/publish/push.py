@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.errors import PushError, SourceError
+from converter.config import read_provenance
+from converter.errors import ConverterError, PushError, SourceError
 from converter.interrupts import Interrupted
-from converter.jsonfile import parse_object
-from converter.manifest import UNLISTED
-from converter.publish.contents import Contents, read_contents, verify
+from converter.publish.contents import UNLISTED, Contents, read_contents, verify
+from converter.publish.options import PushOptions
 from converter.publish.target import Hub, Target, arrived, check_branch, same
-from converter.repository import PROVENANCE
-from converter.source import CARD, CONFIG
+from converter.result.card import OURS, with_place
+from converter.source.base import CARD, CONFIG
+from converter.source.hub import DEFAULT_REVISION
+from converter.source.jsonfile import parse_object
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
@@ -24,9 +27,7 @@ if TYPE_CHECKING:
     from converter.verification import Check
 
 GIT_SETTINGS = ".gitattributes"
-"""The Hub's own: which files it keeps apart from git."""
-OUR_CARD = re.compile(rb"^with ntk-convert \S", re.MULTILINE)
-"""A line of every card that a conversion writes."""
+"""The Hub's own file: it says which files are stored apart from git."""
 FRONT_MATTER = re.compile(rb"\A\s*---[ \t]*\r?\n.*?^---[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
@@ -39,23 +40,23 @@ class PushResult:
     new_branch: bool
     """Whether the branch was created."""
     commit: str
-    """The commit that holds it; of a pull request, that one's."""
+    """The commit that holds it, or the pull request's commit."""
     url: str
-    """Where to look at it."""
+    """Its address in a browser."""
     pull_request: str | None
     """Address of the pull request, if one was asked for and there was something to change."""
     files: Mapping[str, int]
-    """Every file of the repository that belongs to the model and is on the Hub -> bytes."""
+    """Every file of the repository that is on the Hub now -> bytes."""
     changed: Sequence[str]
-    """Those that the commit added or replaced; empty if the Hub had all of it."""
+    """Files that the commit added or replaced; empty if the Hub had all of them."""
     deleted: Sequence[str]
     """Files that the commit removed."""
     kept: Sequence[str]
-    """Files that the Hub has another of, written by hand, which stays."""
+    """Files that stay as they are on the Hub, because somebody wrote them by hand."""
     left: Sequence[str]
-    """What was in the folder and not pushed."""
+    """Files and folders that were not pushed."""
     checks: Sequence[Check]
-    """What verification found right; empty if the caller had verified it."""
+    """The checks of verification; empty if the caller had verified it."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
@@ -89,40 +90,60 @@ def push(
 ) -> PushResult:
     """Verifies a converted repository and adds it to the Hub as one commit.
 
-    Files that the Hub has are not sent again, so that a push that was interrupted goes on. Nothing in the
-    folder is changed, and of its files only those go that a conversion or an export writes.
+    Files that the Hub already has are not sent again, so an interrupted push continues where it ended.
+    Nothing in the folder is changed, and only files that a conversion or an export wrote are sent. In the
+    card, the examples load the model from ``repo_id``; everything else is sent as it is.
 
     Args:
         folder: a repository that ``convert`` wrote.
         repo_id: ``user/name``; created if it does not exist.
-        private: create it private; an existing one must be.
-        branch: branch to add the commit to, created if it does not exist; the default one if None.
+        private: create it private; an existing one must be private already.
+        branch: branch that gets the commit, created if it does not exist; None for the default branch.
         create_pr: open a pull request instead.
-        overwrite: replace what the target holds; without it, only what a conversion wrote about the model,
-            and a card that somebody else wrote stays.
+        overwrite: replace whatever the target holds. By default only files that a conversion wrote about the
+            same model are replaced, and a card that somebody else wrote stays.
         token: Hub access token; HF_TOKEN or the saved login by default.
         progress: draw progress bars on stderr.
         verified: this process has just verified the folder.
 
     Raises:
-        UsageError: a name that cannot be one.
-        SourceError: no converted repository, or one with files that cannot be pushed.
-        VerificationError, ValidationError: it is not right; nothing was sent.
-        PushError: the target holds something else, or the Hub does not take it.
+        UsageError: an impossible name.
+        SourceError: not a converted repository, or one with files that cannot be pushed.
+        VerificationError, ValidationError: it is wrong; nothing was sent.
+        PushError: the target holds something else, or the Hub refuses it.
         Interrupted: the user stopped it.
     """
-    request = Request(repo_id, private, branch, create_pr, overwrite)
-    contents = read_contents(Path(folder).absolute())
-    hub, target = _open(request, contents.source, token=token, progress=progress)
+    options = PushOptions(repo_id, private, branch, create_pr, overwrite, token)
+    return push_folder(Path(folder).absolute(), options, progress=progress, verified=verified)
+
+
+def push_folder(
+    folder: Path, options: PushOptions, *, progress: bool = False, verified: bool = False
+) -> PushResult:
+    """Does what ``push`` says.
+
+    Args:
+        folder: a repository that ``convert`` wrote, an absolute path.
+        options: where to push to, and how.
+        progress, verified: as for ``push``.
+    """
+    with tempfile.TemporaryDirectory() as own:
+        contents = _with_card(read_contents(folder), options, Path(own))
+        return _push(contents, options, progress=progress, verified=verified)
+
+
+def _push(contents: Contents, options: PushOptions, *, progress: bool, verified: bool) -> PushResult:
+    repo_id = options.repo_id
+    hub, target = _open(options, contents.source, progress=progress)
     if target is not None:
-        # As far as it can be told before anything is hashed.
-        _check_clash(request, target, _difference(contents, target))
+        # What can be compared before anything is hashed.
+        _check_clash(options, target, _difference(contents, target))
     checks = [] if verified else verify(contents, progress=progress)
     created = target is None
     try:
         if target is None:
-            target = _created(hub, request)
-        result, sent = _send(hub, request, contents, target, checks, progress=progress)
+            target = _created(hub, options)
+        result, sent = _send(hub, options, contents, target, checks, progress=progress)
     except KeyboardInterrupt as error:
         more = f"; {error}" if str(error) else ""
         raise Interrupted(
@@ -140,135 +161,138 @@ def push(
     return result
 
 
-def preflight(
-    repo_id: str,
-    *,
-    private: bool = False,
-    branch: str | None = None,
-    create_pr: bool = False,
-    overwrite: bool = False,
-    token: str | None = None,
-    source: str | None = None,
-) -> None:
-    """Finds out before hours of work what would keep ``push`` from working.
-
-    Args:
-        repo_id, private, branch, create_pr, overwrite, token: of ``push``.
-        source: Hub id or name of what will be converted. A target with anything else than a conversion of it
-            and descriptions is refused, unless ``overwrite``; whether it is the same one, ``push`` finds out.
+def push_result(folder: Path, options: PushOptions, *, progress: bool = False) -> PushResult:
+    """Pushes what a conversion has just written and verified.
 
     Raises:
-        UsageError: a name that cannot be one.
+        PushError, Interrupted: as for ``push``; adds that the result is complete, and how to push it.
+    """
+    try:
+        return push_folder(folder, options, progress=progress, verified=True)
+    except (ConverterError, KeyboardInterrupt) as error:
+        done = f"{folder} is complete, and this sends it: {options.command(folder)}"
+        kind = Interrupted if isinstance(error, KeyboardInterrupt) else PushError
+        raise kind(f"{error}; {done}" if str(error) else done) from error
+
+
+def preflight(options: PushOptions, source: str | None = None) -> None:
+    """Checks before hours of work what would keep a push from working.
+
+    Args:
+        options: of the push.
+        source: Hub id or name of what will be converted. Without ``overwrite``, the target may hold nothing
+            but a conversion of it and descriptions; ``push`` checks whether it is the same conversion.
+
+    Raises:
+        UsageError: an impossible name.
         PushError: no token, no access, or the target holds something else.
     """
-    request = Request(repo_id, private, branch, create_pr, overwrite)
-    hub, target = _open(request, source, token=token, progress=False)
+    hub, target = _open(options, source, progress=False)
     held = sorted(target.files.keys() - {*UNLISTED, GIT_SETTINGS}) if target is not None else []
-    if target is None or overwrite or not held:
+    if target is None or options.overwrite or not held:
         return
     origin = _origin(hub, target)
     if origin is None or origin != source:
         whose = f"made from {origin}" if origin else "not of a conversion"
-        raise _occupied(request, target, f"{_some(held)}, {whose}")
+        raise _occupied(options, target, f"{_some(held)}, {whose}")
 
 
-@dataclass(frozen=True)
-class Request:
-    """Where to push to; see ``push``."""
-
-    repo_id: str
-    private: bool
-    branch: str | None
-    create_pr: bool
-    overwrite: bool
+def _with_card(contents: Contents, options: PushOptions, own: Path) -> Contents:
+    """The contents with a card whose examples load the model from the Hub; it is written into ``own``."""
+    if CARD not in contents.states:
+        return contents
+    text = (contents.folder / CARD).read_bytes().decode(errors="surrogateescape")
+    branch = options.branch if options.branch != DEFAULT_REVISION else None
+    card = with_place(text, options.repo_id, branch)
+    (own / CARD).write_bytes(card.encode(errors="surrogateescape"))
+    return replace(contents, card=own / CARD)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Between a converted repository and a target."""
+    """The difference between a converted repository and a target."""
 
     changed: Sequence[str]
-    """Files that the target lacks, or has with another content."""
+    """Files that the target lacks or has with other content."""
     unknown: Sequence[str]
-    """Files of the same size, whose content has to be hashed to tell."""
+    """Files of equal size that have to be hashed before they can be compared."""
     others: Sequence[str]
     """The target's files that the repository does not have."""
     clash: Sequence[str]
-    """The target's files that make it something else."""
+    """Files in the target that belong to another model."""
     kept: Sequence[str] = ()
-    """The target's files that were written by hand and stay."""
+    """Files in the target that were written by hand and are kept."""
 
 
-def _open(
-    request: Request, source: str | None, *, token: str | None, progress: bool
-) -> tuple[Hub, Target | None]:
-    """The Hub and the target, if what is asked for can be done there; the target is None if it has to be
-    created."""
-    check_branch(request.branch)
-    hub = Hub.connect(request.repo_id, token=token, progress=progress)
-    repo_id = request.repo_id
-    if source is not None and source.lower() == repo_id.lower() and not (request.branch or request.create_pr):
+def _open(options: PushOptions, source: str | None, *, progress: bool) -> tuple[Hub, Target | None]:
+    """Connects to the Hub and checks the target, which is None if it has to be created."""
+    check_branch(options.branch)
+    hub = Hub.connect(options.repo_id, token=options.token, progress=progress)
+    repo_id = options.repo_id
+    if source is not None and source.lower() == repo_id.lower() and not (options.branch or options.create_pr):
         raise PushError(
             f"{repo_id} is what was converted; push to another repository, or with --branch or --create-pr"
         )
-    target = hub.look(repo_id, request.branch)
-    if not request.create_pr:
+    target = hub.look(repo_id, options.branch)
+    if not options.create_pr:
         hub.check_may_write(repo_id)
     if target is None:
-        if request.create_pr:
+        if options.create_pr:
             raise PushError(
                 f"the Hub shows no repository {repo_id} to open a pull request in; drop --create-pr"
             )
         return hub, None
-    if request.create_pr and target.new_branch:
+    if options.create_pr and target.new_branch:
         raise PushError(
             f"{repo_id} has no branch {target.branch} to open a pull request against; drop --create-pr or "
             "--branch"
         )
-    if request.private and not target.private:
+    if options.private and not target.private:
         raise PushError(
             f"{repo_id} exists and is public; drop --private, or make it private in its settings first"
         )
     return hub, target
 
 
-def _created(hub: Hub, request: Request) -> Target:
-    hub.create(request.repo_id, private=request.private)
-    target = hub.look(request.repo_id, request.branch)
+def _created(hub: Hub, options: PushOptions) -> Target:
+    hub.create(options.repo_id, private=options.private)
+    target = hub.look(options.repo_id, options.branch)
     if target is None:
-        raise PushError(f"the Hub does not show {request.repo_id}, which it has just created; run it again")
+        raise PushError(
+            f"the Hub does not show {options.repo_id}, which it has just created; run the command again"
+        )
     return target
 
 
 def _send(
     hub: Hub,
-    request: Request,
+    options: PushOptions,
     contents: Contents,
     target: Target,
     checks: Sequence[Check],
     *,
     progress: bool,
 ) -> tuple[PushResult, Mapping[str, CommitOperationAdd]]:
-    """Adds the commit, if one is needed; what was pushed, and the operations that the commit is of."""
+    """Adds the commit if one is needed; returns what was pushed and the operations of the commit."""
     found = _difference(contents, target)
-    _check_clash(request, target, found)
-    paths = {name: contents.folder / name for name in (*found.changed, *found.unknown)}
+    _check_clash(options, target, found)
+    paths = {name: contents.path(name) for name in (*found.changed, *found.unknown)}
     operations = hub.prepare(paths, progress=progress)
     hashes = {name: operation.upload_info.sha256.hex() for name, operation in operations.items()}
     contents.check_digests(hashes)
     found = _difference(contents, target, hashes)
-    _check_clash(request, target, found)
-    if CARD in found.changed and CARD in target.files and not request.overwrite:
+    _check_clash(options, target, found)
+    if CARD in found.changed and CARD in target.files and not options.overwrite:
         found = _keep_card(found, hub.read(target, CARD))
-    deleted = found.others if request.overwrite else ()
+    deleted = found.others if options.overwrite else ()
     sent = {name: operations[name] for name in found.changed}
     commit, pull_request = target.head, None
-    hub.send(target, [*sent.values()], create_pr=request.create_pr)
+    hub.send(target, [*sent.values()], create_pr=options.create_pr)
     contents.check_unchanged()
     with hub.new_branch(target) if target.new_branch else nullcontext():
         if sent or deleted:
             commit, pull_request = hub.commit(
-                target, [*sent.values()], deleted, title=_title(contents), create_pr=request.create_pr
+                target, [*sent.values()], deleted, title=_title(contents), create_pr=options.create_pr
             )
     result = PushResult(
         repo=target.repo_id,
@@ -290,7 +314,7 @@ def _send(
 def _check_arrived(
     hub: Hub, target: Target, result: PushResult, sent: Mapping[str, CommitOperationAdd]
 ) -> None:
-    """Raises ``PushError`` unless the commit holds what was pushed, as the Hub lists it."""
+    """Raises ``PushError`` unless the Hub lists exactly what was pushed in the commit."""
     if result.commit == target.head:
         return
     try:
@@ -313,17 +337,23 @@ def _check_arrived(
 
 
 def _keep_card(found: Difference, theirs: bytes) -> Difference:
-    """Leaves the target its card, if it says something and no conversion wrote it."""
-    if OUR_CARD.search(theirs) or not FRONT_MATTER.sub(b"", theirs, count=1).strip():
+    """Keeps the target's card if it has text that no conversion wrote."""
+    if OURS.search(theirs.decode(errors="replace")) or not FRONT_MATTER.sub(b"", theirs, count=1).strip():
         return found
     changed = [name for name in found.changed if name != CARD]
     return replace(found, changed=changed, kept=[CARD])
 
 
 def _difference(contents: Contents, target: Target, hashes: Mapping[str, str] | None = None) -> Difference:
-    """Compares by size, then by git's id or, where ``hashes`` has it, by SHA-256."""
+    """Compares files by size, then by git's id or by SHA-256.
+
+    Args:
+        contents: the repository.
+        target: what to compare it with.
+        hashes: SHA-256 of some files, by name.
+    """
     equal = {
-        name: same(contents.folder / name, target.files[name], (hashes or {}).get(name))
+        name: same(contents.path(name), target.files[name], (hashes or {}).get(name))
         for name in contents.states
         if name in target.files
     }
@@ -335,20 +365,20 @@ def _difference(contents: Contents, target: Target, hashes: Mapping[str, str] | 
     return Difference([name for name in changed if name not in unknown], unknown, others, clash)
 
 
-def _check_clash(request: Request, target: Target, found: Difference) -> None:
-    if found.clash and not request.overwrite:
-        raise _occupied(request, target, _some(found.clash))
+def _check_clash(options: PushOptions, target: Target, found: Difference) -> None:
+    if found.clash and not options.overwrite:
+        raise _occupied(options, target, _some(found.clash))
 
 
-def _occupied(request: Request, target: Target, what: str) -> PushError:
-    """The target holds something else."""
+def _occupied(options: PushOptions, target: Target, what: str) -> PushError:
+    """The error for a target that holds something else."""
     if target.new_branch:
         return PushError(
             f"{target.repo_id} has no branch {target.branch}, and a new one begins as the default one, which "
             f"holds something else ({what}); name another repository, or give --overwrite to make the new "
             "branch, and no other, hold this model alone"
         )
-    place = target.repo_id + (f" (branch {request.branch})" if request.branch else "")
+    place = target.repo_id + (f" (branch {options.branch})" if options.branch else "")
     return PushError(
         f"{place} holds something else ({what}); name another repository or branch, or give --overwrite to "
         "replace it"
@@ -356,23 +386,23 @@ def _occupied(request: Request, target: Target, what: str) -> PushError:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first of some names, and how many more."""
+    """The first of some names, and the number of the others."""
     return names[0][:100] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _origin(hub: Hub, target: Target) -> str | None:
-    """What the model in a target was converted from; None if this tool did not write it."""
+    """The source of the model in a target; None if this tool did not write it."""
     if CONFIG not in target.files:
         return None
     try:
-        config = parse_object(hub.read(target, CONFIG), CONFIG)
+        provenance = read_provenance(parse_object(hub.read(target, CONFIG), CONFIG))
     except SourceError:
         return None
-    origin = config.get(PROVENANCE)
-    source = origin.get("source") if isinstance(origin, Mapping) else None
-    return source if isinstance(source, str) else None
+    return None if provenance is None else provenance.source
 
 
 def _title(contents: Contents) -> str:
     """The commit's first line."""
-    return f"ntk-convert: {contents.source or 'a model'}, {contents.recipe.own_scaling}"
+    provenance = read_provenance(contents.repository.config)
+    tuned = ", fine-tuned" if provenance is not None and provenance.fine_tuned else ""
+    return f"ntk-convert: {contents.source or 'a model'}, {contents.repository.scaling}{tuned}"

@@ -1,7 +1,7 @@
-"""A repository of the Hub that is written to, through huggingface_hub: what it holds, and a new commit.
+"""The target of a push, through huggingface_hub: the files of a repository on the Hub, and a new commit.
 
-A push is one commit, so that nobody ever sees half of it. What the Hub stores apart from git (weights) is
-sent before; contents that it has already are not sent again, so that a push that broke off goes on.
+A push is one commit, so nobody ever sees half of it. Files that the Hub stores apart from git (weights) are
+sent before the commit. Contents that the Hub has are not sent again, so an interrupted push continues.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.errors import PushError, UsageError
-from converter.hub import DEFAULT_REVISION, access_token, progress_bars
 from converter.progress import byte_bar
 from converter.publish.messages import NO_HUB, NO_TOKEN, explained
+from converter.source.hub import DEFAULT_REVISION, access_token, is_repo_id, progress_bars
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
 
 SENDERS = 4
-"""Files that are sent at the same time."""
+"""Number of files that are sent at the same time."""
 HELD = 10 << 20
-"""Bytes of a file that is held in memory from when it was compared until it was sent."""
+"""Bytes; smaller files are kept in memory from when they are compared until they are sent."""
 APART = (".safetensors", ".onnx", ".onnx_data", ".model")
-"""Ends of the names that a new repository keeps apart from git, however small the file is."""
+"""Ends of file names that a new repository on the Hub stores apart from git, however small the file is."""
 LARGEST_IN_GIT = 64 << 20
-"""Bytes of a file that is compared by its id in git; the Hub keeps larger ones apart."""
+"""Bytes; larger files are not compared by their id in git, because the Hub stores them apart from git."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class RemoteFile:
 
     size: int
     git_id: str
-    """Of the content, or of what git has in its place."""
+    """Git's id of the content, or of the pointer that git has in its place."""
     sha256: str | None
-    """Of the content, if the Hub keeps it apart."""
+    """Of the content, if the Hub stores it apart from git."""
 
 
 @dataclass(frozen=True)
@@ -54,41 +54,41 @@ class Target:
     private: bool
     branch: str
     head: str
-    """The commit before the next: the branch's last, or where a new branch begins."""
+    """The parent of the next commit: the last one of the branch, or the one where a new branch begins."""
     new_branch: bool
     files: Mapping[str, RemoteFile] = field(default_factory=dict)
-    """What that commit holds."""
+    """The files of that commit."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """Whose the token is."""
+    """The owner of the token."""
 
     name: str
     namespaces: Sequence[str]
-    """Where it can have repositories: its own name, and its organisations'."""
+    """Where it can have repositories: its own name and those of its organisations."""
     role: str
     """Of the token: ``read``, ``write`` or ``fineGrained``."""
 
 
 class Hub:
-    """The Hub as one token sees it."""
+    """The Hub, with one token."""
 
     def __init__(self, api: HfApi, token: str, account: Account) -> None:
         self._api, self._token, self.account = api, token, account
 
     @classmethod
     def connect(cls, repo_id: str, *, token: str | None, progress: bool) -> Hub:
-        """Asks the Hub whose the token is.
+        """Asks the Hub for the owner of the token.
 
         Args:
-            repo_id: what is to be written to.
+            repo_id: the repository that will be written to.
             token: access token; None for HF_TOKEN or the saved login. It is sent to the Hub only.
             progress: let the client draw bars.
 
         Raises:
-            PushError: no token, one that the Hub does not know or that can only read, or no Hub.
-            UsageError: a name or a token that cannot be one.
+            PushError: no token, a token that the Hub does not know or that can only read, or not a Hub.
+            UsageError: an impossible name or token.
         """
         from huggingface_hub import HfApi
 
@@ -111,11 +111,11 @@ class Hub:
         return cls(api, sent, account)
 
     def look(self, repo_id: str, branch: str | None) -> Target | None:
-        """A repository as it is now; None if there is none that the token may see.
+        """A repository as it is now; None if the token cannot see one.
 
         Raises:
             UsageError: the branch is a tag.
-            PushError: the repository has another name by now, or the Hub cannot be asked.
+            PushError: the repository was renamed, or the Hub does not answer.
         """
         from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -124,11 +124,9 @@ class Hub:
                 info = self._api.model_info(repo_id)
             except RepositoryNotFoundError:
                 return None
-            # Who asks for a name that a repository had is sent on to it, and what is written would be too.
+            # The Hub redirects a repository's old name to its new one, and would redirect what is written.
             if info.id.lower() != repo_id.lower():
-                raise PushError(
-                    f"{repo_id} was renamed, it is {info.id[:100]} by now; name that to write to it"
-                )
+                raise PushError(f"{repo_id} was renamed to {info.id[:100]}; use that name to write to it")
             head, new_branch = info.sha, False
             if branch not in (None, DEFAULT_REVISION):
                 refs = self._api.list_repo_refs(repo_id)
@@ -137,15 +135,16 @@ class Hub:
                 heads = {found.name: found.target_commit for found in refs.branches}
                 new_branch = branch not in heads
                 head = heads.get(branch or "", head)
-            assert head is not None
+            if head is None:
+                raise PushError(f"the Hub does not say which commit {repo_id} is at; try again later")
             files = self.files(repo_id, head)
             return Target(repo_id, bool(info.private), branch or DEFAULT_REVISION, head, new_branch, files)
 
     def files(self, repo_id: str, commit: str) -> dict[str, RemoteFile]:
-        """What a commit holds, by name.
+        """The files of a commit, by name.
 
         Raises:
-            PushError: the Hub does not tell.
+            PushError: the Hub does not answer.
         """
         from huggingface_hub.hf_api import RepoFile
 
@@ -158,9 +157,9 @@ class Hub:
             }
 
     def check_may_write(self, repo_id: str) -> None:
-        """Raises ``PushError`` for a namespace that is not the token's.
+        """Raises ``PushError`` for a namespace that the token's owner cannot write to.
 
-        Of a fine-grained token, the account does not tell what it may write to.
+        For fine-grained tokens the Hub does not say where they can write.
         """
         namespace = repo_id.partition("/")[0]
         known = [name.lower() for name in self.account.namespaces]
@@ -172,30 +171,30 @@ class Hub:
             )
 
     def create(self, repo_id: str, *, private: bool) -> None:
-        """Creates a repository, without files of ours.
+        """Creates an empty repository.
 
         Raises:
-            PushError: the Hub does not.
+            PushError: the Hub refuses.
         """
         with explained(repo_id, self._token):
-            # Without --private, a namespace's own default holds.
+            # Without --private, the namespace's own default applies.
             self._api.create_repo(repo_id, private=private or None, exist_ok=True)
 
     def read(self, target: Target, name: str) -> bytes:
-        """A small file as the target has it.
+        """A small file of the target.
 
         Raises:
-            PushError: the Hub does not give it.
+            PushError: the Hub does not send it.
         """
         with explained(target.repo_id, self._token), tempfile.TemporaryDirectory() as cache:
             path = self._api.hf_hub_download(target.repo_id, name, revision=target.head, cache_dir=cache)
             return Path(path).read_bytes()
 
     def prepare(self, paths: Mapping[str, Path], *, progress: bool) -> dict[str, CommitOperationAdd]:
-        """Reads and hashes what is to be sent.
+        """Reads and hashes the files that will be sent.
 
-        What the storage keeps by its SHA-256 cannot arrive as anything else; a small file would be read
-        again when the commit is made, and is held instead.
+        Large files are stored by their SHA-256, so no other content can arrive. A small file would be read
+        again for the commit, so its content is kept in memory.
 
         Args:
             paths: name in the repository -> file.
@@ -210,19 +209,19 @@ class Hub:
                 held = sizes[name] <= HELD and not name.endswith(APART)
                 content = path.read_bytes() if held else path
                 operations[name] = CommitOperationAdd(path_in_repo=name, path_or_fileobj=content)
-                # Old clients have hashed it by now, new ones would hash without a bar.
-                assert operations[name].upload_info.sha256
+                # New clients hash a file when its hash is first read; reading it here lets the bar show that.
+                _ = operations[name].upload_info.sha256
                 advance(sizes[name])
         return operations
 
     def send(self, target: Target, operations: Sequence[CommitOperationAdd], *, create_pr: bool) -> None:
-        """Sends what the Hub stores apart from git and does not have yet; the branch stays as it is.
+        """Sends files that the Hub stores apart from git and does not have yet; the branch is not changed.
 
-        One large file at a time is given to the client, in threads of ours, which end with the process:
-        its own would keep an interrupted push waiting until whole files had been sent.
+        Each large file is sent in a thread of our own, which ends with the process. The client's own threads
+        would keep an interrupted push waiting until whole files were sent.
 
         Raises:
-            PushError: the Hub does not take them, or the connection broke off.
+            PushError: the Hub refuses them, or the connection broke off.
         """
         small: list[CommitOperationAdd] = []
         waiting: list[list[CommitOperationAdd]] = []
@@ -232,7 +231,7 @@ class Hub:
             else:
                 waiting.append([operation])
         waiting += [small] if small else []
-        # A branch that is still to be created begins as the default one.
+        # A branch that does not exist yet begins as the default branch.
         revision = DEFAULT_REVISION if target.new_branch else target.branch
         failures: list[BaseException] = []
 
@@ -249,7 +248,7 @@ class Hub:
                         revision=revision,
                         create_pr=create_pr,
                         free_memory=False,
-                        # What stays away from git by the target's own is pushed all the same.
+                        # Files that the target's own .gitignore excludes are pushed too.
                         gitignore_content="# nothing\n",
                     )
                 except BaseException as error:
@@ -257,8 +256,8 @@ class Hub:
 
         from huggingface_hub.utils.tqdm import tqdm
 
-        # Made before the threads: a pool of the client's that finds no lock of its bars makes one and takes
-        # it away in the end, while other threads hold it.
+        # Created before the threads start: otherwise a pool of the client creates the lock of its bars and
+        # removes it at its end, while other threads hold it.
         tqdm.get_lock()  # type: ignore[no-untyped-call]
         threads = [threading.Thread(target=work, daemon=True) for _ in waiting[:SENDERS]]
         for thread in threads:
@@ -270,7 +269,7 @@ class Hub:
             with explained(target.repo_id, self._token, target.branch, sending=True):
                 raise failures[0]
         for operation in operations:
-            # The client would commit the rest without a word.
+            # The client would silently commit the rest.
             if getattr(operation, "_should_ignore", False):
                 raise PushError(
                     f"the Hub would leave {operation.path_in_repo} out of {target.repo_id}, for its "
@@ -279,7 +278,7 @@ class Hub:
 
     @contextmanager
     def new_branch(self, target: Target) -> Iterator[None]:
-        """Creates the target's branch, and removes it again if what is done meanwhile fails.
+        """Creates the target's branch, and removes it again if the block fails.
 
         Raises:
             PushError: the Hub does not create it, or somebody else did.
@@ -290,7 +289,7 @@ class Hub:
                 try:
                     self._api.create_branch(target.repo_id, branch=target.branch, revision=target.head)
                 except Exception as error:
-                    # Of a refusal it is known that nothing came of it.
+                    # If the Hub answered, it has not created the branch.
                     ours = getattr(error, "response", None) is None
                     raise
             yield
@@ -305,7 +304,7 @@ class Hub:
             raise
 
     def _removed(self, target: Target) -> bool:
-        """Removes a branch that holds no more than it began with; whether there is nothing left of it."""
+        """Removes a branch that got no commit; returns whether it is gone."""
         try:
             refs = self._api.list_repo_refs(target.repo_id)
             heads = {found.name: found.target_commit for found in refs.branches}
@@ -324,10 +323,10 @@ class Hub:
         title: str,
         create_pr: bool,
     ) -> tuple[str, str | None]:
-        """Adds one commit to the target, if nobody else did meanwhile.
+        """Adds one commit to the target, unless somebody else did meanwhile.
 
         Returns:
-            The commit's id and, of a pull request, its address.
+            The commit's id, and the address of the pull request if there is one.
 
         Raises:
             PushError: the branch moved, or the Hub does not accept the commit.
@@ -338,7 +337,7 @@ class Hub:
             explained(target.repo_id, self._token, target.branch, sending=True),
             warnings.catch_warnings(),
         ):
-            warnings.simplefilter("ignore")  # what the Hub would like to see in a card
+            warnings.simplefilter("ignore")  # the Hub's suggestions for the card
             made = self._api.create_commit(
                 target.repo_id,
                 operations=[*operations, *map(CommitOperationDelete, deleted)],
@@ -350,7 +349,7 @@ class Hub:
         return made.oid, made.pr_url
 
     def url(self, repo_id: str, branch: str = DEFAULT_REVISION) -> str:
-        """Where people look at a repository."""
+        """The address of a repository in a browser."""
         from urllib.parse import quote
 
         base = f"{self._api.endpoint}/{repo_id}"
@@ -358,12 +357,12 @@ class Hub:
 
 
 def same(path: Path, remote: RemoteFile, sha256: str | None = None) -> bool | None:
-    """Whether a file is what the Hub has; None if that takes its SHA-256.
+    """Whether a file equals the Hub's; None if telling takes its SHA-256.
 
     Args:
         path: the file.
-        remote: what the Hub tells of its own.
-        sha256: of the file, where it is known.
+        remote: the Hub's file.
+        sha256: of the file, if it is known.
     """
     if path.stat().st_size != remote.size:
         return False
@@ -375,7 +374,7 @@ def same(path: Path, remote: RemoteFile, sha256: str | None = None) -> bool | No
 
 
 def arrived(operation: CommitOperationAdd, remote: RemoteFile) -> bool:
-    """Whether what the Hub has is what was sent."""
+    """Whether the Hub has the content that was sent."""
     info = operation.upload_info
     if remote.sha256 is not None:
         return (remote.size, remote.sha256) == (info.size, info.sha256.hex())
@@ -389,30 +388,22 @@ def git_id(content: bytes) -> str:
 
 
 def check_name(repo_id: str) -> None:
-    """Raises ``UsageError`` for what is no ``USER/NAME``."""
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
-    try:
-        validate_repo_id(repo_id)
-    except ValueError:
-        valid = False
-    else:
-        valid = repo_id.count("/") == 1
-    if not valid:
-        raise UsageError(
-            f"{repo_id[:100]!r} is no name of a repository; give USER/NAME, such as ada/bloom-ntk"
-        )
+    """Raises ``UsageError`` for a name that is not ``USER/NAME``."""
+    if repo_id.count("/") != 1 or not is_repo_id(repo_id):
+        raise UsageError(f"{repo_id[:100]!r} is not a repository name; give USER/NAME, such as ada/bloom-ntk")
 
 
 def check_branch(branch: str | None) -> None:
-    """Raises ``UsageError`` for what git would not take as a branch's name, or the Hub keeps to itself."""
+    """Raises ``UsageError`` for a branch name that git does not accept or that the Hub reserves."""
     if branch is not None and (
         not re.fullmatch(r"\w[\w./-]*(?<![./])", branch, re.ASCII)
         or re.search(r"\.\.|//|/\.|\.lock(/|$)", branch)
         or branch.startswith("refs/")
         or re.fullmatch("[0-9a-f]{40}", branch)
     ):
-        raise UsageError(f"--branch {branch[:100]!r} is no name for a branch; use letters, digits, - and _")
+        raise UsageError(
+            f"--branch {branch[:100]!r} is not a valid branch name; use letters, digits, - and _"
+        )
 
 
 def _account(told: Any) -> Account | None:

@@ -1,9 +1,9 @@
-"""Rotary checkpoints: the method's sibling, a change of ``config.json`` alone.
+"""Rotary checkpoints, which are scaled through ``config.json`` alone.
 
-    models.py       which model types, what their configs leave out, and what is refused by name
-    frequencies.py  the formulas
-    settings.py     base, dimension and length of a config, in every spelling; the scaled config
+    models.py    the supported model types, the defaults of their configs, and the types refused by name
+    settings.py  reads base, dimension and length from a config in every spelling; makes the scaled config
 
-transformers computes rotary frequencies from the config for the types of ``models.py``, so a converted
-checkpoint needs no code: it keeps its model_type and loads as its source does.
+For the types in ``models.py``, transformers computes rotary frequencies from the config. A converted
+checkpoint therefore needs no code: it keeps its model_type and loads as its source does. The formulas are
+in ``converter.scaling.frequencies``.
 """

@@ -1,8 +1,8 @@
-"""The rotary model types whose frequencies transformers scales by config, and those refused by name.
+"""The rotary model types that transformers can scale through the config, and those refused by name.
 
-Each of ``MODELS`` was tried on transformers 4.57.6 and 5.23 with every scaling that it is listed for. What
-a config may leave out is listed as both versions agree on it: where they do not (Cohere's base is 10000
-in one and 500000 in the other), it has to be in config.json.
+Each entry of ``MODELS`` was tried on transformers 4.57.6 and 5.23 with every scaling that it lists. An
+entry gives a default only if both versions agree on it. Where they disagree (Cohere's base is 10000 in one
+and 500000 in the other), config.json must have the value.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ RopeType = Literal["linear", "dynamic"]
 
 @dataclass(frozen=True)
 class RotaryModel:
-    """How one model_type spells its rotary settings."""
+    """The names and defaults of one model_type's rotary settings."""
 
     model_type: str
     base: float | None = 10_000.0
-    """The base if config.json has none; None if versions disagree about that, so that it must have one."""
+    """The base if config.json has none; None if versions disagree, so config.json must have one."""
     base_key: str = "rope_theta"
     partial: float | None = None
-    """The part of a head that is turned if config.json does not say; None if it is always all of it."""
+    """The fraction of a head that is rotated if config.json does not say; None if it is always the whole."""
     partial_key: str = "partial_rotary_factor"
     own_head_dim: bool = False
-    """Whether head_dim must be in config.json: hidden_size / num_attention_heads is not its default."""
+    """Whether config.json must have head_dim, since its default is not hidden_size / num_attention_heads."""
     reads: tuple[RopeType, ...] = ("linear", "dynamic")
-    """The types of ``rope_scaling`` that both versions honour, with the factors that are needed here: a
-    dynamic one has 1, and OLMo's class in 4.57 wants more."""
+    """The types of ``rope_scaling`` that both versions honour with the factors used here. A dynamic scaling
+    always has factor 1 here; OLMo's class in 4.57 requires a larger one."""
     legacy: bool = False
-    """Whether 4.57 accepts ``rope_scaling`` with the keys type and factor alone."""
+    """Whether 4.57 accepts only the keys type and factor in ``rope_scaling``."""
     ties: bool = False
-    """Whether head and embeddings are one tensor if config.json does not say."""
+    """Whether head and embeddings share one tensor if config.json does not say."""
     needs_head_dim: bool = False
-    """Whether a dynamic scaling fails where head_dim is only implied, on 4.57 or on both."""
+    """Whether dynamic scaling fails if config.json has no head_dim, in 4.57 or in both versions."""
 
 
 MODELS: dict[str, RotaryModel] = {
@@ -81,10 +81,10 @@ MODELS: dict[str, RotaryModel] = {
 
 FIXED = "its code computes fixed rotary frequencies and reads no scaling from config.json"
 FOREIGN = "transformers has no class for it, and the checkpoint's own code is not known to read a scaling"
-SEVERAL = "it has several rotary bases, for local and global layers, and which to scale is not clear"
-HYBRID = "only some of its layers are attention, and it was not tried"
-SCALED = "it is made with a scaling of its own (YaRN or Llama 3's), which a second one would distort"
-LATENT = "it turns a part of its heads by frequencies that come with YaRN, and it was not tried"
+SEVERAL = "it has different rotary bases for local and global layers, and it is unclear which to scale"
+HYBRID = "only some of its layers use attention, and scaling it was not tested"
+SCALED = "it already has a scaling of its own (YaRN or Llama 3's), which a second one would distort"
+LATENT = "it rotates part of each head, by frequencies that come with YaRN, and scaling it was not tested"
 
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("codegen", "gptj", "roformer", "esm"), FIXED),
@@ -93,7 +93,10 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("bamba", "falcon_h1", "jamba", "lfm2", "qwen3_next", "zamba2"), HYBRID),
     **dict.fromkeys(("apertus", "cwm", "gpt_oss", "llama4", "llama4_text", "ministral3"), SCALED),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), LATENT),
+    "hf_olmo": "transformers has no class for it; convert the same model in transformers' layout "
+    "(model_type olmo, whose names end in -hf)",
+    "jais2": "unlike the first Jais, Jais 2 has no ALiBi, and transformers 4.57 has no class for it",
     "nemotron": "transformers 4.57 ignores rope_scaling for it",
     "phimoe": "transformers reads only longrope for it",
 }
-"""model_type -> why not."""
+"""model_type -> why it is refused."""

@@ -1,8 +1,8 @@
-"""What a config says about rotary positions, and the config with them scaled.
+"""Reads the rotary settings of a config, and makes the config in which they are scaled.
 
 transformers 4.57 reads the base from ``rope_theta`` and a scaling from ``rope_scaling``; 5.x writes both
-into ``rope_parameters`` and still reads the old keys. So the old keys are written, which both read,
-and ``rope_parameters``, which 4.57 would silently ignore, is taken apart.
+into ``rope_parameters`` and still reads the old keys. A scaled config therefore has the old keys, which
+both versions read, and no ``rope_parameters``, which 4.57 would silently ignore.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from converter.config import LONGEST, Config, Geometry, agreed, count, head_dim, is_integer, is_number
 from converter.errors import SourceError, UnsupportedModel, UsageError
-from converter.families.base import Config, Geometry, count, head_dim
-from converter.rotary.frequencies import Frequencies, frequencies, ntk_base, scaled_frequencies
 from converter.rotary.models import MODELS, REFUSED, RotaryModel
-from converter.scaling import Scaling
+from converter.scaling.frequencies import METHODS, Frequencies, frequencies, ntk_base, scaled_frequencies
+from converter.scaling.scaling import Dynamic, Scaling, Static
 
 LENGTH, SCALING, PARAMETERS = "max_position_embeddings", "rope_scaling", "rope_parameters"
 OWN_BASE, OWN_PARTIAL = "rope_theta", "partial_rotary_factor"
-"""The keys of ``rope_parameters``; at the top level, some model types have others."""
-LONGEST = 1 << 31
+"""Key names inside ``rope_parameters``; at the top level, some model types use other names."""
 LARGEST_BASE = 1e30
-"""Of the scaled frequencies too; the largest published base is 1e9 or so."""
+"""The largest base accepted, before and after scaling; the largest published one is about 1e9."""
 
 
 @dataclass(frozen=True)
@@ -33,41 +32,41 @@ class Rotary:
     model: RotaryModel
     base: float
     dim: int
-    """Channels of a head that are turned; even."""
+    """Number of rotated channels per head; even."""
     head_dim: int
     partial: float | None
-    """The part of a head that this is, where the model type has a key for it."""
+    """``dim`` as a fraction of the head; None if the model type has no key for it."""
     max_length: int | None
     """``max_position_embeddings``, in tokens."""
     window: int | None
-    """Tokens that a sliding window lets attention see, if one is on."""
+    """Tokens that attention sees through a sliding window; None if there is none or it is off."""
 
     @property
     def frequencies(self) -> Frequencies:
-        """As trained."""
+        """The frequencies as trained."""
         return frequencies(self.base, self.dim)
 
     def scaled(self, scaling: Scaling, tokens: int = 0) -> Frequencies:
-        """As a forward pass that reaches so many tokens has them."""
+        """The scaled frequencies in a forward pass that reaches ``tokens`` tokens."""
         return scaled_frequencies(self.base, self.dim, scaling.method, scaling.factor_at(tokens))
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a scaling makes of rotary positions."""
+    """How a scaling changes rotary positions."""
 
     channels: int
-    """Of a head, those that are turned."""
+    """Number of rotated channels per head."""
     base: float
-    """As trained."""
+    """The base as trained."""
     scaled_base: float
-    """As the result's config has it."""
+    """The base in the converted config."""
     divisor: float
-    """What positions are divided by."""
+    """The number that positions are divided by."""
     dynamic_from: int | None
-    """Tokens beyond which transformers raises the base while it runs; None if it does not."""
+    """Tokens beyond which transformers raises the base while the model runs; None if it never does."""
     scaling: dict[str, Any] | None
-    """What was asked for, in the form of ``alibi_scaling``."""
+    """The scaling that was asked for, in the form of ``alibi_scaling``."""
 
     def __str__(self) -> str:
         if self.dynamic_from is not None:
@@ -81,7 +80,7 @@ class Change:
 
 
 def recognises(config: Config) -> bool:
-    """Whether this is a rotary model that is known by name, be it to refuse it."""
+    """Whether this is a rotary model type known by name, supported or refused."""
     model_type = config.get("model_type")
     return isinstance(model_type, str) and (model_type in MODELS or model_type in REFUSED)
 
@@ -90,20 +89,22 @@ def read(config: Config) -> Rotary:
     """The rotary positions of a source's config.
 
     Raises:
-        UnsupportedModel: not scaled by transformers through the config, or scaled already; says why.
-        SourceError: impossible or contradictory values.
+        UnsupportedModel: transformers cannot scale the model through its config, or it is scaled already;
+            the message says why.
+        SourceError: a value is impossible, or two contradict each other.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not recognises(config):
-        raise SourceError(f"config.json: model_type {model_type!r} is that of no rotary model known here")
+        raise SourceError(f"config.json: model_type {model_type!r} is not a known rotary model")
+    named = config.get("architectures")
+    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        raise SourceError(f"config.json: architectures is {named!r}, not a list of class names")
+    check_alibi(config)
     if model_type in REFUSED:
         raise UnsupportedModel(
             f"model_type {model_type!r} has rotary positions that cannot be scaled: {REFUSED[model_type]}"
         )
     model = MODELS[model_type]
-    named = config.get("architectures")
-    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
-        raise SourceError(f"config.json: architectures is {named!r}, not a list of class names")
     check_code(config)
     parameters = _unscaled(config)
     base = _number(config, parameters, {model.base_key, OWN_BASE}, OWN_BASE)
@@ -124,7 +125,9 @@ def read(config: Config) -> Rotary:
     size = geometry(config, model).head_dim
     dim = int(size * part)
     if not 0 < part <= 1 or dim < 2 or dim % 2:
-        raise SourceError(f"config.json: {dim} rotary channels a head, expected an even number of at least 2")
+        raise SourceError(
+            f"config.json: {dim} rotary channels per head, expected an even number of at least 2"
+        )
     return Rotary(
         model,
         base,
@@ -140,7 +143,7 @@ def geometry(config: Config, model: RotaryModel) -> Geometry:
     """The sizes that matter to attention.
 
     Raises:
-        SourceError: missing or impossible ones.
+        SourceError: a size is missing or impossible.
     """
     heads = count(config, "num_attention_heads")
     return Geometry(
@@ -152,28 +155,30 @@ def geometry(config: Config, model: RotaryModel) -> Geometry:
 
 
 def check_scaling(rotary: Rotary, scaling: Scaling) -> None:
-    """Whether transformers can compute this scaling from a config.
+    """Refuses a scaling that transformers cannot compute from a config.
 
     Raises:
-        UsageError: it has no rotary form, or none for this model type; says what to give instead.
+        UsageError: the scaling does not exist for rotary models, or not for this model type; the message
+            says what to give instead.
     """
     model_type = rotary.model.model_type
-    if scaling.method == "ntk-published":
+    if scaling.method not in METHODS:
         raise UsageError(
-            f"--method ntk-published is about ALiBi's heads and means nothing for the rotary {model_type!r}; "
+            f"--method {scaling.method} scales slopes only and cannot scale the rotary {model_type!r}; "
             "give --method ntk"
         )
     if scaling.method == "ntk" and rotary.dim == 2:
         raise UsageError(
-            "the model turns one pair of channels, which has no base to change; give --method linear"
+            "the model rotates a single pair of channels, whose frequency does not depend on the base; "
+            "give --method linear"
         )
-    if scaling.method == "ntk" and scaling.factor is not None:
+    if scaling.method == "ntk" and isinstance(scaling, Static):
         _check_base(rotary, scaling.factor)
-    if scaling.dynamic is not None:
+    if isinstance(scaling, Dynamic):
         _check_dynamic(rotary, scaling)
     elif scaling.method == "linear" and "linear" not in rotary.model.reads:
         raise UsageError(
-            f"transformers reads no linear rope_scaling for the rotary {model_type!r}; give --method ntk"
+            f"transformers does not read a linear rope_scaling for {model_type!r}; give --method ntk"
         )
 
 
@@ -185,11 +190,11 @@ def _check_base(rotary: Rotary, factor: float) -> None:
     if scaled > LARGEST_BASE:
         raise UsageError(
             f"--scale {factor:g} would raise the base {rotary.base:g} beyond {LARGEST_BASE:g}; give a "
-            "smaller one"
+            "smaller --scale"
         )
 
 
-def _check_dynamic(rotary: Rotary, scaling: Scaling) -> None:
+def _check_dynamic(rotary: Rotary, scaling: Dynamic) -> None:
     model_type = rotary.model.model_type
     if scaling.method == "linear":
         raise UsageError(
@@ -198,41 +203,39 @@ def _check_dynamic(rotary: Rotary, scaling: Scaling) -> None:
         )
     if scaling.dynamic == "position":
         raise UsageError(
-            f"--dynamic position has no equivalent for rotary models such as {model_type!r}: a key is turned "
+            f"--dynamic position is impossible for rotary models such as {model_type!r}: each key is rotated "
             "once, for all queries; give --dynamic length"
         )
     if "dynamic" not in rotary.model.reads:
         raise UsageError(
-            f"transformers does not accept the dynamic rope_scaling that this needs for the rotary "
-            f"{model_type!r}; give --scale"
+            f"transformers does not accept the dynamic rope_scaling that {model_type!r} would need; "
+            "give --scale instead"
         )
-    assert scaling.rate is not None
-    assert scaling.train_length is not None
     start = scaling.train_length / scaling.rate
     if not 2 <= start <= LONGEST or not start.is_integer():
         raise UsageError(
-            f"--rate {scaling.rate:g} would start to scale the rotary {model_type!r} at {start:g} tokens, "
-            f"and config.json takes whole ones; give a rate that divides {scaling.train_length}"
+            f"--rate {scaling.rate:g} would start to scale {model_type!r} at {start:g} tokens, but "
+            f"config.json needs a whole number of at least 2; give a rate that divides {scaling.train_length}"
         )
 
 
 def scaled_config(
     config: Config, rotary: Rotary, scaling: Scaling, train_length: int | None
 ) -> dict[str, Any]:
-    """The source's config with its positions scaled, unknown keys kept.
+    """The source's config with scaled positions; unknown keys are kept.
 
     Args:
-        config: the source's; not changed.
-        rotary: what ``read`` found in it.
-        scaling: one that ``check_scaling`` accepts.
+        config: the source's config; it is not modified.
+        rotary: what ``read`` returned for it.
+        scaling: a scaling that ``check_scaling`` accepts.
         train_length: trained length in tokens, None if it is not known.
     """
     result = {key: value for key, value in config.items() if key != PARAMETERS}
     base, rope_scaling, length = rotary.base, None, rotary.max_length
-    if scaling.dynamic is not None:
+    if isinstance(scaling, Dynamic):
         rope_scaling = _rope_scaling(rotary.model, "dynamic", 1.0)
         length = _start(scaling)
-    elif scaling.factor is not None:
+    elif isinstance(scaling, Static):
         if scaling.method == "ntk":
             base = ntk_base(base, rotary.dim, scaling.factor)
         elif scaling.factor > 1:
@@ -241,7 +244,7 @@ def scaled_config(
         if trained is not None:
             length = max(round(min(trained * scaling.factor, LONGEST)), rotary.max_length or 0)
 
-    # Some configs have a second spelling beside the one that counts; both are kept true.
+    # Some configs have the base under a second name too; both must agree.
     for key in {rotary.model.base_key} | ({OWN_BASE} & config.keys()):
         result[key] = base
     if rotary.partial is not None:
@@ -256,48 +259,91 @@ def scaled_config(
 
 
 def change(rotary: Rotary, scaling: Scaling) -> Change:
-    """What ``scaled_config`` does, in numbers."""
-    ntk = scaling.method == "ntk" and scaling.factor is not None
+    """What ``scaled_config`` changes, in numbers."""
+    ntk = scaling.method == "ntk" and isinstance(scaling, Static)
     return Change(
         channels=rotary.dim,
         base=rotary.base,
         scaled_base=ntk_base(rotary.base, rotary.dim, scaling.factor_at(0)) if ntk else rotary.base,
         divisor=scaling.factor_at(0) if scaling.method == "linear" else 1.0,
-        dynamic_from=_start(scaling) if scaling.dynamic is not None else None,
+        dynamic_from=_start(scaling) if isinstance(scaling, Dynamic) else None,
         scaling=scaling.to_json(),
     )
 
 
-def _start(scaling: Scaling) -> int:
-    """Tokens from which a dynamic scaling is above 1."""
-    assert scaling.rate is not None
-    assert scaling.train_length is not None
+def _start(scaling: Dynamic) -> int:
+    """Tokens beyond which the factor of a dynamic scaling is above 1."""
     return round(scaling.train_length / scaling.rate)
 
 
 def _rope_scaling(model: RotaryModel, rope_type: str, factor: float) -> dict[str, Any]:
-    """Under the key's current and its former name, since other programs read these configs too."""
+    """The value of ``rope_scaling``, with the type under its old name too, which other programs read."""
     current = {} if model.legacy else {"rope_type": rope_type}
     return {**current, "type": rope_type, "factor": factor}
 
 
+def check_alibi(config: Config) -> None:
+    """Refuses a checkpoint that was trained with ALiBi, under a model_type whose class is rotary.
+
+    OLMo's own code (``hf_olmo``) has the option ``alibi``. The GPT-NeoX library has ``pos_emb: alibi``, but
+    transformers' class for its models computes rotary positions all the same.
+    """
+    named = config.get("architectures")
+    signs = [f"its class is {name}" for name in named or () if "alibi" in str(name).lower()]
+    signs += [
+        f"{key} is {value!r}"
+        for key, value in config.items()
+        if value == "alibi" or (value is True and "alibi" in key.lower())
+    ]
+    if signs:
+        raise UnsupportedModel(
+            f"this {config['model_type']} was trained with ALiBi ({signs[0]}), but transformers' class for "
+            "it computes rotary positions, and its own code is not known here, so it cannot be converted"
+        )
+
+
+def respelled(config: Config) -> dict[str, Any]:
+    """A scaled config that transformers saved, in the keys that ``scaled_config`` uses.
+
+    5.x saves ``rope_parameters`` and no other key. 4.57 saves the base of GPT-NeoX under a second name too.
+    """
+    model = MODELS.get(str(config.get("model_type")))
+    parameters = config.get(PARAMETERS)
+    result = dict(config)
+    if model is None:
+        return result
+    if isinstance(parameters, Mapping):
+        del result[PARAMETERS]
+        result |= {model.base_key: parameters.get(OWN_BASE, result.get(model.base_key))}
+        if model.partial is not None and OWN_PARTIAL in parameters:
+            result[model.partial_key] = parameters[OWN_PARTIAL]
+        kind = parameters.get("rope_type", "default")
+        if kind != "default":
+            result[SCALING] = _rope_scaling(model, kind, parameters.get("factor", 1.0))
+    if model.base_key != OWN_BASE and result.get(OWN_BASE) == result.get(model.base_key):
+        result.pop(OWN_BASE, None)
+    return result
+
+
 def check_code(config: Config) -> None:
-    """Code of a checkpoint's own may turn heads by anything."""
+    """Refuses a checkpoint with its own code, which may compute any rotary positions."""
     auto_map = config.get("auto_map")
     named = auto_map if isinstance(auto_map, Mapping) else {}
     for auto_class, target in named.items():
         if auto_class == "AutoConfig" or str(auto_class).startswith("AutoModel"):
             raise UnsupportedModel(
-                f"config.json names code of the checkpoint's own (auto_map: {target}), whose rotary "
-                "positions cannot be known; if transformers' own class runs the model too, remove auto_map"
+                f"config.json loads the checkpoint's own code (auto_map: {target}), which may compute other "
+                "rotary positions; if transformers' own class runs the model too, remove auto_map"
             )
 
 
 def _unscaled(config: Config) -> Mapping[str, Any]:
-    """The contents of ``rope_parameters``, if the config has that and nothing scales it yet.
+    """The contents of ``rope_parameters``; empty if the config has none.
 
     Raises:
-        UnsupportedModel: several sets of parameters, or another type than the default one.
+        SourceError: ``rope_parameters`` or ``rope_scaling`` is not an object.
+        UnsupportedModel: it has a set of parameters for each kind of layer, or the positions are scaled
+            already.
     """
     for key in (PARAMETERS, SCALING):
         value = config.get(key)
@@ -307,7 +353,8 @@ def _unscaled(config: Config) -> Mapping[str, Any]:
             raise SourceError(f"config.json: {key} is {value!r}, not an object")
         if any(isinstance(entry, Mapping) for entry in value.values()):
             raise UnsupportedModel(
-                f"config.json has {key} for each kind of layer ({', '.join(value)}); unclear which to scale"
+                f"config.json has {key} for each kind of layer ({', '.join(value)}), and it is unclear which "
+                "to scale"
             )
         kind = value.get("rope_type", value.get("type", "default"))
         if kind != "default" or "mrope_section" in value:
@@ -319,22 +366,19 @@ def _unscaled(config: Config) -> Mapping[str, Any]:
 
 
 def _number(config: Config, parameters: Mapping[str, Any], keys: set[str], parameter: str) -> float | None:
-    """A number of the config under any of its keys, and of ``rope_parameters``; None if it is nowhere.
+    """A number from the config, under any of ``keys`` or in ``rope_parameters``; None if it is missing.
 
     Raises:
-        SourceError: no positive number, or different ones.
+        SourceError: a value is not a positive number, or two values differ.
     """
     found = {key: config[key] for key in sorted(keys) if config.get(key) is not None}
     if parameters.get(parameter) is not None:
         found[f"{PARAMETERS}.{parameter}"] = parameters[parameter]
     for key, value in found.items():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not 0 < value < math.inf:
+        if not is_number(value) or value <= 0:
             raise SourceError(f"config.json: {key} is {value!r}, not a positive number")
-    if len(set(found.values())) > 1:
-        spelled = " and ".join(f"{key} {value:g}" for key, value in found.items())
-        raise SourceError(f"config.json contradicts itself: {spelled}; remove the wrong one")
-    return next((float(value) for value in found.values()), None)
+    value = agreed(found)
+    return None if value is None else float(value)
 
 
 def _head_dim(config: Config, model: RotaryModel) -> int:
@@ -346,4 +390,4 @@ def _head_dim(config: Config, model: RotaryModel) -> int:
 def _window(config: Config) -> int | None:
     window = config.get("sliding_window")
     on = config.get("use_sliding_window") is not False
-    return window if on and isinstance(window, int) and not isinstance(window, bool) else None
+    return window if on and is_integer(window) else None

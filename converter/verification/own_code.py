@@ -1,13 +1,13 @@
-"""The first layers, with the real weights and unscaled slopes, agree with the source's own code.
+"""Checks that the first layers, with real weights and unscaled slopes, agree with the source's own code.
 
-That code runs in a process of its own (``own_code_process``), which is given no token, a temporary cache of
-modules, and no way to write between the lines of the command. It is not confined: it has the user's rights,
-and can read what the user can, such as the run's command line with a ``--token``. Most such code was written
-for older versions of transformers: where it does not run, that is said, and is no failure. Where it runs and
-gives something else, it is, since one of the two is not the model that was trained.
+That code runs in a separate process (``own_code_process``), which gets no token, has a temporary cache of
+modules, and cannot write to the command's output. It is not sandboxed: it has the user's rights and can read
+what the user can, such as a ``--token`` on the run's command line. Most such code was written for older
+versions of transformers. If it does not run, the check is skipped and says so. If it runs and computes
+something else, the check fails, since one of the two is not the model that was trained.
 
-Rows are given one by one, without padding or mask: that is the model; what the codes make of padded tokens
-differs, and some take no mask. ``paths`` checks the converted model's own handling of it.
+Rows are passed one by one, without padding or mask: such codes treat padded tokens differently, and some take
+no mask. ``paths`` checks how the converted model handles padding.
 """
 
 from __future__ import annotations
@@ -25,39 +25,43 @@ import torch
 from safetensors.torch import load_file
 
 import converter
+from converter.config import Config
 from converter.errors import VerificationError
-from converter.families.base import LANGUAGE_MODEL, Config, Family
-from converter.own_code import CodeClass, OwnCode
-from converter.verification.check import Check
+from converter.families.base import LANGUAGE_MODEL
+from converter.source.remote_code import CodeClass, OwnCode
+from converter.verification.check import Check, Context
 from converter.verification.patched import Patched, build
 from converter.verification.slice import TOLERANCE, Slice
 
 NAME = "own code"
 PROCESS = "converter.verification.own_code_process"
 SECONDS = 600
-"""After which code that has not finished is taken to hang."""
+"""Code that takes longer than this is considered hung."""
 LONGEST = 300
-"""Characters of what the code says when it fails."""
+"""Most characters of the code's error message that are shown."""
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
-ROUNDED_BIAS, ROUNDED = ("falcon",), 0.1
-"""Families whose own code rounds the bias to bfloat16, even in a float32 model, and their tolerance."""
+ROUNDED = 0.1
+"""Tolerance for code that rounds the bias to bfloat16, even in a float32 model."""
 PATHS = re.compile(r"""(?<![^\s('"])\(?(?:[A-Za-z]:)?(?:[/\\][^\s/\\]+){2,}""")
-"""Places on this machine, which some messages name."""
+"""Paths on this machine, which some error messages contain."""
 REQUEST, OUTPUTS, FAILURE = "request.json", "outputs.safetensors", "failure.txt"
 
 
 @torch.no_grad()
-def check(patched: Patched, family: Family, source_config: Config, own_code: OwnCode) -> Check:
+def check(patched: Patched, context: Context) -> Check | None:
     """Runs a slice of the checkpoint through the source's own class and through the patched one.
 
-    The logits are compared where the checkpoint has a language model's head, else the hidden states.
+    Compares the logits if the checkpoint has a language model's head, else the hidden states.
 
     Raises:
-        VerificationError: the two differ; says by how much.
+        VerificationError: the two differ; the message says by how much.
     """
+    family, own_code = patched.family, context.own_code
+    if own_code is None:  # the user does not trust it
+        return None
     if own_code.missing is not None:
         return Check(NAME, own_code.missing, skipped=True)
-    auto = choose(patched, family, own_code)
+    auto = choose(patched, own_code)
     if auto is None:
         named = ", ".join(sorted(own_code.classes))
         return Check(NAME, f"the source's own code has no class to compare with, only {named}", skipped=True)
@@ -65,8 +69,8 @@ def check(patched: Patched, family: Family, source_config: Config, own_code: Own
     title = f"the source's own {code.reference.rpartition('.')[2]}"
     origins = {found.origin for found in run_classes(own_code, auto).values() if found.origin}
     title += f" ({', '.join(sorted(origins))})" if origins else ""
-    part = Slice.of(patched, family)
-    found = run(part, source_config, own_code, auto)
+    part = Slice.of(patched)
+    found = run(part, context.source_config, own_code, auto)
     if isinstance(found, str):
         import transformers
 
@@ -87,41 +91,42 @@ def check(patched: Patched, family: Family, source_config: Config, own_code: Own
         actual = result(ours(row[None])).float()
         if actual.shape != expected.shape:
             shapes = f"{list(expected.shape)}, not {list(actual.shape)}"
-            return Check(NAME, f"{title} returns something else, of shape {shapes}", skipped=True)
+            return Check(NAME, f"{title} returns a tensor of shape {shapes}", skipped=True)
         differences.append((expected - actual).abs().max() / expected.abs().max())
-    worst = float(torch.stack(differences).max())  # NaN if one is, which no tolerance lets pass
-    tolerance = ROUNDED if family.name in ROUNDED_BIAS else TOLERANCE
+    worst = float(torch.stack(differences).max())  # NaN if any is; NaN fails the comparison below
+    tolerance = ROUNDED if family.rounded_bias else TOLERANCE
     if not worst < tolerance:
         raise VerificationError(
-            f"with scale 1, {part.which} differ from {title} by {worst:.2e} (relative; at most "
-            f"{tolerance:g}): one of the two is not the model that was trained; please report it"
+            f"with scale 1, the output of {part.which} differs from that of {title} by {worst:.2e} "
+            f"(relative; at most {tolerance:g}): one of the two is not the model that was trained; please "
+            "report it"
         )
     return Check(
         NAME,
-        f"{part.which}, with the real weights and scale 1, gives what {title} gives in float32; "
-        f"largest relative difference {worst:.1e}",
+        f"with the real weights and scale 1, the output of {part.which} agrees with that of {title} "
+        f"in float32; largest relative difference {worst:.1e}",
     )
 
 
-def choose(patched: Patched, family: Family, own_code: OwnCode) -> str | None:
-    """The auto class to compare: of the checkpoint's language model, or else of the model without a head."""
+def choose(patched: Patched, own_code: OwnCode) -> str | None:
+    """The auto class to compare: the language model's if the checkpoint has one, else the bare model's."""
+    family = patched.family
     language_model = f"AutoModel{LANGUAGE_MODEL[family.kind]}"
     wanted = [language_model] if patched.config["architectures"][0] == family.language_model else []
     return next((auto for auto in (*wanted, "AutoModel") if auto in own_code.classes), None)
 
 
 def run_classes(own_code: OwnCode, auto: str) -> dict[str, CodeClass]:
-    """The classes whose code is run to compare with that of ``auto``."""
+    """The classes whose code runs when ``auto`` is compared."""
     return {key: found for key, found in own_code.classes.items() if key in ("AutoConfig", auto)}
 
 
 def run(part: Slice, source_config: Config, own_code: OwnCode, auto: str) -> list[torch.Tensor] | str:
-    """What the source's own class computes for each row, float32, or why it does not."""
+    """What the source's own class computes for each row, in float32; or the reason why it does not run."""
     with tempfile.TemporaryDirectory(prefix="ntk-convert-own-code-") as temporary:
         folder = Path(temporary)
         request = {
             "repository": str(part.patched.folder.resolve()),
-            "family": part.family.name,
             "config": dict(source_config),
             "classes": {
                 key: [str(found.folder.resolve()), found.reference]
@@ -156,7 +161,7 @@ def run(part: Slice, source_config: Config, own_code: OwnCode, auto: str) -> lis
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Without a token or a connection to the Hub, and with a place of its own for modules."""
+    """An environment without token or connection to the Hub, and with its own folder for modules."""
     package = str(Path(converter.__file__).resolve().parent.parent)
     kept = {key: value for key, value in os.environ.items() if key not in SECRETS}
     paths = [package, *filter(None, [kept.get("PYTHONPATH")])]
@@ -171,14 +176,14 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def one_line(text: str) -> str:
-    """Whatever the code says, as it may stand in a card or on a terminal."""
+    """The code's error message in a form that is safe in a card and on a terminal."""
     plain = "".join(letter if letter.isprintable() else " " for letter in text)
     words = " ".join(PATHS.sub("", plain).split())
     return words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
 
 
 def result(output: Any) -> torch.Tensor:
-    """Logits, or else hidden states, of a model's output."""
+    """The logits of a model's output, or its hidden states if it has none."""
     for name in ("logits", "last_hidden_state"):
         found = getattr(output, name, None)
         if isinstance(found, torch.Tensor):

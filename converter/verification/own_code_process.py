@@ -1,8 +1,8 @@
 """The process in which a source's own code runs.
 
-``python -m converter.verification.own_code_process FOLDER RUN``: it reads the request in FOLDER and leaves
-there what the code computes, or the reason why it does not. It ends with the process RUN, which started it,
-and takes the folder along if that one cannot.
+``python -m converter.verification.own_code_process FOLDER RUN`` reads the request in FOLDER and writes there
+what the code computes, or the reason why it fails. It ends when the process RUN, which started it, ends, and
+then removes the folder.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from converter import families
 from converter.child import end_with
+from converter.result.converted import open_converted
 from converter.verification.own_code import FAILURE, OUTPUTS, REQUEST, result
 from converter.verification.patched import Patched
 from converter.verification.slice import Slice
 
 COUNTS = ("n_layer", "n_layers", "num_layers")
-"""Other names than ``num_hidden_layers`` under which codes read the number of layers."""
+"""Names other than ``num_hidden_layers`` that such code uses for the number of layers."""
 NOT_PASSED = ("auto_map", "model_type", "architectures", "alibi_scaling")
 
 
 def main(folder: Path) -> None:
-    """Any end but success leaves its reason, even one that the code chose itself."""
+    """Computes the request. Any failure is written down, even when the code itself exits the process."""
     try:
         request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
         outputs = compute(request)
@@ -40,17 +40,16 @@ def main(folder: Path) -> None:
 
 @torch.no_grad()
 def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Row -> what the code's class gives for it, float32 [1, TOKENS, vocabulary or hidden].
+    """Row -> what the code's class computes for it, float32 [1, TOKENS, vocabulary or hidden].
 
     Raises:
-        RuntimeError: the class has other layers or other tensors than the checkpoint.
+        RuntimeError: the class's layers or tensors differ from the checkpoint's.
         Exception: whatever the code raises.
     """
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-    family = next(family for family in families.FAMILIES if family.name == request["family"])
-    with Patched.load(Path(request["repository"]), family) as patched:
-        part = Slice.of(patched, family)
+    with Patched.load(open_converted(Path(request["repository"]))) as patched:
+        family, part = patched.family, Slice.of(patched)
         classes = {
             auto: get_class_from_dynamic_module(reference, place, local_files_only=True)
             for auto, (place, reference) in request["classes"].items()
@@ -63,7 +62,7 @@ def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
             if hasattr(config, name):
                 setattr(config, name, part.layers)
         config.use_cache, config.return_dict = False, True
-        # Built with memory: what such code keeps in buffers, a model without memory would not have.
+        # Not built on the meta device: such code may fill buffers that the checkpoint does not store.
         model = model_class(config).float().eval()
         prefix = f"{family.layers}."
         below = [family.below(name) for name in model.state_dict()]
@@ -71,7 +70,7 @@ def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
         if len(built) != part.layers:
             raise RuntimeError(f"it builds {len(built)} layers where {part.layers} were asked for")
         missing = part.fill(model)
-        # What is not stored may not be needed either, such as a pooler; this shows it.
+        # A parameter that is not stored, such as a pooler's, may be unused. NaN shows whether it is used.
         for name in missing:
             model.get_parameter(name).fill_(torch.nan)
         outputs = {str(row): result(model(ids[None])).float() for row, ids in enumerate(part.ids)}

@@ -1,10 +1,9 @@
-"""A converted repository's classes, and its tensors."""
+"""Access to a converted repository's classes and tensors."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import sys
 import types
 import uuid
@@ -16,9 +15,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from converter.checkpoint import Checkpoint, read_checkpoint
 from converter.families.base import Family
-from converter.repository import check_code, templates_folder
+from converter.families.templates import templates_folder
+from converter.result.converted import ConvertedRepository
+from converter.source.checkpoint import Checkpoint
 
 # Sizes of the small models that checks build: enough for every layout, cheap for any head count.
 PROBE_HEAD_DIM, PROBE_VOCABULARY, PROBE_LAYERS = 8, 32, 2
@@ -26,36 +26,48 @@ PROBE_HEAD_DIM, PROBE_VOCABULARY, PROBE_LAYERS = 8, 32, 2
 
 @dataclass(frozen=True)
 class Patched:
-    """What a converted repository holds: config, code and weights."""
+    """A converted repository with its code imported."""
 
-    folder: Path
-    config: dict[str, Any]
-    checkpoint: Checkpoint
+    repository: ConvertedRepository
     modeling: types.ModuleType
     configuration: types.ModuleType
-    camel: str
 
     @classmethod
     @contextlib.contextmanager
-    def load(cls, folder: Path, family: Family) -> Iterator[Patched]:
-        """Imports the code that the repository holds, and forgets it at the end.
+    def load(cls, repository: ConvertedRepository) -> Iterator[Patched]:
+        """Imports the code that the repository holds, and removes it from ``sys.modules`` at the end.
 
-        It is imported from this tool's own templates, which the repository's must equal: in a folder of
-        somebody else, Python would take bytecode, packages and libraries in the place of such files.
-
-        Raises:
-            SourceError: the repository's code is not this version's; see ``check_code``.
+        The import uses this tool's own templates, which are equal to the repository's files
+        (``open_converted`` compares them). In a foreign folder, Python might load bytecode, a package or a
+        shared library instead of those files.
         """
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        check_code(folder, config, family.templates)
         with templates() as load:
-            modeling = load(f"modeling_ntk_{family.name}")
-            configuration = load(f"configuration_ntk_{family.name}")
-            yield cls(folder, config, read_checkpoint(folder), modeling, configuration, family.camel)
+            name = repository.family.name
+            yield cls(repository, load(f"modeling_ntk_{name}"), load(f"configuration_ntk_{name}"))
+
+    @property
+    def folder(self) -> Path:
+        """The repository's folder."""
+        return self.repository.folder
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The repository's config.json."""
+        return self.repository.config
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The headers of the repository's weights."""
+        return self.repository.checkpoint
+
+    @property
+    def family(self) -> Family:
+        """The repository's family."""
+        return self.repository.family
 
     def build_config(self, **changes: Any) -> Any:
         """The repository's config object, with some keys changed."""
-        config_class = getattr(self.configuration, f"Ntk{self.camel}Config")
+        config_class = getattr(self.configuration, f"Ntk{self.family.camel}Config")
         return config_class(**{**self.config, **changes})
 
     @property
@@ -66,7 +78,7 @@ class Patched:
     @property
     def trunk(self) -> Any:
         """The class of the model without a head."""
-        return getattr(self.modeling, f"Ntk{self.camel}Model")
+        return getattr(self.modeling, f"Ntk{self.family.camel}Model")
 
     def probe_config(self, **changes: Any) -> Any:
         """The repository's config shrunk to a small model with the same heads and options."""
@@ -99,12 +111,13 @@ class Patched:
         return rows
 
     def open(self, name: str) -> Any:
+        """The safetensors file that stores a tensor."""
         return safe_open(self.folder / self.checkpoint.tensors[name].file, framework="pt")
 
 
 @contextlib.contextmanager
 def templates() -> Iterator[Callable[[str], types.ModuleType]]:
-    """What imports one of this tool's templates by its name; they are forgotten at the end."""
+    """Yields a function that imports one of this tool's templates by name; forgets them at the end."""
     package = f"ntk_convert_verification_{uuid.uuid4().hex}"
     module = types.ModuleType(package)
     module.__path__ = [str(templates_folder())]
@@ -119,7 +132,7 @@ def templates() -> Iterator[Callable[[str], types.ModuleType]]:
 
 
 def build(model_class: Any, config: Any, device: str = "cpu") -> Any:
-    """A model of the given class in float32 and evaluation mode; on "meta", without memory."""
+    """A model of the given class in float32 and evaluation mode; on device "meta" it takes no memory."""
     config.return_dict = True
     with torch.device(device):
         return model_class(config).float().eval()

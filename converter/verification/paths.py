@@ -1,4 +1,4 @@
-"""Fused prefill, chunked prefill and decoding give what plain attention gives."""
+"""Checks that fused prefill, padded prefill, chunked prefill and decoding agree with plain attention."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
-from converter.families.base import Family
-from converter.verification.check import Check
+from converter.verification.check import Check, Context
 from converter.verification.patched import PROBE_VOCABULARY, Patched, build
 
+NAME = "paths"
+
 TOKENS, ENCODER_TOKENS, CHUNK, PADDING = 64, 700, 24, 9
-# A trained length inside the probe, so that a dynamic scaling is at work there.
+# Shorter than the probe, so a dynamic scaling takes effect in it.
 TRAIN_LENGTH = 24
 TOLERANCE = 1e-4
 
 
 @torch.no_grad()
-def check(patched: Patched, family: Family) -> Check:
+def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it
     """Runs a small random model with this repository's heads and scaling along every path.
 
-    A decoder's are one pass, chunks and single tokens over a cache; an encoder's is one pass, over rows
-    that are longer than what it computes at once.
+    Plain attention computes each row alone, without padding. A decoder has three other paths: one pass,
+    chunks over a cache, and single tokens over a cache. An encoder has one pass, over rows longer than the
+    block of queries that it computes at once.
 
     Raises:
-        VerificationError: names the path and the difference.
+        VerificationError: a path differs; the message names the path and the difference.
     """
+    family = patched.family
     scaling = patched.config["alibi_scaling"]
     dynamic = scaling is not None and "train_seq_len" in scaling
     if dynamic:
@@ -35,32 +38,39 @@ def check(patched: Patched, family: Family) -> Check:
     model = build(patched.trunk, patched.probe_config(alibi_scaling=scaling))
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
-        # Larger than an initialisation, so that attention is far from uniform.
+        # Larger than a usual initialisation, so attention is far from uniform.
         parameter.normal_(0, 0.2, generator=generator).add_(parameter.dim() == 1)
     length = TOKENS if family.kind == "decoder" else ENCODER_TOKENS
     tokens = torch.randint(PROBE_VOCABULARY, (2, length), generator=generator)
     mask = torch.ones_like(tokens)
     mask[1, :PADDING] = 0
 
-    plain = model(tokens, attention_mask=mask, output_attentions=True).last_hidden_state
-    steps = {"fused": model(tokens, attention_mask=mask).last_hidden_state}
-    # A length-dynamic scaling is defined by the row's length, so that earlier chunks, which saw a
-    # shorter row, rightly differ.
+    plain = torch.cat(
+        [
+            model(row[real][None], output_attentions=True).last_hidden_state[0]
+            for row, real in zip(tokens, mask.bool(), strict=True)
+        ]
+    )
+    steps = {
+        "fused": model(tokens, attention_mask=mask).last_hidden_state,
+        "padded": model(tokens, attention_mask=mask, output_attentions=True).last_hidden_state,
+    }
+    # A length-dynamic scaling depends on the row's length. Earlier chunks saw a shorter row, so their
+    # results rightly differ.
     if family.kind == "decoder" and (not dynamic or scaling["dynamic"] == "position"):
         steps["chunked"] = in_steps(model, tokens, mask, CHUNK)
         steps["decoding"] = in_steps(model, tokens, mask, 1)
     worst = 0.0
     for name, states in steps.items():
-        difference = float((states - plain)[mask.bool()].abs().max() / plain[mask.bool()].abs().max())
+        difference = float((states[mask.bool()] - plain).abs().max() / plain.abs().max())
         if not difference < TOLERANCE:
             raise VerificationError(
                 f"{name} attention differs from plain attention by {difference:.2e} (relative)"
             )
         worst = max(worst, difference)
     return Check(
-        "paths",
-        f"{', '.join(steps)}: attention gives what its plain form gives; "
-        f"largest relative difference {worst:.1e}",
+        NAME,
+        f"{', '.join(steps)}: the same result as plain attention; largest relative difference {worst:.1e}",
     )
 
 

@@ -1,72 +1,73 @@
-"""Checks of a converted rotary checkpoint: the frequencies that transformers computes from its config.
+"""Checks a converted rotary checkpoint: its tensors, and the frequencies that transformers computes for it.
 
-The rotary modules of transformers' own class for the checkpoint are built from the config as it was
-written, and the angles by which they turn a token at position 1 are read back from their cosines and
-sines. Nothing of the code that wrote the config is read.
+The check builds the rotary modules of transformers' own class from the config as it was written. From their
+cosines and sines it reads back the angles by which they turn a token at position 1. It uses none of the code
+that wrote the config.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from converter.checkpoint import Checkpoint, read_checkpoint
 from converter.errors import ConverterError, VerificationError
+from converter.recipes import RotaryRecipe
+from converter.result.converted import ConvertedRepository
 from converter.rotary.settings import Rotary
-from converter.scaling import Scaling
-from converter.verification.check import Check
+from converter.scaling.scaling import Dynamic, Scaling
+from converter.source.checkpoint import Checkpoint
+from converter.verification.check import Check, Context
 
-# float32's own rounding of a power of the base, relative.
+# Relative; float32 rounds a power of the base by about this much.
 TOLERANCE = 2e-5
 # Tensors that transformers 5 renames as it loads them (its ``conversion_mapping.py``).
 RENAMED = {"embed_out.": "lm_head."}
-# Buffers that old checkpoints carry and no version of the model reads.
+# Buffers that old checkpoints store and no version of the model reads.
 BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attention\.bias|masked_bias)$")
 
 
-def verify(folder: Path, rotary: Rotary, scaling: Scaling) -> list[Check]:
-    """Checks a converted repository, complete but for its card.
-
-    Args:
-        folder: the repository.
-        rotary: the rotary positions of the source.
-        scaling: what was asked for.
+def verify(repository: ConvertedRepository, recipe: RotaryRecipe, context: Context) -> list[Check]:
+    """Runs all checks; see ``converter.verification.verify``.
 
     Raises:
-        VerificationError: the first check that failed, or a config that transformers cannot build.
+        VerificationError: a check failed, or transformers cannot build a model from the config.
     """
     import transformers
 
+    checkpoint = repository.checkpoint
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
-        checkpoint = read_checkpoint(folder)
-        # First, since building a model of a million layers would take a while to find them missing.
+        config_class: Any = transformers.CONFIG_MAPPING[repository.config["model_type"]]
+        config = config_class.from_dict(dict(repository.config))
+        # Checked first, since it would take long to build a million layers and find them missing.
         if config.num_hidden_layers > len(checkpoint.tensors):
             raise VerificationError(
-                f"config.json says {config.num_hidden_layers} layers, and the weights have "
+                f"config.json says {config.num_hidden_layers} layers, but the weights have only "
                 f"{len(checkpoint.tensors)} tensors"
             )
         with torch.device("meta"):
             model = model_class(config)(config)
-        return [
+        checks = [
             check_tensors(model, checkpoint),
-            check_frequencies(model, rotary, scaling),
+            check_frequencies(model, recipe.rotary, recipe.own_scaling),
         ]
     except ConverterError:
         raise
-    except Exception as error:  # a value that the model cannot be built from can raise anything
+    except Exception as error:  # building a model from a bad config value can raise anything
         reason = " ".join(str(error).split())
         raise VerificationError(
             f"transformers {transformers.__version__} does not run this config.json "
             f"({type(error).__name__}: {reason}); correct the value there"
         ) from error
+    if context.own_code is not None:
+        # A rotary source with its own code is not accepted, so there is none to run.
+        checks.append(Check("own code", context.own_code.missing or "", skipped=True))
+    return checks
 
 
 def model_class(config: Any) -> Any:
-    """transformers' class that the config names; the language model if it names none."""
+    """The class of transformers that the config names; the language model's if it names none."""
     import transformers
 
     named = (config.architectures or [None])[0]
@@ -76,19 +77,19 @@ def model_class(config: Any) -> Any:
     found = getattr(transformers, named, None)
     if found is None or getattr(found, "config_class", None) is not type(config):
         raise VerificationError(
-            f"architectures names {named!r}, which is no class of transformers {transformers.__version__} "
+            f"architectures names {named!r}, which transformers {transformers.__version__} does not have "
             f"for model_type {config.model_type!r}"
         )
     return found
 
 
 def check_tensors(model: Any, checkpoint: Checkpoint) -> Check:
-    """Every tensor that the model expects is stored with its shape, and no other.
+    """Checks that every tensor the model expects is stored with its shape, and no other tensor.
 
-    Stored names may lack the trunk's prefix or have it in excess, as transformers allows.
+    A stored name may lack the trunk's prefix or have an extra one, as transformers allows.
 
     Raises:
-        VerificationError: names the first missing, left over or misshapen tensor.
+        VerificationError: a tensor is missing, left over or misshapen; the message names the first.
     """
     name = type(model).__name__
     if any(re.search(r"\.(experts|block_sparse_moe)\.", stored) for stored in checkpoint.tensors):
@@ -119,15 +120,15 @@ def check_tensors(model: Any, checkpoint: Checkpoint) -> Check:
 
 
 def check_frequencies(model: Any, rotary: Rotary, scaling: Scaling) -> Check:
-    """Compares measured frequencies with the formula, where scaling is at work and, dynamic, where not.
+    """Compares measured frequencies with the formula; for a dynamic scaling, at three lengths.
+
+    The first of those is the longest at which the factor is still 1.
 
     Raises:
-        VerificationError: names the pair of channels, the measured and the expected frequency.
+        VerificationError: a frequency differs; the message names the pair of channels and both values.
     """
     lengths = [2]
-    if scaling.dynamic is not None:
-        assert scaling.rate is not None
-        assert scaling.train_length is not None
+    if isinstance(scaling, Dynamic):
         start = round(scaling.train_length / scaling.rate)
         lengths = [start, 2 * start, 3 * start]
     kinds = {
@@ -151,11 +152,11 @@ def check_frequencies(model: Any, rotary: Rotary, scaling: Scaling) -> Check:
             pair = int(deviations.argmax())
             if not deviations[pair] < TOLERANCE:
                 raise VerificationError(
-                    f"{kind.__name__} turns pair {pair} by {measured[pair]:.6g} a token at {tokens} tokens, "
-                    f"not {expected[pair]:.6g}"
+                    f"{kind.__name__} turns pair {pair} by {measured[pair]:.6g} per token at {tokens} "
+                    f"tokens, not {expected[pair]:.6g}"
                 )
             worst = max(worst, float(deviations[pair]))
-    where = f" at {', '.join(map(str, lengths))} tokens" if scaling.dynamic is not None else ""
+    where = f" at {', '.join(map(str, lengths))} tokens" if isinstance(scaling, Dynamic) else ""
     return Check(
         "frequencies",
         f"{len(rotary.frequencies)} frequencies measured from transformers' "
@@ -166,7 +167,7 @@ def check_frequencies(model: Any, rotary: Rotary, scaling: Scaling) -> Check:
 
 @torch.no_grad()
 def measure(module: Any, tokens: int) -> torch.Tensor:
-    """The angles, float64 and the largest first, by which a token is turned at position 1 of so many."""
+    """The angles by which a row of ``tokens`` tokens is turned at position 1; float64, largest first."""
     positions = torch.tensor([[1, tokens - 1]])
     cosines, sines = (output[0, 0].double() for output in module(torch.zeros(1), positions))
     angles = torch.atan2(sines, cosines).sort(descending=True).values

@@ -1,8 +1,8 @@
-"""The part of a checkpoint that is run with its real weights: the first layers, and some tokens.
+"""The part of a checkpoint that checks run with real weights: the first layers, and some tokens.
 
-Of what has a row for each token of the vocabulary, only the rows of the test's tokens are read. Of a layer
-that is large, the matrices stay in their files and are read block by block whenever they are used, so that
-the memory does not grow with the model, and all of it is computed in float32.
+Tensors with a row for each token of the vocabulary are read only for the test's tokens. The matrices of large
+layers stay in their files and are read block by block whenever they are used, so memory does not grow with
+the model. Everything is computed in float32.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from converter.families.base import Family
 from converter.verification.patched import Patched
 
 LAYERS, ROWS, TOKENS = 2, 2, 24
-# What bounds the memory, in elements: two layers of more than this become one, matrices of a layer of more
-# than that are streamed, and a block of one has so many.
+# Limits on memory, in elements. If two layers have more than LARGEST_PAIR, only one is run. If the layers
+# that are run have more than LARGEST_LAYER, their matrices are streamed in blocks of at most BLOCK.
 LARGEST_PAIR, LARGEST_LAYER, BLOCK = 32_000_000, 64_000_000, 8_000_000
 TOLERANCE = 1e-4
-"""Largest difference that is rounding, relative to the largest value."""
+"""Largest difference, relative to the largest value, that rounding can explain."""
 
 
 class Streamed(nn.Module):
     """A linear layer whose weight stays in its file."""
 
     def __init__(self, patched: Patched, name: str, bias: nn.Parameter | None, *, transposed: bool):
-        """
+        """A layer that reads its weight in blocks.
+
         Args:
-            name: the stored weight, [out, in] or, ``transposed``, [in, out].
+            name: the stored weight, [out, in]; [in, out] if ``transposed``.
             bias: [out], if it has one.
         """
         super().__init__()
         self.patched, self.name, self.bias, self.transposed = patched, name, bias, transposed
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """From [..., in] to [..., out]."""
+        """Maps [..., in] to [..., out]."""
         rows, columns = self.patched.checkpoint.tensors[self.name].shape
         step = max(1, BLOCK // columns)
-        # One buffer for all blocks: freed and made anew, they would leave gaps in the allocator's heap.
+        # One buffer for all blocks: allocating one for each would fragment the heap.
         buffer = torch.empty(min(step, rows), columns, dtype=states.dtype)
         result = states.new_zeros(*states.shape[:-1], columns if self.transposed else rows)
         for start in range(0, rows, step):
             end = min(start + step, rows)
             block = buffer[: end - start]
-            # Opened anew, so that the pages of a block that was used are not kept.
+            # Reopened for each block, so the pages of earlier blocks are released.
             with self.patched.open(self.name) as file:
                 block.copy_(file.get_slice(self.name)[start:end])
             if self.transposed:
@@ -63,21 +63,21 @@ class Slice:
     """Which layers and tokens of a converted repository are run."""
 
     patched: Patched
-    family: Family
     layers: int
-    """How many of the first."""
+    """How many layers are run, from the first."""
     total: int
-    """How many there are."""
+    """How many layers the model has."""
     tokens: tuple[int, ...]
-    """In the full vocabulary, ascending; to a sliced model they are 0, 1, 2, ..."""
+    """Ids in the full vocabulary, ascending; the sliced model calls them 0, 1, 2, ..."""
     streamed: bool
     """Whether the layers' matrices stay in their files."""
     read: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What was read, for the next model that needs it."""
+    """The tensors read so far, cached for the next model."""
 
     @classmethod
-    def of(cls, patched: Patched, family: Family) -> Slice:
-        """The slice of a repository whose tensors are known to fit its model."""
+    def of(cls, patched: Patched) -> Slice:
+        """Chooses the slice of a repository whose tensors are known to fit its model."""
+        family = patched.family
         sizes: dict[int, int] = {}
         for name, tensor in patched.checkpoint.tensors.items():
             bare = family.below(name)
@@ -89,12 +89,15 @@ class Slice:
         vocabulary = patched.build_config().vocab_size
         tokens = tuple(range(0, vocabulary, max(1, vocabulary // (ROWS * TOKENS))))[: ROWS * TOKENS]
         streamed = sum(size for layer, size in sizes.items() if layer < layers) > LARGEST_LAYER
-        return cls(patched, family, layers, len(sizes), tokens, streamed)
+        return cls(patched, layers, len(sizes), tokens, streamed)
 
     @property
     def which(self) -> str:
-        """The layers, for people."""
-        return f"the first {self.layers} of {self.total} layers" if self.total > 1 else "the only layer"
+        """The layers, as messages call them."""
+        if self.total == 1:
+            return "the only layer"
+        first = "the first layer" if self.layers == 1 else f"the first {self.layers} layers"
+        return f"{first} of {self.total}"
 
     @property
     def ids(self) -> torch.Tensor:
@@ -102,18 +105,18 @@ class Slice:
         return torch.arange(ROWS * TOKENS).remainder(len(self.tokens)).view(ROWS, TOKENS)
 
     def shrink(self, config: Any) -> None:
-        """Makes a config, the patched model's or another's, that of a sliced model."""
+        """Changes a config, the patched model's or another's, to that of a sliced model."""
         config.num_hidden_layers = self.layers
         config.vocab_size = len(self.tokens)
-        config.pad_token_id = None  # counts in the full vocabulary
+        config.pad_token_id = None  # it is an id of the full vocabulary
 
     def stored(self, name: str) -> str | None:
-        """What a model's tensor is called where it is stored, with or without the trunk's prefix."""
-        spellings = (name, *self.family.tensor_names(self.family.below(name)))
+        """The stored name of a model's tensor, with or without the trunk's prefix; None if not stored."""
+        spellings = (name, *self.patched.family.tensor_names(self.patched.family.below(name)))
         return next((key for key in spellings if key in self.patched.checkpoint.tensors), None)
 
     def tensor(self, key: str, shape: torch.Size) -> torch.Tensor | None:
-        """A stored tensor, or the rows of the test's tokens, in float32; None if neither has that shape."""
+        """A stored tensor, or its rows for the test's tokens, in float32; None if neither has ``shape``."""
         if key not in self.read:
             whole = tuple(self.patched.checkpoint.tensors[key].shape)
             if whole == shape:
@@ -127,10 +130,10 @@ class Slice:
         return found if found.shape == shape else None
 
     def fill(self, model: Any) -> list[str]:
-        """Gives a sliced model the stored tensors.
+        """Loads the stored tensors into a sliced model.
 
         Returns:
-            The names of its parameters that are not stored, nor tied to the embeddings.
+            The names of the parameters that are neither stored nor tied to the embeddings.
         """
         if self.streamed:
             self.stream(model)
@@ -158,10 +161,10 @@ class Slice:
         return missing
 
     def stream(self, model: Any) -> None:
-        """Puts streamed matrices into the layers of a model."""
+        """Replaces the matrices in the layers of a model by streamed ones."""
         for name, module in list(model.named_modules()):
             key = self.stored(f"{name}.weight")
-            inside = self.family.below(f"{name}.").startswith(f"{self.family.layers}.")
+            inside = self.patched.family.below(f"{name}.").startswith(f"{self.patched.family.layers}.")
             if key is None or not inside or not isinstance(module, (nn.Linear, Conv1D)):
                 continue
             if tuple(module.weight.shape) == tuple(self.patched.checkpoint.tensors[key].shape):

@@ -1,52 +1,60 @@
-"""The slopes that the running code applies, measured from its attention weights.
+"""Measures the slopes that the running code applies, from its attention weights.
 
-In a model whose parameters are all zero, queries and keys are zero and attention weights depend on
-the bias alone: the logarithm of the ratio of two neighbouring weights is the slope. Nothing of the
-code that computes slopes is read.
+In a model whose parameters are all zero, queries and keys are zero, so attention weights depend on the bias
+alone: the logarithm of the ratio of two neighbouring weights is the slope. The measurement uses none of the
+code that computes slopes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import AttentionInterface
 from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
-from converter.families.base import Family
-from converter.scaling import Scaling
-from converter.verification.check import Check
+from converter.scaling.scaling import Dynamic
+from converter.verification.check import Check, Context
 from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
 
-# Keys apart, to measure a slope over: a bias of at most 40 nats, well inside float32's exponents.
+NAME = "slopes"
+
+# Distance in keys over which a slope is measured: the bias is at most 40 nats, well inside float32's range.
 SPAN = 40
-# Relative; and in nats over the span, float32's own rounding of the weights that are measured.
+# TOLERANCE is relative. ROUNDING, in nats over the span, is float32's rounding of the measured weights.
 TOLERANCE, ROUNDING = 1e-3, 2e-6
-# Keys that a probe has at most, which bounds the memory: in a decoder's cache, or in the square of an
-# encoder's attention weights.
+# Most keys in a probe. This bounds the memory: of a decoder's cache, or of an encoder's attention weights,
+# which grow with the square.
 LONGEST = {"decoder": 1 << 17, "encoder": 256}
+# Tokens with which a decoder's cache is filled at a time. This bounds the memory of their hidden states.
+CHUNK = 4096
 
 
-def check(patched: Patched, family: Family) -> Check:
-    """Compares measured slopes with ``converter.slopes``, at one context length or, dynamic, two.
+def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it
+    """Compares measured slopes with ``converter.scaling.slopes``: at one length, or two if dynamic.
 
     Raises:
-        VerificationError: names the head, the measured and the expected slope.
+        VerificationError: a slope differs; the message names the head and both values.
     """
-    scaling = Scaling.from_json(patched.config["alibi_scaling"])
+    family = patched.family
+    scaling = patched.repository.scaling
     stock = family.stock_slopes(patched.config)
     lengths = [2 * SPAN]
-    rate, train_length = scaling.rate, scaling.train_length
-    if rate is not None and train_length is not None:
-        # The factor depends on rate * tokens / train_length alone, so a long train_length may be shorter.
-        train_length = max(1, min(train_length, int(LONGEST[family.kind] * min(1.0, rate / 2))))
-        scaling = replace(scaling, train_length=train_length)
-        # Where the factor is 2 (or the whole rate, if that is more).
-        lengths.append(max(2 * SPAN, math.ceil(train_length * max(1.0, 2 / rate))))
-    model = build(patched.trunk, patched.probe_config(alibi_scaling=scaling.to_json()))
+    if isinstance(scaling, Dynamic):
+        # The factor depends only on rate * tokens / train_length, so a shorter train_length tests the same.
+        longest = int(LONGEST[family.kind] * min(1.0, scaling.rate / 2))
+        scaling = replace(scaling, train_length=max(1, min(scaling.train_length, longest)))
+        # The length at which the factor is 2 (or the rate, if that is larger).
+        lengths.append(max(2 * SPAN, math.ceil(scaling.train_length * max(1.0, 2 / scaling.rate))))
+    config = patched.probe_config(alibi_scaling=scaling.to_json())
+    config.num_hidden_layers = 1
+    model = build(patched.trunk, config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -66,7 +74,7 @@ def check(patched: Patched, family: Family) -> Check:
         worst = max(worst, float((differences / expected).max()))
     where = " and ".join(str(tokens) for tokens in lengths)
     return Check(
-        "slopes",
+        NAME,
         f"{len(stock)} slopes measured from attention weights at {where} tokens; "
         f"largest relative deviation {worst:.1e}",
     )
@@ -74,30 +82,45 @@ def check(patched: Patched, family: Family) -> Check:
 
 @torch.no_grad()
 def measure(model: Any, tokens: int) -> np.ndarray:
-    """The slopes, float64 [num_heads], that the last of ``tokens`` tokens sees in an all-zero model.
+    """The slopes that the last of ``tokens`` tokens sees in an all-zero model, float64 [num_heads].
 
-    The earlier tokens' keys and values are zero, so the cache is filled without computing them.
+    The cache is filled without computing attention: the output of all-zero values is zero.
     """
-    token = torch.zeros(1, 1, dtype=torch.long)
-    first = model(token, use_cache=True).past_key_values
-    states = first.layers[0].keys
-    zeros = torch.zeros(1, 1, 1, 1).expand(1, states.shape[1], tokens - 1, states.shape[3])
     cache = DynamicCache()
-    for layer in range(model.config.num_hidden_layers):
-        cache.update(zeros, zeros, layer)
-    output = model(token, past_key_values=cache, output_attentions=True)
+    with without_attention(model):
+        for start in range(0, tokens - 1, CHUNK):
+            chunk = torch.zeros(1, min(CHUNK, tokens - 1 - start), dtype=torch.long)
+            model(chunk, past_key_values=cache, use_cache=True)
+    output = model(torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, output_attentions=True)
     logs: np.ndarray = output.attentions[0][0, :, 0].double().log().numpy()  # [num_heads, tokens]
     slopes: np.ndarray = (logs[:, -1] - logs[:, -1 - SPAN]) / SPAN
     return slopes
 
 
+@contextlib.contextmanager
+def without_attention(model: Any) -> Iterator[None]:
+    """In this context, the outputs of the model's attention are zero."""
+
+    def zero(module: Any, query: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:  # noqa: ARG001
+        return torch.zeros_like(query).transpose(1, 2), None
+
+    before = model.config._attn_implementation
+    AttentionInterface.register("ntk_convert_zero", zero)
+    model.config._attn_implementation = "ntk_convert_zero"
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+
+
 @torch.no_grad()
 def measure_both_sides(model: Any, tokens: int) -> np.ndarray:
-    """The slopes of an all-zero encoder to the left of a token and, after them, to its right.
+    """The slopes of an all-zero encoder to the left of a token, followed by those to its right.
 
     Returns:
-        float64 [2 * num_heads]. A length-dynamic scaling has the factor of rows of ``tokens`` tokens,
-        a position-dynamic one that of the last of so many: the row is longer to give it a right side.
+        Slopes, float64 [2 * num_heads]. For a length-dynamic scaling, the factor is that of a row of
+        ``tokens`` tokens. For a position-dynamic one, it is that of the last of ``tokens`` tokens; the row is
+        longer, so that this token has a right side.
     """
     scaling = model.config.alibi_scaling or {}
     side = SPAN // 2
@@ -105,7 +128,7 @@ def measure_both_sides(model: Any, tokens: int) -> np.ndarray:
     at, length = (tokens - 1, tokens + side) if own else (tokens // 2, tokens + 1)
     mask = torch.ones(1, length, dtype=torch.long)
     if not own:
-        mask[:, tokens:] = 0  # so that the length is the mask's and not the tensor's
+        mask[:, tokens:] = 0  # tests that the length comes from the mask, not from the tensor's shape
     output = model(torch.zeros_like(mask), attention_mask=mask, output_attentions=True)
     logs: np.ndarray = output.attentions[0][0, :, at].double().log().numpy()  # [num_heads, length]
     return np.concatenate([(logs[:, at] - logs[:, at + step]) / side for step in (-side, side)])

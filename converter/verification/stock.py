@@ -1,4 +1,4 @@
-"""The first layers, with the real weights and unscaled slopes, agree with the stock model."""
+"""Checks that the first layers, with real weights and unscaled slopes, agree with the stock model."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from unittest import mock
 import torch
 
 from converter.errors import VerificationError
-from converter.families.base import Config, Family
-from converter.verification.check import Check
+from converter.verification.check import Check, Context
 from converter.verification.patched import Patched, build
 from converter.verification.slice import TOLERANCE, Slice
 
+NAME = "stock model"
 PADDING = 5
 
 
 @torch.no_grad()
-def check(patched: Patched, family: Family, source_config: Config) -> Check:
+def check(patched: Patched, context: Context) -> Check:
     """Runs a slice of the checkpoint through transformers' class and through the patched one.
 
     Raises:
-        VerificationError: the two differ; says by how much.
+        VerificationError: the two differ; the message says by how much.
     """
-    name = "stock model"
+    family, source_config = patched.family, context.source_config
     unfit = family.stock_unfit(source_config) if family.stock else "transformers has no class for this model"
     if unfit is not None:
-        return Check(name, unfit, skipped=True)
+        return Check(NAME, unfit, skipped=True)
     import transformers
 
     stock_config_class = getattr(transformers, f"{family.camel}Config")
@@ -36,10 +36,10 @@ def check(patched: Patched, family: Family, source_config: Config) -> Check:
     settings = {**family.normalise(source_config), "model_type": stock_config_class.model_type}
     try:
         stock_config = stock_config_class(**settings)
-    except Exception as error:  # 5.x is strict about types that older versions and other code accept
+    except Exception as error:  # transformers 5 rejects types that older versions and other code accept
         reason = " ".join(str(error).split())
-        return Check(name, f"transformers' own class refuses this config ({reason})", skipped=True)
-    part, models = Slice.of(patched, family), []
+        return Check(NAME, f"transformers' own class rejects this config ({reason})", skipped=True)
+    part, models = Slice.of(patched), []
     patched_config = patched.build_config(alibi_scaling=None)
     for model_class, config in ((stock_class, stock_config), (patched.trunk, patched_config)):
         part.shrink(config)
@@ -52,18 +52,18 @@ def check(patched: Patched, family: Family, source_config: Config) -> Check:
     worst = largest_difference(stock, ours, part.ids)
     if not worst < TOLERANCE:
         raise VerificationError(
-            f"with scale 1, {part.which} differ from stock {stock_class.__name__} by {worst:.2e} "
-            f"(relative; at most {TOLERANCE:g})"
+            f"with scale 1, the output of {part.which} differs from that of stock {stock_class.__name__} by "
+            f"{worst:.2e} (relative; at most {TOLERANCE:g})"
         )
     return Check(
-        name,
-        f"{part.which}, with the real weights and scale 1, gives what transformers' {stock_class.__name__} "
-        f"gives in float32; largest relative difference {worst:.1e}",
+        NAME,
+        f"with the real weights and scale 1, the output of {part.which} agrees with that of transformers' "
+        f"{stock_class.__name__} in float32; largest relative difference {worst:.1e}",
     )
 
 
 def largest_difference(stock: Any, ours: Any, ids: torch.Tensor) -> float:
-    """Of the hidden states, relative to the largest; without a mask and with a padded row."""
+    """Largest difference of the hidden states, relative to the largest state; with and without padding."""
     mask = torch.ones_like(ids)
     mask[1, :PADDING] = 0
     differences = []
@@ -74,11 +74,11 @@ def largest_difference(stock: Any, ours: Any, ids: torch.Tensor) -> float:
                 for model in (stock, ours)
             )
             differences.append((expected - states).abs().max() / expected.abs().max())
-    return float(torch.stack(differences).max())  # NaN if one is, which no tolerance lets pass
+    return float(torch.stack(differences).max())  # NaN if any is; NaN fails every comparison
 
 
 def materialise(model: torch.nn.Module) -> None:
-    """Replaces non-persistent buffers that a model built without memory left empty."""
+    """Replaces the non-persistent buffers that are empty because the model was built on the meta device."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:
@@ -87,7 +87,7 @@ def materialise(model: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def exact_stock_bias() -> Iterator[None]:
-    """Gives stock Falcon BLOOM's bias: the same, but not rounded to bfloat16 in a float32 model."""
+    """Makes stock Falcon use BLOOM's bias: the same one, but not rounded to bfloat16 in a float32 model."""
     from transformers.models.bloom import modeling_bloom
     from transformers.models.falcon import modeling_falcon
 

@@ -1,31 +1,33 @@
-"""Every tensor that the model expects is stored with its shape, and no other."""
+"""Checks that every tensor the model expects is stored with its shape, and no other tensor."""
 
 from __future__ import annotations
 
 import re
 
 from converter.errors import VerificationError
-from converter.families.base import Family
-from converter.verification.check import Check
+from converter.verification.check import Check, Context
 from converter.verification.patched import Patched, build
 
-# Buffers of causal masks that old checkpoints of any family carry and no version of a model reads.
+NAME = "tensors"
+
+# Causal-mask buffers that old checkpoints of any family store and no version of a model reads.
 UNREAD = r"(^|\.)(masked_bias|scale_mask_softmax\.causal_mask)$"
 
 
-def check(patched: Patched, family: Family) -> Check:
-    """Compares names and shapes with the model's, built without memory.
+def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it
+    """Compares names and shapes with those of the model, built on the meta device.
 
-    Stored names may lack the trunk's prefix or have it in excess, as transformers allows when it
-    loads a trunk into a model with a head and the other way round.
+    A stored name may lack the trunk's prefix or have an extra one, as transformers allows when it loads a
+    trunk into a model with a head, or the reverse.
 
     Raises:
-        VerificationError: names the first missing, left over or misshapen tensor.
+        VerificationError: a tensor is missing, left over or misshapen; the message names the first.
     """
-    # First, since building a model of a million layers would take a while to find them missing.
-    in_config, stored_layers = patched.build_config().num_hidden_layers, count_layers(patched, family)
+    family = patched.family
+    # Checked first, since it would take long to build a million layers and find them missing.
+    in_config, stored_layers = patched.build_config().num_hidden_layers, count_layers(patched)
     if in_config != stored_layers:
-        raise VerificationError(f"config.json says {in_config} layers, and the weights have {stored_layers}")
+        raise VerificationError(f"config.json says {in_config} layers, but the weights have {stored_layers}")
     model = build(patched.architecture, patched.build_config(), device="meta")
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     stored = {}
@@ -54,13 +56,12 @@ def check(patched: Patched, family: Family) -> Check:
             f"the checkpoint does not fit {type(model).__name__}: {problems[0]}"
             + (f", and {len(problems) - 1} more" if len(problems) > 1 else "")
         )
-    return Check(
-        "tensors", f"all {len(stored)} tensors fit {type(model).__name__}; none missing, none left over"
-    )
+    return Check(NAME, f"all {len(stored)} tensors fit {type(model).__name__}; none missing, none left over")
 
 
-def count_layers(patched: Patched, family: Family) -> int:
+def count_layers(patched: Patched) -> int:
     """How many layers the stored tensors belong to."""
+    family = patched.family
     layer = re.compile(rf"{re.escape(family.layers)}\.(\d+)\.")
     found = (layer.match(family.below(name)) for name in patched.checkpoint.tensors)
     return len({match[1] for match in found if match})

@@ -1,8 +1,8 @@
-"""Weights from the source into the repository.
+"""Transfers the weights from the source into the repository.
 
-transfer.py   all files, several at once, going on where an unfinished run stopped
-files.py      one file: copied, or sharing the source's bytes
-rewrite.py    one file as safetensors: from a .bin (pickles.py), or in another dtype
-worker.py     rewriting in a process of its own, which a damaged file may crash
-journal.py    which files are finished
+transfer.py   transfers all files, several at once; can resume an unfinished run
+files.py      copies one file, or links it to the source's
+rewrite.py    rewrites one file as safetensors: from a .bin (pickles.py), or in another dtype
+worker.py     rewrites in a separate process, so a damaged file cannot crash the run
+journal.py    records which files are finished
 """

@@ -1,4 +1,4 @@
-"""One file to another place: copied, with its SHA-256 on the way, or sharing the source's bytes."""
+"""Copies one file and computes its SHA-256 on the way, or shares the source's bytes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from converter.errors import Unfinished
 from converter.progress import Advance
 
 BLOCK = 4 << 20
-"""Bytes read at once; with the number of files in work it bounds the memory."""
+"""Bytes read at once. Times the number of files processed in parallel, this bounds the memory."""
 FICLONE = 0x40049409
 """ioctl that makes a file share another's blocks until one of them changes (linux/fs.h)."""
 
 Link = Literal["reflink", "hard", "symbolic"]
 How = Literal["copied", "shared", "hard-linked", "linked", "not shared", "not linked", "converted"]
-"""How a file came to its place: ``shared`` are the blocks of a reflink; ``not shared`` and ``not linked`` are
-copied though a reflink or a hard link was asked for; ``converted`` is written anew."""
+"""How a file was made. ``shared``: a reflink shares the source's blocks. ``not shared``, ``not linked``: a
+reflink or a hard link was asked for, but the file was copied. ``converted``: rewritten as safetensors."""
 
 
 def place_file(
@@ -34,23 +34,23 @@ def place_file(
     advance: Advance = int,
     check: Callable[[], object] = bool,
 ) -> tuple[How, str | None]:
-    """Makes ``target`` have the bytes of ``source``, in the cheapest way that ``link`` allows.
+    """Gives ``target`` the bytes of ``source``, in the cheapest way that ``link`` allows.
 
     Args:
         source: file to read; links are followed.
         target: file to make; it must not exist.
-        size: bytes that the file had when it was looked at.
-        link: ``reflink``: share the blocks where the file system can; ``hard``: else be the same file,
-            where both are on one file system. Otherwise the bytes are copied. ``symbolic``: only lead
-            there, for a result that does not outlive its source.
-        advance: told the bytes done.
-        check: called between blocks; what it raises ends the copy.
+        size: the source's size in bytes when the run first looked at it.
+        link: ``reflink``: share the blocks where the file system can. ``hard``: the same, falling back to a
+            hard link, which works within one file system. If neither works, the bytes are copied.
+            ``symbolic``: a symbolic link, for a result that does not outlive its source.
+        advance: called with the number of bytes just done.
+        check: called between blocks; an exception that it raises ends the copy.
 
     Returns:
-        What was done, and the SHA-256 of a copy (of what is shared there is none: nothing was read).
+        How the file was made, and the SHA-256 of a copy; None if it is linked, since nothing was read.
 
     Raises:
-        Unfinished: the file does not have that size any more, or changed while it was read.
+        Unfinished: the file no longer has that size, or it changed while it was read.
     """
     if link == "symbolic":
         target.symlink_to(source.resolve())
@@ -73,11 +73,11 @@ def copy_file(
     advance: Advance = int,
     check: Callable[[], object] = bool,
 ) -> str:
-    """Copies a file's bytes, leaving its holes holes, and returns their SHA-256.
+    """Copies a file's bytes, keeps its holes, and returns the SHA-256.
 
     Args:
         source, target, advance, check: as for ``place_file``.
-        size: bytes that the file had when it was looked at; None for its size now.
+        size: the source's size in bytes when the run first looked at it; None for its present size.
 
     Raises:
         Unfinished: see ``place_file``.
@@ -105,7 +105,7 @@ def copy_file(
 
 
 def changed(name: str, done: int, expected: int) -> Unfinished:
-    """What is said of a file that did not stay as it was."""
+    """The error for a file that changed while it was read."""
     return Unfinished(f"{name} changed while it was read ({done} of {expected} bytes); try again")
 
 
@@ -121,13 +121,13 @@ def sha256(path: Path, advance: Advance = int, check: Callable[[], object] = boo
 
 
 def is_zip(path: Path) -> bool:
-    """Whether a ``.bin`` file has the format since torch 1.6, which alone can be mapped."""
+    """Whether a ``.bin`` file has the zip format of torch 1.6 and later; only that one can be mapped."""
     with path.open("rb") as file:
         return file.read(4) == b"PK\x03\x04"
 
 
 def can_link(source: Path, folder: Path, link: Link) -> bool:
-    """Whether a file in ``folder`` can have the bytes of ``source`` without a copy, as ``link`` allows."""
+    """Whether ``link`` can give a file in ``folder`` the bytes of ``source`` without a copy."""
     if link == "symbolic":
         return True
     probe = folder / ".probe"
@@ -140,7 +140,7 @@ def can_link(source: Path, folder: Path, link: Link) -> bool:
 
 
 def _blocks(descriptor: int, size: int) -> Iterator[tuple[memoryview, bool]]:
-    """The file's bytes in order, and whether each block is a hole; ends early where the file does."""
+    """The file's bytes in order, and whether each block is a hole; stops early if the file is shorter."""
     buffer = memoryview(bytearray(min(BLOCK, size)))
     zeros = memoryview(bytes(len(buffer)))
     at = 0
@@ -159,17 +159,16 @@ def _blocks(descriptor: int, size: int) -> Iterator[tuple[memoryview, bool]]:
 
 
 def _next_data(descriptor: int, at: int, size: int) -> tuple[int, int]:
-    """Where the next stretch of data begins and ends; all of the file where holes are not known."""
+    """Where the next stretch of data begins and ends; the rest of the file if holes are not reported."""
     if not hasattr(os, "SEEK_DATA"):
         return at, size
     try:
         data = os.lseek(descriptor, at, os.SEEK_DATA)
         return data, min(os.lseek(descriptor, data, os.SEEK_HOLE), size)
     except OSError as error:
-        # No data from here on means a hole up to the end, or a file that ended short.
+        # No more data: either the rest is a hole, or the file is shorter than expected.
         if error.errno == errno.ENXIO:
-            end = min(os.fstat(descriptor).st_size, size)
-            return end, (size if end < size else end)
+            return min(os.fstat(descriptor).st_size, size), size
         return at, size
 
 
@@ -199,7 +198,7 @@ def _shared(source: Path, target: Path, size: int) -> bool:
 def _hard_linked(source: Path, target: Path, size: int) -> bool:
     try:
         os.link(source.resolve(), target)
-    except OSError:  # another file system, or one without links
+    except OSError:  # another file system, or one without hard links
         return False
     made = target.stat().st_size
     if made != size:

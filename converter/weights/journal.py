@@ -1,8 +1,8 @@
-"""Which weight files of an unfinished run are finished, so that ``--resume`` can go on from there.
+"""Records which weight files an unfinished run has finished, so that ``--resume`` can continue from there.
 
-The journal is a file in the staging folder, one JSON object a line, written when a file is finished:
-what was read (by what a changed file cannot keep) and what was made (by size and SHA-256). A name alone
-proves nothing: a file may have been cut off, or come from another source.
+The journal is a file in the staging folder, with one JSON object per line. Each finished file adds a line:
+what was read (its ``identity``, which changes with the file) and what was made (size and SHA-256). A file's
+name alone proves nothing: the file may have been cut off, or come from another source.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from converter.config import is_integer
 from converter.progress import Advance
 from converter.weights.files import sha256
 
@@ -29,13 +30,13 @@ class Finished:
     size: int
     sha256: str
     source: str
-    """What it was made from and how, see ``identity``."""
+    """What it was made from, and how; see ``identity``."""
 
 
 def identity(source: Path, how: str) -> str:
-    """What a file's content depends on: the source's place, size and times of change, and ``how``.
+    """Everything a file's content depends on: the source's path, size and times of change, and ``how``.
 
-    The time at which the file system itself noted a change cannot be set back.
+    The change time (ctime), which the file system keeps itself, cannot be set back.
     """
     found = source.stat()
     numbers = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
@@ -50,12 +51,12 @@ class Journal:
         self._lock = threading.Lock()
 
     def add(self, entry: Finished) -> None:
-        """Notes a finished file."""
+        """Records a finished file."""
         with self._lock, self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(entry)) + "\n")
 
     def entries(self) -> dict[str, Finished]:
-        """What was noted, by file name; a line that was cut off or is damaged counts for nothing."""
+        """The recorded files, by name; lines that were cut off or damaged are ignored."""
         found: dict[str, Finished] = {}
         try:
             lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -66,26 +67,26 @@ class Journal:
                 entry = Finished(**json.loads(line))
             except (TypeError, ValueError, RecursionError):
                 continue
-            if isinstance(entry.file, str) and isinstance(entry.size, int):
+            if isinstance(entry.file, str) and is_integer(entry.size):
                 found[entry.file] = entry
         return found
 
     def rewrite(self, entries: Iterable[Finished]) -> None:
-        """Leaves only these lines."""
+        """Replaces the journal's lines with these."""
         new = self.path.with_name(f"{JOURNAL}.new")
         lines = [json.dumps(asdict(entry)) + "\n" for entry in entries]
         new.write_text("".join(lines), encoding="utf-8")
         new.replace(self.path)
 
     def remove(self) -> None:
-        """Takes the journal out of the folder, which is complete."""
+        """Deletes the journal once the folder is complete."""
         self.path.unlink(missing_ok=True)
 
 
 def is_finished(
     folder: Path, entry: Finished, source: str, advance: Advance, check: Callable[[], object]
 ) -> bool:
-    """Whether a file is still there as it was noted, made from what ``source`` identifies now."""
+    """Whether a file is still as the journal says, and was made from what ``source`` identifies now."""
     path = folder / Path(entry.file).name
     if path.is_symlink() or not path.is_file():
         return False
@@ -95,7 +96,7 @@ def is_finished(
 
 
 def prune(folder: Path) -> None:
-    """Removes from an unfinished run's folder all but the journal and the files that it names."""
+    """Removes everything from an unfinished run's folder except the journal and the files it names."""
     named = {JOURNAL, *Journal(folder).entries()}
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
@@ -110,9 +111,9 @@ def finished_bytes(folder: Path) -> int:
 
 
 def kept(folder: Path) -> str | None:
-    """What there is to go on from in a staging folder, for the user; None if nothing is."""
+    """Tells the user what ``--resume`` can reuse from a staging folder; None if there is nothing."""
     count = len(Journal(folder).entries())
     if count == 0:
         return None
     files = "1 finished weight file is" if count == 1 else f"{count} finished weight files are"
-    return f"{files} kept in {folder}: the same command with --resume goes on from there"
+    return f"{files} kept in {folder}: repeat the command with --resume to continue from there"

@@ -1,4 +1,4 @@
-"""What a ``pytorch_model.bin`` holds, as tensors only, running none of its code."""
+"""Reads a ``pytorch_model.bin`` as tensors only, without running any of its code."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 
 import torch
 
-from converter.checkpoint import LONGEST_NAME, MOST_DIMENSIONS
 from converter.errors import SourceError
+from converter.source.checkpoint import LONGEST_NAME, MOST_DIMENSIONS
 from converter.weights.files import is_zip
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 """Names of the torch dtypes that a model's tensors have."""
 MOST = 8
-"""The tensors together have at most so many times the file's bytes. Several names of one tensor, and tensors
-that repeat one number, take more room than they did; a hostile file's would fill the disk."""
+"""The tensors together may have at most this many times the file's bytes. A tensor with several names, or one
+that repeats a number, is stored once but written out in full; a hostile file could fill the disk that way."""
 
 
 def load(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of one ``.bin`` file, in its order; mapped from the disk where its format allows.
+    """The tensors of one ``.bin`` file, in the file's order; memory-mapped where the format allows.
 
     Raises:
-        SourceError: unreadable, something other than a dict of plain tensors by printable names, or
-            tensors that are far larger than the file.
+        SourceError: the file is unreadable, is not a dict from printable names to plain tensors, or its
+            tensors are far larger than the file.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of unusual pickles; they load or they do not
+            warnings.simplefilter("ignore")  # about unusual pickles: they either load or raise
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip(path))
     except MemoryError:
         raise
@@ -36,18 +36,18 @@ def load(path: Path) -> dict[str, torch.Tensor]:
         reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0]
         reason = reason.partition(". ")[0][:160]
         raise SourceError(
-            f"{path.name} is damaged or holds more than tensors, which only its own code could load "
+            f"{path.name} is damaged or holds more than tensors, and this tool does not run its code "
             f"({reason}); convert a safetensors version of the checkpoint"
         ) from error
     if not isinstance(state, dict):
-        raise SourceError(f"{path.name} holds a {type(state).__name__}, not the tensors of a model by name")
+        raise SourceError(f"{path.name} holds a {type(state).__name__}, not a dict of named tensors")
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise SourceError(
-                f"{path.name}: {_short(name)} is a {type(tensor).__name__}, not a tensor by its name"
+                f"{path.name}: {_short(name)} is a {type(tensor).__name__}, not a tensor with a text name"
             )
         if not name.isprintable() or len(name) > LONGEST_NAME or name == "__metadata__":
-            raise SourceError(f"{path.name}: {_short(name)} is no tensor's name; the file is damaged")
+            raise SourceError(f"{path.name}: {_short(name)} is not a valid tensor name; the file is damaged")
         if (
             tensor.layout != torch.strided
             or tensor.device.type != "cpu"
@@ -61,18 +61,18 @@ def load(path: Path) -> dict[str, torch.Tensor]:
                 "which no model uses"
             )
         if _reach(tensor) > tensor.untyped_storage().nbytes():
-            raise SourceError(f"{path.name}: {name!r} claims more elements than it stores; it is damaged")
+            raise SourceError(f"{path.name} is damaged: {name!r} claims more elements than it stores")
     size, total = path.stat().st_size, sum(tensor.nbytes for tensor in state.values())
     if total > MOST * size:
         raise SourceError(
-            f"{path.name} has {size} bytes, and its tensors would take {total}, for they share what it "
-            f"stores; at most {MOST} times the file are written"
+            f"{path.name} has {size} bytes, but its tensors share storage and would take {total} when "
+            f"written; at most {MOST} times the file's size is allowed"
         )
     return state
 
 
 def without_tied(state: Mapping[str, torch.Tensor], tied: Collection[str]) -> dict[str, torch.Tensor]:
-    """``state`` without those of the names ``tied`` that are the very same view as a tensor that stays."""
+    """``state`` without each tensor named in ``tied`` that is exactly the same view as one that stays."""
     kept = {_view(tensor) for name, tensor in state.items() if name not in tied}
     return {name: tensor for name, tensor in state.items() if name not in tied or _view(tensor) not in kept}
 
@@ -80,13 +80,13 @@ def without_tied(state: Mapping[str, torch.Tensor], tied: Collection[str]) -> di
 def pieces(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
     """The elements in order, as dense one-dimensional tensors of at most ``size`` bytes.
 
-    What lies dense in memory is not copied, and anything else piece by piece.
+    A tensor that is contiguous in memory is not copied; any other is copied piece by piece.
     """
     most = max(1, size // tensor.element_size())
     if tensor.numel() == 0:
         return
     if tensor.is_contiguous():
-        # A step of 1 even where there is one element, which torch calls dense whatever its step.
+        # Force a stride of 1: torch calls a tensor of one element contiguous whatever its stride.
         yield from torch.split(tensor.as_strided((tensor.numel(),), (1,)), most)
         return
     rows = most // (tensor.numel() // len(tensor))
@@ -99,7 +99,7 @@ def pieces(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
 
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What two tensors have in common if, and only if, they are one."""
+    """A key that two tensors share if and only if they are the same tensor."""
     storage = tensor.untyped_storage().data_ptr()
     return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 

@@ -1,7 +1,7 @@
-"""One weight file written anew as safetensors: from a ``.bin``, or in another dtype.
+"""Rewrites one weight file as safetensors: from a ``.bin``, or in another dtype.
 
-It is written block by block, so that the memory does not depend on the file's size. The format is told
-in ``converter.checkpoint``.
+It works block by block, so memory use does not depend on the file's size. The safetensors format is
+described in ``converter.source.checkpoint``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from converter.checkpoint import ITEM_BYTES, read_header, read_metadata
 from converter.errors import SourceError
 from converter.progress import Advance
+from converter.source.checkpoint import ITEM_BYTES, read_header, read_metadata
 from converter.weights.files import BLOCK, changed
 from converter.weights.pickles import load, pieces, without_tied
 
@@ -34,9 +34,9 @@ NAMES = {
     torch.float32: "F32",
     torch.float64: "F64",
 }
-"""torch's dtypes -> those of the format."""
+"""torch dtype -> its name in the safetensors format."""
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
-"""What ``--dtype`` changes, and can change to."""
+"""The dtypes that ``--dtype`` converts from and to."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Stored:
     """One tensor, to be read block by block."""
 
     dtype: str
-    """As the format calls it."""
+    """Its name in the safetensors format."""
     shape: tuple[int, ...]
     blocks: Callable[[], Iterator[torch.Tensor]]
-    """Its elements in order: one-dimensional tensors of its dtype, or of bytes where no torch dtype is it."""
+    """Its elements in order: one-dimensional tensors of its dtype, or of bytes if torch lacks that dtype."""
 
 
 def rewrite(
@@ -65,16 +65,16 @@ def rewrite(
     Args:
         source: a ``.bin`` or safetensors file.
         target: file to make; it must not exist.
-        dtype: what floating point tensors are rounded to (nearest, ties to even): F32, F16 or BF16;
-            None to leave them.
-        keep: names of tensors that stay as they are.
-        expected: names that a ``.bin`` file must have; its index says so.
-        tied: names that are left out of a ``.bin`` file where they are one tensor with another name.
-        advance: told the bytes done, in bytes of the source.
+        dtype: round floating point tensors to this dtype (nearest, ties to even): F32, F16 or BF16;
+            None leaves them unchanged.
+        keep: names of tensors to leave unchanged.
+        expected: names that a ``.bin`` file must have, according to its index.
+        tied: names to leave out of a ``.bin`` file where they are the same tensor as another name.
+        advance: called with the number of the source's bytes just done.
 
     Raises:
-        SourceError: unreadable, more than tensors, a name missing, a file that ended short, or a value
-            that ``dtype`` cannot hold.
+        SourceError: the file is unreadable or too short, holds more than tensors, or lacks an expected
+            name; or a value does not fit ``dtype``.
     """
     size = source.stat().st_size
     if source.suffix == ".bin":
@@ -85,7 +85,7 @@ def rewrite(
         name: dtype if dtype is not None and stored.dtype in FLOATS and name not in keep else stored.dtype
         for name, stored in tensors.items()
     }
-    # The wide ones first, and the data at a multiple of 8 bytes, keep every element aligned.
+    # Widest dtypes first, with the data starting at a multiple of 8 bytes: every element is aligned.
     order = sorted(tensors, key=lambda name: (-ITEM_BYTES[wanted[name]], name))
     done = 0
     with target.open("xb", buffering=0) as file:
@@ -127,7 +127,7 @@ def _of_bin(source: Path, expected: Collection[str], tied: Collection[str]) -> d
 
 
 def _of_safetensors(source: Path) -> dict[str, Stored]:
-    """Read and not mapped: of a mapped file that ends short, the whole process would die."""
+    """Reads instead of mapping: if a mapped file were cut off, SIGBUS would kill the whole process."""
 
     def stored(dtype: str, shape: tuple[int, ...], start: int, end: int) -> Stored:
         def blocks() -> Iterator[torch.Tensor]:
@@ -160,15 +160,15 @@ def _cast(block: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
 def _rounded(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The nearest values, ties to even.
 
-    torch rounds float64 to the half precisions by way of float32, and so twice: what the first rounding
-    makes a tie, the second may round to the wrong side. Rounding to odd first keeps it off the ties: toward
-    zero, and the last bit set where anything was lost.
+    torch rounds float64 to a half precision twice, by way of float32: the first rounding can create a tie,
+    which the second may then round the wrong way. Rounding to odd first avoids such ties: truncate toward
+    zero, and set the last bit if anything was lost.
     """
     if block.dtype != torch.float64 or dtype == torch.float32:
         return block.to(dtype)
     single = block.to(torch.float32)
     back = single.to(torch.float64)
-    bits = single.view(torch.int32)  # the same memory; one less is the next value toward zero
+    bits = single.view(torch.int32)  # the same memory; subtracting 1 gives the next value toward zero
     bits -= (back.abs() > block.abs()).int()
     bits |= (back != block).int()
     return single.to(dtype)

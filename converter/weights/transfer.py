@@ -1,4 +1,4 @@
-"""All weight files of a checkpoint: copied byte for byte, shared, or made safetensors anew."""
+"""Transfers all weight files of a checkpoint: copied byte for byte, linked, or rewritten as safetensors."""
 
 from __future__ import annotations
 
@@ -6,46 +6,46 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Literal, get_args
 
-from converter.checkpoint import ITEM_BYTES, Checkpoint, read_header, target_names
 from converter.errors import SourceError
-from converter.jsonfile import read_object
 from converter.progress import Advance, byte_bar
+from converter.source.checkpoint import ITEM_BYTES, Checkpoint, Tensor, read_header, target_names
+from converter.source.jsonfile import read_object
 from converter.weights.files import How, Link, can_link, changed, copy_file, is_zip, place_file, sha256
 from converter.weights.journal import Finished, Journal, identity, is_finished
-from converter.weights.worker import Request, Worker
+from converter.weights.worker import Job, Worker
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 STORED = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
-"""What ``--dtype`` is in the safetensors format."""
+"""Value of ``--dtype`` -> its name in the safetensors format."""
 TORCH = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-"""What torch and a config.json call it."""
+"""Value of ``--dtype`` -> its name in torch and in config.json."""
 FLOATS = ("F64", *STORED.values())
 AT_ONCE = 4
-"""Files in work at the same time, at most; more only make disks seek."""
+"""Most files processed at the same time; more would only make disks seek."""
 LEAST = 256 << 20
-"""Bytes of work for which one more thread, and its process, is worth starting."""
+"""Bytes of work that justify starting one more thread with its process."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """How the weights are wanted."""
+    """How to transfer the weights."""
 
     dtype: Dtype | None = None
-    """What floating point tensors are rounded to; None leaves every byte."""
+    """Round floating point tensors to this dtype; None changes no byte."""
     link: Link | None = None
-    """Share bytes with the source, see ``place_file``."""
+    """How to share bytes with the source; see ``place_file``."""
     keep: Collection[str] = ()
     """Names of tensors that ``dtype`` does not change."""
     tied: Collection[str] = ()
-    """Names that a ``.bin`` file's copy does without where they are one tensor with another name."""
+    """Names to leave out of a rewritten ``.bin`` file where they are the same tensor as another name."""
 
 
 ORDER = Order()
@@ -60,27 +60,27 @@ def transfer(
     space: Callable[[int], object] = bool,
     progress: bool = False,
 ) -> dict[str, int]:
-    """Writes the checkpoint's weights to ``folder``, with their tensors' names unchanged.
+    """Writes the checkpoint's weights to ``folder``; tensor names do not change.
 
-    Safetensors files and their index keep their names and every byte, unless another dtype is asked
-    for. ``.bin`` files become safetensors, loaded as tensors only (``weights_only=True``).
-    Files that an unfinished run left complete in ``folder``, by its journal, are kept.
+    Safetensors files and their index keep their names and every byte, unless ``order`` names a dtype.
+    ``.bin`` files become safetensors; they are loaded as tensors only (``weights_only=True``).
+    Files in ``folder`` that an unfinished run completed, according to its journal, are kept.
 
     Args:
         checkpoint: what ``source`` holds, from ``read_checkpoint``.
         source: folder of the weight files.
-        folder: an existing folder to write to; it gets a journal, which is the caller's to remove.
-        order: how they are wanted.
-        space: called with the bytes that will be written, before the first is.
-        progress: draw bars on stderr.
+        folder: an existing folder to write to. It gets a journal, which the caller removes.
+        order: how to transfer them.
+        space: called with the number of bytes to write, before anything is written.
+        progress: draw progress bars on stderr.
 
     Returns:
-        How the files came here (see ``How``, or kept of an unfinished run), and how many each.
+        How the files were made (a ``How``, or "kept" from an unfinished run) -> how many of them.
 
     Raises:
-        SourceError: a file that changed or ended short meanwhile, a ``.bin`` that is unreadable or
-            holds more than tensors, or a value that the dtype cannot hold.
-        OSError: the disk's.
+        SourceError: a file changed or was cut off meanwhile, a ``.bin`` is unreadable or holds more than
+            tensors, or a value does not fit the dtype.
+        OSError: reading or writing failed, for example on a full disk.
     """
     targets = target_names(checkpoint.files, checkpoint.index)
     rewritten = order.dtype is not None or checkpoint.format == "bin"
@@ -91,16 +91,17 @@ def transfer(
     with byte_bar(titles[rewritten], sum(checkpoint.files[name] for name in left), show=progress) as advance:
         work.run(left, lambda name, worker: work.make(name, worker, advance))
     if rewritten:
-        _check_shards(checkpoint, folder, targets)
-        if checkpoint.index in targets:  # a single .bin file needs none any more
-            _write_index(checkpoint, source, folder, targets)
+        headers = _read_shards(checkpoint, folder, targets)
+        index = checkpoint.index
+        if index is not None and index in targets:  # a single .bin file no longer needs an index
+            _write_index(source / index, folder / targets[index], headers)
     elif checkpoint.index is not None:
         copy_file(source / checkpoint.index, folder / checkpoint.index)
     return dict(work.how)
 
 
 class _Stopped(Exception):
-    """Raised in a thread whose run has ended for another reason."""
+    """Raised in a thread when the run has failed or stopped elsewhere."""
 
 
 class _Work:
@@ -122,7 +123,7 @@ class _Work:
         self._stop = threading.Event()
 
     def resume(self, progress: bool) -> list[str]:
-        """The files that are left to do, of which nothing is in the folder any more."""
+        """Returns the files still to do, and removes what an earlier run left of them in the folder."""
         noted = self.journal.entries()
         entries = {
             name: noted[self.targets[name]] for name in self.checkpoint.files if self.targets[name] in noted
@@ -147,7 +148,7 @@ class _Work:
         return left
 
     def bytes_to_write(self, names: Collection[str]) -> int:
-        """An upper bound for these files."""
+        """An upper bound on the bytes that these files take."""
         total = sum(self.checkpoint.files[name] for name in names)
         if self.order.dtype is not None:
             return _size_in(self.checkpoint, names, STORED[self.order.dtype])
@@ -158,7 +159,7 @@ class _Work:
         return total
 
     def make(self, name: str, worker: Worker, advance: Advance) -> None:
-        """One file, and its line in the journal."""
+        """Makes one file and records it in the journal."""
         source, target = self.source / name, self.folder / self.targets[name]
         made_from = self._identity(name)
         if self.rewritten:
@@ -166,7 +167,7 @@ class _Work:
             if source.stat().st_size != size:
                 raise changed(name, source.stat().st_size, size)
             expected = [tensor for tensor, file in self.checkpoint.weight_map.items() if file == name]
-            request = Request(
+            job = Job(
                 str(source),
                 str(target),
                 dtype=STORED[dtype] if dtype else None,
@@ -174,7 +175,7 @@ class _Work:
                 expected=expected if self.checkpoint.format == "bin" else [],
                 tied=list(self.order.tied),
             )
-            worker.rewrite(request, advance, self._check)
+            worker.rewrite(job, advance, self._check)
             if self._identity(name) != made_from:
                 raise changed(name, size, size)
             how: How = "converted"
@@ -189,9 +190,9 @@ class _Work:
         self.how[how] += 1
 
     def run(self, names: list[str], task: Callable[[str, Worker], None]) -> None:
-        """Does a task for each file, some at once, each thread with a worker of its own.
+        """Runs a task for each file, several at once; each thread has its own worker.
 
-        The first failure, or an interruption, stops all of them.
+        The first failure, or an interruption, stops all threads.
         """
         queue: SimpleQueue[str] = SimpleQueue()
         for name in names:
@@ -225,7 +226,7 @@ class _Work:
 
     def _at_once(self, names: Collection[str]) -> int:
         if self.checkpoint.format == "bin" and not all(is_zip(self.source / name) for name in names):
-            return 1  # a file of the old formats is in memory whole while it is converted
+            return 1  # a file in an older format is held in memory as a whole while it is converted
         worth = 1 + sum(self.checkpoint.files[name] for name in names) // LEAST
         return min(AT_ONCE, os.cpu_count() or 1, worth)
 
@@ -240,7 +241,7 @@ class _Work:
 
 
 def _size_in(checkpoint: Checkpoint, names: Collection[str], dtype: str) -> int:
-    """Bytes of these files in another dtype; of ``.bin`` files, which do not tell, at most."""
+    """Bytes of these files in another dtype; an upper bound for ``.bin`` files, whose dtypes are unknown."""
     total = sum(checkpoint.files[name] for name in names)
     if not checkpoint.tensors:
         return total * (2 if dtype == "F32" else 1)
@@ -254,26 +255,29 @@ def _size_in(checkpoint: Checkpoint, names: Collection[str], dtype: str) -> int:
     return sum(sizes)
 
 
-def _check_shards(checkpoint: Checkpoint, folder: Path, targets: dict[str, str]) -> None:
-    """Each tensor is in one file only, as ``.bin`` files do not tell before they are converted."""
+def _read_shards(
+    checkpoint: Checkpoint, folder: Path, targets: dict[str, str]
+) -> dict[str, Mapping[str, Tensor]]:
+    """New file -> its tensors. Checks that no tensor is in two files, which ``.bin`` files do not show."""
+    headers: dict[str, Mapping[str, Tensor]] = {
+        targets[name]: read_header(folder / targets[name]) for name in checkpoint.files
+    }
     found: dict[str, str] = {}
     for name in checkpoint.files:
-        for tensor in read_header(folder / targets[name]):
+        for tensor in headers[targets[name]]:
             if tensor in found:
                 raise SourceError(f"the tensor {tensor!r} is in both {found[tensor]} and {name}")
             found[tensor] = name
+    return headers
 
 
-def _write_index(checkpoint: Checkpoint, source: Path, folder: Path, targets: dict[str, str]) -> None:
-    """The index of the new files, with what else the source's says of them."""
-    assert checkpoint.index is not None
-    old = read_object(source / checkpoint.index).get("metadata")
-    weight_map: dict[str, str] = {}
-    total = 0
-    for name in checkpoint.files:
-        tensors = read_header(folder / targets[name])
-        weight_map |= dict.fromkeys(tensors, targets[name])
-        total += sum(tensor.end - tensor.start for tensor in tensors.values())
-    metadata = {**(old if isinstance(old, dict) else {}), "total_size": total}
-    index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
-    (folder / targets[checkpoint.index]).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+def _write_index(old: Path, new: Path, headers: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Writes the index of the new files, and carries over the other metadata of the source's index."""
+    metadata = read_object(old).get("metadata")
+    total = sum(tensor.end - tensor.start for tensors in headers.values() for tensor in tensors.values())
+    weight_map = {tensor: file for file, tensors in headers.items() for tensor in tensors}
+    index = {
+        "metadata": {**(metadata if isinstance(metadata, dict) else {}), "total_size": total},
+        "weight_map": dict(sorted(weight_map.items())),
+    }
+    new.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,12 +1,11 @@
-"""Rewriting in processes of their own.
+"""Rewrites weight files in worker processes.
 
-What a damaged or hostile ``.bin`` file does to the process that reads it (a crash inside torch, or the
-end of a mapped file that was cut off meanwhile) ends that process and not the run; and several files are
-rewritten at once.
+A damaged or hostile ``.bin`` file can kill the process that reads it: torch may crash, or a mapped file may
+be cut off meanwhile. That ends the worker and not the run. Workers also rewrite several files at once.
 
-The worker says when it is ready, in a line of its own. From then on the two sides speak JSON, one object a
-line: requests to the worker's stdin; to its stdout ``{"done": bytes}`` now and then, and at the end
-``{"result": ...}``.
+The worker first prints a line that says it is ready. From then on both sides exchange JSON, one object per
+line: the run writes requests to the worker's stdin, and the worker answers on stdout with ``{"done": bytes}``
+now and then and ``{"result": ...}`` at the end.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from converter.child import end_with
 from converter.errors import ConverterError, SourceError, Unfinished
 from converter.progress import Advance
 
-# The parent's import path as it is, so that nothing in the current folder is taken for a module.
+# The worker gets the parent's sys.path, so it imports nothing from the current folder by accident.
 START = (
     "import sys; run, *sys.path[:] = sys.argv[1:]; from converter.weights.worker import main; main(int(run))"
 )
 READY = "ntk-convert: ready"
-"""What a worker says before anything else; what stands before it was said by others."""
+"""The worker's first line. Ignore all output before it: a library or a start-up hook printed that."""
 MEMORY = 4 << 30
-"""Bytes a worker may allocate beside twice its file: torch itself, and a large tensor's copy."""
+"""Bytes a worker may allocate on top of twice its file's size: for torch itself and a large tensor's copy."""
 LONGEST = 300
-"""Characters of what a worker says when it fails."""
+"""Most characters of a failed worker's message that are shown."""
 
 
 @dataclass(frozen=True)
-class Request:
+class Job:
     """One file to rewrite; see ``converter.weights.rewrite``."""
 
     source: str
@@ -56,32 +55,32 @@ class Request:
 
 
 class Worker:
-    """The side of the run: one process, started when it is first needed."""
+    """One worker process, as the run sees it; it starts when it is first needed."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._said: deque[str] = deque(maxlen=1)
-        self._listener: threading.Thread | None = None
+        self._last_error: deque[str] = deque(maxlen=1)
+        self._drainer: threading.Thread | None = None
 
-    def rewrite(self, request: Request, advance: Advance, check: Callable[[], object]) -> None:
-        """Has one file rewritten, and waits for it.
+    def rewrite(self, job: Job, advance: Advance, check: Callable[[], object]) -> None:
+        """Lets the process rewrite one file, and waits until it is done.
 
         Args:
-            request: what to do.
-            advance: told the bytes done.
-            check: called now and then; what it raises stops the worker.
+            job: what to do.
+            advance: called with the number of bytes just done.
+            check: called now and then; an exception that it raises ends the wait.
 
         Raises:
-            SourceError: see ``rewrite``; also if the worker died of the file.
-            OSError: the disk's, such as a full one.
-            ConverterError: there is no worker, for a reason that the file has no part in.
+            SourceError: see ``converter.weights.rewrite``; also if reading the file killed the process.
+            OSError: reading or writing failed, for example on a full disk.
+            ConverterError: the process could not be started.
         """
         process = self._started(check)
         assert process.stdin is not None
         assert process.stdout is not None
-        name = Path(request.source).name
+        name = Path(job.source).name
         try:
-            process.stdin.write(json.dumps(vars(request)) + "\n")
+            process.stdin.write(json.dumps(vars(job)) + "\n")
             process.stdin.flush()
             for line in process.stdout:
                 check()
@@ -91,30 +90,30 @@ class Worker:
                     return
                 advance(message["done"])
         except BrokenPipeError:
-            pass  # what it died of is told by its end
+            pass  # the process died; its exit code below says why
         check()
         raise _died(name, process.wait())
 
     def kill(self) -> None:
-        """Ends the process, whatever it does; any thread may call this."""
+        """Kills the process, whatever it is doing; any thread may call this."""
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """Ends the process and lets go of it."""
+        """Ends the process and closes its pipes."""
         process, self._process = self._process, None
         if process is not None:
-            # To close its stdin sends what was not sent, and it may not be there to take it.
+            # Closing stdin flushes what is left to send, and the process may be gone already.
             with suppress(BrokenPipeError), process:
                 process.kill()
-                self._listen_out()
+                self._drain()
 
     def _started(self, check: Callable[[], object] = bool) -> subprocess.Popen[str]:
         """The process, ready for requests."""
         if self._process is not None:
             return self._process
         if not sys.executable:
-            raise _not_started("Python does not know its own program, sys.executable")
+            raise _not_started("Python does not know its own path: sys.executable is not set")
         try:
             process = subprocess.Popen(
                 [sys.executable, "-c", START, str(os.getpid()), *sys.path],
@@ -124,29 +123,29 @@ class Worker:
                 text=True,
                 encoding="utf-8",
                 errors="surrogateescape",
-                start_new_session=True,  # Ctrl-C is for the run, which then stops its workers
+                start_new_session=True,  # so Ctrl-C reaches only the run, which then stops its workers
             )
         except OSError as error:
             raise _not_started(str(error)) from error
         self._process = process
         assert process.stdout is not None
         assert process.stderr is not None
-        # Always listened to: nobody may have to wait before a full pipe.
-        self._listener = threading.Thread(
-            target=self._said.extend, args=(filter(str.strip, process.stderr),), daemon=True
+        # Drain stderr all the time: a full pipe would block the worker.
+        self._drainer = threading.Thread(
+            target=self._last_error.extend, args=(filter(str.strip, process.stderr),), daemon=True
         )
-        self._listener.start()
-        check()  # before it was started, nobody could have stopped it
+        self._drainer.start()
+        check()  # the run may have stopped before there was a process to kill
         if not any(line.strip() == READY for line in process.stdout):
             check()
             code = process.wait()
-            self._listen_out()
-            raise _not_started(self._said[0] if self._said else f"it ended with code {code}")
+            self._drain()
+            raise _not_started(self._last_error[0] if self._last_error else f"it ended with code {code}")
         return process
 
-    def _listen_out(self) -> None:
-        if self._listener is not None:
-            self._listener.join(timeout=1)  # a process of its own could keep the pipe open
+    def _drain(self) -> None:
+        if self._drainer is not None:
+            self._drainer.join(timeout=1)  # a child of the worker could keep the pipe open
 
 
 def _raise(result: dict[str, Any] | None) -> None:
@@ -181,38 +180,38 @@ def _died(name: str, code: int) -> SourceError:
 
 
 def _ended_short(name: str) -> str:
-    return f"{name} ended short while it was read; try again, or download it again"
+    return f"{name} was cut off while it was read; try again, or download it again"
 
 
 def main(run: int) -> None:
-    """The side of the worker: answers requests until there are no more, or the process ``run`` has ended."""
+    """Runs the worker: answers requests until there are no more, or until the process ``run`` has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with(run)  # so that nobody writes to a folder that is given up
+    end_with(run)  # so the worker does not write to an abandoned folder
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogateescape")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # keep what libraries print out of the answers
     requests = os.fdopen(os.dup(0), encoding="utf-8", errors="surrogateescape")
     answers.write(f"\n{READY}\n")
     answers.flush()
     for line in requests:
-        _answer(answers, {"result": _rewrite(Request(**json.loads(line)), answers)})
+        _answer(answers, {"result": _rewrite(Job(**json.loads(line)), answers)})
 
 
-def _rewrite(request: Request, answers: IO[str]) -> dict[str, Any] | None:
+def _rewrite(job: Job, answers: IO[str]) -> dict[str, Any] | None:
     try:
-        source = Path(request.source)
+        source = Path(job.source)
         _limit_memory(2 * source.stat().st_size + MEMORY)
         import torch
 
         from converter.weights.rewrite import rewrite
 
-        torch.set_num_threads(1)  # one worker a core
+        torch.set_num_threads(1)  # one worker per core
         rewrite(
             source,
-            Path(request.target),
-            dtype=request.dtype,
-            keep=frozenset(request.keep),
-            expected=request.expected,
-            tied=frozenset(request.tied),
+            Path(job.target),
+            dtype=job.dtype,
+            keep=frozenset(job.keep),
+            expected=job.expected,
+            tied=frozenset(job.tied),
             advance=lambda count: _answer(answers, {"done": count}),
         )
     except Unfinished as error:
@@ -220,12 +219,12 @@ def _rewrite(request: Request, answers: IO[str]) -> dict[str, Any] | None:
     except SourceError as error:
         return {"refused": str(error)}
     except MemoryError:
-        return {"refused": f"{Path(request.source).name} asks for more memory than its size explains"}
+        return {"refused": f"{Path(job.source).name} takes far more memory than its size; it may be damaged"}
     except BrokenPipeError:
-        sys.exit(1)  # nobody waits for it any more
+        sys.exit(1)  # the run no longer reads the answers
     except OSError as error:
-        if error.errno == errno.EFAULT:  # what SIGBUS is for the kernel's own reading
-            return {"unfinished": _ended_short(Path(request.source).name)}
+        if error.errno == errno.EFAULT:  # the kernel reads past a mapped file's end: EFAULT, not SIGBUS
+            return {"unfinished": _ended_short(Path(job.source).name)}
         return {"errno": error.errno or 0, "filename": error.filename}
     except Exception as error:
         return {
@@ -241,6 +240,6 @@ def _answer(answers: IO[str], message: dict[str, Any]) -> None:
 
 
 def _limit_memory(size: int) -> None:
-    with suppress(ValueError, OSError):  # a lower limit than this was set by the user
+    with suppress(ValueError, OSError):  # the user's own limit is lower
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (size, most))

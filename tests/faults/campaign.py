@@ -1,4 +1,4 @@
-"""Many faults at many points of many kinds of runs, as rows of a table."""
+"""Makes many faults at many points of many kinds of runs; each row of the table is one fault and kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests import tiny
-from tests.faults.hook import CHANGES, Fault, Role
+from tests.faults.hook import CHANGES, PLANTED, Fault, Role
 from tests.faults.launcher import Launcher
 from tests.faults.trial import GOLDEN, KINDS, Kind, Trial, scattered
 from tests.hub_server import HubServer
@@ -38,30 +38,27 @@ IN_WORKER = {
 }
 TIMED = ("SIGKILL", "SIGTERM", "Ctrl-C")
 DISK = 64 << 20
-"""Bytes of the disk that is filled: more than a run wants to find free."""
-
-
-PLANTED = "NTK_CONVERT_TEST_PLANTED"
+"""Bytes of the disk that is filled; more than the free space that a run requires."""
 
 
 @dataclass
 class Row:
-    """What came of one fault at several points of one kind of run."""
+    """The outcome of one fault at several points of one kind of run."""
 
     fault: str
     kind: str
     tried: int = 0
     failures: list[str] = field(default_factory=list)
-    """What was wrong, each with the point."""
+    """What went wrong, each with its point."""
 
     @property
     def survived(self) -> int:
-        """Points after which everything was as promised."""
+        """Number of points after which every promise held."""
         return self.tried - len(self.failures)
 
 
 def can_mount() -> bool:
-    """Whether this user may mount a small disk where nobody else sees it."""
+    """Whether this user may mount a small disk in a private mount namespace."""
     if shutil.which("unshare") is None:
         return False
     try:
@@ -73,7 +70,7 @@ def can_mount() -> bool:
 
 @contextmanager
 def trial(kind: Kind, home: Path, *, disk: bool = False, planted: str | None = None) -> Iterator[Trial]:
-    """Runs of a kind in a folder.
+    """Prepares runs of a kind in a folder.
 
     Args:
         kind: what to run.
@@ -113,15 +110,15 @@ def rows(
     end: float = float("inf"),
     options: Sequence[str] = (),
 ) -> list[Row]:
-    """Does each fault at so many points, spread over a run; one point of each, then the next.
+    """Makes each fault at several points, spread over a run: first one point of every fault, then the next.
 
     Args:
         trial: the runs.
-        faults: name -> what happens.
-        points: of each fault; None for every event.
-        last: only so many events at the end of a run.
-        end: as ``time.monotonic()``; after it nothing more is begun.
-        options: of the run after the fault.
+        faults: name -> fault.
+        points: most points of each fault; None for every event.
+        last: use only this many events at the end of a run.
+        end: value of ``time.monotonic()`` after which no new run starts.
+        options: options of the run after the fault.
     """
     label = ", then ".join([trial.kind.name, *options])
     result = {name: Row(name, label) for name in faults}
@@ -145,7 +142,7 @@ def rows(
 
 
 def rows_in_time(trial: Trial, points: int | None = None, *, end: float = float("inf")) -> list[Row]:
-    """As ``rows``, of signals at times and not at events: in the middle of what a run computes."""
+    """Like ``rows``, but sends signals at times instead of events, so also in the middle of computations."""
     result = {name: Row(f"{name}, timed", trial.kind.name) for name in TIMED}
     index = 0
     while index != points and time.monotonic() < end:
@@ -160,14 +157,14 @@ def rows_in_time(trial: Trial, points: int | None = None, *, end: float = float(
 
 
 def changes(trial: Trial) -> dict[str, Fault]:
-    """A shard that changes in all ways: while it is copied, or read by a worker."""
+    """Faults that change a shard, in all ways, while it is copied or read by a worker."""
     shard = sorted(path.name for path in (trial.here / "source").glob("*-of-*"))[1]
     role: Role = "worker" if trial.events["worker"] else "main"
     return {f"a shard: {how}": Fault("", role=role, change=shard, how=how) for how in CHANGES}
 
 
 def faults_of(trial: Trial) -> dict[str, Fault]:
-    """Those that make sense for a kind of run, but for a full disk."""
+    """The faults that make sense for a kind of run, except a full disk."""
     faults = {**SIGNALS, **LIMITS, **STOPPED}
     if trial.events["worker"]:
         faults |= IN_WORKER
@@ -177,7 +174,7 @@ def faults_of(trial: Trial) -> dict[str, Fault]:
 
 
 def report(seconds: float = 300, kinds: Sequence[Kind] = KINDS) -> list[Row]:
-    """Everything, in about so many seconds; more of them are more points."""
+    """Makes all faults in about this many seconds; more seconds allow more points."""
     result: list[Row] = []
     end = time.monotonic() + seconds
     disk = can_mount()
@@ -196,7 +193,7 @@ def report(seconds: float = 300, kinds: Sequence[Kind] = KINDS) -> list[Row]:
 
 
 def table(result: Sequence[Row]) -> str:
-    """The rows as text, failures below."""
+    """The rows as text, followed by the failures."""
     width = max(len(row.kind) for row in result), max(len(row.fault) for row in result)
     lines = [f"{'run':{width[0]}}  {'fault':{width[1]}}  {'tried':>6}  {'survived':>8}"]
     lines += [

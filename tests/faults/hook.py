@@ -1,8 +1,8 @@
 """Inside a run: counts the file-system events in its work folder, and acts just before one of them.
 
-Python announces every open, rename, removal and so on to audit hooks before it happens, and code that
-runs there stands between two calls of the system. So a fault "at event 17" is a fault between the 16th
-and the 17th thing that the run does to its files, each time the same.
+Python announces every open, rename, removal and so on to audit hooks before it happens, so code in a hook
+runs between two system calls. A fault "at event 17" happens between the 16th and the 17th thing that the run
+does to its files, and always at the same point.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any, Literal
 
 VARIABLE, RUN = "NTK_CONVERT_TEST_FAULT", "NTK_CONVERT_TEST_RUN"
 """Environment variables: the fault, and the process id of the run's first process."""
+PLANTED = "NTK_CONVERT_TEST_PLANTED"
+"""Environment variable: the name of a defect of ``tests.faults.planted``."""
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
 Change = Literal["truncate", "grow", "rewrite", "replace", "delete"]
 Role = Literal["main", "worker"]
@@ -28,40 +30,40 @@ CHANGES: tuple[Change, ...] = ("truncate", "grow", "rewrite", "replace", "delete
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at an event; of the fields of actions, those that are set."""
+    """What happens at an event: every action whose field is set."""
 
     work: str
     """Only events on paths in this folder count."""
     log: str | None = None
-    """File that gets one line for each event."""
+    """A file that gets one line for each event."""
     at: int = 0
     """Number of the event, from 1; 0 for none."""
     after: float | None = None
-    """Instead of at an event, so many seconds after the start (which is not this module's to do)."""
+    """Act this many seconds after the start instead of at an event (another module does that)."""
     role: Role = "main"
-    """Whose event it is: that of the run's first process, or of another that it starts."""
+    """Whose events count: those of the run's first process, or of processes that it starts."""
     signal: int | None = None
-    """Sent to the process."""
+    """Signal to send to the process."""
     group: bool = False
-    """The signal goes to the whole process group, as Ctrl-C in a terminal does."""
+    """Send the signal to the whole process group, like Ctrl-C in a terminal."""
     repeat: bool = False
-    """The signal comes at every later event too."""
+    """Send the signal at every later event too."""
     fill: str | None = None
-    """File that grows until its file system has ``leave`` bytes left."""
+    """A file that grows until its file system has ``leave`` bytes left."""
     leave: int = 0
     limit: int | None = None
-    """Bytes from which on no file can grow (RLIMIT_FSIZE)."""
+    """Largest size in bytes that a file can grow to (RLIMIT_FSIZE)."""
     change: str | None = None
     """File to change."""
     how: Change = "truncate"
 
     def to_environment(self) -> dict[str, str]:
-        """What a process of the run needs in its environment."""
+        """The environment variables that a process of the run needs."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 
 def install_from_environment() -> None:
-    """Watches this process, if its environment says so."""
+    """Watches this process if its environment asks for it."""
     if VARIABLE in os.environ:
         install(Fault(**json.loads(os.environ[VARIABLE])))
 
@@ -99,7 +101,7 @@ def install(fault: Fault) -> None:
             event(name, path)
 
     def told(function: Callable[..., int], name: str) -> Callable[..., int]:
-        """Python does not announce reading and writing; here it is, before and after."""
+        """Python does not announce reads and writes, so this does, before and after each call."""
 
         def call(descriptor: int, *arguments: Any, **options: Any) -> int:
             path = "" if getattr(inside, "hook", False) else _path(descriptor)
@@ -119,7 +121,7 @@ def install(fault: Fault) -> None:
 
 
 def act(fault: Fault) -> None:
-    """Does what the fault is."""
+    """Carries out the fault."""
     if fault.fill is not None:
         fill(Path(fault.fill), fault.leave)
     if fault.limit is not None:
@@ -164,19 +166,19 @@ def change(path: Path, how: Change) -> None:
 
 
 def _inside(work: str, name: str, arguments: tuple[Any, ...]) -> str | None:
-    """The path of an event if it is one that counts."""
+    """The path of an event, or None if the event does not count."""
     path = arguments[0]
     if isinstance(path, int) or path is None:
         return None
     text = os.fsdecode(path)
     if not text.startswith("/") and name in ("os.remove", "os.rmdir", "os.mkdir") and arguments[-1] >= 0:
-        # By a folder's descriptor, as shutil.rmtree does.
+        # Relative to a folder's descriptor, as in shutil.rmtree.
         text = f"{_path(arguments[-1])}/{text}"
     return text if text.startswith(work + "/") else None
 
 
 def _path(descriptor: int) -> str:
-    """What a descriptor is open on, where the system tells."""
+    """The path that a descriptor is open on; empty if the system does not say."""
     try:
         return str(Path(f"/proc/self/fd/{descriptor}").readlink())
     except OSError:

@@ -1,9 +1,9 @@
-"""Starts runs of the command line, each a process of its own, within milliseconds.
+"""Starts runs of the command line within milliseconds, each in its own process.
 
-Importing torch takes seconds, and hundreds of runs are to be ended. So one process imports what runs
-need, and forks one for each run: the same code from ``main`` on, in its own session, with its own files
-for output. ``python -m tests.faults.launcher MODULE...`` is that process; it reads a JSON request from
-each line of stdin and answers with one.
+Importing torch takes seconds, and the tests make hundreds of runs. So one process imports everything that
+runs need, and forks for each run. The fork runs the same code from ``main`` on, in its own session, with its
+own pipes for output. ``python -m tests.faults.launcher MODULE...`` is that process; it reads one JSON request
+per line from stdin and answers each with one line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.faults import hook
 
 ROOT = Path(__file__).parent.parent.parent
 CAPABILITIES_V3 = 0x20080522
-LIGHT = ("converter.pipeline", "converter.report", "huggingface_hub", "safetensors")
+LIGHT = ("converter.pipeline", "converter.cli.report", "huggingface_hub", "safetensors")
 MODELS = (
     *LIGHT,
     "accelerate",
@@ -37,7 +37,7 @@ MODELS = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.bloom.modeling_bloom",
 )
-# Not onnxruntime, whose threads do not survive a fork.
+# onnxruntime is left out: its threads do not survive a fork.
 ONNX = (*MODELS, "onnx", "onnx_ir")
 
 
@@ -50,16 +50,16 @@ class Ended:
     out: str
     err: str
     survivors: tuple[int, ...]
-    """Processes of the run that were still there afterwards, and had to be killed."""
+    """Processes of the run that were still alive afterwards, and had to be killed."""
 
 
 class Launcher:
-    """The process that runs are forked from; a context manager.
+    """A context manager for the process that forks runs.
 
     Args:
-        modules: what it imports.
+        modules: the modules to import.
         environment: changes to this process's environment.
-        namespace: in a mount namespace of its own, where ``execute`` may mount a small disk; needs root.
+        namespace: use a private mount namespace, where ``execute`` may mount a small disk; needs root.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Launcher:
             start_new_session=True,
         )
         self.root = Path(f"/proc/{self._process.pid}/root") if namespace else Path("/")
-        """Where this process sees the other's files."""
+        """The launcher's root folder, as this process names it."""
 
     def __enter__(self) -> Launcher:
         return self
@@ -93,19 +93,19 @@ class Launcher:
     def start(
         self, words: Sequence[object], fault: hook.Fault | None = None, *, powerless: bool = False
     ) -> int:
-        """Starts a command line; its process id.
+        """Starts a command line; returns its process id.
 
         Args:
-            words: after ``ntk-convert``.
-            fault: what happens to it.
-            powerless: permissions count for it, even if this user is root.
+            words: the words after ``ntk-convert``.
+            fault: the fault to inject.
+            powerless: let file permissions restrict it even if this user is root.
         """
         environment = fault.to_environment() if fault else {}
         answer = self._ask(do="start", words=[*map(str, words)], environment=environment, powerless=powerless)
         return int(answer["pid"])
 
     def wait(self, pid: int, seconds: float = 120) -> Ended:
-        """Waits for a run, which is killed if it takes longer; and for the processes that it started."""
+        """Waits for a run and the processes it started; kills those that take longer."""
         answer = self._ask(do="wait", pid=pid, seconds=seconds)
         survivors = tuple(_survivors(pid, 5.0))
         for survivor in survivors:
@@ -120,7 +120,7 @@ class Launcher:
         return self.wait(self.start(words, fault, powerless=powerless))
 
     def execute(self, *words: object) -> int:
-        """Runs a program where the launcher is; its exit code."""
+        """Runs a program in the launcher's namespace; returns its exit code."""
         return int(self._ask(do="execute", words=[str(word) for word in words])["code"])
 
     def _ask(self, **request: Any) -> dict[str, Any]:
@@ -136,31 +136,32 @@ class Launcher:
 
 
 def _survivors(run: int, seconds: float) -> list[int]:
-    """Processes of a run that are still there after so many seconds; returns as soon as none are."""
+    """Processes of a run that are still alive after ``seconds``; returns as soon as there are none."""
     mark = f"{hook.RUN}={run}".encode()
-    end = time.monotonic() + seconds
+    end, pause = time.monotonic() + seconds, 0.01
     while True:
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                # The name before may hold anything; state, parent, group and session follow its bracket.
+                # A program's name may hold anything; state, parent, group and session follow its bracket.
                 state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
                 marked = mark in (folder / "environ").read_bytes().split(b"\0")
                 if state != "Z" and (marked or int(session) == run):
                     found.append(int(folder.name))
         if not found or time.monotonic() > end:
             return found
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.2)
 
 
 def _serve() -> None:
-    """The launcher's own loop; returns in a fork, to run its command, never in the launcher."""
+    """The launcher's loop. It returns only in a fork, which then runs its command."""
     outputs: dict[int, list[int]] = {}
     for line in sys.stdin:
         request = json.loads(line)
         answer: dict[str, Any]
         if request["do"] == "start":
-            # Pipes and not files, because the disk may be full.
+            # Pipes instead of files, because the disk may be full.
             pipes = [os.pipe(), os.pipe()]
             pid = os.fork()
             if not pid:
@@ -181,7 +182,7 @@ def _serve() -> None:
 
 
 def _read(pipe: int) -> str:
-    """What an ended process wrote; its children may still have the pipe open."""
+    """The output of an ended process; its children may still hold the pipe open."""
     os.set_blocking(pipe, False)
     with suppress(BlockingIOError), os.fdopen(pipe, "rb", buffering=0) as file:
         return (file.read() or b"").decode(errors="replace")
@@ -201,7 +202,7 @@ def _wait(pid: int, seconds: float) -> int:
 
 
 def _become(request: dict[str, Any], out: int, err: int) -> None:
-    """Makes this process the run's first: what a shell does before it starts a program."""
+    """Makes this process the run's first one, as a shell does before it starts a program."""
     os.setsid()
     for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
         os.dup2(descriptor, number)
@@ -213,7 +214,7 @@ def _become(request: dict[str, Any], out: int, err: int) -> None:
 
 
 def _drop_rights() -> None:
-    """Gives up what root may do beyond others, for good; only Linux has that and can."""
+    """Gives up root's capabilities for good; works only on Linux."""
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0)
     nothing = (ctypes.c_uint32 * 6)()
     if ctypes.CDLL(None, use_errno=True).capset(header, nothing):
@@ -223,7 +224,7 @@ def _drop_rights() -> None:
 if __name__ == "__main__":
     for module in sys.argv[1:]:
         importlib.import_module(module)
-    gc.freeze()  # forks share what is there already
+    gc.freeze()  # forks share the objects that exist now
     _serve()
     from converter.cli import main
 

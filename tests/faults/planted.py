@@ -1,4 +1,4 @@
-"""Defects for the harness to find: imported by a launcher, it breaks the converter as told.
+"""Defects for the harness to find. A launcher imports this module to break the converter.
 
 ``NTK_CONVERT_TEST_PLANTED`` names the defect.
 """
@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from converter import pipeline, staging
+from converter import plan
+from converter.result import staging
 from converter.weights.transfer import transfer
-from tests.faults.campaign import PLANTED
+from tests.faults.hook import PLANTED
 
 
 def copied_into_place(folder: Path, place: Path, **_: Any) -> None:
@@ -40,7 +41,7 @@ def touches(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def starts(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Starts a process that nobody ends."""
+    """Starts a process and never ends it."""
 
     def changed(*arguments: Any, **options: Any) -> Any:
         subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -52,8 +53,8 @@ def starts(function: Callable[..., Any]) -> Callable[..., Any]:
 DEFECTS: dict[str, Callable[[], None]] = {
     "publishes file by file": lambda: setattr(staging, "_publish", copied_into_place),
     "removes the old folder first": lambda: setattr(staging, "_publish", removed_first),
-    "touches the source": lambda: setattr(pipeline, "transfer", touches(transfer)),
-    "leaves a process": lambda: setattr(pipeline, "transfer", starts(transfer)),
+    "touches the source": lambda: setattr(plan, "transfer", touches(transfer)),
+    "leaves a process": lambda: setattr(plan, "transfer", starts(transfer)),
     "leaves its folders": lambda: setattr(staging, "remove_leftovers", lambda place, but=None: None),
 }
 if PLANTED in os.environ:

@@ -1,4 +1,4 @@
-"""One run with one fault, and what has to be true after it."""
+"""Makes one run with one fault, and checks what must be true afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.faults.launcher import LIGHT, MODELS, ONNX, Ended, Launcher
 
 JOURNAL = "weights.journal"
 GOLDEN = (5**0.5 - 1) / 2
-"""Multiples of it, modulo 1, are spread evenly however many there are."""
+"""Its multiples modulo 1 are spread evenly, however many there are."""
 OLD = {"config.json": "{}", "model.safetensors": "old", "README.md": "old"}
 
 
@@ -33,13 +33,13 @@ class Kind:
     source: Mapping[str, Any] = field(default_factory=lambda: {"sharded": True})
     """Options of the tiny checkpoint."""
     modules: tuple[str, ...] = LIGHT
-    """What its process should have imported."""
+    """Modules to import before the run."""
     hub: bool = False
-    """From a Hub on loopback; what is in its cache afterwards is no matter."""
+    """Read the source from a Hub on loopback; the contents of its cache are not checked."""
 
     @property
     def resumes(self) -> bool:
-        """Whether it goes on from what an earlier run left."""
+        """Whether it continues from what an earlier run left."""
         return "--resume" in self.words
 
     @property
@@ -93,26 +93,26 @@ class Trial:
         self.here = self._seen(self.work)
         """The work folder, as this process names it."""
         self.unfinished: Path | None = None
-        """A copy of what an earlier run left, for the kind that goes on from there."""
+        """A copy of what an earlier run left, for the kind that continues from there."""
         if kind.resumes:
             self._leave_unfinished()
         self.reset()
         started = time.monotonic()
         self.events = self._events()
-        """What each process of a run does to files."""
+        """The file-system events of each process of a run."""
         self.seconds = time.monotonic() - started
-        """How long a run takes."""
+        """Seconds that a run takes."""
         self.complete = contents(self.here / "out")
-        """What a run without a fault gives."""
+        """The result of a run without a fault."""
 
     def run(self, fault: Fault | None = None, *more: str, powerless: bool = False) -> Ended:
-        """One run, with a fault and more options."""
+        """Makes one run, with a fault and more options if given."""
         words = [*self.words, *more]
         return self.launcher.run(words, fault, powerless=powerless)
 
     @property
     def keeps_files(self) -> bool:
-        """Whether an interrupted run leaves finished files to go on from."""
+        """Whether an interrupted run leaves finished files that another can continue from."""
         return "--hard-link" not in self.kind.words and not self.kind.resumes and len(self.kind.source) > 0
 
     @property
@@ -122,7 +122,7 @@ class Trial:
         return [str(self.source), "--scale", "2", "--out", str(self.out), *self.kind.words, *cache]
 
     def reset(self) -> None:
-        """Removes what runs left, and puts in place what the kind needs: an older folder, a leftover."""
+        """Removes what runs left, and restores what the kind needs: an older folder, a leftover."""
         for path in self.here.iterdir():
             if path.name != "source":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -134,16 +134,16 @@ class Trial:
             shutil.copytree(self.unfinished, self.here / self.unfinished.name)
 
     def leftovers(self) -> list[Path]:
-        """What runs left beside out."""
+        """The files and folders that runs left beside out."""
         known = {"source", "out", "cache", self.unfinished and self.unfinished.name}
         return sorted(path for path in self.here.iterdir() if path.name not in known)
 
     def survives(self, fault: Fault, options: Sequence[str] = ()) -> list[str]:
-        """Does a run with a fault and one without; what was wrong afterwards, in words.
+        """Makes a run with a fault and one without; returns what was wrong afterwards, in words.
 
         Args:
             fault: the fault; its files are within ``home``.
-            options: of the second run.
+            options: options of the second run.
         """
         self.reset()
         before, source = contents(self.here / "out"), self._source()
@@ -155,7 +155,7 @@ class Trial:
         return [*wrong, *self._unchanged(source)]
 
     def survives_another(self, fault: Fault) -> list[str]:
-        """Stops a run at an event, has another do all of its own, and lets the first go on."""
+        """Pauses a run at an event, makes a second complete run, and then lets the first continue."""
         self.reset()
         source = self._source()
         first = self.launcher.start(self.words, self._placed(fault))
@@ -178,9 +178,9 @@ class Trial:
         return [*wrong, *self._unchanged(source)]
 
     def survives_change(self, fault: Fault) -> list[str]:
-        """As ``survives``, of a fault that changes a file of the source.
+        """Like ``survives``, for a fault that changes a file of the source.
 
-        A run that succeeds has to have written what was there before the change, or after it.
+        A run that succeeds must have written the file as it was either before the change or after it.
         """
         self.reset()
         kept = self.here.parent / "kept"
@@ -202,7 +202,7 @@ class Trial:
         return wrong + self.again()
 
     def _ended_by(self, fault: Fault) -> Ended:
-        """A run with a fault, at an event or at a time."""
+        """Makes a run with a fault at an event or at a time."""
         if fault.after is None:
             return self.run(self._placed(fault))
         assert fault.signal is not None
@@ -213,7 +213,7 @@ class Trial:
         return self.launcher.wait(pid)
 
     def _events(self) -> dict[Role, list[str]]:
-        """Does a whole run; what its processes did to files."""
+        """Makes a complete run; returns the file-system events of its processes."""
         log = self._seen(self.log)
         log.unlink(missing_ok=True)
         ended = self.run(Fault(str(self.work), log=str(self.log)))
@@ -225,7 +225,7 @@ class Trial:
         return events
 
     def _leave_unfinished(self) -> None:
-        """Kills a run once half of its shards are finished, and keeps what it left."""
+        """Kills a run when half of its shards are finished, and keeps what it left."""
         self.reset()
         noted = [int(event.split()[0]) for event in self._events()["main"] if JOURNAL in event]
         self.reset()
@@ -235,7 +235,7 @@ class Trial:
         left.rename(self.unfinished)
 
     def _placed(self, fault: Fault) -> Fault:
-        """With absolute paths, as the launcher names them."""
+        """The fault with absolute paths, as the launcher names them."""
         return replace(
             fault,
             work=str(self.work),
@@ -253,7 +253,7 @@ class Trial:
         Args:
             ended: how it ended.
             before: the out folder's contents before it.
-            may_leave: it had no chance to clean up.
+            may_leave: the run had no chance to clean up.
         """
         now = contents(self.here / "out")
         wrong = []
@@ -273,11 +273,11 @@ class Trial:
                 wrong.append("it says that nothing was written, and out is new")
         if ended.code >= 0 and left and not may_leave:
             if "--resume" not in ended.err:
-                wrong.append(f"left beside out without a word: {[path.name for path in left]}")
+                wrong.append(f"left beside out without saying so: {[path.name for path in left]}")
             elif [(path / JOURNAL).is_file() for path in left] != [True]:
                 wrong.append(f"nothing to resume from in {[path.name for path in left]}")
         elif "--resume" in ended.err and not left:
-            wrong.append("it speaks of --resume, and there is nothing to resume")
+            wrong.append("it mentions --resume, but there is nothing to resume")
         return wrong
 
     def again(self, options: Sequence[str] = ()) -> list[str]:
@@ -294,7 +294,7 @@ class Trial:
         else:
             for name, inode in finished.items():
                 if (self.here / "out" / name).stat().st_ino != inode:
-                    wrong.append(f"{name} was finished, and done again")
+                    wrong.append(f"{name} was finished, but was done again")
         if (left := self.leftovers()) or self._unfinished_is_there():
             wrong.append(f"the next run left {[path.name for path in left]}")
         return wrong
@@ -303,7 +303,7 @@ class Trial:
         return self.unfinished is not None and (self.here / self.unfinished.name).exists()
 
     def _finished(self) -> dict[str, int]:
-        """Weight file that a run finished before it was ended -> its inode."""
+        """Weight file that an ended run had finished -> its inode."""
         finished = {}
         for path in self.leftovers():
             if (path / JOURNAL).is_file():
@@ -321,14 +321,14 @@ class Trial:
 
 
 def wait_until_stopped(pid: int) -> None:
-    """Waits until a process was stopped, or ended without being."""
+    """Waits until a process is stopped, or has ended without being stopped."""
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TZ":
         time.sleep(0.002)
 
 
 def one_line(ended: Ended) -> list[str]:
     """What is wrong with the message of a run that failed."""
-    lines = ended.err.strip().splitlines()  # a new line comes first, after the terminal's ^C
+    lines = ended.err.strip().splitlines()  # a line feed comes first, after the terminal's ^C
     if len(lines) != 1 or not lines[0].startswith("error: ") or "this is a bug" in ended.err or ended.out:
         return [f"not one line, but {ended.err!r}"]
     return []
@@ -347,7 +347,7 @@ def differences(folder: Mapping[str, str] | None, complete: Mapping[str, str] | 
 
 
 def scattered(count: int, last: int | None = None) -> list[int]:
-    """1 to ``count``, or only the ``last`` of them, so that as many of the first as one likes are spread."""
+    """1 to ``count``, or only the ``last`` of these, in an order whose first items are spread evenly."""
     first = 1 if last is None else max(1, count - last + 1)
     numbers = range(first, count + 1)
     return sorted(numbers, key=lambda number: (number not in (first, count), number * GOLDEN % 1))

@@ -1,12 +1,12 @@
-"""Sources that mean harm: ``python -m tests.hostile`` makes many and converts them.
+"""Hostile sources: ``python -m tests.hostile`` makes many of them and converts each.
 
-    guard.py     what a run may do; an audit hook that records everything else
-    source.py    a good source of a few bytes, from the configs in corpus/
-    mutate.py    any JSON value or bytes, made worse
-    kinds/       one module a kind of input: named examples, and as many random ones as there is time for
-    case.py      one case through the command line, and what must hold after it
-    worker.py    the process that runs cases, since an audit hook cannot be removed and a case may kill it
-    report.py    workers, and the table of what was tried
+    guard.py     an audit hook that records everything that a run must not do
+    source.py    a valid source of a few bytes, from the configs in corpus/
+    mutate.py    damages a JSON value or bytes at random
+    kinds/       one module per kind of input: named examples, and as many random ones as time allows
+    case.py      runs one case through the command line and checks its effects
+    worker.py    the process that runs cases, because an audit hook cannot be removed and a case may crash
+    report.py    starts the workers and makes the table of results
 
-A case is told by its kind, its name or number, and a seed; with them it is the same again.
+A case is identified by its kind, its name or number, and a seed, which together reproduce it.
 """

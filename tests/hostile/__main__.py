@@ -1,4 +1,4 @@
-"""``python -m tests.hostile``: hostile sources of every kind, and a table of what came of them."""
+"""``python -m tests.hostile``: converts hostile sources of every kind and prints a table of the results."""
 
 from __future__ import annotations
 
@@ -15,11 +15,22 @@ SAVED = Path("hostile-failures.json")
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300, metavar="N", help="time for all kinds (300)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the random cases (0)")
-    parser.add_argument("--kind", choices=list(KINDS), action="append", help="only these kinds")
-    parser.add_argument("--case", metavar="NAME", help="one example or number of one --kind")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="with --case: write its source there")
+    parser.add_argument(
+        "--seconds", type=float, default=300, metavar="N", help="time for all kinds together (300)"
+    )
+    parser.add_argument(
+        "--cases", type=int, metavar="N", help="run N random cases of each kind, however long they take"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random cases (0)")
+    parser.add_argument(
+        "--kind", choices=list(KINDS), action="append", help="run only this kind; may be repeated"
+    )
+    parser.add_argument(
+        "--case", metavar="NAME", help="run only this example, or random case N, of one --kind"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="with --case: write its source there, run nothing"
+    )
     options = parser.parse_args()
     if options.case is not None and not options.kind:
         parser.error("--case needs --kind")
@@ -33,18 +44,18 @@ def main() -> int:
         row = Row(kind, KINDS[kind].title, list(outcomes(kind, options.seed, [options.case])))
         print(json.dumps([outcome.to_json() for outcome in row.outcomes], indent=2))
         return bool(row.failed)
-    rows = run(seconds=options.seconds, seed=options.seed, kinds=options.kind)
+    rows = run(seconds=options.seconds, cases=options.cases, seed=options.seed, kinds=options.kind)
     print(table(rows))
     failed = [outcome for row in rows for outcome in row.failed]
     for outcome in failed:
         print(f"\n{outcome.kind}, {outcome.case}: {outcome.problems}")
         again = f"--seed {options.seed} --kind {outcome.kind} --case {outcome.case!r}"
-        print(f"  again: python -m tests.hostile {again}")
+        print(f"  to repeat it: python -m tests.hostile {again}")
     if failed:
         SAVED.write_text(
             json.dumps([outcome.to_json() for outcome in failed], indent=2) + "\n", encoding="utf-8"
         )
-        print(f"\nthe {len(failed)} cases are in {SAVED}")
+        print(f"\nthe {len(failed)} failed cases are saved in {SAVED}")
     return bool(failed)
 
 

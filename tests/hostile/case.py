@@ -1,4 +1,4 @@
-"""One case: a hostile source through the command line, and what must hold after it."""
+"""One case: runs the command line on a hostile source and checks what it did."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tests.hostile.guard import Guard
 from tests.hostile.kinds import KINDS, Kind
 
 SLOWEST = 20.0
-"""Seconds that a case may take, on a machine with other work."""
+"""Seconds that a case may take, on a machine that does other work too."""
 MOST_MEMORY = 768 << 20
-"""Bytes that a case may add to those of the process."""
+"""Bytes of memory that a case may use in addition to what the process had before."""
 SECRET = "what only a file outside says"
 LONGEST_LINE = 1100
-"""Letters of an error's line."""
+"""Characters that an error message may have."""
 
 
 @dataclass
 class Outcome:
-    """What came of one case."""
+    """The result of one case."""
 
     kind: str
     case: str
@@ -42,19 +42,23 @@ class Outcome:
     code: int | None
     """Exit code; None if there was a traceback."""
     line: str
-    """The error's line."""
+    """The error message."""
     seconds: float
     memory: int
-    """Bytes at most, beyond those at its start; all of a process of the run's own, torch included."""
+    """Peak in bytes, above that at the start; or the whole peak of a process that the run started."""
     problems: list[str]
-    """What must not be; each starts with ``crash``, ``write``, ``code`` or ``limit``."""
+    """Everything that must not happen; each starts with ``crash``, ``write``, ``code`` or ``limit``."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def build(kind: Kind, case: str, seed: int, folder: Path) -> tuple[str | None, Random]:
-    """Makes a case's source in ``folder``; what to give as MODEL if not that folder, and its chance."""
+    """Makes a case's source in ``folder``.
+
+    Returns:
+        The value of MODEL, or None for that folder; and the case's random generator.
+    """
     rng = Random(f"{seed}/{kind.title}/{case}")
     source.write(folder)
     make = kind.examples.get(case, kind.vary)
@@ -65,10 +69,10 @@ def run(name: str, case: str, seed: int, guard: Guard) -> Outcome:
     """Runs one case in this process.
 
     Args:
-        name: of the kind, in ``KINDS``.
-        case: an example's name, or a number.
-        seed: of the numbered ones.
-        guard: of this process.
+        name: the kind's name in ``KINDS``.
+        case: an example's name, or the number of a random case.
+        seed: the seed of the random cases.
+        guard: the guard of this process.
     """
     kind = KINDS[name]
     root = Path(tempfile.mkdtemp(prefix="hostile-"))
@@ -112,7 +116,7 @@ def _observed(name: str, case: str, words: list[str], root: Path, guard: Guard) 
         code, printed, said = _main(words)
     seconds = time.monotonic() - started
     memory = max(0, _peak_memory() - start_memory)
-    if _children() > start_children:  # a process of the run's own had more than any before it
+    if _children() > start_children:  # a process that the run started used more than any before it
         memory = max(memory, _children())
 
     problems = [_violation(found) for found in guard.take()]
@@ -134,7 +138,7 @@ def _observed(name: str, case: str, words: list[str], root: Path, guard: Guard) 
 
 
 def _main(words: list[str]) -> tuple[int | None, str, str]:
-    """The command line in this process: exit code (None for a traceback), stdout, stderr."""
+    """Runs the command line in this process; returns exit code (None for a traceback), stdout and stderr."""
     from converter.cli import main
 
     out, err = io.BytesIO(), io.BytesIO()
@@ -154,7 +158,7 @@ def _main(words: list[str]) -> tuple[int | None, str, str]:
 
 
 def _said(code: int | None, printed: str, said: str, words: list[str]) -> Iterator[str]:
-    """What is wrong with what was printed."""
+    """The problems of the output."""
     if code not in (0, 1, 2) or ("Traceback" in said and "--verbose" not in words):
         yield f"crash {said.strip()[-600:]}"
         return
@@ -163,41 +167,41 @@ def _said(code: int | None, printed: str, said: str, words: list[str]) -> Iterat
         yield f"crash {line}"
     if code:
         if "--verbose" not in words and (said.count("\n") != 1 or not said.startswith("error: ")):
-            yield f"crash not one line: {said[:300]!r}"
+            yield f"crash more or less than one error line: {said[:300]!r}"
         if not line.isprintable() or len(line) > LONGEST_LINE:
-            yield f"crash a line that is not printable, or of {len(line)} letters: {line[:300]!r}"
+            yield f"crash error line of {len(line)} characters, too long or not printable: {line[:300]!r}"
         if printed:
-            yield f"crash output of a failed run: {printed[:300]!r}"
+            yield f"crash a failed run printed output: {printed[:300]!r}"
     text = printed if code else printed + said
     unprintable = sorted({letter for letter in text if not letter.isprintable() and letter != "\n"})
     if unprintable and "--verbose" not in words:
-        yield f"crash prints {unprintable!r}"
+        yield f"crash printed {unprintable!r}"
 
 
 def _complete(out: Path) -> Iterator[str]:
-    """What is wrong with a result."""
+    """The problems of a result."""
     from safetensors import SafetensorError, safe_open
 
     missing = [name for name in ("config.json", "README.md") if not (out / name).is_file()]
     if missing:
-        yield f"write a result without {missing}"
+        yield f"write the result lacks {missing}"
     links = [path.name for path in out.rglob("*") if path.is_symlink()]
     code = [name for name in source.CODE_FILES if (out / name).exists()]
     if links or code:
-        yield f"write {links + code} in the result"
+        yield f"write the result contains {links + code}"
     if SECRET.encode() in b"".join(
         path.read_bytes() for path in out.rglob("*") if path.is_file() and path.suffix != ".py"
     ):
-        yield "write a file from outside in the result"
+        yield "write the result contains a file from outside"
     for path in sorted(out.glob("*.safetensors")):
         try:
             with safe_open(path, "np") as file:
                 list(file.keys())
         except (SafetensorError, OSError) as error:
-            yield f"write {path.name}, which the safetensors library refuses: {error}"
+            yield f"write the safetensors library refuses {path.name}: {error}"
     result, _, said = _main(["inspect", str(out)])
     if result != 0:
-        yield f"write a result that cannot be inspected: {said.strip()[:300]}"
+        yield f"write the result cannot be inspected: {said.strip()[:300]}"
 
 
 def _violation(found: str) -> str:
@@ -209,7 +213,7 @@ def _violation(found: str) -> str:
 
 
 def _fingerprint(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """Every entry of a folder, links as links."""
+    """The state of every entry in a folder; links are not followed."""
     found = {}
     for path in folder.rglob("*"):
         status = path.lstat()
@@ -227,7 +231,7 @@ def _remove(root: Path) -> None:
 
 
 def _reset_memory() -> int:
-    """Starts the count of this process's peak anew; what it has now, in bytes."""
+    """Resets the peak memory of this process; returns what it uses now, in bytes."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -236,7 +240,7 @@ def _reset_memory() -> int:
 
 
 def _children() -> int:
-    """The most bytes that any process which this one has started, and which has ended, had."""
+    """Peak memory in bytes of the largest child process that has ended."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
 
 

@@ -1,10 +1,10 @@
-"""What a run may do, watched by an audit hook: write in its own places, and start no code but ours.
+"""An audit hook that watches a run: it may write only to its own places and run only our own code.
 
-A hook cannot be removed, so it belongs in a process of its own. It sees what Python does; what a library
-writes by itself shows in the fingerprint of the folders around (``case.py``).
+A hook cannot be removed, so it needs a separate process. It sees what Python does. Files that a library
+writes by itself are found by comparing the surrounding folders before and after (``case.py``).
 """
 
-# ruff: noqa: PTH115, PTH117, PTH118, PTH119, PTH120 -- paths are text here, as the events have them
+# ruff: noqa: PTH115, PTH117, PTH118, PTH119, PTH120 -- paths are strings here, as in the events
 from __future__ import annotations
 
 import os
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 EXECUTED = "hostile.executed"
-"""The event that the code in a hostile source raises, so that it shows that it ran."""
+"""The event that the code in a hostile source raises, to show that it ran."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Event -> the positions of (path, folder descriptor) of what it changes.
+# Event -> the positions of the arguments (path, folder descriptor) that name what it changes.
 CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.mkdir": ((0, 2),),
     "os.rmdir": ((0, 1),),
@@ -52,7 +52,7 @@ class Guard:
     """Records violations while ``watching``.
 
     Args:
-        record: told each one.
+        record: called with each violation; by default they are kept for ``take``.
     """
 
     def __init__(self, record: Callable[[str], None] | None = None) -> None:
@@ -68,8 +68,8 @@ class Guard:
         """Watches this process while the block runs.
 
         Args:
-            writable: files and folders that may be written; a path that ends in ``*`` stands for all that
-                start so.
+            writable: files and folders that may be written; a path that ends in ``*`` means all paths with
+                that prefix.
             hostile: the folder whose code must not run.
         """
         self._allowed = tuple(_real(str(path)) for path in writable)
@@ -81,7 +81,7 @@ class Guard:
             self._watching = False
 
     def take(self) -> list[str]:
-        """The violations since the last time."""
+        """The violations since the last call."""
         found = list(self._found)
         self._found.clear()
         return found
@@ -89,7 +89,7 @@ class Guard:
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
         if not self._watching:
             return
-        self._watching = False  # what is asked below raises events too
+        self._watching = False  # the code below raises events too
         try:
             found = self._violation(event, args)
             if found is not None:
@@ -131,7 +131,7 @@ class Guard:
 
     def _write(self, event: str, path: object, folder: int | None) -> str | None:
         if isinstance(path, int):
-            if event == "open":  # a descriptor that was opened before, and seen then
+            if event == "open":  # the descriptor was seen when it was opened
                 return None
             path = os.readlink(f"/proc/self/fd/{path}")
         if not isinstance(path, (str, bytes, os.PathLike)):
@@ -139,7 +139,7 @@ class Guard:
         name = os.fsdecode(path)
         if isinstance(folder, int) and folder >= 0 and not os.path.isabs(name):
             name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
-        # Links are followed where the system follows them: in the folders, and in a file that is opened.
+        # Links are followed as the system does: in folders always, in the file itself when it is opened.
         place = (
             _real(name)
             if event == "open"
@@ -165,9 +165,9 @@ def _within(place: str, allowed: str) -> bool:
 
 
 def _local_socket(args: tuple[Any, ...]) -> bool:
-    """A pair of sockets between two of our own processes has no address; port 0 of this machine is any.
+    """Whether a socket is local: one without an address is a pair between two of our processes.
 
-    urllib3 asks for that when it is imported, to find out whether there is IPv6.
+    Port 0 of this machine means any port; urllib3 binds it on import, to find out whether IPv6 works.
     """
     if args[1:] in ((("::1", 0),), (("127.0.0.1", 0),)):
         return True

@@ -1,4 +1,4 @@
-"""Any JSON value, or any bytes, made worse."""
+"""Damages JSON values and bytes at random."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def worse(value: Any, rng: Random, pool: list[tuple[str, Any]] | None = None) ->
     """A copy of a JSON value with one to four places changed.
 
     Args:
-        value: left as it is.
-        rng: where chance comes from.
-        pool: keys and values that mean something, to be put in too.
+        value: the value to copy; it is not modified.
+        rng: the random generator.
+        pool: meaningful keys and values to insert too.
     """
     result = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 2, 4))):
@@ -115,12 +115,12 @@ def worse(value: Any, rng: Random, pool: list[tuple[str, Any]] | None = None) ->
 
 
 def nasty(rng: Random) -> Any:
-    """A value that is rarely meant."""
+    """A value that code rarely expects."""
     return copy.deepcopy(rng.choice(NASTY))
 
 
 def worse_bytes(content: bytes, rng: Random) -> bytes:
-    """``content`` cut, turned, doubled or with something put in, one to four times."""
+    """``content`` with one to four changes: cut, inserted, repeated or with a flipped bit."""
     result = bytearray(content)
     for _ in range(rng.choice((1, 1, 2, 4))):
         at = rng.randrange(len(result) + 1)
@@ -140,12 +140,12 @@ def worse_bytes(content: bytes, rng: Random) -> bytes:
 
 
 def dumps(value: Any) -> bytes:
-    """JSON, as lenient as Python's: NaN and lone surrogates are written."""
+    """JSON in Python's lenient form, with NaN and lone surrogates."""
     return json.dumps(value).encode()
 
 
 def _place(value: Any, rng: Random) -> tuple[Any, Any]:
-    """A random place in a JSON value: what holds it, and its key or number there."""
+    """A random place in a JSON value: the object or list that contains it, and its key or index there."""
     parent, key = None, None
     while isinstance(value, (dict, list)) and value and (parent is None or rng.random() < 0.6):
         parent, key = (

@@ -1,4 +1,4 @@
-"""Workers, and the table of what was tried.
+"""Starts workers, and makes the table of results.
 
 rows = run(seconds=60, seed=0)
 print(table(rows))
@@ -21,14 +21,14 @@ from tests.hostile.kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 BATCH = 500
-"""Cases of one worker."""
+"""Number of cases that one worker runs."""
 STARTING = 120.0
-"""Seconds until a worker has imported what it needs."""
+"""Seconds that a worker may take for its imports."""
 
 
 @dataclass
 class Row:
-    """One kind of input, and what came of its cases."""
+    """One kind of input and the results of its cases."""
 
     kind: str
     title: str
@@ -36,16 +36,16 @@ class Row:
 
     @property
     def failed(self) -> list[Outcome]:
-        """The cases in which something happened that must not."""
+        """The cases with a problem."""
         return [outcome for outcome in self.outcomes if outcome.problems]
 
     def count(self, problem: str) -> int:
-        """Cases with such a problem: ``crash``, ``write``, ``code`` or ``limit``."""
+        """The number of cases with a problem of this type: ``crash``, ``write``, ``code`` or ``limit``."""
         return sum(any(found.startswith(problem) for found in case.problems) for case in self.outcomes)
 
     @property
     def cells(self) -> list[str]:
-        """For the table."""
+        """The cells of this row in the table."""
         accepted = sum(outcome.code == 0 for outcome in self.outcomes)
         slowest = max((outcome.seconds for outcome in self.outcomes), default=0.0)
         memory = max((outcome.memory for outcome in self.outcomes), default=0)
@@ -74,13 +74,13 @@ HEADINGS += ["slowest case", "most memory"]
 def run(
     *, seconds: float | None = None, cases: int | None = None, seed: int = 0, kinds: list[str] | None = None
 ) -> list[Row]:
-    """Tries every example of each kind, then random cases.
+    """Runs every example of each kind, then random cases.
 
     Args:
-        seconds: for all kinds together; examples are tried however long they take.
-        cases: random ones of each kind, instead of a time.
-        seed: of the random ones; the same gives the same cases.
-        kinds: some of ``KINDS``; all by default.
+        seconds: time for all kinds together; all examples run, however long they take.
+        cases: number of random cases per kind, instead of a time.
+        seed: seed of the random cases; the same seed gives the same cases.
+        kinds: names from ``KINDS``; all by default.
     """
     chosen = kinds or list(KINDS)
     rows = []
@@ -105,7 +105,7 @@ def run(
 
 
 def outcomes(kind: str, seed: int, cases: list[str]) -> Iterator[Outcome]:
-    """Runs cases, in a process that is started again when one of them ends it."""
+    """Runs cases in a worker process, which is started again if a case ends it."""
     while cases:
         done = 0
         for outcome in _batch(kind, seed, cases):
@@ -115,7 +115,7 @@ def outcomes(kind: str, seed: int, cases: list[str]) -> Iterator[Outcome]:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as a table in Markdown, which is readable as it is."""
+    """The rows as a Markdown table with aligned columns."""
     lines = [HEADINGS, *(row.cells for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     lines.insert(1, ["-" * width for width in widths])

@@ -1,4 +1,4 @@
-"""A good source of a few bytes: a config of the corpus, a card, a tokenizer, and three small tensors."""
+"""A valid source of a few bytes: a config from the corpus, a card, a tokenizer, and three small tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CORPUS = Path(__file__).parent / "corpus"
 CONFIGS: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(CORPUS.glob("*.json"))
 }
-"""Family -> a config.json in the spelling of real checkpoints."""
+"""Family -> a config.json with the keys of real checkpoints."""
 CARD = "---\nlicense: mit\nlanguage:\n- en\nbase_model: a/b\n---\n# Tiny\n"
 TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
@@ -24,7 +24,7 @@ MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
     {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
 ]
-# Code that no run may start.
+# Code that no run may execute.
 CODE = "import sys\nsys.audit('hostile.executed')\nopen('../outside/ran', 'w')\nclass Model: pass\n"
 CODE_FILES = (
     "modeling_evil.py",
@@ -40,7 +40,7 @@ TENSORS: dict[str, list[int]] = {"wte.weight": [4, 2], "h.0.ln.weight": [2], "ln
 
 
 def write(folder: Path, family: str = "bloom") -> None:
-    """Writes one, unsharded, with the code of its own that a hostile source has."""
+    """Writes an unsharded source, with code files that a hostile source would contain."""
     folder.mkdir(parents=True)
     texts = {
         "config.json": json.dumps(CONFIGS[family]),
@@ -57,7 +57,7 @@ def write(folder: Path, family: str = "bloom") -> None:
 
 
 def header(shapes: dict[str, list[int]]) -> Header:
-    """The header of float32 tensors, one after the other."""
+    """The header of a file with these float32 tensors, one after another."""
     entries: Header = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
@@ -67,23 +67,23 @@ def header(shapes: dict[str, list[int]]) -> Header:
 
 
 def data_bytes(entries: Header) -> int:
-    """How many bytes a header speaks of."""
+    """The number of bytes of tensors that a header describes."""
     ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
     return max(ends, default=0)
 
 
 def safetensors(entries: Header) -> bytes:
-    """A file with this header, and zeros."""
+    """A safetensors file with this header and zeros as data."""
     return framed(json.dumps(entries).encode(), data_bytes(entries))
 
 
 def framed(raw: bytes, size: int, length: int | None = None) -> bytes:
-    """A safetensors file of a header's bytes and ``size`` zeros; ``length`` is what it says of the header."""
+    """A safetensors file of raw header bytes and ``size`` zeros; ``length`` overrides the header's length."""
     return struct.pack("<Q", len(raw) if length is None else length) + raw + bytes(size)
 
 
 def shard(folder: Path) -> dict[str, Any]:
-    """Makes the weights two shards and an index; returns the index."""
+    """Splits the weights into two shards with an index; returns the index."""
     (folder / "model.safetensors").unlink()
     weight_map: dict[str, str] = {}
     names = list(TENSORS)

@@ -1,6 +1,7 @@
-"""The process that runs cases: ``python -m tests.hostile.worker KIND SEED CASE...``, one JSON line each.
+"""The process that runs cases: ``python -m tests.hostile.worker KIND SEED CASE...``.
 
-Its own memory is limited, and so is that of what it starts. Before each case it says which one it begins.
+It prints two lines of JSON per case: which case begins, and its result. The memory of this process and of
+those that it starts is limited.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 LIMIT = 6 << 30
-"""Bytes of memory that the process may allocate, torch and all."""
+"""Bytes of memory that the process may allocate, torch included."""
 
 
 def main() -> None:
@@ -38,15 +39,15 @@ def main() -> None:
 
 
 def _warm(*, torch: bool) -> None:
-    """What a run imports is imported before any is watched and measured."""
+    """Imports what the runs import, so that no run is watched and measured while importing."""
     import huggingface_hub
     import safetensors
     import yaml
 
     import converter.cli
+    import converter.cli.report
     import converter.inspection
     import converter.pipeline
-    import converter.report
     import converter.weights.worker
 
     assert all((converter.cli, huggingface_hub, safetensors, yaml))
@@ -56,9 +57,9 @@ def _warm(*, torch: bool) -> None:
         import converter.pictures.card
         from tests import tiny
 
-        assert converter.pictures.card  # matplotlib makes its folders in the user's home once
+        assert converter.pictures.card  # on its first import, matplotlib makes folders in the user's home
         with tempfile.TemporaryDirectory() as folder:
-            tiny.bloom(Path(folder) / "x", 2)
+            tiny.FACTORIES["bloom"](Path(folder) / "x", 2)
         assert transformers
 
 

@@ -45,6 +45,8 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
 
     def activation(x: Array) -> Array:
         named = (ffn.get("ffn_act_fn") or {}).get("name", "gelu")
+        if named == "relu":
+            return np.maximum(x, 0.0)
         return x / (1.0 + np.exp(-x)) if named == "silu" else gelu_exact(x)
 
     x = weights["wte.weight"][ids]

@@ -4,13 +4,16 @@ Each factory writes a folder with config.json, weights, a tokenizer and, for tra
 classes, a generation config. The weights are large enough that attention is peaked and a wrong bias
 changes the logits by far more than rounding does.
 
-    layout.py    random values, storages, and the factory of an architecture that a module describes
-    stock.py     the families that transformers has classes for, written by those
-    others       one module a family: the original's config and tensors, by their own names
+    layout.py     random values, storages, and what a family's module declares
+    stock.py      checkpoints written by transformers' own classes
+    NAME.py       one a family, found by its name: a ``TINY``, and the original's config and tensors
+    replit.py     MPT's second kind of checkpoint, as mpt.py says
+    rotary.py     rotary models
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from tests.tiny import baichuan, jais, jina_bert, layout, mosaic_bert, mosaic_gpt, refact, replit
+from converter import families
 from tests.tiny.layout import (
     END,
     HEAD_DIM,
@@ -33,14 +36,16 @@ from tests.tiny.layout import (
     Format,
     Head,
     Tensors,
+    Tiny,
     tokenizer,
 )
-from tests.tiny.stock import bloom, falcon, mpt
 
 __all__ = [
+    "CHECKPOINTS",
     "ENCODERS",
     "END",
     "FACTORIES",
+    "FAMILY",
     "HEAD_DIM",
     "PAD",
     "SPECIAL_TOKENS",
@@ -51,29 +56,31 @@ __all__ = [
     "Factory",
     "Format",
     "Head",
-    "bloom",
-    "falcon",
-    "mpt",
+    "Tiny",
     "padding_mask",
     "read",
     "token_ids",
     "tokenizer",
 ]
 
-STOCK: dict[str, Factory] = {"bloom": bloom, "mpt": mpt, "falcon": falcon}
-FACTORIES: dict[str, Factory] = {
-    **STOCK,
-    "replit": layout.factory(replit),
-    "mosaic_gpt": layout.factory(mosaic_gpt),
-    "jais": layout.factory(jais),
-    "baichuan": layout.factory(baichuan),
-    "refact": layout.factory(refact),
-}
-"""The decoders."""
-ENCODERS: dict[str, Factory] = {
-    "jina_bert": layout.factory(jina_bert),
-    "mosaic_bert": layout.factory(mosaic_bert),
-}
+CHECKPOINTS: dict[str, Tiny] = {}
+"""By the family's name, or the name of another of its checkpoints."""
+FAMILY: dict[str, families.Family] = {}
+"""Their families, by the same names."""
+for _family in families.FAMILIES:
+    _tiny: Tiny = importlib.import_module(f"tests.tiny.{_family.name}").TINY
+    for _name, _each in {_family.name: _tiny, **_tiny.others}.items():
+        CHECKPOINTS[_name], FAMILY[_name] = _each, _family
+
+
+def _factories(kind: str) -> dict[str, Factory]:
+    return {name: each.write for name, each in CHECKPOINTS.items() if FAMILY[name].kind == kind}
+
+
+FACTORIES = _factories("decoder")
+ENCODERS = _factories("encoder")
+STOCK = {family.name: CHECKPOINTS[family.name].write for family in families.FAMILIES if family.stock}
+"""Of the families that transformers has classes for, written by those."""
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float64]]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, head_tensors
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tiny, factory, head_tensors
 
 PREFIX = "model."
 HEADS = {
@@ -65,3 +65,14 @@ def tensors(config: dict[str, Any], head: str, random: Random) -> dict[str, torc
         | {name: random(name, *shape) for name, shape in shapes.items()}
         | head_tensors(width, head, config.get("num_labels", 2), random)
     )
+
+
+TINY = Tiny(
+    write=factory(PREFIX, HEADS, config, tensors),
+    tensors=tensors,
+    layers="num_hidden_layers",
+    queries=("W_pack",),
+    variants={"plain-head": {"norm_head": False}, "epsilon": {"rms_norm_eps": 0.1}},
+    tied=False,
+    refused_ties=(True,),
+)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, head_tensors
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, Tiny, factory, head_tensors
 
 PREFIX = "transformer."
 HEADS = {
@@ -70,7 +70,7 @@ def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
     for n in range(config["n_layer"]):
         layer = f"{PREFIX}h.{n}"
         state |= norm(f"{layer}.ln_1")
-        state[f"{layer}.attn.bias"] = torch.ones(1, 1, positions, positions).tril()
+        state[f"{layer}.attn.bias"] = torch.ones(1, 1, positions, positions, dtype=torch.bool).tril()
         state[f"{layer}.attn.masked_bias"] = torch.tensor(-1e4)
         state |= conv(f"{layer}.attn.c_attn", width, 3 * width)
         state |= conv(f"{layer}.attn.c_proj", width, width)
@@ -92,3 +92,25 @@ def _slopes(num_heads: int) -> list[float]:
     if below < num_heads:
         slopes += _slopes(2 * below)[0::2][: num_heads - below]
     return slopes
+
+
+TINY = Tiny(
+    write=factory(PREFIX, HEADS, config, tensors),
+    tensors=tensors,
+    layers="n_layer",
+    queries=("c_attn",),
+    dropout={"attn_pdrop": 0.5},
+    variants={
+        "width": {"n_inner": None},
+        "sqrt-d": {"mup_scale_qk_dot_by_d": False},
+        "untied": {"tie_word_embeddings": False},
+        "13b-spelling": {
+            **dict.fromkeys(("mup_embeddings_scale", "mup_output_alpha", "mup_width_scale")),
+            "mup_scale_qk_dot_by_d": None,
+            "embeddings_scale": 1.5,
+            "scale_qk_dot_by_d": True,
+            "width_scale": 0.11,
+        },
+        "btlm": {"model_type": "btlm", "architectures": ["BTLMLMHeadModel"], "mup_embeddings_scale": 1.5},
+    },
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, PAD, VOCAB_SIZE, Random, Tensors
+from tests.tiny.layout import HEAD_DIM, PAD, VOCAB_SIZE, Random, Tensors, Tiny, factory
 
 PREFIX = "bert."
 HEADS = {
@@ -17,7 +17,9 @@ HEADS = {
     "SequenceClassification": "JinaBertForSequenceClassification",
     "TokenClassification": "JinaBertForTokenClassification",
     "QuestionAnswering": "JinaBertForQuestionAnswering",
+    "ColBERT": "HF_ColBERT",
 }
+PROJECTION_DIM = 24
 PLAIN_CODE, QK_CODE = "jinaai/jina-bert-implementation", "jinaai/jina-bert-v2-qk-post-norm"
 
 
@@ -66,7 +68,7 @@ def config(num_heads: int) -> dict[str, Any]:
 
 def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
     width, inner = config["hidden_size"], config["intermediate_size"]
-    qk = config["_name_or_path"] == QK_CODE
+    qk = QK_CODE in config["auto_map"]["AutoConfig"]
     gated = (config.get("feed_forward_type") or ("geglu" if qk else "original")).endswith("glu")
     state: Tensors = {}
 
@@ -106,7 +108,7 @@ def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
             linear(f"{layer}.intermediate.dense", inner, width)
             linear(f"{layer}.output.dense", width, inner)
             norm(f"{layer}.output.LayerNorm")
-    if head in ("Model", "SequenceClassification"):
+    if head in ("Model", "SequenceClassification", "ColBERT"):
         linear(f"{PREFIX}pooler.dense", width, width)
     return state | head_tensors(config, head, random)
 
@@ -121,6 +123,8 @@ def head_tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
         for name in ("dense.bias", "LayerNorm.weight", "LayerNorm.bias"):
             state[f"{transform}.{name}"] = random(f"{transform}.{name}", width)
         return state
+    if head == "ColBERT":
+        return {"linear.weight": random("linear.weight", PROJECTION_DIM, width)}
     labels = config.get("num_labels", 2)
     name, outputs = {
         "SequenceClassification": ("classifier", labels),
@@ -131,3 +135,22 @@ def head_tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
         state[f"{name}.weight"] = random(f"{name}.weight", outputs, width)
         state[f"{name}.bias"] = random(f"{name}.bias", outputs)
     return state
+
+
+QK = code(QK_CODE)
+TINY = Tiny(
+    write=factory(PREFIX, HEADS, config, tensors),
+    tensors=tensors,
+    layers="num_hidden_layers",
+    queries=("query", "value"),
+    variants={
+        "reglu": {"feed_forward_type": "reglu"},
+        "original": {"feed_forward_type": "original", "hidden_act": "relu"},
+        "no-type": {"feed_forward_type": None},
+        "act": {"hidden_act": "silu"},
+        "epsilon": {"layer_norm_eps": 0.3},
+        "qk-reglu": {**QK, "feed_forward_type": "reglu"},
+        "qk-original": {**QK, "feed_forward_type": "original"},
+    },
+    layouts={"qk": QK},
+)

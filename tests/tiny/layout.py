@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,7 +16,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 Tensors = dict[str, torch.Tensor]
 Head = Literal[
-    "CausalLM", "MaskedLM", "Model", "SequenceClassification", "TokenClassification", "QuestionAnswering"
+    "CausalLM",
+    "MaskedLM",
+    "Model",
+    "SequenceClassification",
+    "TokenClassification",
+    "QuestionAnswering",
+    "ColBERT",
 ]
 Format = Literal["safetensors", "bin"]
 
@@ -97,25 +103,55 @@ class Random:
         return 1.5 * values / math.sqrt(fan_in or shape[1])
 
 
-class Description(Protocol):
-    """A module that describes the tiny checkpoint of an architecture that transformers does not have."""
-
-    PREFIX: str
-    """Of the trunk's tensors in a model with a head: ``"model."``."""
-    HEADS: Mapping[str, str]
-    """Head -> the name of the original's class, in ``architectures``; the language model's first."""
-
-    def config(self, num_heads: int) -> dict[str, Any]:
-        """config.json in the original's own keys and spellings."""
-        ...
-
-    def tensors(self, config: dict[str, Any], head: str, random: Random) -> Tensors:
-        """Name -> float32 values, as the original stores them."""
-        ...
+MakeTensors = Callable[[dict[str, Any], str, Random], Tensors]
+"""Config, head and random values -> name -> floating point values, as the original stores them."""
 
 
-def factory(described: Any) -> Factory:
-    """What writes the checkpoints that a module (see ``Description``) describes."""
+@dataclass(frozen=True)
+class Tiny:
+    """The tiny checkpoints of a family, and what the tests of all families need to know of them."""
+
+    write: Factory
+    tensors: MakeTensors
+    """The tensors of any config of the family, of published sizes too."""
+    layers: str
+    """Key of config.json that holds the number of layers."""
+    queries: tuple[str, ...]
+    """How the names of the linear layers end that get an adapter; the first of them computes the queries."""
+    kv_heads: int = 4
+    """Heads of the keys and values where there are 4 of the queries."""
+    dropout: Mapping[str, Any] | None = None
+    """Config changes that drop half of a decoder's attention weights in training; None if it drops none."""
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Options that change the network, but not its number of heads: name -> config changes."""
+    beyond_stock: tuple[str, ...] = ()
+    """Variants that transformers' own class computes wrongly."""
+    layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Other layers of an encoder, tested as thoroughly as the first one: name -> config changes."""
+    others: Mapping[str, Tiny] = field(default_factory=dict)
+    """Other checkpoints of the same family, tested as thoroughly as the first one: name -> checkpoints."""
+    tied: bool | None = None
+    """Whether the head is the embedding; None where ``tie_word_embeddings`` decides, by default true."""
+    refused_ties: tuple[bool, ...] = ()
+    """Values of ``tie_word_embeddings`` that the family refuses."""
+    zeroes_padding: bool = False
+    """Whether an encoder returns zeros for padded tokens."""
+
+
+def factory(
+    trunk: str,
+    heads: Mapping[str, str],
+    config: Callable[[int], dict[str, Any]],
+    tensors: MakeTensors,
+) -> Factory:
+    """What writes the checkpoints of an architecture that transformers does not have.
+
+    Args:
+        trunk: how the names of the trunk's tensors begin in a model with a head: ``"model."``.
+        heads: head -> the original's class, as ``architectures`` names it; the language model's first.
+        config: number of heads -> config.json in the original's own keys and spellings.
+        tensors: see ``MakeTensors``.
+    """
 
     def write(
         folder: Path,
@@ -129,22 +165,29 @@ def factory(described: Any) -> Factory:
         seed: int = 0,
         **config_changes: Any,
     ) -> Path:
-        chosen = head or next(iter(described.HEADS))
-        config = merged(described.config(num_heads), config_changes)
-        if described.HEADS[chosen] is not None and "architectures" not in config_changes:
-            config["architectures"] = [described.HEADS[chosen]]
-        config["torch_dtype"] = str(dtype).removeprefix("torch.")
-        state = described.tensors(config, chosen, Random(seed, described.PREFIX))
-        state = {name: tensor.to(dtype) for name, tensor in state.items()}
+        chosen = head or next(iter(heads))
+        settings = merged(config(num_heads), config_changes)
+        if "architectures" not in config_changes:
+            settings["architectures"] = [heads[chosen]]
+        settings["torch_dtype"] = str(dtype).removeprefix("torch.")
+        state = tensors(settings, chosen, Random(seed, trunk))
+        state = cast(state, dtype)
         if not prefix or chosen == "Model":
-            state = {name.removeprefix(described.PREFIX): tensor for name, tensor in state.items()}
+            state = {name.removeprefix(trunk): tensor for name, tensor in state.items()}
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "config.json", config)
+        write_json(folder / "config.json", settings)
         tokenizer(folder)
         write_weights(folder, state, fmt, sharded)
         return folder
 
     return write
+
+
+def cast(tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    """``tensors`` with those of floating point numbers in ``dtype``."""
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
+    }
 
 
 def merged(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,10 +213,10 @@ def head_tensors(hidden_size: int, head: str, labels: int, random: Random) -> Te
     }
 
 
-def tokenizer(folder: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json: words w4 to w96, and four special tokens."""
+def tokenizer(folder: Path, size: int = VOCAB_SIZE) -> None:
+    """Writes tokenizer.json and tokenizer_config.json: four special tokens, then words w4, w5, ..."""
     specials = list(SPECIAL_TOKENS.values())
-    words = specials + [f"w{index}" for index in range(len(specials), VOCAB_SIZE)]
+    words = specials + [f"w{index}" for index in range(len(specials), size)]
     vocabulary = {word: index for index, word in enumerate(words)}
     tok = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS["unk_token"]))
     tok.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -195,12 +238,19 @@ def without_aliases(tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if first[tensor.data_ptr()] == name}
 
 
-def write_weights(folder: Path, tensors: Tensors, fmt: str, sharded: bool) -> None:
+def write_weights(
+    folder: Path, tensors: Tensors, fmt: str, sharded: bool, which: str = "-{number:05d}-of-{count:05d}"
+) -> None:
+    """Writes tensors in one file, or in several and an index.
+
+    Args:
+        which: how the names of several files go on after ``model`` or ``pytorch_model``.
+    """
     stem, suffix = ("model", "safetensors") if fmt == "safetensors" else ("pytorch_model", "bin")
     shards = split(tensors) if sharded else [tensors]
     weight_map = {}
     for number, shard in enumerate(shards, start=1):
-        count = f"-{number:05d}-of-{len(shards):05d}" if sharded else ""
+        count = which.format(number=number, count=len(shards)) if sharded else ""
         file = f"{stem}{count}.{suffix}"
         weight_map.update(dict.fromkeys(shard, file))
         if fmt == "safetensors":

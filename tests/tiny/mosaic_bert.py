@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.tiny.jina_bert import head_tensors
-from tests.tiny.layout import HEAD_DIM, PAD, VOCAB_SIZE, Random, Tensors
+from tests.tiny.layout import HEAD_DIM, PAD, VOCAB_SIZE, Random, Tensors, Tiny, factory
 
 PREFIX = "bert."
 HEADS = {
@@ -82,3 +82,13 @@ def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
     if head == "MaskedLM":
         above["cls.predictions.decoder.bias"] = above.pop("cls.predictions.bias")
     return state | above
+
+
+TINY = Tiny(
+    write=factory(PREFIX, HEADS, config, tensors),
+    tensors=tensors,
+    layers="num_hidden_layers",
+    queries=("Wqkv",),
+    variants={"epsilon": {"layer_norm_eps": 0.3}, "act": {"hidden_act": "relu"}},
+    zeroes_padding=True,
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, head_tensors
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, Tiny, factory, head_tensors
 
 PREFIX = "transformer."
 HEADS = {
@@ -88,3 +88,21 @@ def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
         add(f"{block}.mlp.mlp_down", width, inner)
     add("ln_f", width)
     return result | head_tensors(width, head, config.get("num_labels", 2), random)
+
+
+TINY = Tiny(
+    write=factory(PREFIX, HEADS, config, tensors),
+    tensors=tensors,
+    layers="n_layers",
+    queries=("Wqkv",),
+    dropout={"attn_pdrop": 0.5},
+    variants={
+        "no-qk-ln": {"attn_qk_ln": False},
+        "bias-max-16": {"alibi_bias_max": 16},
+        "clip": {"attn_clip_qkv": 1.0},
+        "scales": {"softmax_scale": 0.2, "logit_scale": "inv_sqrt_d_model"},
+        "biases": {"no_bias": False, "mlp_ratio": 2},
+    },
+    tied=True,
+    refused_ties=(False,),
+)

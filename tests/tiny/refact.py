@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, head_tensors
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tiny, factory, head_tensors
 
 PREFIX = "transformer."
 # The original has the first two only.
@@ -80,3 +80,14 @@ def tensors(config: dict[str, Any], head: str, random: Random) -> dict[str, torc
         | {name: random(name, *shape) for name, shape in shapes.items()}
         | head_tensors(width, head, config.get("num_labels", 2), random)
     )
+
+
+TINY = Tiny(
+    write=factory(PREFIX, HEADS, config, tensors),
+    tensors=tensors,
+    layers="n_layer",
+    queries=("attn.q",),
+    kv_heads=1,
+    variants={"first-revision": {"packed_projections": False}, "width": {"n_inner": 600}},
+    tied=False,
+)

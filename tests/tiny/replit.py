@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, head_tensors
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, Tiny, factory, head_tensors
 
 PREFIX = "transformer."
 HEADS = {
@@ -63,9 +63,9 @@ def config(num_heads: int) -> dict[str, Any]:
 
 def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
     width, vocabulary = config["d_model"], config["vocab_size"]
-    options, ffn = config["attn_config"], config["ffn_config"]
-    heads = {"grouped_query_attention": options["kv_n_heads"], "multiquery_attention": 1}
-    keys = heads.get(options["attn_type"], config["n_heads"]) * width // config["n_heads"]
+    options, ffn = config["attn_config"], config.get("ffn_config", {"ffn_type": "mptmlp"})
+    heads = {"grouped_query_attention": options.get("kv_n_heads"), "multiquery_attention": 1}
+    keys = heads.get(options.get("attn_type"), config["n_heads"]) * width // config["n_heads"]
     inner = ffn.get("ffn_hidden_size") or config["expansion_ratio"] * width
     norms_have_bias = "rmsnorm" not in config["norm_type"]
     embeddings = f"{PREFIX}wte.weight"
@@ -94,3 +94,22 @@ def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
     if head == "CausalLM" and not config.get("tie_word_embeddings", True):
         result["lm_head.weight"] = random("lm_head.weight", vocabulary, width)
     return result | head_tensors(width, head, config.get("num_labels", 2), random)
+
+
+TINY = Tiny(
+    write=factory(PREFIX, HEADS, config, tensors),
+    tensors=tensors,
+    layers="n_layers",
+    queries=("Wqkv",),
+    kv_heads=1,
+    dropout={"attn_config": {"attn_type": "multiquery_attention", "attn_pdrop": 0.5}},
+    variants={
+        "multi-query": {"attn_config": {"attn_type": "multiquery_attention", "kv_n_heads": None}},
+        "qk-ln": {"attn_config": {"qk_ln": True}},
+        "untied": {"tie_word_embeddings": False},
+        "rmsnorm": {"norm_type": "rmsnorm", "no_bias": False},
+        "glu": {"ffn_config": {"ffn_type": "mptglu", "ffn_hidden_size": 80}},
+        "silu": {"ffn_config": {"ffn_act_fn": {"name": "silu"}}},
+        "krutrim": {"attn_config": {"clip_qkv": 1.0}, "ffn_config": {"ffn_act_fn": {"name": "relu"}}},
+    },
+)

@@ -6,7 +6,7 @@ same weights on every version of transformers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import torch
 import transformers
 
 from tests.tiny.layout import (
-    HEAD_DIM,
     SPECIAL_IDS,
     VOCAB_SIZE,
+    Factory,
     Format,
     Head,
+    MakeTensors,
     Random,
     Tensors,
     count_bytes,
@@ -30,98 +31,86 @@ from tests.tiny.layout import (
 PREFIX = "transformer."
 
 
-def bloom(folder: Path, num_heads: int = 4, **options: Any) -> Path:
-    """A BLOOM; options as ``Factory`` lists them."""
-    sizes = {"n_head": num_heads, "hidden_size": HEAD_DIM * num_heads, "n_layer": 2}
-    return _write_checkpoint("Bloom", folder, sizes, **options)
+Added = Callable[[Any, Tensors, Random], Tensors]
+"""Config, the class's state and random values -> the tensors that the class lacks or shapes otherwise."""
 
 
-def mpt(folder: Path, num_heads: int = 4, **options: Any) -> Path:
-    """An MPT; options as ``Factory`` lists them.
+def factory(camel: str, sizes: Callable[[int], Mapping[str, Any]], added: Added = lambda *_: {}) -> Factory:
+    """What writes the checkpoints of transformers' own classes, ``<camel>Model`` and so on.
 
-    Transformers' class knows no ``attn_config.qk_ln``, ``expansion_ratio`` other than 4 or
-    ``no_bias: false``, though checkpoints have them: for these the tensors are added or resized.
+    Args:
+        camel: the classes' prefix: ``"Bloom"``.
+        sizes: number of heads -> the config's keys, beside the vocabulary and special tokens.
+        added: what the original's checkpoints have beyond those classes.
     """
-    sizes = {"n_heads": num_heads, "d_model": HEAD_DIM * num_heads, "n_layers": 2}
-    return _write_checkpoint("Mpt", folder, sizes, **options)
+
+    def write(
+        folder: Path,
+        num_heads: int = 4,
+        *,
+        head: Head | None = None,
+        dtype: torch.dtype = torch.float32,
+        fmt: Format = "safetensors",
+        sharded: bool = False,
+        prefix: bool = True,
+        seed: int = 0,
+        **config_changes: Any,
+    ) -> Path:
+        chosen, random = head or "CausalLM", Random(seed, PREFIX)
+        settings = {"vocab_size": VOCAB_SIZE, **SPECIAL_IDS, **sizes(num_heads), **config_changes}
+        config = getattr(transformers, f"{camel}Config")(**settings)
+        model = model_class(camel, chosen)(config)
+        for name, parameter in sorted(model.named_parameters()):
+            parameter.data.copy_(values(random, name, tuple(parameter.shape)))
+        model.to(dtype)
+
+        folder.mkdir(parents=True, exist_ok=True)
+        state: Tensors = model.state_dict()
+        model.save_pretrained(
+            folder, max_shard_size=count_bytes(state) // 3 if sharded else 2 * count_bytes(state)
+        )
+        tokenizer(folder)
+
+        beyond = added(config, state, random)
+        if beyond or fmt == "bin" or not prefix:
+            for file in folder.glob("*.safetensors*"):
+                file.unlink()
+            state = {**state, **beyond}
+            if fmt == "safetensors" or not prefix:
+                state = without_aliases(state)
+            if not prefix:
+                state = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
+            write_weights(folder, state, fmt, sharded)
+        return folder
+
+    return write
 
 
-def falcon(folder: Path, num_heads: int = 4, **options: Any) -> Path:
-    """A Falcon, by default as Falcon-RW is (ALiBi, sequential, biases); options as in ``Factory``."""
-    sizes = {
-        "num_attention_heads": num_heads,
-        "hidden_size": HEAD_DIM * num_heads,
-        "num_hidden_layers": 2,
-        "alibi": True,
-        "parallel_attn": False,
-        "multi_query": False,
-        "bias": True,
-    }
-    return _write_checkpoint("Falcon", folder, sizes, **options)
+def maker(camel: str, names: Mapping[str, str] = {}) -> MakeTensors:
+    """What makes the tensors of a config, by the names and shapes of transformers' own classes.
+
+    Args:
+        camel: the classes' prefix: ``"Bloom"``.
+        names: old key of a config -> the key that the class reads.
+    """
+
+    def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
+        settings = {names.get(key, key): value for key, value in config.items()}
+        settings.pop("auto_map", None)
+        with torch.device("meta"):
+            model = model_class(camel, head)(getattr(transformers, f"{camel}Config")(**settings))
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        return {name: values(random, name, shape) for name, shape in shapes.items()}
+
+    return tensors
 
 
-def _write_checkpoint(
-    camel: str,
-    folder: Path,
-    sizes: Mapping[str, Any],
-    *,
-    head: Head | None = None,
-    dtype: torch.dtype = torch.float32,
-    fmt: Format = "safetensors",
-    sharded: bool = False,
-    prefix: bool = True,
-    seed: int = 0,
-    **config_changes: Any,
-) -> Path:
-    head, random = head or "CausalLM", Random(seed, PREFIX)
-    settings = {"vocab_size": VOCAB_SIZE, **SPECIAL_IDS, **sizes, **config_changes}
-    config = getattr(transformers, f"{camel}Config")(**settings)
-    model = getattr(transformers, f"{camel}Model" if head == "Model" else f"{camel}For{head}")(config)
-    for name, parameter in sorted(model.named_parameters()):
-        parameter.data.copy_(_values(random, name, tuple(parameter.shape)))
-    model.to(dtype)
-
-    folder.mkdir(parents=True, exist_ok=True)
-    state: Tensors = model.state_dict()
-    model.save_pretrained(
-        folder, max_shard_size=count_bytes(state) // 3 if sharded else 2 * count_bytes(state)
-    )
-    tokenizer(folder)
-
-    added = _beyond_stock_mpt(config, state, random) if camel == "Mpt" else {}
-    if added or fmt == "bin" or not prefix:
-        for file in folder.glob("*.safetensors*"):
-            file.unlink()
-        state = {**state, **added}
-        if fmt == "safetensors" or not prefix:
-            state = without_aliases(state)
-        if not prefix:
-            state = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
-        write_weights(folder, state, fmt, sharded)
-    return folder
+def model_class(camel: str, head: str) -> Any:
+    """transformers' class of that head, or of the trunk for ``"Model"``."""
+    return getattr(transformers, f"{camel}Model" if head == "Model" else f"{camel}For{head}")
 
 
-def _values(random: Random, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+def values(random: Random, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor [shape], the embeddings smaller than what a linear map has."""
     embeddings = name.endswith(("word_embeddings.weight", "wte.weight"))
     return random(name, *shape, scale=0.3 if embeddings else None)
-
-
-def _beyond_stock_mpt(config: Any, state: Tensors, random: Random) -> Tensors:
-    """The tensors that an MPT with this config has and transformers' class lacks or shapes otherwise."""
-    trunk = "transformer." if "transformer.wte.weight" in state else ""
-    width, inner = config.d_model, int(config.expansion_ratio * config.d_model)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for n in range(config.n_layers):
-        block = f"{trunk}blocks.{n}"
-        if config.attn_config.qk_ln:
-            shapes[f"{block}.attn.q_ln.weight"] = (width,)
-            shapes[f"{block}.attn.k_ln.weight"] = (width,)
-        if config.expansion_ratio != 4:
-            shapes[f"{block}.ffn.up_proj.weight"] = (inner, width)
-            shapes[f"{block}.ffn.down_proj.weight"] = (width, inner)
-    if not config.no_bias:
-        for name, shape in ({name: tensor.shape for name, tensor in state.items()} | shapes).items():
-            if name.startswith((f"{trunk}blocks.", f"{trunk}norm_f.")):
-                shapes[name.removesuffix("weight") + "bias"] = (shape[0],)
-    dtype = state[f"{trunk}wte.weight"].dtype
-    return {name: _values(random, name, shape).to(dtype) for name, shape in shapes.items()}

@@ -1,6 +1,6 @@
-"""What a model is asked: tasks by their names.
+"""What a model is asked: tasks by their names. A new one is a module here, and its name in ``MODULES``.
 
-base.py       what every task says of itself
+base.py       what a task is, and how it is offered
 passkey.py    a number hidden in filler text
 lines.py      LongEval lines, generated or from a published file
 topics.py     LongEval topics, from a published file
@@ -15,52 +15,51 @@ words.py      names of lines
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from converter.errors import UsageError
-from converter.evaluation.tasks.base import Item, Metric, Task
-from converter.evaluation.tasks.lines import Lines, PublishedLines
-from converter.evaluation.tasks.longbench import read_multifieldqa_en, read_trec
-from converter.evaluation.tasks.passkey import Passkey
-from converter.evaluation.tasks.prompts import Prompts
-from converter.evaluation.tasks.topics import Topics
+from converter.evaluation.tasks.base import Item, Metric, Task, TaskType
 
-_GENERATED: dict[str, Callable[[], Task]] = {"passkey": Passkey, "lines": Lines}
-_READ: dict[str, Callable[[Path], Task]] = {
-    "lines": PublishedLines.read,
-    "topics": Topics.read,
-    "trec": read_trec,
-    "multifieldqa_en": read_multifieldqa_en,
-    "prompts": Prompts.read,
+__all__ = ["GENERATED", "NAMES", "READ", "TYPES", "Item", "Metric", "Task", "TaskType", "make_task"]
+
+MODULES = ("passkey", "lines", "topics", "longbench", "prompts")
+TYPES: dict[str, TaskType] = {
+    each.name: each for module in MODULES for each in import_module(f"{__name__}.{module}").TYPES
 }
-
-GENERATED = tuple(_GENERATED)
+"""By name, in the order of the modules."""
+NAMES = tuple(TYPES)
+GENERATED = tuple(name for name, each in TYPES.items() if each.generate)
 """Names of tasks that need no file."""
-READ = tuple(_READ)
+READ = tuple(name for name, each in TYPES.items() if each.read)
 """Names of tasks that can be read from a file."""
-NAMES = (*GENERATED, *(name for name in READ if name not in GENERATED))
-
-__all__ = ["GENERATED", "NAMES", "READ", "Item", "Lines", "Metric", "Task", "make_task"]
 
 
-def make_task(name: str, file: Path | None = None) -> Task:
+def make_task(name: str, file: Path | None = None, size: int | None = None) -> Task:
     """The task of that name.
 
     Args:
         name: one of ``NAMES``.
         file: its test cases, JSON Lines; a task of ``READ`` that is not ``GENERATED`` needs one.
+        size: of its generated prompts, whatever their length in tokens: of ``lines``, the number of lines.
 
     Raises:
-        UsageError: no such task, or a file where there can be none, or none where one is needed.
+        UsageError: no such task, a file or a size where there can be none, or no file where one is needed.
         SourceError: a file that does not hold such cases; names the line.
     """
-    if name not in NAMES:
+    if name not in TYPES:
         raise UsageError(f"there is no task {name!r}; choose one of {', '.join(NAMES)}")
-    if file is None:
-        if name not in _GENERATED:
-            raise UsageError(f"the task {name} is read from a file; give its test cases (.jsonl)")
-        return _GENERATED[name]()
-    if name not in _READ:
-        raise UsageError(f"the task {name} is generated and reads no file; drop {file.name}")
-    return _READ[name](file)
+    task = TYPES[name]
+    if size is not None:
+        if task.generate_sized is None:
+            raise UsageError(f"the prompts of the task {name} have no size that can be set; drop it")
+        if file is not None:
+            raise UsageError(f"{task.size_option} is for generated prompts; drop it, or {task.option}")
+        return task.generate_sized(size)
+    if file is not None:
+        if task.read is None:
+            raise UsageError(f"the task {name} is generated and reads no file; drop {file.name}")
+        return task.read(file)
+    if task.generate is None:
+        raise UsageError(f"the task {name} is read from a file; give its test cases (.jsonl)")
+    return task.generate()

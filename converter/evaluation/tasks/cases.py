@@ -1,4 +1,4 @@
-"""Test cases from JSON Lines files, which anybody may have written: one JSON object a line."""
+"""Reads test cases from JSON Lines files, with one JSON object per line. The files may come from anybody."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
-from converter.jsonfile import LARGEST, parse_object
+from converter.source.jsonfile import LARGEST, parse_object
 
 LARGEST_FILE = 256 << 20
-"""Bytes. LongBench's TREC has 8 MB."""
+"""Most bytes in a file. LongBench's TREC has 8 MB."""
 
 
 @dataclass(frozen=True)
@@ -19,24 +19,24 @@ class Record:
     """One line of a file."""
 
     where: str
-    """File and line, for messages."""
+    """The file and line, for error messages."""
     values: dict[str, Any]
 
     def text(self, key: str) -> str:
         """A string.
 
         Raises:
-            SourceError: missing, or no string.
+            SourceError: it is missing, or not a string.
         """
         if not _is_text(self.values.get(key)):
             raise self.problem(key, "a string")
         return str(self.values[key])
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings, not empty.
+        """A non-empty list of strings.
 
         Raises:
-            SourceError: missing, or something else.
+            SourceError: it is missing, or not such a list.
         """
         values = self.values.get(key)
         if not isinstance(values, list) or not values or not all(map(_is_text, values)):
@@ -44,27 +44,28 @@ class Record:
         return tuple(values)
 
     def problem(self, key: str, expected: str) -> SourceError:
-        """What to say of a value that is not what it must be."""
+        """The error for a value that is missing or of the wrong kind."""
         found = "is missing" if key not in self.values else f"is {repr(self.values[key])[:60]}"
         return SourceError(f"{self.where}: {key!r} {found}; it must be {expected}")
 
 
 def read_records(path: Path) -> tuple[Record, ...]:
-    """All lines of ``path`` but blank ones.
+    """All lines of ``path`` except blank ones.
 
     Raises:
-        SourceError: unreadable, empty, too large, or a line that is no JSON object; names the line.
+        SourceError: the file is unreadable, empty or too large, or a line is not a JSON object; the message
+            names the line.
     """
     records = tuple(
         Record(where, parse_object(line, where)) for where, line in _lines(path) if not line.isspace()
     )
     if not records:
-        raise SourceError(f"{path.name} is empty; it must hold one JSON object a line")
+        raise SourceError(f"{path.name} is empty; it must hold one JSON object per line")
     return records
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Each line with what messages call it; no more of the file is read than is allowed."""
+    """Each line with its name for messages; stops reading at the size limits."""
     size = number = 0
     try:
         with path.open("rb") as file:
@@ -82,7 +83,7 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _is_text(value: object) -> bool:
-    """Whether ``value`` is a string that can be written as UTF-8: JSON also spells halves of characters."""
+    """Whether ``value`` is a string that can be encoded as UTF-8; JSON also allows lone surrogates."""
     if not isinstance(value, str):
         return False
     try:

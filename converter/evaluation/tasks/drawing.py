@@ -1,4 +1,4 @@
-"""Seeded chance: the same seed gives the same prompts, whatever else is asked for beside them."""
+"""Seeded randomness: the same seed gives the same prompts, whatever other tasks and lengths are requested."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def generator(*parts: object) -> random.Random:
-    """A generator of its own for each combination of task, seed, length, item, ..."""
+    """A separate generator for each combination of task, seed, length, item, ..."""
     return random.Random("/".join(map(str, parts)))
 
 
 def depths(chance: random.Random) -> Iterator[float]:
-    """Depths from 0 to below 1 without end; as many of the first as one takes are spread evenly.
+    """An endless series of depths in [0, 1); the first n are spread evenly, for any n.
 
-    Multiples of the golden ratio modulo 1 from a random start: each falls into one of the largest gaps
-    that those before it have left (the three-gap theorem).
+    They are multiples of the golden ratio modulo 1 from a random start: each new one falls into one of the
+    largest gaps between those before it (the three-gap theorem).
     """
     depth = chance.random()
     while True:

@@ -1,7 +1,7 @@
-"""Prompts in tokens: encoding a text, and filling a length without exceeding it.
+"""Prompts in tokens: encodes a text, and fills a length without exceeding it.
 
-Tokenizers are not additive: a text may have fewer tokens than its parts, or more. So every prompt is
-counted as a whole, and estimates only say where to look.
+Tokenizers are not additive: a text may have more or fewer tokens than the sum of its parts. So the tokens of
+every prompt are counted as a whole, and estimates only guide the search.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from converter.errors import SourceError, UsageError
 from converter.evaluation.tasks.base import Item, Task
 
 PROBE = 64
-"""Units of the first attempt, whose tokens tell those of one unit."""
+"""Units added in the first attempt, to estimate how many tokens a unit takes."""
 MOST_UNITS = 8
-"""For each token there is room for; words and lines take one or more, of a tokenizer that knows them."""
+"""Most units per token of room. A word or line takes a token or more, unless the tokenizer cannot read it."""
 
 Draft = Callable[[int], Item]
-"""A prompt by its number of units, such as lines: more of them make it longer."""
+"""Number of units, such as lines -> prompt; more units make it longer."""
 
 
 def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """A prompt's tokens, with those that the tokenizer adds, but open at its end.
+    """A prompt's tokens with those that the tokenizer adds, but without an end-of-sequence token.
 
-    Some tokenizers append an end-of-sequence token to every text. A model that saw it would begin a new
-    text instead of an answer.
+    Some tokenizers append that token to every text. After it, a model would begin a new text instead of an
+    answer.
 
     Raises:
-        SourceError: the tokenizer makes nothing of the text.
+        SourceError: the tokenizer makes no token of the text.
     """
-    # verbose: transformers would warn of texts beyond the trained length, which are the point here.
+    # verbose=False: transformers would warn about texts beyond the trained length, which are wanted here.
     ids = tokenizer(text, verbose=False)["input_ids"]
     end = tokenizer.eos_token
     if end and ids and ids[-1] == tokenizer.eos_token_id and not text.endswith(end):
@@ -41,22 +41,21 @@ def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 
 def under_longest(items: Sequence[Item]) -> Mapping[int, Sequence[Item]]:
-    """Prompts that have lengths of their own, all under the tokens of the longest."""
+    """Groups prompts of fixed lengths under the length of the longest, in tokens."""
     return {max(len(item.ids) for item in items): items} if items else {}
 
 
 def fill(task: Task, drafts: Sequence[Draft], length: int, least: int) -> list[Item]:
-    """Each draft with as many units as fit.
+    """Fills each draft with as many units as fit.
 
     Args:
-        task: its name and the tokens of an answer.
-        drafts: one an item.
-        length: tokens that prompt and answer together may take.
-        least: units without which a prompt makes no sense.
+        task: the task; used for its name and ``max_new_tokens``.
+        drafts: one draft per item.
+        length: most tokens that prompt and answer may take together.
+        least: fewest units in a prompt.
 
     Raises:
-        UsageError: a draft does not fit even with ``least`` units, or no number of them fills the
-            length.
+        UsageError: a draft does not fit even with ``least`` units, or no number of units fills the length.
     """
     shortest = task.max_new_tokens + max((len(draft(least).ids) for draft in drafts), default=0)
     if length < shortest:
@@ -65,18 +64,18 @@ def fill(task: Task, drafts: Sequence[Draft], length: int, least: int) -> list[I
 
 
 def too_short(task: Task, length: int, least: int) -> UsageError:
-    """What to say of a length into which a prompt of ``task`` does not fit."""
+    """The error for a length that is too short for a prompt of ``task``."""
     return UsageError(
         f"{task.name} does not fit into {length} tokens; give longer lengths (at least {least}), "
-        "or other --tasks"
+        "or other `tasks`"
     )
 
 
 def _fullest(task: Task, draft: Draft, length: int, least: int) -> Item:
-    """The draft with the most units that fit; ``least`` of them are known to.
+    """The draft with the most units that fit; ``least`` units are known to fit.
 
-    One unit more would not fit. The search goes by the tokens that are left and those of a unit so far, and
-    halves the interval where that leads out of it.
+    One more unit would not fit. The search steps by the tokens left over divided by the tokens per unit so
+    far, and halves the interval if a step would leave it.
     """
     room = length - task.max_new_tokens
     best, fits = draft(least), least

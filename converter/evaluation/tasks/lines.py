@@ -1,11 +1,11 @@
 """LongEval lines: a list of records, and a question about one of them.
 
-From LongChat (github.com/DachengLi1/LongChat, longeval/utils.py, ``LRT-NL``): the sentences of the prompts
-are those of its published test cases, to the space at their end. The names of the lines are drawn from our
-own words, and are distinct.
+From LongChat (github.com/DachengLi1/LongChat, longeval/utils.py, ``LRT-NL``): the prompts have exactly the
+sentences of its published test cases, including the space at the end. The names of the lines are distinct,
+and are drawn from this project's own word lists.
 
-The publishers take the last number of a chat model's reply. A base model goes on after the answer, with
-lines of its own making, so here it is the first.
+The publishers score the last number in a chat model's reply. A base model continues after the answer with
+lines that it makes up, so the first number is scored here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from converter.config import is_integer
 from converter.errors import UsageError
 from converter.evaluation.tasks.answers import first_number
-from converter.evaluation.tasks.base import Item, Metric
+from converter.evaluation.tasks.base import Item, Metric, TaskType
 from converter.evaluation.tasks.cases import Record, read_records
 from converter.evaluation.tasks.drawing import depths, generator
 from converter.evaluation.tasks.fitting import Draft, encode, fill, under_longest
@@ -28,7 +29,7 @@ from converter.evaluation.tasks.words import ADJECTIVES, NOUNS
 
 NAME = "lines"
 MAX_NEW_TOKENS = 32
-"""Enough to repeat the line asked for."""
+"""Enough to repeat the requested line."""
 LARGEST_VALUE = 50_000
 HEADER = (
     "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and "
@@ -43,15 +44,15 @@ QUESTION = (
 
 MOST_OF_TWO_WORDS = len(ADJECTIVES) * len(NOUNS) // 2
 MOST_LINES = MOST_OF_TWO_WORDS * len(ADJECTIVES)
-"""Half of the names there are: drawing one that is not yet taken stays quick."""
+"""Half of all possible names, so that drawing an unused one stays fast."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Generated prompts, with as many lines as fit a length, or a given number."""
+    """Generated prompts with as many lines as fit a length, or with a given number of lines."""
 
     lines: int | None = None
-    """Lines of each prompt, whatever its length in tokens: the published cases are named by it."""
+    """Lines in each prompt, whatever its length in tokens; published files are named after this number."""
     name: str = NAME
     metric: Metric = "accuracy"
     max_new_tokens: int = MAX_NEW_TOKENS
@@ -63,7 +64,7 @@ class Lines:
     def items(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
     ) -> Mapping[int, Sequence[Item]]:
-        """See ``Task.items``; with ``lines`` given, all under the tokens of the longest prompt."""
+        """See ``Task.items``; if ``lines`` is given, all prompts are listed under the longest's length."""
         if self.lines is not None:
             drafts = _drafts(tokenizer, f"{self.lines} lines", count, seed)
             return under_longest([draft(self.lines) for draft in drafts])
@@ -79,7 +80,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class PublishedLines:
-    """The prompts of a published file, as they are."""
+    """The unchanged prompts of a published file."""
 
     cases: tuple[Record, ...]
     name: str = NAME
@@ -88,17 +89,17 @@ class PublishedLines:
 
     @classmethod
     def read(cls, path: Path) -> PublishedLines:
-        """A published file, such as 200_lines.jsonl.
+        """Reads a published file, such as 200_lines.jsonl.
 
         Raises:
-            SourceError: not such a file; names the line.
+            SourceError: it is not such a file; the message names the line.
         """
         cases = read_records(path)
         for case in cases:
             case.text("prompt")
             case.text("correct_line")
             number = case.values.get("expected_number")
-            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            if not is_integer(number) or number < 0:
                 raise case.problem("expected_number", "a whole number")
         return cls(cases)
 
@@ -109,7 +110,7 @@ class PublishedLines:
         count: int,
         seed: int,
     ) -> Mapping[int, Sequence[Item]]:
-        """See ``Task.items``; the first of the file, under the tokens of their longest prompt."""
+        """See ``Task.items``; takes the file's first prompts, all listed under the longest's length."""
         return under_longest([_published(tokenizer, case) for case in self.cases[:count]])
 
     def score(self, item: Item, text: str) -> float:
@@ -133,7 +134,7 @@ def _drafts(tokenizer: Any, size: str, count: int, seed: int) -> list[Draft]:
 
 
 def _item(tokenizer: Any, register: _Register, depth: float, lines: int) -> Item:
-    """The prompt with so many lines of the register, the one asked for after a part ``depth`` of them."""
+    """The prompt with the first ``lines`` lines of the register; it asks for the one at ``depth``."""
     asked = int(depth * lines)
     records = register.first(lines)
     written = [LINE.format(name=name, value=value) for name, value in records]
@@ -144,7 +145,7 @@ def _item(tokenizer: Any, register: _Register, depth: float, lines: int) -> Item
 
 
 class _Register:
-    """Names with values, as many as are asked for: a longer prompt begins with the lines of a shorter one."""
+    """An endless list of names with values: a longer prompt begins with the lines of a shorter one."""
 
     def __init__(self, chance: random.Random) -> None:
         self._drawn: list[tuple[str, int]] = []
@@ -156,7 +157,7 @@ class _Register:
 
 
 def _draw(chance: random.Random) -> Iterator[tuple[str, int]]:
-    """Distinct names, of two words as long as there are plenty, then of three, each with a value."""
+    """Distinct names with values; names have two words while plenty are left, then three."""
     taken: set[str] = set()
     while True:
         third = [] if len(taken) < MOST_OF_TWO_WORDS else [chance.choice(ADJECTIVES)]
@@ -164,3 +165,19 @@ def _draw(chance: random.Random) -> Iterator[tuple[str, int]]:
         if name not in taken:
             taken.add(name)
             yield name, chance.randint(1, LARGEST_VALUE)
+
+
+TYPES = (
+    TaskType(
+        name=NAME,
+        prompt="as many `line NAME: REGISTER_CONTENT is <N>` as fit, and a question about one of them; or "
+        "the published cases, `--lines FILE`",
+        right="the first number generated",
+        origin="LongEval ([LongChat](https://github.com/DachengLi1/LongChat))",
+        generate=Lines,
+        generate_sized=Lines,
+        size_help="Lines in each prompt, instead of as many as fit.",
+        read=PublishedLines.read,
+        file_help="LongEval's published lines; generated by default.",
+    ),
+)

@@ -1,9 +1,9 @@
 """LongBench's TREC and MultiFieldQA-en, from its published files.
 
-Bai et al., "LongBench", 2023 (arXiv 2308.14508). The prompts, the tokens of an answer, the truncation, the
-post-processing and the metrics are those of its code (github.com/THUDM/LongBench: config/, pred.py, eval.py,
-metrics.py), which adds no chat template for base models. It allows a prompt a number of tokens set for each
-model, its context less a reserve; here prompt and answer together take at most the length.
+Bai et al., "LongBench", 2023 (arXiv 2308.14508). The prompts, answer lengths, truncation, post-processing and
+metrics are those of its code (github.com/THUDM/LongBench: config/, pred.py, eval.py, metrics.py), which adds
+no chat template for base models. One thing differs: LongBench limits the prompt to a number of tokens set for
+each model, its context less a reserve; here prompt and answer together take at most the requested length.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converter.evaluation.tasks.base import Item, Metric
+from converter.evaluation.tasks.base import Item, Metric, TaskType
 from converter.evaluation.tasks.cases import Record, read_records
 from converter.evaluation.tasks.fitting import encode, too_short
 
@@ -41,12 +41,12 @@ class LongBench:
     name: str
     metric: Metric
     template: str
-    """With the fields ``context`` and ``input``."""
+    """The prompt, with the fields ``context`` and ``input``."""
     cases: tuple[Record, ...]
     grade: Callable[[str, str], float]
-    """How well a continuation agrees with an answer."""
+    """Continuation, answer -> how well they agree, from 0 to 1."""
     max_new_tokens: int = 64
-    """LongBench's, of both."""
+    """LongBench's value for both tasks."""
 
     def items(
         self,
@@ -55,7 +55,7 @@ class LongBench:
         count: int,
         seed: int,
     ) -> Mapping[int, Sequence[Item]]:
-        """See ``Task.items``; the same cases at each length, those that fit as they are included."""
+        """See ``Task.items``; takes the same cases at each length, including those that fit untruncated."""
         cases = self.cases[:count]
         instructions = [encode(tokenizer, self._prompt(case, context="")) for case in cases]
         least = self.max_new_tokens + max(map(len, instructions), default=0)
@@ -73,7 +73,7 @@ class LongBench:
         }
 
     def score(self, item: Item, text: str) -> float:
-        """See ``Task.score``; of several answers, the one that fits best."""
+        """See ``Task.score``; the best score over the answers."""
         return max(self.grade(text, answer) for answer in item.answers)
 
     def _prompt(self, case: Record, context: str) -> str:
@@ -81,40 +81,41 @@ class LongBench:
 
 
 def read_trec(path: Path) -> LongBench:
-    """Questions to be classified, after examples of classified questions: trec.jsonl.
+    """Reads trec.jsonl: questions to classify, after examples of classified questions.
 
     Raises:
-        SourceError: not such a file; names the line.
+        SourceError: it is not such a file; the message names the line.
     """
     cases = _read(path)
     classes = cases[0].texts("all_classes")
     for case in cases:
         if case.texts("all_classes") != classes:
-            raise case.problem("all_classes", "the list of the first line")
+            raise case.problem("all_classes", "the same list as in the first line")
     return LongBench(
         "trec", "score", TREC, cases, lambda text, answer: classification_score(text, answer, classes)
     )
 
 
 def read_multifieldqa_en(path: Path) -> LongBench:
-    """Questions about articles of several fields: multifieldqa_en.jsonl.
+    """Reads multifieldqa_en.jsonl: questions about articles from several fields.
 
     Raises:
-        SourceError: not such a file; names the line.
+        SourceError: it is not such a file; the message names the line.
     """
     return LongBench("multifieldqa_en", "f1", MULTIFIELDQA_EN, _read(path), qa_f1)
 
 
 def truncate(tokenizer: Any, ids: tuple[int, ...], room: int) -> tuple[int, ...]:
-    """A prompt without its middle, of at most ``room`` tokens.
+    """A prompt with its middle cut out, of at most ``room`` tokens.
 
-    As LongBench does it: half of the room from the prompt's start, half from its end, each decoded without
-    special tokens; then both together are tokenised again, which may give more tokens than there is room
-    for. LongBench lets that be; here the halves get shorter until they fit.
+    Like LongBench, takes half of the room from the prompt's start and half from its end, decodes each without
+    special tokens, and tokenises both together again. That may give more than ``room`` tokens. LongBench
+    accepts this; here the halves get shorter until they fit.
 
     Args:
-        ids: of the whole prompt.
-        room: in tokens.
+        tokenizer: the model's tokenizer.
+        ids: token ids of the whole prompt.
+        room: most tokens in the result.
     """
     half, shorter = room // 2, ids
     while len(shorter) > room:
@@ -126,9 +127,9 @@ def truncate(tokenizer: Any, ids: tuple[int, ...], room: int) -> tuple[int, ...]
 
 
 def classification_score(text: str, answer: str, classes: Sequence[str]) -> float:
-    """1 / (number of classes that the first line of ``text`` names) if ``answer`` is among them, else 0.
+    """1 / (number of classes named in the first line of ``text``) if ``answer`` is among them, else 0.
 
-    A class whose name is a part of the answer's does not count.
+    A class whose name is part of the answer's name does not count.
     """
     line = text.lstrip("\n").split("\n")[0]
     named = [each for each in classes if each in line and (each == answer or each not in answer)]
@@ -136,14 +137,14 @@ def classification_score(text: str, answer: str, classes: Sequence[str]) -> floa
 
 
 def qa_f1(text: str, answer: str) -> float:
-    """F1 of the words of ``text`` and ``answer``, each as often as it stands there."""
+    """F1 score of the words in ``text`` and ``answer``; a repeated word counts each time."""
     found, expected = _words(text), _words(answer)
     shared = (collections.Counter(found) & collections.Counter(expected)).total()
     return 2 * shared / (len(found) + len(expected)) if shared else 0.0
 
 
 def _words(text: str) -> list[str]:
-    """In lower case, without punctuation (ASCII, also within words) and articles."""
+    """The words in lower case, without articles and without ASCII punctuation, even inside words."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
@@ -154,3 +155,23 @@ def _read(path: Path) -> tuple[Record, ...]:
         case.text("input")
         case.texts("answers")
     return cases
+
+
+TYPES = (
+    TaskType(
+        name="trec",
+        prompt="examples, then a question to classify, `--trec FILE`",
+        right="the class; less if other classes are named too",
+        origin="[LongBench](https://arxiv.org/abs/2308.14508)",
+        read=read_trec,
+        file_help="LongBench's trec.jsonl.",
+    ),
+    TaskType(
+        name="multifieldqa_en",
+        prompt="an article and a question, `--multifieldqa-en FILE`",
+        right="F1 of the words",
+        origin="LongBench",
+        read=read_multifieldqa_en,
+        file_help="LongBench's multifieldqa_en.jsonl.",
+    ),
+)

@@ -1,8 +1,9 @@
 """Passkey retrieval: a number hidden in filler text.
 
 Mohtashami and Jaggi, "Landmark Attention", 2023 (arXiv 2305.16300), with the sentences of their code
-(github.com/epfml/landmark-attention, llama/run_test.py). Theirs has keys from 1 to 50000 and filler by the
-character; here every key has five digits, the filler ends with a word, and the depths are spread evenly.
+(github.com/epfml/landmark-attention, llama/run_test.py). Their code uses keys from 1 to 50000 and cuts the
+filler at any character; here every key has five digits, the filler ends with a whole word, and the depths are
+spread evenly.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.evaluation.tasks.answers import first_number
-from converter.evaluation.tasks.base import Item, Metric
+from converter.evaluation.tasks.base import Item, Metric, TaskType
 from converter.evaluation.tasks.drawing import depths, generator
 from converter.evaluation.tasks.fitting import encode, fill
 
@@ -29,7 +30,7 @@ QUESTION = "What is the pass key? The pass key is"
 
 @dataclass(frozen=True)
 class Passkey:
-    """The key is right if it is the first number of the continuation."""
+    """An answer is right if the first number in the continuation is the key."""
 
     name: str = "passkey"
     metric: Metric = "accuracy"
@@ -39,7 +40,7 @@ class Passkey:
     def items(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
     ) -> Mapping[int, Sequence[Item]]:
-        """See ``Task.items``; each prompt fills its length but for less than a word."""
+        """See ``Task.items``; each prompt fills its length to within a word."""
         return {length: self._items(tokenizer, length, count, seed) for length in lengths}
 
     def score(self, item: Item, text: str) -> float:
@@ -56,7 +57,7 @@ class Passkey:
 
 
 def _item(tokenizer: Any, key: int, depth: float, words: int) -> Item:
-    """The prompt with so many words of filler, the key after a part ``depth`` of them."""
+    """The prompt with so many words of filler, and the key after the fraction ``depth`` of them."""
     before = int(depth * words)
     start = f"{INTRODUCTION}\n{_filler(before)}\n"
     text = f"{start}{KEY.format(key=key)}\n{_filler(words - before)}\n{QUESTION}"
@@ -65,3 +66,14 @@ def _item(tokenizer: Any, key: int, depth: float, words: int) -> Item:
 
 def _filler(words: int) -> str:
     return " ".join(itertools.islice(itertools.cycle(FILLER.split()), words))
+
+
+TYPES = (
+    TaskType(
+        name="passkey",
+        prompt="a five-digit key in repeated filler text, at depths spread evenly",
+        right="the first number generated",
+        origin="[Mohtashami and Jaggi, 2023](https://arxiv.org/abs/2305.16300)",
+        generate=Passkey,
+    ),
+)

@@ -1,8 +1,8 @@
-"""Prompts of the user's own, from a JSON Lines file.
+"""The user's own prompts, from a JSON Lines file.
 
-One object a line: ``prompt`` (string), ``answer`` (string, or a list of strings of which any is right), and
-if wanted ``length`` (tokens, the label under which the prompt is counted) and ``depth`` (0 to 1, where in
-the prompt the answer stands).
+Each line holds one object with ``prompt`` (a string) and ``answer`` (a string, or a list of strings, any of
+which is right). Optional are ``length`` (tokens; the prompt is counted under this length) and ``depth`` (0 to
+1, where in the prompt the answer is).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from converter.config import is_count, is_number
 from converter.evaluation.tasks.answers import starts_with
-from converter.evaluation.tasks.base import Item, Metric
+from converter.evaluation.tasks.base import Item, Metric, TaskType
 from converter.evaluation.tasks.cases import Record, read_records
 from converter.evaluation.tasks.fitting import encode, under_longest
 
@@ -30,7 +31,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Prompts:
-    """The continuation is right if it begins with an answer, and not with a longer word or number."""
+    """A continuation is right if it begins with an answer and not with a longer word or number."""
 
     cases: tuple[Case, ...]
     name: str = "prompts"
@@ -38,16 +39,16 @@ class Prompts:
 
     @classmethod
     def read(cls, path: Path) -> Prompts:
-        """A file of prompts.
+        """Reads a file of prompts.
 
         Raises:
-            SourceError: not such a file; names the line.
+            SourceError: it is not such a file; the message names the line.
         """
         return cls(tuple(_case(record) for record in read_records(path)))
 
     @property
     def max_new_tokens(self) -> int:
-        """Enough for the longest answer with any tokenizer: a token stands for a byte at least."""
+        """Enough for the longest answer with any tokenizer: a token covers at least one byte."""
         return 2 + max(len(answer.encode()) for case in self.cases for answer in case.answers)
 
     def items(
@@ -57,7 +58,10 @@ class Prompts:
         count: int,
         seed: int,
     ) -> Mapping[int, Sequence[Item]]:
-        """See ``Task.items``; the first of each label, and of those without under their longest's tokens."""
+        """See ``Task.items``; the first prompts of each ``length``.
+
+        Prompts without one are listed under the length of the longest of them.
+        """
         labels = sorted({case.length for case in self.cases if case.length is not None})
         groups = {label: self._first(tokenizer, label, count) for label in labels}
         for longest, others in under_longest(self._first(tokenizer, None, count)).items():
@@ -78,12 +82,25 @@ def _case(record: Record) -> Case:
     answers = record.texts("answer") if isinstance(answer, list) else (record.text("answer"),)
     answers = tuple(each.strip() for each in answers)
     if not all(answers):
-        raise record.problem("answer", "more than space")
+        raise record.problem("answer", "text that is not blank")
     length, depth = record.values.get("length"), record.values.get("depth")
-    if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+    if length is not None and not is_count(length):
         raise record.problem("length", "a number of tokens, at least 1")
     if depth is not None:
-        if not isinstance(depth, (int, float)) or isinstance(depth, bool) or not 0 <= depth <= 1:
+        if not is_number(depth) or not 0 <= depth <= 1:
             raise record.problem("depth", "a number from 0 to 1")
         depth = float(depth)
     return Case(record.text("prompt"), answers, length, depth)
+
+
+TYPES = (
+    TaskType(
+        name="prompts",
+        prompt="your own, `--prompts FILE`",
+        right="the output begins with the answer",
+        origin="you",
+        read=Prompts.read,
+        file_help="Your own prompts, in a JSON Lines file.",
+        tunes=True,
+    ),
+)

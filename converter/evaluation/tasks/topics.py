@@ -1,7 +1,6 @@
-"""LongEval topics: which of several conversations was the first?
+"""LongEval topics: what was the topic of the first of several conversations?
 
-From the published test cases of LongChat (github.com/DachengLi1/LongChat, longeval). Their prompts are
-taken as they are.
+The prompts are the unchanged published test cases of LongChat (github.com/DachengLi1/LongChat, longeval).
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from converter.evaluation.tasks.answers import words
-from converter.evaluation.tasks.base import Item, Metric
+from converter.evaluation.tasks.base import Item, Metric, TaskType
 from converter.evaluation.tasks.cases import Record, read_records
 from converter.evaluation.tasks.fitting import encode, under_longest
 
 
 @dataclass(frozen=True)
 class Topics:
-    """The topic is right if the continuation names it.
+    """An answer is right if the continuation names the topic.
 
-    Case, punctuation and a leading "The" do not matter; every word of the topic does. The publishers let a
-    language model judge, which lets other words for the same pass, so their accuracy may be higher.
+    Case, punctuation and a leading "The" do not matter, but every word of the topic must appear. The
+    publishers let a language model judge, which also accepts paraphrases, so their accuracy may be higher.
     """
 
     cases: tuple[Record, ...]
@@ -33,10 +32,10 @@ class Topics:
 
     @classmethod
     def read(cls, path: Path) -> Topics:
-        """A published file.
+        """Reads a published file.
 
         Raises:
-            SourceError: not such a file; names the line.
+            SourceError: it is not such a file; the message names the line.
         """
         cases = read_records(path)
         for case in cases:
@@ -52,7 +51,7 @@ class Topics:
         count: int,
         seed: int,
     ) -> Mapping[int, Sequence[Item]]:
-        """See ``Task.items``; the first of the file, under the tokens of their longest prompt."""
+        """See ``Task.items``; takes the file's first prompts, all listed under the longest's length."""
         return under_longest([_item(tokenizer, case) for case in self.cases[:count]])
 
     def score(self, item: Item, text: str) -> float:
@@ -67,11 +66,23 @@ def _item(tokenizer: Any, case: Record) -> Item:
 
 
 def _first(case: Record) -> str:
-    """The topic that is asked for."""
+    """The topic that the prompt asks for."""
     return case.texts("topics")[0]
 
 
 def _core(topic: str) -> str:
-    """A topic's words but for a leading article."""
+    """A topic's words without a leading "the"."""
     found = words(topic)
     return " ".join(found[1:] if found[:1] == ["the"] else found)
+
+
+TYPES = (
+    TaskType(
+        name="topics",
+        prompt="several conversations, `--topics FILE`, and the question which topic came first",
+        right="the topic is named, whatever its case and punctuation",
+        origin="LongEval",
+        read=Topics.read,
+        file_help="LongEval's published topics.",
+    ),
+)

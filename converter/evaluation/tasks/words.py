@@ -1,4 +1,4 @@
-"""Words of which the names of lines are made."""
+"""The words that make up the names of lines."""
 
 _ADJECTIVES = """
 able acid agile airy alert amber ample antique aqua arctic bald bare basic bitter blank bleak blunt bold

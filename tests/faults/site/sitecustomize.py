@@ -1,4 +1,4 @@
-"""Found by the worker processes of a run through PYTHONPATH: they are watched too."""
+"""A run's worker processes import this through PYTHONPATH, so the hook watches them too."""
 
 from tests.faults import hook
 

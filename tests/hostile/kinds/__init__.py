@@ -1,7 +1,7 @@
-"""The kinds of hostile input: what makes a good source of ``tests.hostile.source`` a hostile one.
+"""The kinds of hostile input; each turns the valid source of ``tests.hostile.source`` into a hostile one.
 
-Each module has ``EXAMPLES``, name -> function, and ``vary``, the same by chance. Such a function changes the
-source's folder and may return words that replace the command's MODEL.
+Each module has ``EXAMPLES``, name -> function, and ``vary``, a function that makes random changes. These
+functions change the source's folder and may return a text that replaces the command's MODEL.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Kind:
     examples: Mapping[str, Make]
     vary: Make
     torch: bool = False
-    """Whether its cases run torch, in this process or in one of its own."""
+    """Whether its cases run torch, in this process or in one that it starts."""
     verify: bool = False
-    """Whether results are verified, so that the model is built and run."""
+    """Whether results are verified, which builds and runs the model."""
 
 
 KINDS: dict[str, Kind] = {

@@ -1,6 +1,6 @@
 """README.md and its YAML."""
 
-# ruff: noqa: ARG001 -- every case is given its chance, whether it takes it or not
+# ruff: noqa: ARG001 -- every case gets a random generator, whether it uses it or not
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,7 +19,7 @@ def raw(content: bytes) -> Any:
 
 
 def front(matter: str) -> Any:
-    """A card with such front matter."""
+    """A card with this front matter."""
     return raw(f"---\n{matter}\n---\n# Card\n".encode("utf-8", "surrogatepass"))
 
 

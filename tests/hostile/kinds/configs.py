@@ -1,6 +1,6 @@
-"""config.json, of every family and of rotary models."""
+"""config.json of every family and of rotary models."""
 
-# ruff: noqa: ARG001 -- every case is given its chance, whether it takes it or not
+# ruff: noqa: ARG001 -- every case gets a random generator, whether it uses it or not
 from __future__ import annotations
 
 import json
@@ -33,7 +33,7 @@ POOL += [
 
 
 def changed(family: str, **changes: Any) -> Any:
-    """A family's config with other values."""
+    """A family's config with some values changed."""
 
     def make(folder: Path, rng: Random) -> None:
         (folder / "config.json").write_bytes(mutate.dumps({**CONFIGS[family], **changes}))

@@ -1,6 +1,6 @@
 """Headers of safetensors files."""
 
-# ruff: noqa: ARG001 -- every case is given its chance, whether it takes it or not
+# ruff: noqa: ARG001 -- every case gets a random generator, whether it uses it or not
 from __future__ import annotations
 
 import json
@@ -16,7 +16,7 @@ NAME = "wte.weight"
 
 
 def raw(content: bytes) -> Any:
-    """A whole file."""
+    """A complete file with this content."""
 
     def make(folder: Path, rng: Random) -> None:
         (folder / WEIGHTS).write_bytes(content)
@@ -25,19 +25,19 @@ def raw(content: bytes) -> Any:
 
 
 def entry(**changes: Any) -> Any:
-    """The first tensor's entry with other values, and as many zeros as it asks for up to 1 kB."""
+    """The first tensor's entry with some values changed, and the zeros that it asks for, at most 1 kB."""
     entries = header(TENSORS)
     entries[NAME] = {**entries[NAME], **changes}
     return raw(framed(json.dumps(entries).encode(), data_bytes(header(TENSORS))))
 
 
 def named(name: str) -> Any:
-    """A tensor of that name."""
+    """A tensor with this name."""
     return raw(framed(json.dumps({name: header(TENSORS)[NAME]}).encode(), 32))
 
 
 def sparse(folder: Path, rng: Random) -> None:
-    """A file of an exabyte, or as much as the file system allows, most of it a hole."""
+    """A sparse file of an exabyte, or as large as the file system allows."""
     size = 1 << 43
     with (folder / WEIGHTS).open("wb") as file:
         content = json.dumps({NAME: {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
@@ -94,6 +94,7 @@ EXAMPLES = {
     "a list": raw(framed(b"[]", 0)),
     "null": raw(framed(b"null", 0)),
     "no UTF-8": raw(framed(b'{"\xff":1}', 0)),
+    "half a surrogate pair": entry(**{"\ud800": 1}),
     "overlap": entry(data_offsets=[8, 40]),
     "hole": entry(shape=[3, 2], data_offsets=[0, 24]),
     "backwards": entry(data_offsets=[32, 0]),

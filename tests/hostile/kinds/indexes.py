@@ -1,6 +1,6 @@
 """The index of a sharded checkpoint."""
 
-# ruff: noqa: ARG001 -- every case is given its chance, whether it takes it or not
+# ruff: noqa: ARG001 -- every case gets a random generator, whether it uses it or not
 from __future__ import annotations
 
 from pathlib import Path
@@ -15,7 +15,7 @@ NAME = "wte.weight"
 
 
 def placed(file: Any) -> Any:
-    """The first tensor in another file."""
+    """An index that places the first tensor in another file."""
 
     def make(folder: Path, rng: Random) -> None:
         index = shard(folder)
@@ -26,7 +26,7 @@ def placed(file: Any) -> Any:
 
 
 def raw(content: bytes) -> Any:
-    """A whole index."""
+    """An index with this content."""
 
     def make(folder: Path, rng: Random) -> None:
         shard(folder)
@@ -53,14 +53,14 @@ def missing(folder: Path, rng: Random) -> None:
 
 
 def surplus(folder: Path, rng: Random) -> None:
-    """Tensors in a shard that the index does not list."""
+    """A shard with tensors that the index does not list."""
     index = shard(folder)
     del index["weight_map"]["ln_f.bias"]
     write_index(folder, index)
 
 
 def itself(folder: Path, rng: Random) -> None:
-    """The index as a shard."""
+    """An index that names itself as a shard."""
     index = shard(folder)
     (folder / "x.safetensors").symlink_to(INDEX)
     index["weight_map"][NAME] = "x.safetensors"
@@ -68,7 +68,7 @@ def itself(folder: Path, rng: Random) -> None:
 
 
 def crowd(folder: Path, rng: Random) -> None:
-    """A hundred thousand shards, none of which is there."""
+    """An index of a hundred thousand missing shards."""
     write_index(folder, {"weight_map": {f"t{number}": f"{number}.safetensors" for number in range(100_000)}})
     (folder / "model.safetensors").unlink()
 

@@ -1,7 +1,7 @@
-"""Odd names: of MODEL, of the source's folder, of files in it."""
+"""Odd names of MODEL, the source's folder and its files."""
 
-# ruff: noqa: ARG001 -- every case is given its chance, whether it takes it or not
-# ruff: noqa: PTH102, PTH104, PTH123 -- names that are no text
+# ruff: noqa: ARG001 -- every case gets a random generator, whether it uses it or not
+# ruff: noqa: PTH102, PTH104, PTH123 -- names that are not valid text
 from __future__ import annotations
 
 import os
@@ -54,16 +54,17 @@ MODELS += (
     "~/",
     "/dev/null",
     "/proc/self/mem",
+    "~a\x00b",
 )
 
 
 def model(text: str) -> Any:
-    """Another MODEL than the source."""
+    """Gives this text as MODEL instead of the source's folder."""
     return lambda folder, rng: text
 
 
 def folder_named(name: bytes, given: str = "path") -> Any:
-    """The source in a folder of that name, given by its path or from inside as a dot."""
+    """A source in a folder with this name; MODEL is its path, or ``.`` inside the folder."""
 
     def make(folder: Path, rng: Random) -> str | None:
         place = os.fsencode(folder) + b"/" + name
@@ -80,7 +81,7 @@ def folder_named(name: bytes, given: str = "path") -> Any:
 
 
 def file_named(name: bytes, *ends: bytes) -> Any:
-    """Files of such names beside the others."""
+    """Adds files with this name to the source."""
 
     def make(folder: Path, rng: Random) -> None:
         for end in ends or (b"", b".json", b".txt", b".safetensors", b".py"):

@@ -1,6 +1,6 @@
-"""pytorch_model.bin: pickles that would run code, ask for any memory, or are damaged."""
+"""pytorch_model.bin: pickles that would run code or allocate any amount of memory, and damaged pickles."""
 
-# ruff: noqa: ARG001 -- every case is given its chance, whether it takes it or not
+# ruff: noqa: ARG001 -- every case gets a random generator, whether it uses it or not
 from __future__ import annotations
 
 import io
@@ -15,22 +15,22 @@ from typing import Any
 from tests.hostile import mutate
 
 WEIGHTS = "pytorch_model.bin"
-# What shows outside, since these run, if they do, in a process of the converter's own.
+# Its effect is visible from outside, because the converter reads pickles in a separate process.
 COMMAND = b"touch ../outside/ran"
 
 
 def text(value: bytes) -> bytes:
-    """Pushes a text."""
+    """Opcodes that push a string."""
     return b"X" + len(value).to_bytes(4, "little") + value
 
 
 def call(module: str, name: str, *arguments: bytes) -> bytes:
-    """Calls module.name with what the arguments' opcodes push."""
+    """Opcodes that call ``module.name`` with the values that the arguments' opcodes push."""
     return b"c" + f"{module}\n{name}\n".encode() + b"(" + b"".join(arguments) + b"tR"
 
 
 def stored(pushes: bytes) -> bytes:
-    """A pickle of {"w": what is pushed}, its numbers as torch reads them, which knows no ``I``."""
+    """A pickle of {"w": the pushed value}; torch does not know the opcode ``I``, so numbers are rewritten."""
     return b"\x80\x02}" + text(b"w") + re.sub(rb"I(-?\d+)\n", _number, pushes) + b"s."
 
 
@@ -41,7 +41,7 @@ def _number(found: re.Match[bytes]) -> bytes:
 
 
 def zipped(data: bytes, compression: int = zipfile.ZIP_STORED, **others: bytes) -> bytes:
-    """torch's present format around a pickle; names of other records have ``__`` for a slash."""
+    """A file in torch's current format with this pickle; in names of other records ``__`` means a slash."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", compression) as archive:
         archive.writestr("archive/data.pkl", data)
@@ -55,7 +55,7 @@ def zipped(data: bytes, compression: int = zipfile.ZIP_STORED, **others: bytes) 
 def tensor(
     numel: int = 4, shape: str = "(I4\nt", stride: str = "(I1\nt", offset: int = 0, key: bytes = b"0"
 ) -> bytes:
-    """Pushes a float32 tensor over a storage of the archive."""
+    """Opcodes that push a float32 tensor over a storage of the archive."""
     storage = (
         b"("
         + text(b"storage")
@@ -177,7 +177,7 @@ STREAMS: dict[str, bytes] = {
 
 
 def file(content: bytes) -> Any:
-    """A whole ``.bin`` file instead of safetensors."""
+    """A ``.bin`` file with this content instead of safetensors."""
 
     def make(folder: Path, rng: Random) -> None:
         (folder / "model.safetensors").unlink(missing_ok=True)
@@ -191,14 +191,14 @@ def archive(**records: bytes) -> bytes:
 
 
 def bomb(size: int) -> bytes:
-    """Zeros, deflated."""
+    """A tensor of compressed zeros."""
     return zipped(
         stored(tensor(size // 4, f"(I{size // 4}\nt")), zipfile.ZIP_DEFLATED, archive__data__0=bytes(size)
     )
 
 
 def tarred(**members: bytes) -> bytes:
-    """torch's first format."""
+    """A file in torch's first format."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in members.items():
@@ -209,7 +209,7 @@ def tarred(**members: bytes) -> bytes:
 
 
 def legacy(pushes: bytes) -> bytes:
-    """torch's format before 1.6: magic number, version, system, the pickle, the storages' keys."""
+    """A file in torch's format before 1.6: magic number, version, system, the pickle, the storages' keys."""
     start = [
         0x1950A86A20F9469CFC6C,
         1001,

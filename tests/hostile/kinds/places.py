@@ -1,6 +1,6 @@
-"""What stands where a file should: links, pipes, sockets, devices, folders."""
+"""Links, pipes, sockets, devices and folders in place of files."""
 
-# ruff: noqa: ARG001 -- every case is given its chance, whether it takes it or not
+# ruff: noqa: ARG001 -- every case gets a random generator, whether it uses it or not
 from __future__ import annotations
 
 import os
@@ -35,7 +35,7 @@ TARGETS = (
 
 
 def link(name: str, target: str) -> Any:
-    """A link in the place of a file."""
+    """A link in place of a file."""
 
     def make(folder: Path, rng: Random) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -45,7 +45,7 @@ def link(name: str, target: str) -> Any:
 
 
 def loop(name: str) -> Any:
-    """Two links to each other."""
+    """Two links that point to each other."""
 
     def make(folder: Path, rng: Random) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -64,12 +64,12 @@ def pipe(name: str) -> Any:
 
 
 def listening(name: str) -> Any:
-    """A socket."""
+    """A socket in place of a file."""
 
     def make(folder: Path, rng: Random) -> None:
         (folder / name).unlink(missing_ok=True)
         before = Path.cwd()
-        os.chdir(folder)  # a socket's path may have 100 bytes only
+        os.chdir(folder)  # the path of a socket may have only 100 bytes
         try:
             with socket.socket(socket.AF_UNIX) as server:
                 server.bind(name)
@@ -95,7 +95,7 @@ def unreadable(name: str) -> Any:
 
 
 def long_chain(folder: Path, rng: Random) -> None:
-    """Links that lead out in thirty steps."""
+    """Thirty links, one after another, that lead out of the folder."""
     (folder / "LICENSE").unlink()
     for number in range(30):
         (folder / f"l{number}").symlink_to(f"l{number + 1}")
@@ -104,7 +104,7 @@ def long_chain(folder: Path, rng: Random) -> None:
 
 
 def sparse(name: str) -> Any:
-    """A file of 8 TB that is one hole."""
+    """A sparse file of 8 TB without data."""
 
     def make(folder: Path, rng: Random) -> None:
         with (folder / name).open("wb") as file:

@@ -1,6 +1,6 @@
 """The small JSON files beside the config, and chat templates."""
 
-# ruff: noqa: ARG001 -- every case is given its chance, whether it takes it or not
+# ruff: noqa: ARG001 -- every case gets a random generator, whether it uses it or not
 from __future__ import annotations
 
 import json
@@ -32,7 +32,7 @@ POOL: list[tuple[str, Any]] = [
 
 
 def file(name: str, value: Any) -> Any:
-    """A file, of JSON or raw."""
+    """A file with JSON or raw content."""
 
     def make(folder: Path, rng: Random) -> None:
         (folder / name).write_bytes(value if isinstance(value, bytes) else mutate.dumps(value))
@@ -41,7 +41,7 @@ def file(name: str, value: Any) -> Any:
 
 
 def pooling(folder: Path, rng: Random, path: Any = "1_Pooling") -> None:
-    """A sentence encoder whose second module is in that folder."""
+    """A sentence encoder whose second module is in this folder."""
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling/config.json").write_text("{}")
     file("modules.json", [MODULES[0], {**MODULES[1], "path": path}])(folder, rng)
@@ -63,7 +63,7 @@ def linked_folder(folder: Path, rng: Random) -> None:
 
 
 def crowd(folder: Path, rng: Random) -> None:
-    """A module's folder with very many files."""
+    """A module's folder that contains very many files."""
     pooling(folder, rng)
     for number in range(3000):
         (folder / f"1_Pooling/{number}.bin").touch()
@@ -77,7 +77,7 @@ def template(folder: Path, rng: Random) -> None:
 
 
 def baichuan(folder: Path, rng: Random) -> None:
-    """A tokenizer that code of ours stands for, whose vocabulary is no sentencepiece model."""
+    """A tokenizer that our own code replaces, whose vocabulary is not a sentencepiece model."""
     file("config.json", CONFIGS["baichuan"])(folder, rng)
     file("tokenizer_config.json", {"tokenizer_class": "BaichuanTokenizer"})(folder, rng)
     (folder / "tokenizer.model").write_bytes(b"\xff" * 100)

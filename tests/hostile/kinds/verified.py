@@ -1,6 +1,6 @@
-"""Configs whose results are built and run: what transformers makes of a hostile value."""
+"""Hostile values in configs whose results are verified, so transformers builds and runs the model."""
 
-# ruff: noqa: ARG001 -- every case is given its chance, whether it takes it or not
+# ruff: noqa: ARG001 -- every case gets a random generator, whether it uses it or not
 from __future__ import annotations
 
 import json
@@ -55,7 +55,7 @@ def base(folder: Path) -> dict[str, Any]:
         "generation_config.json",
     ):
         (folder / name).unlink()
-    tiny.bloom(folder, 2)
+    tiny.FACTORIES["bloom"](folder, 2)
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return config
 

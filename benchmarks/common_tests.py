@@ -1,0 +1,235 @@
+"""Runs transformers' own common tests on the classes of converted repositories, and on stock classes.
+
+Every model in transformers must pass the tests of ``ModelTesterMixin`` and, if it generates, of
+``GenerationTesterMixin``. This script runs them, with common_cases.py, on a tiny checkpoint of each family
+and on its conversions. It fails if a test fails that the stock classes pass.
+
+    git clone --depth 1 --branch v5.23.0 https://github.com/huggingface/transformers
+    python benchmarks/common_tests.py --checkout transformers
+
+The tests are those of the installed release. Most come from its source archive on the package index. The
+checkout has the others, which the archive lacks. They are unpacked into a cache folder, together with a
+package that they need. This environment stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from report import clean_up_when_terminated, load, table, write
+
+from converter import convert, families
+from converter.families.base import Family
+from tests import tiny
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "ntk-convert-common-tests")
+FROM_CHECKOUT = ("__init__.py", "exporters", "generation", "utils")
+"""Of the folder tests/, what the common tests import and the source archive lacks."""
+PACKAGES = ("parameterized",)
+"""What the common tests need and neither transformers nor this project does."""
+
+FAMILIES = {family.name: family for family in families.FAMILIES}
+STOCK = {"decoder": "bloom", "encoder": "distilbert"}
+"""The stock model beside a family that transformers has no classes for."""
+SCALINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "decoder": {"none": {"method": "none"}, "dynamic": {"dynamic": "position", "train_length": 4}},
+    "encoder": {"none": {"method": "none"}, "dynamic": {"dynamic": "length", "train_length": 4}},
+}
+"""The two conversions. The trained length is shorter than the tests' inputs, so the dynamic scaling acts."""
+SIDES = ("stock", "none", "dynamic")
+
+Outcomes = dict[str, tuple[str, str]]
+"""Test -> "passed", "failed" or "skipped", and why."""
+Results = dict[str, dict[str, Outcomes]]
+"""Family -> side -> outcomes."""
+
+
+def unpack_tests(checkout: Path, cache: Path) -> Path:
+    """The folder that holds transformers' ``tests``; the source archive is downloaded once."""
+    release = version("transformers")
+    archive = cache / f"transformers-{release}.tar.gz"
+    pip = [sys.executable, "-m", "pip"]
+    if not archive.exists():
+        wanted = ["--no-deps", "--no-binary", "transformers", f"transformers=={release}"]
+        subprocess.run([*pip, "download", "--quiet", "--dest", str(cache), *wanted], check=True)
+        target = ["--no-deps", "--target", str(cache / "packages")]
+        subprocess.run([*pip, "install", "--quiet", *target, *PACKAGES], check=True)
+    folder = cache / f"transformers-{release}"
+    shutil.rmtree(folder, ignore_errors=True)
+    with tarfile.open(archive) as tar:
+        members = [each for each in tar.getmembers() if each.name.startswith(f"{folder.name}/tests/")]
+        tar.extractall(cache, members, filter="data")
+    for name in FROM_CHECKOUT:
+        source, target = checkout / "tests" / name, folder / "tests" / name
+        if not target.exists():
+            (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
+    return folder
+
+
+def stock_of(name: str) -> str:
+    """The stock model beside a family."""
+    return name if FAMILIES[name].stock else STOCK[FAMILIES[name].kind]
+
+
+def release_of(checkout: Path) -> str:
+    """The release of a checkout of transformers."""
+    text = (checkout / "src/transformers/__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "(.+)"', text, re.MULTILINE)
+    return found[1] if found else "an unknown release"
+
+
+def write_stock(name: str, folder: Path) -> Path:
+    """A tiny checkpoint, or only its config, of one of transformers' own models."""
+    import transformers
+
+    if name in FAMILIES:
+        return write_tiny(FAMILIES[name], folder)
+    sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
+    transformers.DistilBertConfig(vocab_size=tiny.VOCAB_SIZE, **sizes).save_pretrained(folder)
+    return folder
+
+
+def write_tiny(family: Family, folder: Path) -> Path:
+    """A tiny checkpoint. The config of some families switches the cache off; the tests need it."""
+    cache = {"use_cache": True} if family.kind == "decoder" else {}
+    return tiny.CHECKPOINTS[family.name].write(folder, **cache)
+
+
+def run_tests(tests: Path, checkpoint: Path, options: Sequence[str]) -> Outcomes:
+    """Runs the common tests of a checkpoint's classes in a new process."""
+    environment = {
+        "CHECKPOINT": str(checkpoint),
+        "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent / "packages")]),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(checkpoint.parent / "hub"),
+        "OMP_NUM_THREADS": "1",
+    }
+    results = checkpoint.parent / f"{checkpoint.name}.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tests)]
+    command += ["--import-mode=importlib", "-p", "no:cacheprovider", f"--junitxml={results}", "--tb=short"]
+    command += ["--show-capture=no", "--disable-warnings", *options]
+    command.append(str(Path(__file__).with_name("common_cases.py")))
+    log = results.with_suffix(".log")
+    with log.open("w") as output:
+        ended = subprocess.run(command, cwd=tests, env=os.environ | environment, stdout=output, stderr=output)
+    if ended.returncode not in (0, 1):  # 1 means that tests failed
+        sys.exit(f"the tests of {checkpoint} did not run:\n{log.read_text()[-2000:]}")
+    return read_outcomes(results.read_text())
+
+
+def read_outcomes(xml: str) -> Outcomes:
+    """The outcomes in pytest's XML. A test failed if a subtest failed; if not, it was skipped if one was."""
+    outcomes: Outcomes = {}
+    for case in ElementTree.fromstring(xml).iter("testcase"):
+        words = {each.tag: re.sub(r"/\S+", "PATH", each.get("message") or "") for each in case}
+        failed = words.get("failure", words.get("error"))
+        reason = failed if failed is not None else words.get("skipped", "")
+        kind = "failed" if failed is not None else "skipped" if "skipped" in words else "passed"
+        outcomes[case.attrib["name"]] = (kind, reason.partition("\n")[0][:120].replace("|", "\\|"))
+    return outcomes
+
+
+def measure(names: Sequence[str], tests: Path, work: Path, options: Sequence[str]) -> Results:
+    """Runs the tests of the families' stock classes and conversions."""
+
+    def run(checkpoint: Path) -> Outcomes:
+        print(f"{checkpoint.relative_to(work)} ...", file=sys.stderr)
+        return run_tests(tests, checkpoint, options)
+
+    results: Results = {}
+    stock: dict[str, Outcomes] = {}
+    for name in names:
+        family, beside = FAMILIES[name], stock_of(name)
+        if beside not in stock:
+            stock[beside] = run(write_stock(beside, work / beside / "stock"))
+        sides = {"stock": stock[beside]}
+        source = write_tiny(family, work / name / "source")
+        for side, scaling in SCALINGS[family.kind].items():
+            convert(source, work / name / side, verify=False, **scaling)
+            sides[side] = run(work / name / side)
+        results[name] = sides
+    return results
+
+
+def failures(results: Results) -> list[list[str]]:
+    """A row for each test that a conversion fails, or skips though the stock classes pass it.
+
+    Its cells: the test, the outcomes of the conversion and of the stock classes, the conversions, the reason.
+    """
+    found: dict[tuple[str, str, str, str], list[str]] = {}
+    for family, sides in results.items():
+        for side in SIDES[1:]:
+            for test, (outcome, reason) in sides[side].items():
+                stock, _ = sides["stock"].get(test, ("missing", ""))
+                if outcome == "failed" or (outcome, stock) == ("skipped", "passed"):
+                    found.setdefault((outcome, stock, test, reason), []).append(f"{family} {side}")
+    return [
+        [test, outcome, stock, ", ".join(where), reason]
+        for (outcome, stock, test, reason), where in sorted(found.items())
+    ]
+
+
+def summary(results: Results) -> Iterator[list[str]]:
+    """The rows of the first table: how many tests each side of a family passed, failed and skipped."""
+    for family, sides in results.items():
+        kinds = [[kind for kind, _ in sides[side].values()] for side in SIDES]
+        counts = [[str(each.count(kind)) for kind in ("passed", "failed", "skipped")] for each in kinds]
+        yield [family, stock_of(family), *(" / ".join(each) for each in counts)]
+
+
+def sections(results: Results, release: str) -> list[str]:
+    """The results in Markdown."""
+    head = ("test", "converted", "stock", "conversions", "reason")
+    rows = failures(results)
+    return [
+        f"The tests are those of transformers {version('transformers')}; tests/generation is from {release}. "
+        "The cells count the tests that passed / failed / were skipped. The classes are those of tiny "
+        "checkpoints: converted without scaling (none), and with one that grows (dynamic) with the position, "
+        "or with the length for encoders.",
+        table(("family", "beside", *SIDES), summary(results)),
+        "## Failed by a conversion, or skipped by it and passed by the stock classes\n\n"
+        + (table(head, rows) if rows else "None."),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run transformers' common tests on converted repositories.")
+    parser.add_argument("names", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)} (default: all)")
+    parser.add_argument("--checkout", type=Path, required=True, help="checkout of transformers' repository")
+    parser.add_argument("--cache", type=Path, default=CACHE, help=f"folder for the tests (default: {CACHE})")
+    parser.add_argument("-k", metavar="EXPRESSION", help="run only these tests, as pytest -k selects them")
+    parser.add_argument("--write", action="store_true", help="write results/common_tests.md")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(FAMILIES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    if not (arguments.checkout / "tests/generation").is_dir():
+        parser.error(f"{arguments.checkout} has no folder tests/generation")
+    clean_up_when_terminated()
+    busy = load()
+    arguments.cache.mkdir(parents=True, exist_ok=True)
+    tests = unpack_tests(arguments.checkout, arguments.cache.resolve())
+    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-") as work:
+        chosen = ["-k", arguments.k] if arguments.k else []
+        results = measure(arguments.names or list(FAMILIES), tests, Path(work), chosen)
+    found = sections(results, release_of(arguments.checkout))
+    print("\n\n".join(found))
+    if arguments.write:
+        path = write("common_tests", "transformers' common tests on converted repositories", found, busy)
+        print(f"\nwritten: {path.name}")
+    return int(any(row[1:3] == ["failed", "passed"] for row in failures(results)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

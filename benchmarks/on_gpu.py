@@ -1,0 +1,153 @@
+"""Everything that needs a GPU, in one run of at most 9 minutes on an H200; ``make gpu``.
+
+    python benchmarks/on_gpu.py
+    python benchmarks/on_gpu.py --device cpu                # a trial, in a minute or two
+    python benchmarks/on_gpu.py --parts attention,kernels --minutes 5
+
+Each part runs in a process of its own, gets a share of the time, and writes its result file again and again
+as it goes. So a part that crashes or hangs loses nothing of the others, and little of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import report
+from gpu.settings import Settings, shared
+
+PARTS = {"tests": 70, "attention": 190, "kernels": 45, "batching": 60, "graphs": 145}
+"""Part, a module in ``gpu/`` -> its share of the time. What a part leaves is divided among those after it."""
+SPARE = 25.0
+"""Seconds that are not divided: starting, and ending parts that are late."""
+LATE = 4.0
+"""Seconds after its time at which a part is ended."""
+MEMORY_DISK, ROOM = Path("/dev/shm"), 40 << 30
+"""Temporary files go to the first, which is memory, if this many bytes are free there."""
+
+
+def run_part(name: str, settings: Settings) -> None:
+    """Runs one part and exits with 1 if something failed; for a process of its own."""
+    os.setsid()  # so that it can be ended with its own processes
+    import torch
+    from gpu.document import Document
+
+    if settings.trial:  # compiling would take longer than all else together
+        torch.compiler.set_stance("force_eager")
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+    part = importlib.import_module(f"gpu.{name}")
+    document = Document(settings, name, part.TITLE)
+    try:
+        part.run(settings, document)
+    except Exception as error:
+        document.fail("the whole part", error)
+        document.end()
+        raise
+    document.end()
+    sys.exit(1 if document.failed else 0)
+
+
+def ended(process: multiprocessing.process.BaseProcess, seconds: float) -> str | None:
+    """Waits for a part, and ends it when it is late; returns what went wrong, or None."""
+    try:
+        process.join(max(0.0, seconds))
+        if process.is_alive():
+            return "was ended, because its time was over"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.kill()  # it may not have become a group yet
+        process.join()
+    code = process.exitcode or 0
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return "failed; its result says what" if code else None
+
+
+def chosen(_: click.Context, __: click.Parameter, value: str) -> list[str]:
+    parts = [word for word in value.split(",") if word]
+    if unknown := sorted(set(parts) - set(PARTS)):
+        raise click.BadParameter(f"{', '.join(unknown)}; known are {', '.join(PARTS)}")
+    return parts
+
+
+def check_torch(device: str) -> None:
+    """Refuses to start where no part can run."""
+    try:
+        import torch
+    except ImportError as error:
+        raise click.ClickException(
+            f"{sys.executable} has no {error.name}; name a Python that has it: make gpu PYTHON=PATH"
+        ) from error
+    if device == "cuda" and not torch.cuda.is_available():
+        raise click.ClickException("torch finds no CUDA device; for a trial without one: make gpu DEVICE=cpu")
+
+
+@click.command()
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--parts", default=",".join(PARTS), show_default=True, callback=chosen)
+@click.option("--minutes", default=9.0, show_default=True, help="The whole run ends within this time.")
+@click.option(
+    "--optimum-python", metavar="PATH", help="Python with optimum-onnx; without it, optimum is left out."
+)
+@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=report.RESULTS, help="Folder to write to."
+)
+def main(
+    device: str,
+    parts: list[str],
+    minutes: float,
+    optimum_python: str | None,
+    folder: Path | None,
+    results: Path,
+) -> None:
+    """Measures converted models on a GPU, beside stock ones and other exporters."""
+    started = time.monotonic()
+    report.clean_up_when_terminated()
+    check_torch(device)
+    if folder is None and MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM:
+        folder = MEMORY_DISK
+    until = started + 60 * minutes - SPARE
+    wrong: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="ntk-gpu-", dir=folder) as temporary:
+        os.environ["HF_MODULES_CACHE"] = str(Path(temporary, "modules"))
+        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("KINETO_LOG_LEVEL", "4")  # torch's profiler reports each start and stop
+        if device == "cpu":
+            os.environ["OMP_NUM_THREADS"] = "1"
+        base = Settings(device, Path(temporary), results, until, optimum_python)
+        context = multiprocessing.get_context("spawn")
+        for name, part_until in shared(parts, until, [PARTS[name] for name in parts]):
+            begun = time.monotonic()
+            click.echo(f"--- {name}: at most {part_until - begun:.0f} s", err=True)
+            own = Path(temporary, name)
+            own.mkdir()
+            settings = replace(base, folder=own, until=part_until)
+            process = context.Process(target=run_part, args=(name, settings), name=name)
+            process.start()
+            problem = ended(process, part_until + LATE - time.monotonic())
+            shutil.rmtree(own, ignore_errors=True)
+            click.echo(f"--- {name}: {time.monotonic() - begun:.0f} s", err=True)
+            if problem:
+                wrong[name] = problem
+    click.echo(f"{time.monotonic() - started:.0f} s in all", err=True)
+    for name, problem in wrong.items():
+        click.echo(f"{name} {problem}", err=True)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

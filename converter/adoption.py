@@ -1,0 +1,368 @@
+"""Adopting a fine-tuned model: what transformers saved from a converted repository becomes one again.
+
+``save_pretrained`` and the Trainer write weights, config.json and the code. A converted repository also has a
+card, and a manifest, which says that its files were verified. ``adopt`` runs the checks and adds both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from converter import recipes
+from converter.config import PROVENANCE, Config, Provenance, read_provenance
+from converter.errors import OutputError, SourceError
+from converter.exports import EXPORTS, not_copied
+from converter.families.refusals import QUANTISED, check_kernels
+from converter.families.templates import templates_folder
+from converter.interrupts import Interrupted, held
+from converter.model import Model, open_model
+from converter.progress import byte_bar
+from converter.publish.contents import State, state_of
+from converter.recipes import AlibiRecipe
+from converter.result import manifest
+from converter.result.card import LARGEST_CARD, PICTURE, Origin, adopted, describe
+from converter.result.code import differs, references
+from converter.result.converted import ConvertedRepository, read_converted
+from converter.result.manifest import MANIFEST, Entry
+from converter.result.repository import small_files
+from converter.result.staging import workspace
+from converter.rotary import settings
+from converter.scaling.request import command_line, request_for
+from converter.scaling.scaling import Scaling, Unscaled
+from converter.source.base import CARD, CONFIG
+from converter.source.checkpoint import (
+    BIN,
+    BIN_INDEX,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+    Checkpoint,
+    read_checkpoint,
+)
+from converter.source.hub import is_repo_id
+from converter.source.jsonfile import read_object
+from converter.source.tokenizer import TOKENIZER_CONFIG, Tokenizer, our_class, read_tokenizer
+from converter.weights.files import copy_file, sha256
+
+if TYPE_CHECKING:
+    from converter.verification import Check
+
+ADAPTER = "adapter_config.json"
+MERGE = "merge it into its model and save that: model.merge_and_unload().save_pretrained(DIR)"
+
+
+@dataclass(frozen=True)
+class AdoptionResult:
+    """What was adopted."""
+
+    path: Path
+    """The repository, absolute."""
+    source: str | None
+    """Hub id or name of what the converted model was made from."""
+    model_type: str
+    scaling: Scaling
+    """As the model had it when it was fine-tuned; it is not changed."""
+    written: Sequence[str]
+    """Files that were added or replaced."""
+    files: Mapping[str, int]
+    """File in the manifest -> bytes. ``push`` sends these files and the card."""
+    notes: Sequence[str]
+    """What users of the model should know, each one sentence without its full stop."""
+    checks: Sequence[Check]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as JSON."""
+        return {
+            "path": str(self.path),
+            "source": self.source,
+            "model_type": self.model_type,
+            "scaling": self.scaling.to_json(),
+            "written": list(self.written),
+            "files": dict(self.files),
+            "notes": list(self.notes),
+            "checks": [check.to_json() for check in self.checks],
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What transformers saved, as a converted repository."""
+
+    repository: ConvertedRepository
+    model: Model
+    provenance: Provenance
+    tokenizer: Tokenizer
+    missing: Sequence[str]
+    """Names of code files that the folder lacks."""
+    listed: Mapping[str, Entry]
+    """The files in the manifest, if there is one."""
+    states: Mapping[str, State]
+    """The files that belong to the repository, as they were when the folder was read."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What users of the model should know."""
+        return [*filter(None, [self.tokenizer.note]), *self.model.nested.notes]
+
+    @property
+    def origin(self) -> Origin:
+        """What the converted model was made from, and the card that is there."""
+        name, folder = self.provenance.source, self.repository.folder
+        base_model = name if name and "/" in name and is_repo_id(name) else None
+        path, card = folder / CARD, ""
+        if path.is_file():
+            if path.stat().st_size > LARGEST_CARD:
+                raise SourceError(f"{path} is larger than {LARGEST_CARD >> 20} MB; shorten it")
+            card = path.read_bytes().decode(errors="surrogateescape")
+        return Origin(name or folder.name, base_model, self.provenance.commit, card)
+
+    @property
+    def command(self) -> str:
+        """Commands that lead to the same kind of model, for the card."""
+        source = self.origin.base_model or f"./{self.origin.name}"
+        request = request_for(self.repository.scaling, self.repository.train_length)
+        first = command_line(source, request, "./converted")
+        place = f"./{self.repository.folder.name}"
+        return f"{first}\n# fine-tuned from ./converted, and saved in {place}\nntk-convert adopt {place}"
+
+
+def adopt(folder: str | Path, *, progress: bool = False) -> AdoptionResult:
+    """Makes a converted repository of what transformers saved from one, in its folder.
+
+    The model is verified as a conversion is. Then the manifest, the card, code that is missing and the record
+    in config.json are written. The weights, the tokenizer and all other files stay as they are. If anything
+    fails, nothing is written.
+
+    Args:
+        folder: a folder that ``save_pretrained`` or a Trainer wrote.
+        progress: draw progress bars on stderr.
+
+    Raises:
+        SourceError: the model was not made from a converted one, is damaged, holds other code, or was not
+            changed after the conversion.
+        VerificationError, ValidationError: a check failed.
+        MissingPackage: a package that the checks of an export need is not installed.
+        OutputError: the folder cannot be written to.
+        Interrupted: the user stopped it; says whether the model is adopted.
+    """
+    started = time.monotonic()
+    place = Path(folder).resolve()
+    saved = _open(place)
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise OutputError(f"no permission to write in {place}; adopt a copy of it")
+    checks = _verify(saved, progress=progress)
+    entries = _entries(saved, progress=progress)
+    with workspace(place / "adopt") as work:
+        _write(saved, checks, work)
+        written = sorted(path.name for path in work.iterdir())
+        entries |= {name: _entry(work / name) for name in written if name != CARD}
+        (work / MANIFEST).write_text(manifest.as_json(entries), encoding="utf-8")
+        _check_unchanged(saved)
+        with held() as waiting:
+            for name in (*written, MANIFEST):
+                (work / name).replace(place / name)
+        if waiting:
+            raise Interrupted(f"{place} is adopted")
+    return AdoptionResult(
+        path=place,
+        source=saved.provenance.source,
+        model_type=saved.repository.recipe.model_type,
+        scaling=saved.repository.scaling,
+        written=[*written, MANIFEST],
+        files={name: entry.size for name, entry in sorted(entries.items())},
+        notes=saved.notes,
+        checks=checks,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _open(place: Path) -> Saved:
+    """Reads what was saved. Runs no code, and reads only the headers of the weights."""
+    if (place / ADAPTER).is_file():
+        raise SourceError(f"{place} holds an adapter ({ADAPTER}); {MERGE}")
+    config, recipe = read_converted(place)
+    provenance = read_provenance(config)
+    if provenance is None:
+        raise SourceError(
+            f"{place}/{CONFIG} has no {PROVENANCE}, so this model was not converted before; convert it"
+        )
+    kind = config.get("model_type")
+    if isinstance(recipe, AlibiRecipe) and kind != recipe.model_type:
+        raise SourceError(
+            f"{place}/{CONFIG} has model_type {kind!r}, not {recipe.model_type!r}: the model was trained "
+            "with the stock class, without its scaling, and cannot be adopted"
+        )
+    for key in QUANTISED:
+        if config.get(key):
+            raise SourceError(f"{place} is quantised ({key} is set); save the model with unquantised weights")
+    check_kernels(config)
+    model = open_model(place)
+    tokenizer = _tokenizer(model)
+    code = [*recipe.templates, *tokenizer.templates]
+    _check_code(place, config, code)
+    checkpoint = _checkpoint(place)
+    if isinstance(recipe, AlibiRecipe):
+        fitted = {**config, "auto_map": recipe.family.auto_map(config.get("architectures") or [])}
+    else:
+        fitted = settings.respelled(config)
+    fitted |= {PROVENANCE: replace(provenance, fine_tuned=True).to_json()}
+    fitted |= recipe.stored(place, checkpoint, fitted)
+    listed = manifest.read(place) if (place / MANIFEST).is_file() else {}
+    small = small_files(model.source.files, but=not_copied())
+    index = [checkpoint.index] if checkpoint.index else []
+    # Exports are among the listed files; weights of an older save that are listed no longer belong to it.
+    older = [name for name in listed if not name.endswith((".safetensors", ".safetensors.index.json"))]
+    names = {CONFIG, *code, *checkpoint.files, *index, *small, *model.nested.files, PICTURE, *older}
+    present = sorted(name for name in names if (place / name).is_file())
+    model.source.fetch(present)
+    return Saved(
+        repository=ConvertedRepository(place, fitted, recipes.of_checkpoint(fitted), checkpoint),
+        model=model,
+        provenance=provenance,
+        tokenizer=tokenizer,
+        missing=[name for name in code if name not in present],
+        listed=listed,
+        states={name: state_of(place / name) for name in present},
+    )
+
+
+def _tokenizer(model: Model) -> Tokenizer:
+    """What the card says of the folder's tokenizer."""
+    source = model.source
+    config = read_object(source.folder / TOKENIZER_CONFIG) if TOKENIZER_CONFIG in source.files else {}
+    ours = our_class(config)
+    if ours is not None:
+        return Tokenizer(ours=ours)
+    found = read_tokenizer(source, model.config, code=False)
+    note = "the folder has no tokenizer: save it there (tokenizer.save_pretrained), and run adopt again"
+    return found if found.here or found.elsewhere else replace(found, note=note)
+
+
+def _check_code(place: Path, config: Config, names: Sequence[str]) -> None:
+    """Checks that the model runs this version's code, so far as the folder holds code.
+
+    Raises:
+        SourceError: a file differs, or the config names other code.
+    """
+    for reference in references(config):
+        # A model that was loaded from the Hub may name the code there: user/name--module.Class.
+        if f"{reference.rpartition('--')[2].partition('.')[0]}.py" not in names:
+            raise SourceError(
+                f"{CONFIG}: auto_map names {reference[:100]!r}, which is not code of a converted model; a "
+                "model that was trained with other code cannot be adopted"
+            )
+    for name in names:
+        if (place / name).is_file() and differs(place, name):
+            raise SourceError(
+                f"{name} is not what this version of ntk-convert writes: somebody edited it, or another "
+                "version wrote it; if nobody edited it, remove it, and adopt writes this version's"
+            )
+
+
+def _checkpoint(place: Path) -> Checkpoint:
+    """The headers of the weights.
+
+    Raises:
+        SourceError: there are none, they are damaged or not safetensors; or there are two, and an older save
+            may have left one.
+    """
+    found = [name for name in (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX) if (place / name).is_file()]
+    if len(found) > 1:
+        raise SourceError(
+            f"{place} has {' and '.join(found)}; remove the weights that are not the fine-tuned ones"
+        )
+    if found and found[0] in (BIN, BIN_INDEX):
+        raise SourceError(
+            f"the weights of {place} are not safetensors files; save the model with safe_serialization=True"
+        )
+    return read_checkpoint(place)
+
+
+def _verify(saved: Saved, *, progress: bool) -> list[Check]:
+    """Checks the model as a conversion does, and the exports in its folder as ``export`` does."""
+    from converter.verification import verify
+
+    checks = verify(saved.repository)
+    for kind in EXPORTS:
+        checks += kind.check_again(saved.repository, saved.states.keys(), progress=progress)
+    return checks
+
+
+def _entries(saved: Saved, *, progress: bool) -> dict[str, Entry]:
+    """The manifest's entries of the files that are there.
+
+    Raises:
+        SourceError: the weights are those that the conversion wrote.
+    """
+    place, total = saved.repository.folder, sum(state[0] for state in saved.states.values())
+    with byte_bar("hashing", total, show=progress) as advance:
+        entries = {
+            name: Entry(state[0], sha256(place / name, advance)) for name, state in saved.states.items()
+        }
+    files = saved.repository.checkpoint.files
+    if not saved.provenance.fine_tuned and all(_as_written(saved, name, entries[name]) for name in files):
+        raise SourceError(
+            f"the weights in {place} are those of the conversion, so there is nothing to adopt; if you "
+            "changed another file, put it back, or convert again"
+        )
+    return entries
+
+
+def _as_written(saved: Saved, name: str, found: Entry) -> bool:
+    """Whether the conversion wrote this file; linked weights are known by the link."""
+    entry, path = saved.listed.get(name), saved.repository.folder / name
+    if entry is None:
+        return False
+    if entry.sha256 is None:
+        return path.is_symlink() or path.stat().st_nlink > 1
+    return entry == found
+
+
+def _write(saved: Saved, checks: Sequence[Check], work: Path) -> None:
+    """Writes the new files into ``work``: missing code, config.json, the picture and the card."""
+    from converter.pictures.card import card_picture
+    from converter.pictures.positions import describe as positions
+
+    repository, model = saved.repository, saved.model
+    for name in saved.missing:
+        copy_file(templates_folder() / name, work / name)
+    (work / CONFIG).write_text(json.dumps(repository.config, indent=2) + "\n", encoding="utf-8")
+    scaling = repository.scaling
+    scaled = not isinstance(scaling, Unscaled)
+    if scaled:
+        drawn = card_picture(positions(model, repository.config, [scaling]))
+        (work / PICTURE).write_bytes(drawn)
+    fresh = describe(
+        repository,
+        origin=saved.origin,
+        words=repository.recipe.words(scaling, model.trained, repository.config),
+        tokenizer=saved.tokenizer,
+        sentence_encoder=model.nested.sentence_encoder,
+        weights="fine-tuned",
+        notes=saved.notes,
+        place=f"./{repository.folder.name}",
+        command=saved.command,
+        checks=checks,
+        picture=scaled,
+    )
+    card = adopted(saved.origin.card, fresh)
+    (work / CARD).write_text(card, encoding="utf-8", errors="surrogateescape")
+
+
+def _check_unchanged(saved: Saved) -> None:
+    """Raises ``SourceError`` for a file that was changed after the folder was read and verified."""
+    for name, state in saved.states.items():
+        path = saved.repository.folder / name
+        if not path.is_file() or state_of(path) != state:
+            raise SourceError(f"{name} was changed meanwhile; run the command again when nobody writes there")
+
+
+def _entry(path: Path) -> Entry:
+    return Entry(path.stat().st_size, sha256(path))

@@ -1,0 +1,299 @@
+"""What the command line prints about results, for people to read."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from converter.bytesize import bytes_text
+from converter.recipes.overrides import words
+from converter.rotary.settings import Change
+from converter.scaling.scaling import read_scaling
+
+if TYPE_CHECKING:
+    from converter.adoption import AdoptionResult
+    from converter.catalogue import Entry
+    from converter.evaluation.results import Comparison
+    from converter.evaluation.tune import AgainstNone, Choice, Tuning
+    from converter.families.base import Trained
+    from converter.inspection import Inspection
+    from converter.pipeline import ConversionResult
+    from converter.publish.push import PushResult
+
+MOST_NAMES = 20
+"""Most file names that one line lists."""
+WAYS = {
+    "copied": "copied",
+    "shared": "sharing disk space with the source until one of the two changes (reflink)",
+    "hard-linked": "hard-linked to the source (editing one file edits both)",
+    "linked": "linked to the source",
+    "not shared": "copied, because the file system cannot share disk space (--hard-link may link them)",
+    "not linked": "copied, because they cannot be linked to the source (another disk, or not permitted)",
+    "converted": "rewritten",
+    "kept": "kept from the interrupted run",
+}
+"""How weight files were written -> its description."""
+
+
+def plan(result: ConversionResult) -> str:
+    """The result of a dry run: the table of files and the changes to config.json."""
+    lines = [*_rotary(result.rotary), f"{result.path} would contain", ""]
+    width = max(map(len, result.files))
+    for name, size in result.files.items():
+        lines.append(f"  {name:{width}}  {'' if size is None else bytes_text(size):>10}".rstrip())
+    lines += ["", "config.json", ""]
+    for key, (before, after) in result.config_changes.items():
+        lines += [f"- {key}: {json.dumps(before)}"] if before is not None else []
+        lines += [f"+ {key}: {json.dumps(after)}"] if after is not None else []
+    lines += ["", *_notes(result)] if result.notes else []
+    return "\n".join(lines)
+
+
+def summary(result: ConversionResult, *, verbose: bool) -> str:
+    """The summary of a finished conversion."""
+    total = sum(size or 0 for size in result.files.values())
+    lines = [
+        f"{result.source} converted to {result.model_type}: {result.scaling}",
+        *_rotary(result.rotary),
+        f"{_files(len(result.files))}, {bytes_text(total)}, in {result.seconds:.1f} s",
+    ]
+    lines += [
+        f"weights: {', '.join(f'{_files(count)} {WAYS[how]}' for how, count in result.weights.items())}"
+    ]
+    if verbose:
+        lines += [f"  {name}  {bytes_text(size or 0)}" for name, size in result.files.items()]
+    lines += [f"checked {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in result.checks]
+    lines += ["not verified (--no-verify)"] * (not result.checks)
+    lines += _notes(result)
+    how = "load it with an Auto class and trust_remote_code=True; other classes may run it unscaled"
+    return "\n".join([*lines, "load it like the source; only config.json differs" if result.rotary else how])
+
+
+def _notes(result: ConversionResult) -> list[str]:
+    return [f"note: {note}" for note in result.notes]
+
+
+def _rotary(change: Change | None) -> list[str]:
+    return [] if change is None else [f"rotary positions, not ALiBi: {change}"]
+
+
+def families(entries: Sequence[Entry], *, checkpoints: bool) -> str:
+    """The list of models that can be converted; with ``checkpoints``, also of the known checkpoints."""
+    lines = []
+    for entry in entries:
+        recognised = entry.recognised_by.replace("`", "")
+        lines += [f"{entry.title}  ({entry.positions}, {entry.kind})", *_wrapped("model_type", recognised)]
+        lines += _wrapped("models", ", ".join(entry.examples)) if entry.examples else []
+        lines += _wrapped("heads", ", ".join(entry.heads)) if entry.heads else []
+        lines += ["  no ONNX graph"] if not entry.onnx else []
+        if checkpoints:
+            lines += [line for group in entry.checkpoints for line in _trained(group)]
+        elif entry.checkpoints:
+            count = sum(len(group.ids) for group in entry.checkpoints)
+            lines += _wrapped("known checkpoints", f"{count}, listed by: ntk-convert families {entry.name}")
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def _trained(group: Trained) -> list[str]:
+    """Checkpoints with one trained length, and who states it."""
+    length = "trained length not known" if group.tokens is None else f"trained at {group.tokens} tokens"
+    return [*_wrapped(length, group.source), *_filled(", ".join(group.ids), "    ")]
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    """A field, wrapped to the width of the terminal."""
+    return _filled(text, f"  {name}: ")
+
+
+def _filled(text: str, start: str) -> list[str]:
+    width = shutil.get_terminal_size().columns
+    return textwrap.wrap(
+        text, max(width, 40), initial_indent=start, subsequent_indent="    ", break_on_hyphens=False
+    )
+
+
+def tuning(found: Tuning) -> str:
+    """What ``tune`` found: the search, the curve, and what each choice gains and costs."""
+    has_loss = any(each.losses for each in found.candidates)
+    has_score = any(each.scores for each in found.candidates)
+    head = ["scaling", *["retrieval, %"] * has_score, *["perplexity"] * has_loss, "prompts, windows"]
+    rows = []
+    for each in found.candidates:
+        score = [f"{100 * each.accuracy:.1f}"] if each.accuracy is not None else []
+        loss = [f"{math.exp(min(each.loss, 700)):.3g}"] if each.loss is not None else []
+        asked = f"{len(each.scores)}, {len(each.losses)}{', dropped' * each.dropped}"
+        rows.append([str(each.scaling), *score, *loss, asked])
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    lines = [f"{found.model}, trained at {found.train_length} tokens, to reach {found.target_length}", ""]
+    lines += [f"The search, at {found.target_length} tokens:", ""]
+    lines += [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [head, *rows]
+    ]
+    lines += [
+        "",
+        "No scaling (none) and the choices, measured again on other prompts and windows:",
+        "",
+        found.curve.report(),
+    ]
+    lines += ["", *(_choice(choice) for choice in found.choices)]
+    if any(_versus(choice.at_target) for choice in found.choices):
+        lines += [
+            "The interval (95 %) gives the size of a difference. Whether it counts as better or worse is "
+            "decided by how many prompts or windows got better and how many worse (sign test, p < 0.05)."
+        ]
+    lines += [f"Time: {found.seconds:.0f} s"]
+    if found.command is None:
+        harm = any(choice.gains for choice in found.choices)
+        why = "What helps by one measure harms by the other" if harm else "No scaling measurably helps here"
+        advice = f"{why}: leave the model as it is."
+        return "\n".join([*lines, "", advice, _what_tells_more(found)])
+    return "\n".join([*lines, "", "To convert the model this way:", "", f"    {found.command}"])
+
+
+def _what_tells_more(found: Tuning) -> str:
+    """What can tell smaller differences from chance: more time, or more prompts or text."""
+    from converter.evaluation.results import PERPLEXITY
+    from converter.evaluation.search import POOL
+
+    counts: dict[str, int] = {}
+    for each in sorted(found.curve.measurements, key=lambda each: each.length):
+        counts[each.task] = each.items
+    few = [task for task in found.used_up if counts[task] < POOL]
+    ways = ["a longer search (--minutes)"] * (len(found.used_up) < max(1, len(counts)))
+    ways += ["more prompts (--prompts)"] * any(task != PERPLEXITY for task in few)
+    ways += ["more text (--text)"] * (PERPLEXITY in few)
+    if not ways:
+        return f"All prompts and windows were used, {POOL} of each kind; smaller differences may be chance."
+    used = "" if not few else f"All prompts or windows of {', '.join(few)} were used. "
+    advice = " or ".join(ways)
+    return f"{used}{advice[0].upper()}{advice[1:]} can tell smaller differences from chance."
+
+
+def _choice(choice: Choice) -> str:
+    """One sentence: what a choice gains and costs at the target, and at short range."""
+    if choice.scaling.method == "none":
+        return f"By {choice.measure}: none is best."
+    verdict = "better than none" if choice.gains else "not measurably better than none"
+    if choice.loses:
+        other = "retrieval" if choice.measure == "perplexity" else "perplexity"
+        verdict += f", and worse by {other}"
+    text = f"By {choice.measure}: {choice.scaling}, {verdict}; at the target: {_versus(choice.at_target)}"
+    short = _versus(choice.at_short)
+    return f"{text}; at {choice.short} tokens: {short}." if short else f"{text}."
+
+
+def _versus(found: AgainstNone) -> str:
+    """The differences from no scaling by both measures, with intervals; empty without measurements."""
+    parts = []
+    if (scores := found.retrieval) is not None:
+        points = [100 * value for value in (scores.difference, scores.low, scores.high)]
+        interval = f"{points[1]:+.1f} to {points[2]:+.1f}"
+        counts = _counts(scores, "prompts", neutral=0)
+        parts.append(f"retrieval {points[0]:+.1f} points ({interval}; {counts})")
+    if (losses := found.perplexity) is not None:
+        interval = f"{_ratio(losses.low)} to {_ratio(losses.high)}"
+        counts = _counts(losses, "windows", neutral=1)
+        parts.append(f"perplexity x {_ratio(losses.difference)} ({interval}; {counts})")
+    return ", ".join(parts)
+
+
+def _counts(found: Comparison, items: str, *, neutral: float) -> str:
+    """How many items got better and worse; with p where the interval alone would say something else."""
+    counts = f"{items}: {found.better} better, {found.worse} worse"
+    excludes = not found.low <= neutral <= found.high
+    if excludes and not found.significant:
+        return f"{counts}, which may be chance, p = {found.p:.2g}"
+    if found.significant and not excludes:
+        return f"{counts}, which is more than chance, p = {found.p:.2g}"
+    return counts
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}" if value < 1000 else f"{value:.2g}"
+
+
+def adopted(result: AdoptionResult, *, verbose: bool) -> str:
+    """The summary of an adoption."""
+    lines = [f"adopted: fine-tuned from {result.source or 'a converted model'}, scaling {result.scaling}"]
+    lines += [f"written: {_names(result.written)}"]
+    if verbose:
+        lines += [f"  {_names([name])}  {bytes_text(size)}" for name, size in result.files.items()]
+    lines += [f"checked {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in result.checks]
+    lines += [f"note: {note}" for note in result.notes]
+    return "\n".join(lines)
+
+
+def pushed(result: PushResult, *, verbose: bool) -> str:
+    """The summary of a finished push."""
+    where = result.repo + (f" (branch {result.branch})" if result.branch != "main" else "")
+    total = f"{_files(len(result.files))}, {bytes_text(sum(result.files.values()))}"
+    if result.pull_request is not None:
+        lines = [f"pull request {result.pull_request} for {where}: {total}"]
+    elif result.changed or result.deleted:
+        lines = [f"pushed to {where} as commit {result.commit}: {total}"]
+    elif result.new_branch:
+        lines = [f"created {where} at commit {result.commit}, which already has all files ({total})"]
+    else:
+        lines = [f"nothing to push: {where} already has all files at commit {result.commit} ({total})"]
+    if result.changed and len(result.changed) < len(result.files):
+        lines.append(f"changed: {_names(result.changed)}")
+    if verbose:
+        lines += [f"  {_names([name])}  {bytes_text(size)}" for name, size in result.files.items()]
+    lines += [f"deleted: {_names(result.deleted)}"] if result.deleted else []
+    if result.kept:
+        lines.append(f"kept as on the Hub: {_names(result.kept)}, written by hand (--overwrite replaces it)")
+    lines += [f"not pushed: {_names(result.left)}"] if result.left else []
+    return "\n".join(lines + [f"checked {check.name}: {check.detail}" for check in result.checks])
+
+
+def _names(names: Sequence[str]) -> str:
+    """The first names of a list of files, with unprintable characters escaped."""
+    shown = [
+        "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name) for name in names
+    ]
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(shown[:MOST_NAMES]) + more
+
+
+def inspection(found: Inspection) -> str:
+    """The description that ``inspect`` prints."""
+    groups = "" if found.num_kv_heads == found.num_heads else f" ({found.num_kv_heads} for keys and values)"
+    sizes = [size for size in found.files.values() if size is not None]
+    weights = f"{_files(len(found.files))}, {bytes_text(sum(sizes))}" if found.files else "none found"
+    count = "not known without loading" if found.parameters is None else f"{found.parameters:,}"
+    length = "" if found.train_length is None else f"{found.train_length} tokens, "
+    rows = {
+        "source": found.source + (f" at {found.commit}" if found.commit else ""),
+        "family": f"{found.family} (model_type {found.model_type})",
+        "heads": f"{found.num_heads} of size {found.head_dim}{groups}",
+        "layers": str(found.num_layers),
+        "parameters": count + (f" ({found.dtype})" if found.dtype else ""),
+        "weights": weights,
+        "trained length": length + found.train_length_origin,
+        **({"set": " ".join(words(found.overrides)[1::2])} if found.overrides else {}),
+        "converted": "yes" if found.converted else "no",
+        "scaling": str(read_scaling(found.rotary.scaling if found.rotary else found.alibi_scaling)),
+    }
+    if found.rotary:
+        rows["rotary"] = f"{found.rotary.channels} channels a head, {found.rotary}"
+    lines = [f"{name:16}{value}" for name, value in rows.items()]
+    slopes, row = (found.frequencies, "pair") if found.rotary else (found.slopes, "head")
+    if slopes.scaled is None:
+        lines += ["", f"{row}       stock"]
+        lines += [f"{head:4}  {stock:10.8f}" for head, stock in enumerate(slopes.stock)]
+    else:
+        at = f" at {slopes.at_length} tokens" if slopes.at_length else ""
+        lines += ["", f"{row}       stock      scaled  divided by (factor {slopes.factor:g}{at})"]
+        for head, (stock, scaled) in enumerate(zip(slopes.stock, slopes.scaled, strict=True)):
+            lines.append(f"{head:4}  {stock:10.8f}  {scaled:10.8f}  {stock / scaled:.4f}")
+    return "\n".join(lines)
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"

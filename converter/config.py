@@ -1,0 +1,217 @@
+"""Reads a config.json: sizes, numbers and, in a converted one, the record of its source."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard, TypeVar
+
+from converter._version import __version__
+from converter.errors import SourceError
+
+Config = Mapping[str, Any]
+"""A parsed config.json."""
+
+Value = TypeVar("Value")
+
+PROVENANCE = "ntk_convert"
+"""Key of a converted config that records where it comes from."""
+ROTARY = "rotary"
+"""Key in a rotary model's record: its scaling and, under ``SOURCE_CONFIG``, the values that were replaced."""
+SOURCE_CONFIG = "source_config"
+OVERRIDES = "set"
+"""Key in the record of a conversion: the values of ``--set``."""
+FINE_TUNED = "fine_tuned"
+"""Key in the record of a model that was trained after the conversion."""
+
+IMPLEMENTATION = re.compile(
+    r"_?(attn|experts)_implementation(_internal|_autoset)?|_?attn_impl|_flash_attn_2_enabled"
+    r"|(use_)?(flash|memory_efficient|xformers|sdpa)_(attn|attention)(_2|_3)?|use_(xformers|sdpa|triton)"
+    r"|(use_)?fused_(?!qkv$)\w+"
+)
+"""Keys that choose how a model is computed, and not what. MPT's ``fused_qkv`` is not one: without it, the
+queries, keys and values are stored apart."""
+
+LONGEST = 1 << 31
+"""The longest length, in tokens, that a config or an option may give."""
+LARGEST_COUNT = 1 << 24
+"""The largest size that a config may give; a larger one would exhaust the memory."""
+LARGEST = {"heads": 4096, "layers": 8192, "channels per head": 8192}
+"""Lower limits for the sizes that code loops over; still many times those of any real model."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of a model that matter to attention; counts, not bytes.
+
+    Raises:
+        SourceError: a size is larger than that of any model.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_layers: int
+    num_kv_heads: int
+
+    def __post_init__(self) -> None:
+        sizes = (max(self.num_heads, self.num_kv_heads), self.num_layers, self.head_dim)
+        for (what, largest), size in zip(LARGEST.items(), sizes, strict=True):
+            if size > largest:
+                raise SourceError(f"config.json gives {size} {what}, more than any model has ({largest})")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a JSON value is a finite number; a boolean is not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_count(value: object, largest: float = math.inf) -> TypeGuard[int]:
+    """Whether a JSON value is an integer from 1 to ``largest``; a boolean is not."""
+    return is_integer(value) and 1 <= value <= largest
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a JSON value is an integer; a boolean is not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def agreed(found: Mapping[str, Value]) -> Value | None:
+    """The value that all names of one setting agree on; None if there are no names.
+
+    Raises:
+        SourceError: two names have different values.
+    """
+    if len(set(found.values())) > 1:
+        spelled = " and ".join(f"{name} {value}" for name, value in found.items())
+        raise SourceError(f"config.json contradicts itself: {spelled}; remove the wrong one")
+    return next(iter(found.values()), None)
+
+
+def count(config: Config, *names: str, default: int | None = None) -> int:
+    """A positive integer of the config, found under any of its names.
+
+    Raises:
+        SourceError: the key is missing and there is no default, the value is not an integer from 1 to
+            ``LARGEST_COUNT``, or two names have different values.
+    """
+    found: dict[str, int] = {}
+    for name in names:
+        value = config.get(name)
+        if value is not None and not is_count(value, LARGEST_COUNT):
+            raise SourceError(
+                f"config.json: {name} is {value!r}, expected an integer from 1 to {LARGEST_COUNT}"
+            )
+        if value is not None:
+            found[name] = value
+    result = agreed(found)
+    if result is not None:
+        return result
+    if default is None:
+        raise SourceError(f"config.json has no {' or '.join(names)}; the checkpoint is incomplete")
+    return default
+
+
+def head_dim(hidden_size: int, num_heads: int) -> int:
+    """``hidden_size / num_heads``.
+
+    Raises:
+        SourceError: the hidden size is not a multiple of the number of heads.
+    """
+    if hidden_size % num_heads:
+        raise SourceError(
+            f"config.json: hidden size {hidden_size} is not a multiple of the number of heads, {num_heads}"
+        )
+    return hidden_size // num_heads
+
+
+def respelled(config: Config, spellings: Mapping[str, str]) -> dict[str, Any]:
+    """A copy of the config, in the same order, whose old key names (of ``spellings``) are made current."""
+    result: dict[str, Any] = {}
+    for key, value in config.items():
+        current = spellings.get(key, key)
+        if key == current or config.get(current) is None:
+            result[current] = value
+    return result
+
+
+def without_implementation(config: Config) -> dict[str, Any]:
+    """A copy of the config without the keys that only choose an implementation, at any depth."""
+    return {
+        key: without_implementation(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if not IMPLEMENTATION.fullmatch(key)
+    }
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The origin of a converted config."""
+
+    source: str | None
+    """Hub id, or the name of the local folder without its path."""
+    commit: str | None
+    train_length: int | None
+    """Trained length in tokens; None if it was not known."""
+    rotary: Mapping[str, Any] | None = None
+    """For a rotary model: its scaling, and the source's values of the keys that were changed."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """The values that the user gave for keys of the source's config."""
+    fine_tuned: bool = False
+    """Whether the model was trained after the conversion, and adopted."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The value of ``PROVENANCE`` in config.json."""
+        rotary = {} if self.rotary is None else {ROTARY: dict(self.rotary)}
+        overrides = {OVERRIDES: dict(self.overrides)} if self.overrides else {}
+        return {
+            "source": self.source,
+            "commit": self.commit,
+            "version": __version__,
+            "train_length": self.train_length,
+            **rotary,
+            **overrides,
+            **({FINE_TUNED: True} if self.fine_tuned else {}),
+        }
+
+
+def read_provenance(config: Config) -> Provenance | None:
+    """The origin that a converted config records; None if it records none.
+
+    Raises:
+        SourceError: the record is damaged; the message shows the value.
+    """
+    entry = config.get(PROVENANCE)
+    if entry is None:
+        return None
+    if not isinstance(entry, Mapping):
+        raise _damaged(f"is {_short(entry)}, not an object")
+    for key in ("source", "commit"):
+        if not isinstance(entry.get(key), str | None):
+            raise _damaged(f"has {key} {_short(entry[key])}, not a string")
+    length = entry.get("train_length")
+    if length is not None and not is_count(length, LONGEST):
+        raise _damaged(f"has train_length {_short(length)}, not a number of tokens")
+    rotary = entry.get(ROTARY)
+    if rotary is not None and not (
+        isinstance(rotary, Mapping) and isinstance(rotary.get(SOURCE_CONFIG), Mapping)
+    ):
+        raise _damaged(f"has {ROTARY} without {SOURCE_CONFIG}")
+    overrides = entry.get(OVERRIDES)
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise _damaged(f"has {OVERRIDES} {_short(overrides)}, not an object")
+    fine_tuned = entry.get(FINE_TUNED, False)
+    if not isinstance(fine_tuned, bool):
+        raise _damaged(f"has {FINE_TUNED} {_short(fine_tuned)}, not true or false")
+    return Provenance(
+        entry.get("source"), entry.get("commit"), length, rotary, overrides or {}, fine_tuned=fine_tuned
+    )
+
+
+def _damaged(what: str) -> SourceError:
+    return SourceError(f"config.json: {PROVENANCE} {what}; convert the original checkpoint again")
+
+
+def _short(value: object) -> str:
+    return repr(value)[:80]

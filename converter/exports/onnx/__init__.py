@@ -1,0 +1,1 @@
+"""ONNX graphs: built from the config over the safetensors, and validated under onnxruntime."""

@@ -1,0 +1,114 @@
+"""Positions, lengths and scaled slopes, computed inside the graph from its inputs.
+
+Shapes: B rows, S new tokens a row, T tokens a row with the cached ones, N = B * S, H heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from converter.exports.onnx.graph import Graph, Value
+from converter.scaling.scaling import Dynamic, Scaling
+from converter.scaling.slopes import Slopes, exponents
+
+
+class Tokens:
+    """The graph's tokens: their number and their positions.
+
+    Positions and lengths come from the attention mask, as in the templates: padding may be on either
+    side, and a cache buffer may be longer than its content.
+
+    Args:
+        ids: int64 [B, S].
+        mask: int64 [B, T], 1 for real and 0 for padded tokens.
+    """
+
+    def __init__(self, graph: Graph, ids: Value, mask: Value):
+        self.graph = graph
+        self.ids = ids
+        self.mask = mask
+        shape = graph.op("Shape", ids)
+        self.rows = self._dimension(shape, 0)
+        """int64 [1]: B."""
+        self.new = self._dimension(shape, 1)
+        """int64 [1]: S."""
+        self.total = self._dimension(graph.op("Shape", mask), 1)
+        """int64 [1]: T."""
+        self.first_new = graph.op("Sub", self.total, self.new)
+        """int64 [1]: T - S, the cached tokens."""
+
+    @cached_property
+    def all_positions(self) -> Value:
+        """float32 [B, T]: each token's position among the real ones of its row; 0 before the first."""
+        graph = self.graph
+        running = graph.op("CumSum", self.mask, graph.constant(1))
+        position = graph.op("Max", graph.op("Sub", running, graph.constant(1)), graph.constant(0))
+        return graph.cast(position, ir.DataType.FLOAT)
+
+    @cached_property
+    def positions(self) -> Value:
+        """float32 [B, S]: the positions of the new tokens."""
+        return self.last_columns(self.all_positions)
+
+    @cached_property
+    def lengths(self) -> Value:
+        """float32 [B, 1]: the number of real tokens in each row."""
+        graph = self.graph
+        last = graph.op(
+            "Slice", self.all_positions, graph.constant([-1]), graph.constant([1 << 31]), graph.constant([1])
+        )
+        return graph.op("Add", last, graph.float32(1))
+
+    def last_columns(self, values: Value) -> Value:
+        """The values of the new tokens, [B, S], out of those of all tokens, [B, T]."""
+        return self.graph.op("Slice", values, self.first_new, self.total, self.graph.constant([1]))
+
+    def last_real(self) -> Value:
+        """int64 [B]: among the N new tokens, each row's last one that is not padding."""
+        graph = self.graph
+        mask = graph.cast(self.last_columns(self.mask), ir.DataType.FLOAT)
+        within = graph.op("ArgMax", mask, axis=1, keepdims=0, select_last_index=1)
+        row = graph.op("Range", graph.constant(0), self._scalar(self.rows), graph.constant(1))
+        return graph.op("Add", graph.op("Mul", row, self.new), within)
+
+    def _scalar(self, values: Value) -> Value:
+        return self.graph.op("Squeeze", values, self.graph.constant([0]))
+
+    def _dimension(self, shape: Value, axis: int) -> Value:
+        return self.graph.op("Gather", shape, self.graph.constant([axis]))
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """The stock slopes of a model, including its own factor on the bias, and their scaling."""
+
+    slopes: Slopes
+    scaling: Scaling
+
+    @property
+    def constant_slopes(self) -> NDArray[np.float64] | None:
+        """float64 [H]: the slopes, or None if they depend on the tokens."""
+        if isinstance(self.scaling, Dynamic):
+            return None
+        return np.asarray(self.scaling.slopes(self.slopes))
+
+    def slopes_at(self, tokens: Tokens) -> Value:
+        """float32 [1, 1, H], [B, 1, H] or [B, S, H]: the slopes that each new token's query uses."""
+        graph = tokens.graph
+        scaling = self.scaling
+        if not isinstance(scaling, Dynamic):
+            return graph.float32(np.asarray(scaling.slopes(self.slopes))[None, None])
+        if scaling.dynamic == "position":
+            counts = graph.op("Add", tokens.positions, graph.float32(1))
+        else:
+            counts = tokens.lengths
+        rate = graph.float32(scaling.rate / scaling.train_length)
+        factor = graph.op("Max", graph.op("Mul", counts, rate), graph.float32(1))
+        factor = graph.op("Unsqueeze", factor, graph.constant([-1]))
+        power = graph.float32(-np.asarray(exponents(scaling.method, self.slopes)))
+        return graph.op("Mul", graph.float32(self.slopes), graph.op("Pow", factor, power))

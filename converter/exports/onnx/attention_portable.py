@@ -1,0 +1,236 @@
+"""Attention in standard ONNX operators: a loop over blocks of queries, with a bias for each block.
+
+Memory grows with the length and not with its square, because the scores of only one block exist at a time.
+Decoders use the causal form, which has a cache. Encoders use the symmetric form in every profile: no fused
+operator of onnxruntime computes symmetric ALiBi without a bias for all pairs of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from converter.config import Geometry
+from converter.exports.onnx.alibi import Alibi, Tokens
+from converter.exports.onnx.attention import Cache
+from converter.exports.onnx.graph import Value
+from converter.scaling.scaling import Dynamic
+
+BLOCK = 128
+"""Queries in a block. 256 is as fast and needs more memory."""
+FAR = -1e30
+"""Distance of a key that a query may not see. Times a slope, it outweighs every score. It is finite, so a
+query that may see no key at all averages over all of them instead of giving NaN."""
+
+
+class BlockwiseAttention:
+    """The common part: the blocks, and the attention of one block.
+
+    Shapes: B rows, S new tokens a row, T tokens a row with the cached ones, N = B * S, H heads, G
+    key-value heads, D channels, Q queries in a block, K keys that a block sees.
+    """
+
+    def __init__(self, tokens: Tokens, alibi: Alibi, geometry: Geometry, softmax_scale: float):
+        graph = tokens.graph
+        self.graph = graph
+        self.geometry = geometry
+        self.softmax_scale = softmax_scale
+        self.tokens = tokens
+        scaling = alibi.scaling
+        self.slopes_vary = isinstance(scaling, Dynamic) and scaling.dynamic == "position"
+        with graph.scope("alibi"):
+            one = graph.constant([1])
+            heads = graph.constant([-1, geometry.head_dim])
+            self.by_row = graph.op("Concat", tokens.rows, tokens.new, heads, axis=0)
+            """int64 [4]: the shape [B, S, heads, D]."""
+            self.hidden = geometry.num_heads * geometry.head_dim
+            self.joined = graph.op("Concat", tokens.rows, graph.constant([-1, self.hidden]), axis=0)
+            """int64 [3]: the shape [B, queries of all blocks, H * D]."""
+            self.block = graph.op("Min", tokens.new, graph.constant([BLOCK]))
+            """int64 [1]: Q; decoding has a block of one query."""
+            whole = graph.op("Sub", graph.op("Add", tokens.new, self.block), one)
+            self.blocks = self._scalar(graph.op("Div", whole, self.block))
+            """int64 []: the number of blocks."""
+            self.single = graph.op("Equal", self.block, tokens.new)
+            """bool [1]: whether there is only one block."""
+            self.within = self._range(self.block)
+            """int64 [Q]: 0 to Q - 1."""
+            self.last = graph.op("Sub", tokens.new, one)
+            """int64 [1]: the last query."""
+            self.real = graph.cast(tokens.mask, ir.DataType.BOOL)
+            """bool [B, T]."""
+            slopes = graph.op("Transpose", alibi.slopes_at(tokens), perm=[0, 2, 1])
+            self.slopes = graph.op("Unsqueeze", slopes, graph.constant([3]))
+            """float32 [1 or B, H, 1 or S, 1]."""
+
+    def _scaled(self, query: Value) -> Value:
+        """Queries [N, H, D] as [B, H, S, D], scaled in float32.
+
+        A scale rounded to half precision would be an error that all scores share.
+        """
+        scaled = self.graph.op("Mul", self._wide(query), self.graph.float32(self.softmax_scale))
+        return self._by_head(self._narrow(scaled))
+
+    def _all_blocks(self, one: Callable[[], Value], step: Callable[[Value], Value]) -> Value:
+        """The outputs of all blocks, [N, H * D].
+
+        Args:
+            one: makes [B, Q, H, D] for the only block.
+            step: makes the same for the block with a number, int64 [].
+        """
+        graph = self.graph
+
+        def many() -> Value:
+            stacked = graph.loop(self.blocks, step)
+            output = graph.op("Transpose", stacked, perm=[1, 0, 2, 3, 4])
+            output = graph.op("Reshape", output, self.joined)
+            output = self._first(self.tokens.new, output, axis=1)
+            return graph.reshape(output, -1, self.hidden)
+
+        return graph.choose(self.single, lambda: graph.reshape(one(), -1, self.hidden), many)
+
+    def _queries(self, start: Value) -> Value:
+        """int64 [Q]: the block's queries from ``start`` on; the last query fills up the last block."""
+        return self.graph.op("Min", self.graph.op("Add", start, self.within), self.last)
+
+    def _attend(self, queries: Value, index: Value, cache: Cache, distance: Value) -> Value:
+        """The outputs of one block.
+
+        Args:
+            queries: scaled, [B, H, S, D].
+            index: int64 [Q]: the queries of the block.
+            cache: [B, G, K, D].
+            distance: float32 [B or 1, 1, Q, K], negative; ``FAR`` where a query may not look. Masks are
+                applied here, where there is no dimension of heads, so they cost almost nothing.
+
+        Returns:
+            [B, Q, H, D].
+        """
+        graph, geometry = self.graph, self.geometry
+        heads, groups, size = geometry.num_heads, geometry.num_kv_heads, geometry.head_dim
+        slopes = graph.op("Gather", self.slopes, index, axis=2) if self.slopes_vary else self.slopes
+        bias = graph.op("Mul", slopes, distance)
+        block = graph.op("Gather", queries, index, axis=2)
+        # Heads that share a key are rows of one product, so no key is repeated.
+        block = graph.reshape(block, 0, groups, -1, size)
+        transposed = graph.op("Transpose", cache.key, perm=[0, 1, 3, 2])
+        scores = graph.op("MatMul", block, transposed)
+        scores = graph.reshape(self._wide(scores), 0, heads, -1, 0)
+        probabilities = self._narrow(graph.op("Softmax", graph.op("Add", scores, bias), axis=-1))
+        output = graph.op("MatMul", graph.reshape(probabilities, 0, groups, -1, 0), cache.value)
+        return graph.op("Transpose", graph.reshape(output, 0, heads, -1, size), perm=[0, 2, 1, 3])
+
+    def _by_head(self, states: Value) -> Value:
+        """[N, heads, D] as [B, heads, S, D]."""
+        graph = self.graph
+        return graph.op("Transpose", graph.op("Reshape", states, self.by_row), perm=[0, 2, 1, 3])
+
+    def _first(self, count: Value, values: Value, axis: int) -> Value:
+        """The first ``count`` along an axis."""
+        graph = self.graph
+        return graph.op("Slice", values, graph.constant([0]), count, graph.constant([axis]))
+
+    def _wide(self, value: Value) -> Value:
+        """From the graph's dtype to float32."""
+        graph = self.graph
+        return value if graph.dtype == ir.DataType.FLOAT else graph.cast(value, ir.DataType.FLOAT)
+
+    def _narrow(self, value: Value) -> Value:
+        """From float32 to the graph's dtype."""
+        graph = self.graph
+        return value if graph.dtype == ir.DataType.FLOAT else graph.cast(value)
+
+    def _range(self, count: Value) -> Value:
+        """int64 [count]: 0 to ``count`` - 1."""
+        graph = self.graph
+        return graph.op("Range", graph.constant(0), self._scalar(count), graph.constant(1))
+
+    def _scalar(self, values: Value) -> Value:
+        return self.graph.op("Squeeze", values, self.graph.constant([0]))
+
+
+class PortableAttention(BlockwiseAttention):
+    """See ``Attention``. Caches are plain [B, key-value heads, tokens, head_dim]."""
+
+    def __init__(self, tokens: Tokens, alibi: Alibi, geometry: Geometry, softmax_scale: float):
+        super().__init__(tokens, alibi, geometry, softmax_scale)
+        graph = self.graph
+        self.head_size = geometry.head_dim
+        with graph.scope("alibi"):
+            self.key_slots = graph.op("Unsqueeze", self._range(tokens.total), graph.constant([0]))
+            """int64 [1, T]: where in the cache the keys are."""
+            keys = graph.op("Where", self.real, tokens.all_positions, graph.float32(FAR))
+            self.key_positions = graph.op("Unsqueeze", keys, graph.constant([1, 2]))
+            """float32 [B, 1, 1, T]."""
+            self.query_positions = graph.op("Unsqueeze", tokens.positions, graph.constant([1, 3]))
+            """float32 [B, 1, S, 1]."""
+
+    def __call__(self, query: Value, key: Value, value: Value, past: Cache) -> tuple[Value, Cache]:
+        graph = self.graph
+        queries = self._scaled(query)
+        present = Cache(
+            graph.op("Concat", past.key, self._by_head(key), axis=2),
+            graph.op("Concat", past.value, self._by_head(value), axis=2),
+        )
+
+        def one_block() -> Value:
+            """A single block sees all keys, and none are copied."""
+            index = self._queries(graph.constant(0))
+            distance = self._distance(index, self.key_positions, self.key_slots)
+            return self._attend(queries, index, present, distance)
+
+        def step(number: Value) -> Value:
+            """A block, without the keys beyond its last query, which it may not see.
+
+            Copying the other keys costs less than computing scores that a mask discards.
+            """
+            start = graph.op("Mul", number, self.block)
+            end = graph.op("Add", graph.op("Add", start, self.block), self.tokens.first_new)
+            cache = Cache(*(self._first(end, states, axis=2) for states in present))
+            keys = self._first(end, self.key_positions, axis=3), self._first(end, self.key_slots, axis=1)
+            index = self._queries(start)
+            return self._attend(queries, index, cache, self._distance(index, *keys))
+
+        return self._all_blocks(one_block, step), present
+
+    def _distance(self, index: Value, key_positions: Value, key_slots: Value) -> Value:
+        """float32 [B, 1, Q, K], from the queries ``index`` [Q] to keys [B, 1, 1, K] in slots [1, K]."""
+        graph = self.graph
+        positions = graph.op("Gather", self.query_positions, index, axis=2)
+        slots = graph.op("Unsqueeze", graph.op("Add", index, self.tokens.first_new), graph.constant([1]))
+        distance = graph.op("Sub", key_positions, positions)
+        later = graph.op("Greater", key_slots, slots)
+        return graph.op("Where", later, graph.float32(FAR), distance)
+
+
+class SymmetricAttention(BlockwiseAttention):
+    """Attention of encoders: every query sees every real key, at the distance between their slots."""
+
+    def __init__(self, tokens: Tokens, alibi: Alibi, geometry: Geometry, softmax_scale: float):
+        super().__init__(tokens, alibi, geometry, softmax_scale)
+        graph = self.graph
+        with graph.scope("alibi"):
+            self.keys = graph.cast(self._range(tokens.total), ir.DataType.FLOAT)
+            """float32 [T]: the slots."""
+            self.visible = graph.op("Unsqueeze", self.real, graph.constant([1, 2]))
+            """bool [B, 1, 1, T]."""
+
+    def __call__(self, query: Value, key: Value, value: Value) -> Value:
+        """[N, H * D] of query, key and value [N, H, D]."""
+        graph = self.graph
+        queries = self._scaled(query)
+        cache = Cache(self._by_head(key), self._by_head(value))
+
+        def step(number: Value) -> Value:
+            index = self._queries(graph.op("Mul", number, self.block))
+            return self._attend(queries, index, cache, self._distance(index))
+
+        return self._all_blocks(lambda: step(graph.constant(0)), step)
+
+    def _distance(self, index: Value) -> Value:
+        """float32 [B, 1, Q, T]."""
+        graph = self.graph
+        slots = graph.op("Unsqueeze", graph.cast(index, ir.DataType.FLOAT), graph.constant([1]))
+        distance = graph.op("Neg", graph.op("Abs", graph.op("Sub", self.keys, slots)))
+        return graph.op("Where", self.visible, distance, graph.float32(FAR))

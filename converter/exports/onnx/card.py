@@ -1,0 +1,88 @@
+"""The section about graphs in a converted repository's card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from converter.exports.onnx.choices import QUANTISED, GraphOptions
+
+if TYPE_CHECKING:
+    from converter.exports.onnx.validation import GraphReport, ProviderReport, ValidationReport
+
+TITLE = "ONNX"
+"""Of the section."""
+GENAI = """
+With [onnxruntime-genai](https://github.com/microsoft/onnxruntime-genai):
+
+```python
+import onnxruntime_genai as og
+
+model = og.Model(".")  # the local folder of these files
+parameters = og.GeneratorParams(model)
+parameters.set_search_options(max_length={max_length})  # prompt and answer; at most {context_length}
+generator = og.Generator(model, parameters)
+generator.append_tokens(token_ids)  # from the tokenizer; several rows are padded on the right
+while not generator.is_done():
+    generator.generate_next_token()
+print(generator.get_sequence(0))
+```
+"""
+MAX_LENGTH = 4096
+"""Tokens: ``max_length`` in the example, for a graph that genai gives that many."""
+
+
+def section(
+    options: GraphOptions,
+    dtype: str,
+    files: Iterable[str],
+    report: ValidationReport | None,
+    context_length: int | None,
+) -> str:
+    """The section's text, Markdown without the title.
+
+    Args:
+        options: what graph was asked for.
+        dtype: the graph's dtype, ``native`` resolved.
+        files: names of what is written.
+        report: of the graphs' validation, if there was one.
+        context_length: of genai_config.json, in tokens; None if there is no such file.
+    """
+    names = list(files)
+    kind = {
+        "ort": "onnxruntime's GroupQueryAttention with ALiBi folded into extra channels: caches are "
+        "[batch, heads, length, head size + 8, rounded up to a multiple of 8], and past and present may "
+        "share one buffer",
+        "portable": "standard ONNX operators only: caches are [batch, heads, length, head size]",
+    }[options.profile]
+    lines = [f"Profile `{options.profile}`: {kind}.", ""]
+    for name in names:
+        if name.endswith("/model.onnx"):
+            lines.append(f"- `{name}`: {dtype}, with its own copy of the weights beside it")
+        elif name == "model.onnx":
+            lines.append(f"- `{name}`: {dtype}, over the weights in the safetensors")
+        elif name.endswith(".onnx"):
+            lines.append(f"- `{name}`: float32 over the same weights, for CPUs")
+    if options.task:
+        lines.append(f"- task: `{options.task}`")
+    if options.last_logits:
+        lines.append("- logits are those of each row's last token only")
+    lines.append("")
+    for graph in report.graphs if report else ():
+        for place in graph.providers:
+            note = f", {place.note}" if place.note else ""
+            lines.append(f"`{graph.file}` ran on {', '.join(place.ran)}{note}: {_worst(graph, place)}.")
+    if report:
+        scope = report.graphs[0].extent
+        lines += ["", f"Compared with the torch model in float32 ({scope}); see `onnx_validation.json`."]
+    text = "\n".join(lines).rstrip("\n") + "\n"
+    if context_length is None:
+        return text
+    return text + GENAI.format(max_length=min(MAX_LENGTH, context_length), context_length=context_length)
+
+
+def _worst(graph: GraphReport, place: ProviderReport) -> str:
+    worst = max((check.difference or 0.0 for check in place.checks), default=0.0)
+    if graph.dtype in QUANTISED:
+        return f"root mean square of the differences at most {worst:.1e} of the logits'"
+    return f"largest difference {worst:.1e} of the largest logit"

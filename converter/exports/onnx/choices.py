@@ -1,0 +1,67 @@
+"""What graph to write, as the modules that write and check graphs see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from converter.errors import UsageError
+from converter.families.base import TASKS as TASK_OF
+
+Profile = Literal["ort", "portable"]
+PROFILES: tuple[Profile, ...] = get_args(Profile)
+DTYPES = ("native", "fp32", "fp16", "bf16", "int8", "int4")
+TASKS = tuple(TASK_OF.values())
+QUANTISED: dict[str, Literal[4, 8]] = {"int8": 8, "int4": 4}
+"""dtype -> bits of the layers' weights."""
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """What graph to write.
+
+    Raises:
+        UsageError: options that contradict each other.
+    """
+
+    profile: Profile = "ort"
+    """``ort``: onnxruntime's fused attention; ``portable``: standard ONNX operators only."""
+    dtype: str = "native"
+    """``native`` (the weights' own), ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``."""
+    task: str | None = None
+    """What the graph computes, such as ``feature-extraction``; by default what the model's class does. An
+    encoder with a head has a graph of its trunk as well, and a model without that head has none of it."""
+    standalone: bool = False
+    """Copy the weights beside the graph, into ``onnx/``; quantised graphs always do."""
+    last_logits: bool = False
+    """Compute the logits of each row's last token only."""
+    provider: str | None = None
+    """Where to validate: ``cpu``, ``cuda``, or None for the CPU and, if there is one, CUDA."""
+    validate: bool = True
+    """Run the graph before it is put in place."""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("--onnx-profile", self.profile, ("ort", "portable")),
+            ("--onnx-dtype", self.dtype, DTYPES),
+            ("--onnx-task", self.task, (None, *TASKS)),
+            ("--provider", self.provider, (None, "cpu", "cuda")),
+        ):
+            if value not in known:
+                choices = ", ".join(str(choice) for choice in known if choice)
+                raise UsageError(f"{name} {value!r} is unknown; choose one of {choices}")
+
+    @property
+    def copies_weights(self) -> bool:
+        """Whether the graph has its own copy of the weights."""
+        return self.standalone or self.dtype in QUANTISED
+
+    @property
+    def words(self) -> list[str]:
+        """See ``Export.words``."""
+        words = ["--onnx"]
+        words += ["--onnx-profile", self.profile] if self.profile != "ort" else []
+        words += ["--onnx-dtype", self.dtype] if self.dtype != "native" else []
+        words += ["--onnx-task", self.task] if self.task else []
+        words += ["--onnx-standalone"] if self.standalone else []
+        return words + (["--last-logits"] if self.last_logits else [])

@@ -1,0 +1,178 @@
+"""An encoder as a graph: BERT without position embeddings; a family defines its layers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from converter.config import count
+from converter.errors import UnsupportedModel
+from converter.exports.onnx.alibi import Alibi, Tokens
+from converter.exports.onnx.attention_portable import SymmetricAttention
+from converter.exports.onnx.graph import EMBEDDINGS, HEAD, Dimension, Value
+from converter.exports.onnx.network import Network, Residual
+from converter.scaling.scaling import Scaling
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu"}
+"""transformers' names -> ours."""
+
+SHORTEST = 1e-12
+"""torch's normalize divides a vector by its length, but not by less than this."""
+
+Attend = Callable[[Value, Value, Value], Value]
+"""Attention of query, key and value [N, heads, head_dim] -> [N, hidden]."""
+
+
+class Encoder(Network, ABC):
+    """Base of the encoders' graphs. They have no cache, and one more input, ``token_type_ids``."""
+
+    @property
+    def epsilon(self) -> float:
+        return float(self.config.get("layer_norm_eps", 1e-12))
+
+    @property
+    def prediction_epsilon(self) -> float:
+        """Epsilon of the norm in the masked language model's head."""
+        return self.epsilon
+
+    @property
+    def prediction_bias(self) -> str:
+        """Name of the bias on its logits."""
+        return "cls.predictions.bias"
+
+    @property
+    def zero_padding(self) -> bool:
+        """Whether the hidden states of padded tokens are set to 0 after the last layer."""
+        return False
+
+    @abstractmethod
+    def layer(self, states: Value, prefix: str, attend: Attend) -> Value:
+        """One layer, [N, hidden] to [N, hidden]; the names of its tensors start with ``prefix``."""
+
+    def build(self, scaling: Scaling, head: str) -> None:
+        """Builds the graph.
+
+        Args:
+            scaling: the model's own.
+            head: the end of its class's name: ``Model``, ``ForMaskedLM``, ...
+        """
+        graph, geometry = self.graph, self.geometry
+        shape: list[Dimension] = ["batch_size", "sequence_length"]
+        ids, mask, types = (
+            graph.input(name, ir.DataType.INT64, shape)
+            for name in ("input_ids", "attention_mask", "token_type_ids")
+        )
+        tokens = Tokens(graph, ids, mask)
+        alibi = Alibi(self.family.stock_slopes(self.config), scaling)
+        attention = SymmetricAttention(tokens, alibi, geometry, float(geometry.head_dim**-0.5))
+
+        with graph.scope(EMBEDDINGS):
+            words = self.rows("embeddings.word_embeddings.weight", graph.reshape(ids, -1), self.vocabulary)
+            kinds = count(self.config, "type_vocab_size", default=2)
+            added = self.rows("embeddings.token_type_embeddings.weight", graph.reshape(types, -1), kinds)
+            states = self.norm(graph.op("Add", words, added), "embeddings.LayerNorm")
+        for index in range(geometry.num_layers):
+            with graph.scope(f"layers.{index}"):
+                states = self.layer(states, f"{self.family.layers}.{index}", attention)
+        with graph.scope(HEAD):
+            if self.zero_padding:
+                real = graph.reshape(graph.cast(mask), -1, 1)
+                states = graph.op("Mul", states, real)
+            self.finish(head, states, tokens)
+
+    def finish(self, head: str, states: Value, tokens: Tokens) -> None:
+        """From the last layer [N, hidden] to the graph's outputs."""
+        graph = self.graph
+        labels = len(self.config.get("id2label") or ()) or count(self.config, "num_labels", default=2)
+        if head == "Model":
+            self.output(states, "last_hidden_state", tokens, self.hidden)
+        elif head == "ForMaskedLM":
+            name = "cls.predictions.transform"
+            inner = self.linear(states, f"{name}.dense", self.hidden, self.hidden)
+            inner = self.activation(inner, self.hidden_activation)
+            inner = self.norm(inner, f"{name}.LayerNorm", epsilon=self.prediction_epsilon)
+            tied = self.config.get("tie_word_embeddings", True)
+            table = "embeddings.word_embeddings.weight" if tied else "cls.predictions.decoder.weight"
+            weight = self.parameter(table, self.vocabulary, self.hidden)
+            bias = self.parameter(self.prediction_bias, self.vocabulary)
+            self.output(graph.op("Gemm", inner, weight, bias, transB=1), "logits", tokens, self.vocabulary)
+        elif head == "ForTokenClassification":
+            scores = self.linear(states, "classifier", self.hidden, labels)
+            self.output(scores, "logits", tokens, labels)
+        elif head == "ForQuestionAnswering":
+            scores = self.linear(states, "qa_outputs", self.hidden, 2)
+            shape = graph.op("Concat", tokens.rows, tokens.new, axis=0)
+            for part, name in zip(self.split(scores, 1, 1), ("start_logits", "end_logits"), strict=True):
+                result = self.readable(graph.op("Reshape", part, shape))
+                graph.output(result, name, self.readable_dtype, ["batch_size", "sequence_length"])
+        elif head == "ForSequenceClassification":
+            shape = graph.op("Concat", tokens.rows, graph.constant([-1, self.hidden]), axis=0)
+            first = graph.op("Gather", graph.op("Reshape", states, shape), graph.constant(0), axis=1)
+            pooled = graph.op("Tanh", self.linear(first, "pooler.dense", self.hidden, self.hidden))
+            scores = self.readable(self.linear(pooled, "classifier", self.hidden, labels))
+            graph.output(scores, "logits", self.readable_dtype, ["batch_size", labels])
+        elif head == "ForColBERT":
+            size = count(self.config, "projection_dim")
+            vectors = self.linear(states, "linear", self.hidden, size, bias=False)
+            self.output(self.token_vectors(vectors, tokens), "last_hidden_state", tokens, size)
+        else:
+            raise UnsupportedModel(f"no graph for the head {head!r}")
+
+    def token_vectors(self, vectors: Value, tokens: Tokens) -> Value:
+        """Vectors [N, any] scaled to unit length in float32; those of padding tokens, by their ids, are 0."""
+        graph = self.graph
+        wide = graph.cast(vectors, ir.DataType.FLOAT)
+        length = graph.op("ReduceL2", wide, graph.constant([-1]), keepdims=1)
+        unit = graph.op("Div", wide, graph.op("Max", length, graph.float32(SHORTEST)))
+        padding = self.config.get("pad_token_id", 0)
+        if padding is not None:
+            same = graph.op("Equal", graph.reshape(tokens.ids, -1, 1), graph.constant([padding]))
+            unit = graph.op("Where", same, graph.float32(0), unit)
+        return graph.cast(unit)
+
+    def output(self, states: Value, name: str, tokens: Tokens, width: int) -> None:
+        """Declares [N, width] as an output [B, S, width]."""
+        graph = self.graph
+        shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
+        result = self.readable(graph.op("Reshape", states, shape))
+        graph.output(result, name, self.readable_dtype, ["batch_size", "sequence_length", width])
+
+    @property
+    def vocabulary(self) -> int:
+        return count(self.config, "vocab_size")
+
+    @property
+    def hidden_activation(self) -> str:
+        kind = str(self.config.get("hidden_act") or "gelu")
+        return ACTIVATIONS.get(kind, kind)
+
+    # Building blocks.
+
+    def after(self, states: Value, output: Value, norm: str) -> Value:
+        """The norm of the residual and a block's output."""
+        residual = Residual(self, states)
+        residual.add(output)
+        return residual.norm(norm)
+
+    def halves(self, states: Value, weight: str, width: int) -> tuple[Value, Value]:
+        """The two halves of a projection to twice the width, without bias."""
+        fused = self.linear(states, weight, self.hidden, 2 * width, bias=False)
+        first, second = self.split(fused, width, width)
+        return first, second
+
+    def gated_mlp(self, states: Value, prefix: str, activation: str) -> Value:
+        """MosaicBERT's feed forward layer, including residual and norm."""
+        width = count(self.config, "intermediate_size")
+        gate, up = self.halves(states, f"{prefix}.gated_layers", width)
+        inner = self.graph.op("Mul", self.activation(gate, activation), up)
+        return self.after(
+            states, self.linear(inner, f"{prefix}.wo", width, self.hidden), f"{prefix}.layernorm"
+        )
+
+    def by_heads(self, *parts: Value) -> list[Value]:
+        """Parts [N, hidden] as [N, heads, head_dim]."""
+        return [
+            self.graph.reshape(part, -1, self.geometry.num_heads, self.geometry.head_dim) for part in parts
+        ]

@@ -1,0 +1,259 @@
+"""The export, from top to bottom: graphs are built, validated and only then put in place."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from converter.bytesize import bytes_text
+from converter.errors import OutputError, ValidationError
+from converter.exports.onnx.card import TITLE, section
+from converter.exports.onnx.choices import QUANTISED, GraphOptions
+from converter.exports.onnx.files import (
+    BYTES,
+    FLOAT32_GRAPH,
+    GENAI,
+    GRAPH,
+    REPORT,
+    STANDALONE,
+    graphs_in,
+    served_by_genai,
+)
+from converter.exports.onnx.requirements import check_installed, check_repository, for_task
+from converter.exports.staging import Draft, draft
+from converter.families.base import TASKS
+from converter.result.converted import ConvertedRepository, open_converted
+from converter.result.staging import check_space
+
+if TYPE_CHECKING:
+    from converter.exports.onnx.validation import ValidationReport
+
+DEFAULT = GraphOptions()
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was exported."""
+
+    path: Path
+    """The repository, absolute."""
+    files: dict[str, int]
+    """File, relative to it -> bytes."""
+    report: ValidationReport | None
+    """None without validation."""
+    seconds: float
+
+    def moved(self, path: Path) -> ExportResult:
+        """See ``exports.base.ExportResult``."""
+        return replace(self, path=path)
+
+    def summary(self) -> str:
+        """What was written and what validation found, for people."""
+        lines = [f"{name}  {bytes_text(size)}" for name, size in self.files.items()]
+        lines += [self.report.summary() if self.report else "not validated (--no-validate)"]
+        return "\n".join([*lines, f"in {self.seconds:.1f} s"])
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as JSON."""
+        return {
+            "path": str(self.path),
+            "files": self.files,
+            "validation": self.report.to_json() if self.report else None,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def export(folder: str | Path, options: GraphOptions = DEFAULT, *, progress: bool = False) -> ExportResult:
+    """Writes an ONNX graph of a converted repository into it, validated under onnxruntime.
+
+    The graph points to the weights where they are and does not copy them. If the weights have half precision,
+    there is a second graph, ``model_fp32.onnx``, which computes in float32 over the same weights, for CPUs.
+    With the profile ``ort``, a ``genai_config.json`` lets onnxruntime-genai serve a causal language model.
+
+    Args:
+        folder: a repository that ``convert`` wrote.
+        options: what graph to write.
+        progress: draw progress bars on stderr.
+
+    Raises:
+        MissingPackage: onnx, onnx-ir or onnxruntime is not installed.
+        SourceError: not a converted repository, or a damaged one.
+        UnsupportedModel: a family or class that has no graph, or no weights for the task.
+        OutputError: there is a graph of the same name that this tool did not write.
+        ValidationError: the graph is wrong; nothing was put in place.
+        ProviderError: the execution provider is not available.
+        Interrupted: the user stopped it when the graph was in place.
+    """
+    check_installed(options)
+    return write(open_converted(Path(folder).resolve()), options, progress=progress)
+
+
+def write(repository: ConvertedRepository, options: GraphOptions, *, progress: bool = False) -> ExportResult:
+    """Writes an ONNX graph of a converted repository; see ``export``."""
+    started = time.monotonic()
+    check_repository(repository)
+    repository = for_task(repository, options.task)
+    check_no_links(repository, options)
+    report = None
+    with draft(repository.folder, STANDALONE) as made:
+        made.files = write_graphs(repository, options, made, progress=progress)
+        check_others(repository, made.files)
+        graphs = {name: path for name, path in made.files.items() if name.endswith(".onnx")}
+        if options.validate:
+            from converter.exports.onnx.validation import run
+
+            report = run(repository, graphs, options.provider, progress=progress)
+            if report.failure:
+                raise ValidationError(f"{report.failure}; no graph was written")
+        longest = add_genai(repository, graphs, made)
+        if report is not None:
+            made.reports[REPORT] = made.work / REPORT
+            made.reports[REPORT].write_text(as_json(report.to_json()), encoding="utf-8")
+        else:
+            made.obsolete.append(REPORT)  # it is about a graph that is replaced now
+        names = [*made.files, *made.reports]
+        made.section = TITLE, section(options, resolved(repository, options), names, report, longest)
+    return ExportResult(repository.folder, made.sizes, report, time.monotonic() - started)
+
+
+def resolved(repository: ConvertedRepository, options: GraphOptions) -> str:
+    """The dtype to write, ``native`` resolved."""
+    from converter.exports.onnx.build import dtype_of
+
+    return dtype_of(repository) if options.dtype == "native" else options.dtype
+
+
+def write_graphs(
+    repository: ConvertedRepository, options: GraphOptions, made: Draft, *, progress: bool
+) -> dict[str, Path]:
+    """Builds the graphs and writes them into a draft.
+
+    Returns:
+        Name in the repository -> where the file is for now: graphs, and the data of a standalone one.
+    """
+    from converter.exports.onnx.build import COMPUTE, build_graph
+    from converter.exports.onnx.graph import METADATA, Graph
+
+    def build(compute: str, *, copied: bool = False, converted: bool = False) -> Graph:
+        return build_graph(
+            repository,
+            profile=options.profile,
+            dtype=compute,
+            last_logits=options.last_logits,
+            follow_links=copied,
+            convert_weights=converted,
+        )
+
+    def save(graph: Graph, path: Path, dtype: str, *, copied: bool = False) -> Path:
+        description = {
+            "profile": options.profile,
+            "dtype": dtype,
+            "task": TASKS.get(repository.head),
+            "last_logits": options.last_logits,
+            "standalone": copied,
+            "alibi_scaling": repository.config.get("alibi_scaling"),
+        }
+        graph.save(path, {METADATA: json.dumps(description)}, copy_weights=copied, progress=progress)
+        return path
+
+    dtype = resolved(repository, options)
+    own = made.work / STANDALONE
+    files: dict[str, Path] = {}
+    if options.copies_weights:
+        needed = (repository.checkpoint.parameters or 0) * BYTES[dtype]
+        check_space(made.work, needed, "the graph's own weights need", "leave out --onnx-standalone")
+        own.mkdir()
+    if dtype in QUANTISED:
+        from converter.exports.onnx.quantise import quantise
+
+        graph = build("fp32", copied=True)
+        quantise(graph.main, QUANTISED[dtype], fused=options.profile == "ort")
+        save(graph, own / GRAPH, dtype, copied=True)
+    elif options.standalone:
+        save(build(dtype, copied=True, converted=True), own / GRAPH, dtype, copied=True)
+    else:
+        files[GRAPH] = save(build(dtype), made.beside(GRAPH), dtype)
+    if dtype in COMPUTE and dtype != "fp32" and not options.copies_weights:
+        files[FLOAT32_GRAPH] = save(build("fp32"), made.beside(FLOAT32_GRAPH), "fp32")
+    if own.is_dir():
+        files |= {f"{STANDALONE}/{path.name}": path for path in sorted(own.iterdir())}
+    return files
+
+
+def add_genai(repository: ConvertedRepository, graphs: Mapping[str, Path], made: Draft) -> int | None:
+    """Adds genai_config.json to a draft, if onnxruntime-genai can serve one of the graphs.
+
+    Args:
+        repository: what the graphs were built from.
+        graphs: name in the repository -> where the graph is for now.
+        made: the draft; an older config of a graph that is replaced becomes obsolete.
+
+    Returns:
+        The ``context_length`` of the config, in tokens; None if there is no such file.
+    """
+    from converter.exports.onnx.describe import description
+    from converter.exports.onnx.genai import genai_config
+
+    served = FLOAT32_GRAPH if FLOAT32_GRAPH in graphs else next(iter(graphs))
+    found = description(graphs[served], served)
+    if found.profile == "ort" and repository.decoder:
+        made.files[GENAI] = made.work / GENAI
+        config = genai_config(repository, file_name=served, head_size=found.head_size)
+        made.files[GENAI].write_text(as_json(config), encoding="utf-8")
+        return int(config["model"]["context_length"])
+    if served_by_genai(repository.folder) in graphs:
+        made.obsolete.append(GENAI)
+    return None
+
+
+def as_json(content: Any) -> str:
+    """JSON as it is written to a file."""
+    return json.dumps(content, indent=2) + "\n"
+
+
+def check_others(repository: ConvertedRepository, names: Iterable[str]) -> None:
+    """Checks the graphs that are there already.
+
+    Args:
+        repository: whose graphs.
+        names: files that will be written.
+
+    Raises:
+        OutputError: a graph that would be replaced, but was not written by this tool; or one that would
+            stay, but was made for another scaling.
+    """
+    from converter.exports.onnx.describe import describe
+
+    for name, path in graphs_in(repository.folder).items():
+        found = describe(path)
+        if name in names and found is None:
+            raise OutputError(f"{path} was not written by ntk-convert; move it away first")
+        if name not in names and found and found.alibi_scaling != repository.config.get("alibi_scaling"):
+            raise OutputError(
+                f"{path} was made for another alibi_scaling than config.json has; remove it first"
+            )
+
+
+def check_no_links(repository: ConvertedRepository, options: GraphOptions) -> None:
+    """Checks that onnxruntime would find the weights, and that nobody else's files would change.
+
+    Raises:
+        OutputError: the graph would be written into a folder that is a link, or next to weights that are
+            links, which onnxruntime does not follow.
+    """
+    if options.copies_weights:
+        if (repository.folder / STANDALONE).is_symlink():
+            raise OutputError(
+                f"{repository.folder / STANDALONE} is a link to another folder; remove it first"
+            )
+        return
+    for name in repository.checkpoint.files:
+        if (repository.folder / name).is_symlink():
+            raise OutputError(
+                f"{name} is a link, as in the Hub's cache, and onnxruntime refuses weights outside the "
+                "graph's folder; export a copy of the repository, or give --onnx-standalone"
+            )

@@ -1,0 +1,107 @@
+"""genai_config.json, which onnxruntime-genai reads beside a graph.
+
+Found by running onnxruntime-genai 0.18: it needs ``type``, ``context_length``, ``vocab_size`` and an end
+token within the vocabulary; it takes the sizes and the dtype of the cache from the graph.
+
+It pads the rows of a batch on the right and masks only trailing padding tokens, so the mask of a shorter row
+gets a hole between prompt and new tokens. The graph counts positions in the mask and takes the logits of the
+last real token, so the results are right. Padding on the left is not masked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from converter.config import LARGEST_COUNT, count, is_integer
+from converter.result.converted import ConvertedRepository
+from converter.scaling.scaling import Dynamic
+from converter.source.jsonfile import read_object
+
+DYNAMIC_REACH = 8
+"""A dynamic scaling has no longest length; genai gets this multiple of the trained length."""
+DEFAULT_LENGTH = 2048
+"""Tokens: the trained length of most ALiBi checkpoints, used if the config has no limit."""
+
+
+def genai_config(repository: ConvertedRepository, *, file_name: str, head_size: int) -> dict[str, Any]:
+    """The content of genai_config.json for a graph that computes attention with GroupQueryAttention.
+
+    Args:
+        repository: a converted repository.
+        file_name: the graph, relative to the repository.
+        head_size: channels of a cached key or value, as the graph declares them.
+    """
+    geometry = repository.geometry
+    vocabulary = count(repository.config, "vocab_size")
+    longest = context_length(repository)
+    return {
+        "model": {
+            "type": "decoder",
+            **_special_tokens(repository, vocabulary),
+            "context_length": longest,
+            "vocab_size": vocabulary,
+            "decoder": {
+                "filename": file_name,
+                "head_size": head_size,
+                "hidden_size": geometry.num_heads * geometry.head_dim,
+                "num_attention_heads": geometry.num_heads,
+                "num_hidden_layers": geometry.num_layers,
+                "num_key_value_heads": geometry.num_kv_heads,
+                "inputs": {
+                    "input_ids": "input_ids",
+                    "attention_mask": "attention_mask",
+                    "past_key_names": "past_key_values.%d.key",
+                    "past_value_names": "past_key_values.%d.value",
+                },
+                "outputs": {
+                    "logits": "logits",
+                    "present_key_names": "present.%d.key",
+                    "present_value_names": "present.%d.value",
+                },
+            },
+        },
+        # Past and present share a buffer of max_length tokens; callers set a smaller length to save memory.
+        "search": {"do_sample": False, "max_length": longest, "past_present_share_buffer": True},
+    }
+
+
+def context_length(repository: ConvertedRepository) -> int:
+    """The longest row, in tokens, that genai accepts; the model itself has no limit.
+
+    This is the trained length times the factor, or times ``DYNAMIC_REACH``. If the trained length is not
+    known, the limit in the config takes its place. That limit is often not the trained length, but here it
+    only bounds a buffer.
+    """
+    config, family, scaling = repository.config, repository.family, repository.scaling
+    factor = float(DYNAMIC_REACH) if isinstance(scaling, Dynamic) else scaling.factor_at(0)
+    trained = repository.train_length
+    if trained is None:
+        limit = family.length_hint or "max_position_embeddings"
+        trained = count(config, limit, default=DEFAULT_LENGTH)
+        if family.raise_length is not None and config.get(limit) is not None:
+            factor = 1.0  # the conversion has raised this limit already
+    return min(round(trained * factor), LARGEST_COUNT)
+
+
+def _special_tokens(repository: ConvertedRepository, vocabulary: int) -> dict[str, Any]:
+    """The ids of special tokens, from generation_config.json or else from config.json.
+
+    genai needs an end token within the vocabulary, and it cannot read ``null``. A model without an end token
+    gets the padding token instead; a model without either gets token 0.
+    """
+    path = repository.folder / "generation_config.json"
+    generation = read_object(path) if path.is_file() else {}
+
+    def ids(name: str) -> list[int]:
+        for settings in (generation, repository.config):
+            value = settings.get(f"{name}_token_id")
+            listed = value if isinstance(value, list) else [value]
+            known = [token for token in listed if is_integer(token) and 0 <= token < vocabulary]
+            if known:
+                return known
+        return []
+
+    start, end, padding = ids("bos")[:1], ids("eos"), ids("pad")[:1]
+    end = end or padding or [0]
+    result = {"eos_token_id": end, "pad_token_id": (padding or end)[0]}
+    return result | {"bos_token_id": start[0]} if start else result

@@ -1,0 +1,233 @@
+"""An ONNX graph that is being built: operators, constants, scoped names.
+
+It names the weights without reading them. It is an onnx-ir graph of standard ONNX operators. Operators of
+onnxruntime alone, documented in its ContribOperators.md, have ``domain=ORT``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from converter._version import __version__
+from converter.progress import byte_bar
+
+OPSET = 21
+"""The first opset with 4-bit integers and blockwise DequantizeLinear, which quantised graphs need."""
+IR_VERSION = 10
+EMBEDDINGS, HEAD = "embeddings", "head"
+"""Scopes of the nodes before the layers and after them."""
+OUTER = (f"/{EMBEDDINGS}/", f"/{HEAD}/")
+"""How the names of these nodes begin."""
+ORT = "com.microsoft"
+"""Domain of the operators that only onnxruntime has."""
+
+METADATA = "ntk_convert"
+"""Property of a graph's file that records, as JSON, how the graph was made."""
+INLINE = 1024
+"""Bytes of the largest constant that is stored in the graph's own file."""
+
+Dimension = int | str
+Value = ir.Value
+
+
+class Graph:
+    """Nodes are added in the order in which they run.
+
+    Args:
+        dtype: what the graph computes in: FLOAT, FLOAT16 or BFLOAT16.
+    """
+
+    def __init__(self, dtype: ir.DataType):
+        self.dtype = dtype
+        self.main = ir.Graph([], [], nodes=[], opset_imports={"": OPSET, ORT: 1}, name="ntk_convert")
+        self._open = self.main
+        self._scopes: list[str] = []
+        self._used: dict[str, int] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
+
+    @contextlib.contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Names the nodes made inside ``/name/...``, so that a viewer shows the model's structure."""
+        self._scopes.append(name)
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> Value:
+        """Declares an input of the graph; a string as a dimension names a dynamic one."""
+        value = ir.val(name, dtype, shape)
+        self.main.inputs.append(value)
+        return value
+
+    def output(self, value: Value, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> None:
+        """Declares ``value``, which is not an output yet, an output called ``name``."""
+        value.name, value.dtype, value.shape = name, dtype, ir.Shape(shape)
+        self.main.outputs.append(value)
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: Value | None,
+        domain: str = "",
+        name: str | None = None,
+        **attributes: Any,
+    ) -> Value:
+        """Adds a node with one output and returns the output.
+
+        Args:
+            inputs: None leaves an optional input out.
+            name: of the node within the open scope; its operator by default.
+            attributes: as in the operator's documentation; None leaves an attribute out.
+        """
+        [output] = self.ops(op_type, *inputs, outputs=["output"], domain=domain, name=name, **attributes)
+        return output
+
+    def ops(
+        self,
+        op_type: str,
+        *inputs: Value | None,
+        outputs: Sequence[str | None],
+        domain: str = "",
+        name: str | None = None,
+        **attributes: Any,
+    ) -> tuple[Value, ...]:
+        """Adds a node with several outputs; see ``op``.
+
+        Args:
+            outputs: their names; None leaves an optional output out, which is not returned.
+        """
+        path = self._unique("/" + "/".join([*self._scopes, name or op_type]))
+        values = [ir.val("" if output is None else f"{path}_{output}") for output in outputs]
+        given = {key: value for key, value in attributes.items() if value is not None}
+        # Trailing inputs that are left out are not written.
+        trimmed = list(inputs)
+        while trimmed and trimmed[-1] is None:
+            trimmed.pop()
+        self._open.append(ir.node(op_type, trimmed, given, domain=domain, outputs=values, name=path))
+        return tuple(value for value in values if value.name)
+
+    def constant(self, content: Any, dtype: ir.DataType | None = None) -> Value:
+        """A small constant; equal constants are shared.
+
+        Args:
+            content: numbers or an array; Python ints and lists of them are int64.
+            dtype: the graph's own by default for anything but integers.
+        """
+        array = np.asarray(content)
+        if dtype is None:
+            dtype = ir.DataType.INT64 if array.dtype.kind == "i" else self.dtype
+        array = array.astype(dtype.numpy())
+        key = (dtype.name, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = f"constant_{len(self._constants)}"
+            value = ir.val(name, const_value=ir.tensor(array, dtype=dtype, name=name))
+            self.main.register_initializer(value)
+            self._constants[key] = value
+        return self._constants[key]
+
+    def float32(self, content: Any) -> Value:
+        """A float32 constant, whatever the graph computes in."""
+        return self.constant(np.asarray(content, dtype=np.float32), ir.DataType.FLOAT)
+
+    def initialiser(self, tensor: Any) -> Value:
+        """A stored tensor (anything with onnx-ir's tensor interface) under its own name."""
+        if tensor.name not in self.main.initializers:
+            self.main.register_initializer(ir.val(tensor.name, const_value=tensor))
+        return self.main.initializers[tensor.name]
+
+    def cast(self, value: Value, dtype: ir.DataType | None = None) -> Value:
+        """Casts to ``dtype``, the graph's own by default."""
+        return self.op("Cast", value, to=int(dtype or self.dtype))
+
+    def reshape(self, value: Value, *shape: int) -> Value:
+        """Reshapes to known sizes, one of which may be -1."""
+        return self.op("Reshape", value, self.constant(shape))
+
+    def loop(self, trips: Value, step: Callable[[Value], Value]) -> Value:
+        """Runs ``step`` for 0 to ``trips`` - 1 and stacks what it returns along a new first axis.
+
+        Args:
+            trips: int64 scalar.
+            step: from the iteration's number (int64 scalar) to a value whose shape never varies. It may
+                use any value made before.
+        """
+        number = ir.val(self._unique("iteration"), ir.DataType.INT64, [])
+        going = ir.val(self._unique("going"), ir.DataType.BOOL, [])
+        body = self._body([number, going], lambda: [self.op("Identity", going), step(number)])
+        return self.op("Loop", trips, self.constant(True, ir.DataType.BOOL), body=body)
+
+    def choose(self, condition: Value, then: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
+        """Runs one of two branches, which may use any value made before.
+
+        Args:
+            condition: bool [] or [1].
+            then, otherwise: make a value of the same dtype and number of dimensions.
+        """
+        branches: dict[str, Any] = {
+            "then_branch": self._body([], lambda: [then()]),
+            "else_branch": self._body([], lambda: [otherwise()]),
+        }
+        return self.op("If", condition, **branches)
+
+    def _body(self, inputs: Sequence[Value], make: Callable[[], Sequence[Value]]) -> ir.Graph:
+        """A graph inside the graph: ``make`` adds its nodes and returns its outputs."""
+        body = ir.Graph(inputs, [], nodes=[], name=self._unique("body"))
+        outer, self._open = self._open, body
+        try:
+            body.outputs.extend(make())
+        finally:
+            self._open = outer
+        return body
+
+    def save(
+        self, path: Path, metadata: dict[str, str], *, copy_weights: bool = False, progress: bool = False
+    ) -> None:
+        """Writes the graph.
+
+        Args:
+            path: the file.
+            metadata: written as properties of the model.
+            copy_weights: copy all weights into one file beside it, whose name has ``_data`` at the end;
+                otherwise the graph points to the weights where they are.
+            progress: draw a bar while weights are copied.
+        """
+        used = {node.domain for node in ir.traversal.RecursiveGraphIterator(self.main)}
+        for domain in {ORT} - used:
+            del self.main.opset_imports[domain]
+        model = ir.Model(
+            self.main,
+            ir_version=IR_VERSION,
+            producer_name="ntk-convert",
+            producer_version=__version__,
+            metadata_props=metadata,
+        )
+        if not copy_weights:
+            ir.save(model, path, format="protobuf")
+            return
+        tensors = (value.const_value for value in self.main.initializers.values())
+        total = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        with byte_bar("writing weights", total, show=progress) as advance:
+
+            def written(tensor: ir.TensorProtocol, _: object) -> None:
+                advance(tensor.nbytes)
+
+            ir.save(
+                model,
+                path,
+                format="protobuf",
+                external_data=f"{path.name}_data",
+                size_threshold_bytes=INLINE,
+                callback=written,
+            )
+
+    def _unique(self, name: str) -> str:
+        count = self._used.get(name, 0)
+        self._used[name] = count + 1
+        return name if count == 0 else f"{name}_{count}"

@@ -1,0 +1,270 @@
+"""The common parts of decoders and encoders: weights, linear layers, norms, activations, the residual stream.
+
+Hidden states are always [N, hidden], N = rows times new tokens, so every linear layer is one Gemm, which
+reads a weight as PyTorch stores it ([out, in]).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import onnx_ir as ir
+
+from converter.config import Config, Geometry
+from converter.errors import UnsupportedModel
+from converter.exports.onnx.alibi import Tokens
+from converter.exports.onnx.graph import ORT, Graph, Value
+from converter.exports.onnx.weights import Weights
+from converter.families import Family
+
+Norm = Literal["layer", "rms"]
+"""LayerNorm, or the norm by the root mean square alone (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+
+
+class Network:
+    """Base of the families' graphs.
+
+    Args:
+        graph: empty.
+        fused: use onnxruntime's fused norms and activations.
+        config: of the converted repository.
+        family, geometry: of the model.
+        weights: the repository's tensors.
+        convert_weights: convert weights to the graph's dtype when they are written, not when they are loaded.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        fused: bool,
+        config: Config,
+        family: Family,
+        geometry: Geometry,
+        weights: Weights,
+        convert_weights: bool,
+    ):
+        self.graph = graph
+        self.fused = fused
+        self.config = config
+        self.family = family
+        self.geometry = geometry
+        self.weights = weights
+        self.convert_weights = convert_weights
+        self.hidden = geometry.num_heads * geometry.head_dim
+        self._parameters: dict[str, Value] = {}
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of the norms."""
+        return float(self.config.get("layer_norm_epsilon", 1e-5))
+
+    @property
+    def norm_kind(self) -> Norm:
+        """Norm of the residual stream."""
+        return "layer"
+
+    @property
+    def norm_bias(self) -> bool:
+        """Whether LayerNorms have a bias."""
+        return True
+
+    def parameter(self, name: str, *shape: int) -> Value:
+        """A weight in the graph's dtype."""
+        if name not in self._parameters:
+            stored = self.stored(name, shape)
+            same = stored.dtype == self.graph.dtype
+            self._parameters[name] = stored if same else self.graph.cast(stored)
+        return self._parameters[name]
+
+    def rows(self, name: str, indices: Value, count: int) -> Value:
+        """Rows [N, hidden] of a table; only these rows are cast, not the whole table."""
+        stored = self.stored(name, (count, self.hidden))
+        rows = self.graph.op("Gather", stored, indices)
+        return rows if stored.dtype == self.graph.dtype else self.graph.cast(rows)
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Value:
+        """A weight as it is stored, or in the graph's dtype with ``convert_weights``."""
+        graph, tensor = self.graph, self.weights.external(name, shape)
+        if tensor.dtype == graph.dtype or not self.convert_weights:
+            return graph.initialiser(tensor)
+
+        def convert() -> ir.TensorProtocol:
+            values = tensor.numpy().astype(graph.dtype.numpy())
+            tensor.release()
+            return ir.tensor(values, dtype=graph.dtype, name=tensor.name)
+
+        return graph.initialiser(
+            ir.LazyTensor(convert, dtype=graph.dtype, shape=tensor.shape, name=tensor.name)
+        )
+
+    def linear(self, states: Value, name: str, inputs: int, outputs: int, *, bias: bool = True) -> Value:
+        """A linear layer, [N, inputs] to [N, outputs], with the weight [outputs, inputs] called ``name``."""
+        weight = self.parameter(f"{name}.weight", outputs, inputs)
+        added = self.parameter(f"{name}.bias", outputs) if bias else None
+        return self.graph.op("Gemm", states, weight, added, transB=1, name=last_part(name))
+
+    def conv1d(self, states: Value, name: str, inputs: int, outputs: int) -> Value:
+        """Like ``linear``, with a weight that is stored [inputs, outputs], as in GPT-2."""
+        weight = self.parameter(f"{name}.weight", inputs, outputs)
+        added = self.parameter(f"{name}.bias", outputs)
+        return self.graph.op("Gemm", states, weight, added, name=last_part(name))
+
+    def split(self, states: Value, *sizes: int) -> tuple[Value, ...]:
+        """Splits the channels of [N, sum of sizes]."""
+        names = [f"part_{number}" for number in range(len(sizes))]
+        return self.graph.ops("Split", states, self.graph.constant(list(sizes)), outputs=names, axis=1)
+
+    def norm_parameters(self, name: str, width: int, kind: Norm) -> tuple[Value, Value | None]:
+        """Weight and bias of a norm over ``width`` channels."""
+        weight = self.parameter(f"{name}.weight", width)
+        biased = kind == "layer" and self.norm_bias
+        return weight, self.parameter(f"{name}.bias", width) if biased else None
+
+    def norm(
+        self,
+        states: Value,
+        name: str,
+        *,
+        width: int | None = None,
+        kind: Norm | None = None,
+        epsilon: float | None = None,
+    ) -> Value:
+        """A norm; by default over the hidden size and of the residual stream's kind."""
+        kind = kind or self.norm_kind
+        epsilon = self.epsilon if epsilon is None else epsilon
+        weight, bias = self.norm_parameters(name, width or self.hidden, kind)
+        if kind == "rms":
+            return self._rms_norm(states, weight, last_part(name), epsilon)
+        return self.graph.op(
+            "LayerNormalization", states, weight, bias, name=last_part(name), epsilon=epsilon
+        )
+
+    def _rms_norm(self, states: Value, weight: Value, name: str, epsilon: float) -> Value:
+        """RMSNorm in standard operators, with the mean in float32; onnxruntime fuses them on loading."""
+        graph = self.graph
+        with graph.scope(name):
+            wide = states if graph.dtype == ir.DataType.FLOAT else graph.cast(states, ir.DataType.FLOAT)
+            square = graph.op("Pow", wide, graph.float32(2.0))
+            mean = graph.op("ReduceMean", square, graph.constant([-1]), keepdims=1)
+            root = graph.op("Sqrt", graph.op("Add", mean, graph.float32(epsilon)))
+            normed = graph.op("Div", wide, root)
+            normed = normed if graph.dtype == ir.DataType.FLOAT else graph.cast(normed)
+            return graph.op("Mul", normed, weight)
+
+    def activation(self, states: Value, kind: str) -> Value:
+        """One of ``ACTIVATIONS``; ``gelu`` is exact, not approximated."""
+        graph = self.graph
+        if kind == "gelu":
+            return graph.op("Gelu", states, domain=ORT) if self.fused else self._gelu(states, "none")
+        if kind == "gelu_tanh":
+            # In float32, the CPU's kernel of the standard operator is three times as fast.
+            if self.fused and graph.dtype != ir.DataType.FLOAT:
+                return graph.op("FastGelu", states, domain=ORT)
+            return self._gelu(states, "tanh")
+        if kind == "relu":
+            return graph.op("Relu", states)
+        if kind == "silu":
+            return graph.op("Mul", states, graph.op("Sigmoid", states))
+        raise UnsupportedModel(f"no graph for the activation {kind!r}; only for {', '.join(ACTIVATIONS)}")
+
+    @property
+    def readable_dtype(self) -> ir.DataType:
+        """Dtype of the graph's outputs; not bfloat16, which NumPy and samplers do not have."""
+        return ir.DataType.FLOAT if self.graph.dtype == ir.DataType.BFLOAT16 else self.graph.dtype
+
+    def readable(self, value: Value) -> Value:
+        """``value`` as an output."""
+        return (
+            value if self.readable_dtype == self.graph.dtype else self.graph.cast(value, self.readable_dtype)
+        )
+
+    def clamp(self, states: Value, limit: float) -> Value:
+        """``states`` between -limit and limit, without Clip, which CUDA does not have for bfloat16."""
+        low, high = (self.narrow(self.graph.float32(value)) for value in (-limit, limit))
+        return self.graph.op("Min", self.graph.op("Max", states, low), high)
+
+    def narrow(self, value: Value) -> Value:
+        """A float32 value in the graph's dtype.
+
+        Constants are stored in float32 and cast. So a bfloat16 graph that validation runs in float32 has them
+        exactly.
+        """
+        return value if self.graph.dtype == ir.DataType.FLOAT else self.graph.cast(value)
+
+    def _gelu(self, states: Value, approximate: str) -> Value:
+        """The standard operator; bfloat16 is computed in float32, because few runtimes support it here."""
+        graph = self.graph
+        if graph.dtype != ir.DataType.BFLOAT16:
+            return graph.op("Gelu", states, approximate=approximate)
+        wide = graph.op("Gelu", graph.cast(states, ir.DataType.FLOAT), approximate=approximate)
+        return graph.cast(wide)
+
+    def factor(self, states: Value, factor: float) -> Value:
+        """``states`` times a number.
+
+        It is computed in float32. A factor in half precision would be an error that all results share.
+        """
+        if factor == 1:
+            return states
+        graph = self.graph
+        wide = states if graph.dtype == ir.DataType.FLOAT else graph.cast(states, ir.DataType.FLOAT)
+        return self.narrow(graph.op("Mul", wide, graph.float32(factor)))
+
+
+def last_part(name: str) -> str:
+    """``a.b.c`` -> ``c``, a node's name."""
+    return name.rsplit(".", maxsplit=1)[-1]
+
+
+class Residual:
+    """The residual stream. An addition is delayed until the norm after it, so one operator does both."""
+
+    def __init__(self, network: Network, value: Value):
+        self.network = network
+        self._value = value
+        self._pending: Value | None = None
+
+    @property
+    def value(self) -> Value:
+        """The stream [N, hidden], with everything added."""
+        if self._pending is not None:
+            self._value = self.network.graph.op("Add", self._value, self._pending)
+            self._pending = None
+        return self._value
+
+    def restart(self, value: Value) -> None:
+        """Makes ``value`` the stream."""
+        self._value, self._pending = value, None
+
+    def add(self, output: Value) -> None:
+        """Adds a layer's output [N, hidden]."""
+        self._value, self._pending = self.value, output
+
+    def norm(self, name: str) -> Value:
+        """The norm of the stream; the stream itself is not changed."""
+        network = self.network
+        if self._pending is None or not network.fused:
+            return network.norm(self.value, name)
+        layer = network.norm_kind == "layer"
+        normed, self._value = network.graph.ops(
+            "SkipLayerNormalization" if layer else "SkipSimplifiedLayerNormalization",
+            self._pending,
+            self._value,
+            *network.norm_parameters(name, network.hidden, network.norm_kind),
+            domain=ORT,
+            name=last_part(name),
+            outputs=("output", None, None, "sum"),
+            epsilon=network.epsilon,
+        )
+        self._pending = None
+        return normed
+
+    def keep_last(self, tokens: Tokens) -> None:
+        """Keeps only each row's last real token: [B, hidden]."""
+        graph = self.network.graph
+        last = tokens.last_real()
+        self._value = graph.op("Gather", self._value, last)
+        if self._pending is not None:
+            self._pending = graph.op("Gather", self._pending, last)

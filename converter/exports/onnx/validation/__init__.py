@@ -1,0 +1,335 @@
+"""Checks of ONNX graphs: the file, and what it computes under onnxruntime against the torch model.
+
+structure.py   onnx's checker; the graph points to these weights and has this scaling
+cases.py       the runs (prompts, padding, decoding, chunks, greedy tokens) and how much of a model they use
+reference.py   the patched torch model
+derive.py      the first layers of a graph's file; a bfloat16 graph in float32
+check.py       tolerances and the report
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+import time
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+from numpy.typing import NDArray
+
+from converter.errors import ProviderError
+from converter.exports.onnx.choices import QUANTISED
+from converter.exports.onnx.describe import Description, describe, description
+from converter.exports.onnx.requirements import for_task
+from converter.exports.onnx.session import PROVIDERS, Session, available, check_available
+from converter.exports.onnx.validation.cases import GREEDY, Answer, Case, Extent, choose_cases, extent, greedy
+from converter.exports.onnx.validation.check import (
+    TOLERANCES,
+    UNKNOWN,
+    GraphCheck,
+    GraphReport,
+    ProviderReport,
+    ValidationReport,
+    one_line,
+)
+from converter.exports.onnx.validation.derive import excerpt, in_float32, serialised
+from converter.exports.onnx.validation.reference import Reference
+from converter.exports.onnx.validation.structure import AGAIN, check_structure
+from converter.progress import steps
+from converter.result.converted import ConvertedRepository
+
+__all__ = ["TOLERANCES", "GraphCheck", "GraphReport", "ProviderReport", "ValidationReport", "run"]
+
+Array = NDArray[Any]
+HEAVY = ("GroupQueryAttention", "Gemm", "MatMul", "FusedMatMul", "MatMulNBits")
+"""Operators that must run on the provider that was asked for."""
+
+WIDENED = "in float32, since the CPU provider has no bfloat16 kernels"
+
+
+def run(
+    repository: ConvertedRepository,
+    graphs: Mapping[str, Path],
+    provider: str | None,
+    *,
+    listed: Collection[str] = (),
+    progress: bool = False,
+) -> ValidationReport:
+    """Validates graphs of one repository.
+
+    Args:
+        repository: the converted repository.
+        graphs: name in the repository -> where the file is.
+        provider: ``cpu``; ``cuda``, which includes the CPU; None for the CPU and, if there is one, CUDA.
+        listed: names of files in the manifest. Such a graph is this tool's own, even if it is too damaged to
+            say so; it then fails.
+        progress: draw a bar on stderr.
+
+    Raises:
+        ValidationError: a graph that this tool did not make, or for other weights or another scaling.
+        UnsupportedModel: a graph of a task that the repository has no weights for.
+        ProviderError: the provider is not available, or fell back to the CPU.
+    """
+    import torch
+    import transformers
+
+    started = time.monotonic()
+    if provider is not None:
+        check_available(provider)
+    described = {
+        name: description(path, name)
+        for name, path in graphs.items()
+        if name not in listed or describe(path) is not None
+    }
+    cuda = provider == "cuda" or (provider is None and cuda_works())
+    places = {
+        name: ["cpu", "cuda"] if cuda and cuda_has(made) else ["cpu"] for name, made in described.items()
+    }
+    if provider == "cuda" and described and not any("cuda" in found for found in places.values()):
+        raise ProviderError(
+            "the CUDA provider has no float32 GroupQueryAttention; export with --onnx-dtype fp16 or bf16, "
+            "or with --onnx-profile portable"
+        )
+    with silent():
+        structure = {
+            name: check_structure(graphs[name], name, made, repository) for name, made in described.items()
+        }
+    views = {name: for_task(repository, made.task) for name, made in described.items()}
+    ort = any(made.profile == "ort" for made in described.values())
+    expected: dict[str, Expected] = {}
+    reports = []
+    count = len({view.head for view in views.values()}) + sum(map(len, places.values()))
+    with silent(), steps("validating", count, show=progress) as advance:
+        for view in views.values():
+            if view.head not in expected:
+                expected[view.head] = run_torch(view, one_row_chunks=ort)
+                advance(1)
+        for name, path in graphs.items():
+            if name not in described:
+                reports.append(damaged(path, name))
+                continue
+            right = expected[views[name].head]
+            graph = GraphRun(path, right.scope, described[name])
+            results = []
+            for place in places[name]:
+                results.append(graph.on(place, right))
+                advance(1)
+            reports.append(
+                GraphReport(
+                    file=name,
+                    profile=described[name].profile,
+                    dtype=described[name].dtype,
+                    bytes=path.stat().st_size,
+                    extent=right.scope.note or "the whole model",
+                    structure=structure[name],
+                    providers=results,
+                )
+            )
+    modules = (onnx, onnxruntime, torch, transformers)
+    versions = {module.__name__: str(module.__version__) for module in modules}
+    return ValidationReport(reports, versions, round(time.monotonic() - started, 3))
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Keeps what onnx_ir says about invalid graphs off stderr; a failed check says it in the report."""
+    log = logging.getLogger("onnx_ir")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="onnx_ir")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def damaged(path: Path, name: str) -> GraphReport:
+    """The report of a graph that was exported here and whose description cannot be read any more."""
+    check = GraphCheck("file", False, f"damaged: it is not as the export wrote it; {AGAIN}")
+    return GraphReport(name, UNKNOWN, UNKNOWN, path.stat().st_size, "nothing", [check], [])
+
+
+class Expected(NamedTuple):
+    """What is run, and the results of the torch model."""
+
+    scope: Extent
+    cases: Sequence[Case]
+    answers: Mapping[str, Sequence[Answer]]
+    """Name of a case -> the results of its steps."""
+    greedy: tuple[Array, Array] | None
+    """A decoder's greedy tokens, int64 [count], and the logits they were chosen from, float32 [count,
+    vocabulary]; None for an encoder."""
+
+
+def run_torch(repository: ConvertedRepository, *, one_row_chunks: bool) -> Expected:
+    """Runs the torch model and frees it; see ``choose_cases`` for the argument."""
+    scope = extent(repository)
+    cases = list(choose_cases(scope, cached=repository.decoder, one_row_chunks=one_row_chunks))
+    with Reference.load(repository, scope.layers, scope.vocabulary) as reference:
+        found = {case.name: case.run(reference) for case in cases}
+        return Expected(scope, cases, found, greedy(reference, scope) if repository.decoder else None)
+
+
+def cuda_works() -> bool:
+    """Whether onnxruntime has CUDA and torch sees a device for it."""
+    if not available("cuda"):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def cuda_has(made: Description) -> bool:
+    """Whether the CUDA provider can run a graph; its GroupQueryAttention has half precision only."""
+    return made.profile != "ort" or made.computes_in != "fp32" or not made.head_size
+
+
+class GraphRun:
+    """One graph under onnxruntime."""
+
+    def __init__(self, path: Path, scope: Extent, made: Description):
+        self.path = path
+        self.scope = scope
+        self.made = made
+
+    def on(self, provider: str, right: Expected) -> ProviderReport:
+        """Runs all cases on one provider.
+
+        Raises:
+            ProviderError: the provider fell back to the CPU.
+        """
+        widened = self.widened(provider)
+        note = WIDENED if widened else None
+        tolerance = TOLERANCES["fp32" if widened else self.made.dtype]
+        try:
+            session = self.open(provider)
+        except ProviderError:
+            raise
+        except Exception as error:
+            return ProviderReport(provider, {}, tolerance, [GraphCheck("load", False, one_line(error))], note)
+        checks = []
+        for case in right.cases:
+            try:
+                checks.append(self.compare(case.name, case.run(session), right.answers[case.name], tolerance))
+            except Exception as error:
+                checks.append(GraphCheck(case.name, False, one_line(error)))
+        if right.greedy is not None:
+            try:
+                checks.append(self.greedy(session, *right.greedy, tolerance))
+            except Exception as error:
+                checks.append(GraphCheck("greedy tokens", False, one_line(error)))
+        del session
+        try:
+            ran = self.operators(provider, right.cases[0])
+        except ProviderError:
+            raise
+        except Exception as error:
+            checks.append(GraphCheck("provider", False, one_line(error)))
+            return ProviderReport(provider, {}, tolerance, checks, note)
+        elsewhere = [
+            f"{operator} on {name}"
+            for name, operators in ran.items()
+            for operator in operators
+            if operator in HEAVY and name != PROVIDERS[provider]
+        ]
+        placed = ", ".join(f"{sum(found.values())} on {name}" for name, found in ran.items())
+        checks.append(
+            GraphCheck(
+                "provider", not elsewhere, "; ".join(elsewhere) or f"operators of a short prompt: {placed}"
+            )
+        )
+        return ProviderReport(provider, ran, tolerance, checks, note)
+
+    def open(self, provider: str, *, profile: Path | None = None) -> Session:
+        """A session of the graph's file, or of a graph derived from it that can be run."""
+        widen = self.widened(provider)
+        if self.scope.whole and not widen:
+            return Session(self.path, provider, profile=profile)
+        model = ir.load(self.path)
+        if not self.scope.whole:
+            scope = self.scope
+            excerpt(model, scope.layers, scope.vocabulary, scope.full_vocabulary)
+        if widen:
+            in_float32(model)
+        return Session(serialised(model), provider, folder=self.path.parent, profile=profile)
+
+    def widened(self, provider: str) -> bool:
+        """Whether the graph has to run in float32 because the provider does not support its dtype."""
+        return provider == "cpu" and self.made.computes_in == "bf16"
+
+    def compare(
+        self, name: str, results: Sequence[Answer], expected: Sequence[Answer], tolerance: float
+    ) -> GraphCheck:
+        """Compares the results of all steps; ``TOLERANCES`` defines the difference."""
+        pairs = [
+            (ours, theirs)
+            for found, answer in zip(results, expected, strict=True)
+            for ours, theirs in zip(found, answer, strict=True)
+            if ours is not None and theirs is not None
+        ]
+        errors = [ours - theirs for ours, theirs in pairs]
+        right = [theirs for _, theirs in pairs]
+        if self.made.dtype in QUANTISED:
+            what = "root mean square of the differences {} of the values'"
+            difference = math.sqrt(mean_square(errors) / mean_square(right))
+        else:
+            what = "largest difference {} of the largest value"
+            difference = largest(errors) / largest(right)
+        # If one logit is NaN, so is the difference, and the comparison is false.
+        detail = f"{what.format(f'{difference:.1e}')} (at most {tolerance:g})"
+        return GraphCheck(name, difference <= tolerance, detail, difference)
+
+    def greedy(self, session: Session, tokens: Array, scores: Array, tolerance: float) -> GraphCheck:
+        """Compares greedy tokens, generated as a server does, with those of the torch model.
+
+        A different token is a tie if the reference has both logits within the tolerance. A quantised graph
+        may prefer other tokens; but they must not depend on the buffer, and its logits must be finite.
+        """
+        name = "greedy tokens"
+        shared = self.made.profile == "ort"
+        where = "past and present in one buffer" if shared else "a new cache at every step"
+        engine = session.shared(1, self.scope.beyond + GREEDY) if shared else session
+        found, own = greedy(engine, self.scope)
+        same = int(np.cumprod(found == tokens).sum())
+        if self.made.dtype in QUANTISED:
+            alone = greedy(session, self.scope)[0] if shared else found
+            passed = bool((found == alone).all()) and bool(np.isfinite(own).all())
+            how = f", {'as' if passed else 'not as'} without" if shared else ""
+            return GraphCheck(name, passed, f"{where}{how}; the first {same} as the torch model")
+        if same == len(tokens):
+            return GraphCheck(name, True, f"all {same} identical, {where}")
+        margin = float(scores[same][tokens[same]] - scores[same][found[same]])
+        margin /= float(np.abs(scores[same]).max())
+        return GraphCheck(
+            name,
+            margin <= 2 * tolerance,
+            f"{same} of {len(tokens)} identical, {where}; then a token whose logit is {margin:.1e} of the "
+            "largest below the reference's choice",
+            margin,
+        )
+
+    def operators(self, provider: str, case: Case) -> dict[str, dict[str, int]]:
+        """Which provider ran which operators, from onnxruntime's profile."""
+        with tempfile.TemporaryDirectory(prefix="ntk-convert-") as folder:
+            session = self.open(provider, profile=Path(folder))
+            case.run(session)
+            return {name: dict(found) for name, found in session.operators().items()}
+
+
+def mean_square(arrays: Sequence[Array]) -> float:
+    """The mean of the arrays' mean squares."""
+    return float(np.mean([np.square(array).mean() for array in arrays]))
+
+
+def largest(arrays: Sequence[Array]) -> float:
+    """The largest absolute value; NaN if there is one."""
+    return float(np.max([np.abs(array).max() for array in arrays]))

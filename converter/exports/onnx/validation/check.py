@@ -1,0 +1,118 @@
+"""The outcome of a graph's validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from converter.errors import ValidationError
+
+TOLERANCES = {"fp32": 1e-4, "fp16": 3e-2, "bf16": 0.15, "int8": 0.1, "int4": 0.5}
+"""Largest difference between a graph's logits and those of the torch model in float32.
+
+For float dtypes this is the largest difference divided by the largest logit: float32 differs by the order
+of sums, half precision by its rounding in every layer. For quantised graphs, whose single logits say little,
+it is the root mean square of the differences divided by that of the logits; unrelated logits would give 1.4.
+"""
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class GraphCheck:
+    """The outcome of one check."""
+
+    name: str
+    passed: bool
+    detail: str
+    difference: float | None = None
+    """As ``TOLERANCES`` defines it; None where no numbers are compared."""
+
+    def __str__(self) -> str:
+        return f"{'ok    ' if self.passed else 'FAILED'}  {self.name}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class ProviderReport:
+    """A graph on one execution provider."""
+
+    provider: str
+    """``cpu`` or ``cuda``."""
+    ran: Mapping[str, Mapping[str, int]]
+    """onnxruntime's provider -> operator -> count, from the profile of a short prompt."""
+    tolerance: float
+    checks: Sequence[GraphCheck]
+    note: str | None
+    """How the graph that ran differs from the file, and why; None if it does not."""
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """A graph and its checks."""
+
+    file: str
+    profile: str
+    """``UNKNOWN`` if the file is too damaged to say so; the same holds for the dtype."""
+    dtype: str
+    bytes: int
+    extent: str
+    """How much of the model was run."""
+    structure: Sequence[GraphCheck]
+    providers: Sequence[ProviderReport]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.structure) and all(p.passed for p in self.providers)
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """All graphs of a repository."""
+
+    graphs: Sequence[GraphReport]
+    versions: Mapping[str, str]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.failure is None
+
+    @property
+    def failure(self) -> str | None:
+        """The first check that failed, in one line; None if all passed."""
+        for graph in self.graphs:
+            for check in (*graph.structure, *(c for p in graph.providers for c in p.checks)):
+                if not check.passed:
+                    return f"{graph.file}: {check.name}: {check.detail}"
+        return None
+
+    def check(self) -> None:
+        """Raises ``ValidationError`` if a check failed."""
+        if self.failure is not None:
+            raise ValidationError(self.failure)
+
+    def summary(self) -> str:
+        """The checks of each graph, and where it ran, for people."""
+        lines = []
+        for graph in self.graphs:
+            lines.append(f"{graph.file}: {graph.profile}, {graph.dtype}; run: {graph.extent}")
+            lines += [f"  {check}" for check in graph.structure]
+            for place in graph.providers:
+                note = f", {place.note}" if place.note else ""
+                lines.append(f"  on {place.provider}: ran on {', '.join(place.ran) or 'nothing'}{note}")
+                lines += [f"    {check}" for check in place.checks]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as JSON."""
+        return {"passed": self.passed, **asdict(self)}
+
+
+def one_line(error: Exception) -> str:
+    """An exception's message without line breaks."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,0 +1,71 @@
+"""The patched torch model with the repository's own code and weights, whole or its first layers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from converter.exports.onnx.session import stacked
+from converter.result.converted import ConvertedRepository
+from converter.verification.patched import Patched, build
+
+Array = NDArray[Any]
+VOCABULARY_TENSORS = (
+    "lm_head.weight",
+    "cls.predictions.bias",
+    "cls.predictions.decoder.weight",
+    "cls.predictions.decoder.bias",
+)
+"""Tensors of heads that have a row for each token of the vocabulary."""
+RESULTS = ("last_hidden_state", "logits", "start_logits", "end_logits")
+"""Outputs that a model may have, in the order of a graph's outputs."""
+
+
+class Reference:
+    """The torch model in float32, which computes the right results."""
+
+    def __init__(self, model: Any, *, has_cache: bool):
+        self.model = model
+        self.has_cache = has_cache
+
+    @classmethod
+    @contextlib.contextmanager
+    def load(cls, repository: ConvertedRepository, layers: int, vocabulary: int) -> Iterator[Reference]:
+        """Loads the first ``layers`` layers and the first ``vocabulary`` rows of the embeddings."""
+        with Patched.load(repository) as patched:
+            config = patched.build_config()
+            config.num_hidden_layers = layers
+            config.vocab_size = vocabulary
+            padding = config.pad_token_id
+            if padding is not None and padding >= vocabulary:
+                config.pad_token_id = None  # it is outside the shortened vocabulary
+            model = build(patched.architecture, config, device="meta")
+            family = repository.family
+            tables = {*family.tensor_names(family.embeddings), *VOCABULARY_TENSORS}
+            stored = patched.checkpoint.tensors
+            state = {}
+            for name in model.state_dict():
+                spellings = (name, family.below(name), *family.tensor_names(name))
+                found = next((spelling for spelling in spellings if spelling in stored), None)
+                if found is None:
+                    continue  # a tied head
+                whole = name not in tables or stored[found].shape[0] == vocabulary
+                tensor = patched.tensor(found) if whole else patched.first_rows(found, vocabulary)
+                state[name] = tensor.float()
+            model.load_state_dict(state, strict=False, assign=True)
+            model.tie_weights()
+            yield cls(model, has_cache=repository.decoder)
+
+    def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Array, Any]:
+        """See ``Session.step``: the results, float32 [B, S or 1, any], and the cache."""
+        cache = {"past_key_values": past, "use_cache": True} if self.has_cache else {}
+        with torch.no_grad():
+            output = self.model(
+                torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), return_dict=True, **cache
+            )
+        results = [output[name].numpy() for name in RESULTS if name in output]
+        return stacked(results, ids.shape[1]), output.get("past_key_values")

@@ -1,0 +1,81 @@
+"""The checks of a source, including those that apply to every family."""
+
+from __future__ import annotations
+
+from converter.config import Config, count, read_provenance
+from converter.errors import AlreadyConverted, SourceError, UnsupportedModel
+from converter.families import Family, converted, recognise
+
+KERNELS = tuple(f"{start}{what}_implementation" for what in ("attn", "experts") for start in ("", "_"))
+"""Keys that make transformers load code from the Hub if their value is a name such as ``user/name``."""
+QUANTISED = ("quantization_config", "compression_config", "quantization_bit", "bigdl_transformers_low_bit")
+"""Keys of quantised checkpoints: of transformers, of compressed-tensors, and of tools that have their own."""
+MOST_LABELS = 1 << 17
+"""The largest number of labels of a classifier; transformers makes a name for each of them."""
+
+
+def check_source(config: Config) -> Family:
+    """The family of a source that can be converted.
+
+    Raises:
+        AlreadyConverted: the source is itself a converted repository.
+        UnsupportedModel: the checkpoint is quantised, or its family refuses it.
+        SourceError: a size is missing or impossible.
+    """
+    family = recognise(config)
+    check_convertible(config)
+    if config.get("alibi_scaling") is not None and not family.own_scaling:
+        raise UnsupportedModel(
+            f"config.json has alibi_scaling {config['alibi_scaling']!r}, which {family.title} does not read; "
+            "if the model was trained without it, remove it; otherwise this model cannot be converted"
+        )
+    family.check(config)
+    family.architectures(config)
+    family.geometry(config)
+    count(config, "vocab_size", default=1)
+    return family
+
+
+def check_convertible(config: Config) -> None:
+    """The checks of a source that do not depend on its family.
+
+    Raises:
+        AlreadyConverted: the source is itself a converted repository.
+        UnsupportedModel, SourceError: see ``check_plain``.
+    """
+    if converted(config):
+        origin = read_provenance(config)
+        source = None if origin is None else origin.source
+        raise AlreadyConverted(
+            f"the source is already converted (model_type {config.get('model_type')!r}); "
+            f"convert its original{f' {source!r}' if source else ''} instead"
+        )
+    check_plain(config)
+
+
+def check_plain(config: Config) -> None:
+    """The checks of any checkpoint, converted or not.
+
+    Raises:
+        UnsupportedModel: the checkpoint is quantised.
+        SourceError: it has more labels than any model, and transformers would make a name for each.
+    """
+    for key in QUANTISED:
+        if config.get(key):
+            raise UnsupportedModel(f"the checkpoint is quantised ({key} is set); convert the unquantised one")
+    labels = count(config, "num_labels", default=1)
+    if labels > MOST_LABELS:
+        raise SourceError(f"config.json: num_labels is {labels}, more than any model has ({MOST_LABELS})")
+
+
+def check_kernels(config: Config) -> None:
+    """Raises ``UnsupportedModel`` if a converted config replaces the attention by code from the Hub.
+
+    In a source's config these keys do not matter: a conversion drops them.
+    """
+    for key in KERNELS:
+        if "/" in str(config.get(key)):
+            raise UnsupportedModel(
+                f"config.json names code of another repository ({key} is {config[key]!r}), which loading "
+                "would download and run; remove the key"
+            )

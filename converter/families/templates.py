@@ -1,0 +1,35 @@
+"""Where the modeling templates are, and which keys of config.json they read."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from converter.errors import OutputError
+from converter.families.base import Family
+
+
+def templates_folder() -> Path:
+    """The folder of the modeling templates: inside an installed package, or beside it in a checkout.
+
+    Raises:
+        OutputError: there are none in either place; the installation is incomplete.
+    """
+    package = Path(__file__).parent.parent
+    for folder in (package / "templates", package.parent / "templates"):
+        if (folder / "ntk_alibi.py").is_file():
+            return folder
+    raise OutputError(
+        f"the templates are missing from the installation in {package}; install ntk-convert again"
+    )
+
+
+def config_keys(family: Family) -> set[str]:
+    """The keys that a family's converted config class has parameters for.
+
+    The file is parsed and not imported, since that would import transformers.
+    """
+    path = templates_folder() / f"configuration_ntk_{family.name}.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return {argument.arg for function in functions for argument in function.args.args} - {"self"}

@@ -1,0 +1,141 @@
+"""An opened model: its source, config, recipe and trained length, each read once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from converter import recipes
+from converter.config import Config, read_provenance, without_implementation
+from converter.errors import UsageError
+from converter.families import converted as is_converted
+from converter.recipes import Recipe
+from converter.recipes.overrides import overridden
+from converter.scaling.request import Request
+from converter.scaling.scaling import Scaling
+from converter.scaling.train_length import TrainLength
+from converter.source.base import Source
+from converter.source.checkpoint import Checkpoint, read_checkpoint
+from converter.source.open import open_source
+from converter.source.sentence_transformers import Nested, nested_files
+from converter.source.tokenizer import Tokenizer, read_tokenizer
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint, original or converted, whose positions can be scaled."""
+
+    source: Source
+    original: Config
+    """The parsed config.json."""
+    config: Config
+    """The same with the user's values and, for a source, without the keys of an implementation."""
+    recipe: Recipe
+    trained: TrainLength
+    revision: str | None = None
+    """As the user gave it."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """The values that the user gave for keys of the source's config."""
+
+    @property
+    def name(self) -> str:
+        """The Hub id, or the local folder's own name."""
+        return self.source.name
+
+    def scaling(self, request: Request) -> Scaling:
+        """The requested scaling.
+
+        Raises:
+            UsageError: it needs the trained length, which is not known; the target length is below the
+                trained length; or the model cannot compute such a scaling.
+        """
+        scaling = request.resolve(self.trained, self.name, self.recipe.default_dynamic)
+        self.recipe.check_scaling(scaling)
+        return scaling
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """What a conversion does with the tokenizer; from the Hub, its config is downloaded."""
+        return read_tokenizer(self.source, self.config, code=bool(self.recipe.templates))
+
+    @cached_property
+    def nested(self) -> Nested:
+        """Its files in subfolders; from the Hub, ``modules.json`` is downloaded."""
+        return nested_files(self.source)
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The headers of its weights; the weights must be in the source's folder.
+
+        Raises:
+            SourceError: the weights are missing or damaged.
+        """
+        return read_checkpoint(self.source.folder)
+
+    @cached_property
+    def stored(self) -> dict[str, Any]:
+        """What the tensors add to the config; empty for a Hub repository, whose weights are not here."""
+        if not (self.source.local and self.source.weights()):
+            return {}
+        return self.recipe.stored(self.source.folder, self.checkpoint, self.config)
+
+
+def open_model(
+    model: str | Path,
+    *,
+    train_length: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+    progress: bool = False,
+    converted: bool = True,
+) -> Model:
+    """Opens a checkpoint; from the Hub, only the config is downloaded.
+
+    Args:
+        model: a local folder, or a Hub id.
+        train_length: trained length in tokens, if the checkpoint is not a known one.
+        overrides, revision, token, cache_dir: as for ``convert``.
+        progress: draw the Hub client's progress bars on stderr.
+        converted: also accept a converted repository.
+
+    Raises:
+        SourceError: the checkpoint is missing, unreadable or damaged.
+        UnsupportedModel: its positions cannot be scaled; the message says why.
+        AlreadyConverted: it is a converted repository, and ``converted`` is False.
+        UsageError: a revision was given for a local folder, or the trained length is not valid; or a value
+            of ``overrides`` cannot be set.
+    """
+    Request("none", train_length=train_length)
+    source = open_source(
+        str(model),
+        revision=revision,
+        token=token,
+        cache_dir=Path(cache_dir) if cache_dir else None,
+        progress=progress,
+    )
+    config = original = source.config()
+    overrides = overrides or {}
+    if is_converted(config):
+        _check_recorded(config, overrides)
+    else:
+        config = overridden(without_implementation(config), overrides)
+    recipe = recipes.of_checkpoint(config) if converted else recipes.of_source(config)
+    trained = recipe.trained_length(source, train_length)
+    return Model(source, original, config, recipe, trained, revision, overrides)
+
+
+def _check_recorded(config: Config, overrides: Mapping[str, Any]) -> None:
+    """Raises ``UsageError`` for values that a converted repository was not made with."""
+    provenance = read_provenance(config)
+    recorded = {} if provenance is None else provenance.overrides
+    for key, value in overrides.items():
+        if key not in recorded or recorded[key] != value:
+            raise UsageError(
+                f"--set {key} is for the config of a source, and this repository is converted; drop it, or "
+                "convert the source with it"
+            )

@@ -1,0 +1,28 @@
+"""Paths as users write them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from converter.errors import OutputError
+
+
+def expand(path: str | Path) -> Path:
+    """``path`` with ``~`` and ``~user`` replaced; as it is if there is no such user."""
+    try:
+        return Path(os.path.expanduser(path))  # noqa: PTH111 -- Path.expanduser raises for an unknown user
+    except ValueError:  # the name has a NUL character
+        return Path(path)
+
+
+def out_path(out: str | Path) -> Path:
+    """The absolute path of an output folder, with all links followed.
+
+    Raises:
+        OutputError: ``out`` is not a path.
+    """
+    try:
+        return Path(os.path.realpath(expand(out)))  # Path.resolve raises for circular links
+    except ValueError as error:
+        raise OutputError(f"--out {str(out)[:80]!r} is not a path ({error}); name a folder") from error

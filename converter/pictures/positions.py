@@ -1,0 +1,138 @@
+"""The data for the pictures of a model: its slopes or frequencies, stock and scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from converter.config import LONGEST, Config
+from converter.model import Model, open_model
+from converter.recipes import AlibiRecipe
+from converter.scaling.request import Request
+from converter.scaling.scaling import Dynamic, Scaling, Unscaled
+
+MULTIPLES = (1, 2, 4)
+"""Multiples of the trained length at which a dynamic scaling is shown."""
+STOCK = "stock"
+
+Values = tuple[float, ...]
+"""One slope per head; for rotary positions, one frequency in radians per token for each pair of channels."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The slopes or frequencies under one scaling, at one length."""
+
+    label: str
+    values: Values
+    tokens: float | None
+    """The length they are meant for: for a static scaling, factor times trained length; None if not known."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """A model's slopes or frequencies, stock and under some scalings."""
+
+    name: str
+    stock: Values
+    scalings: Sequence[Scaling] = ()
+    train_length: int | None = None
+    """In tokens."""
+    decoder: bool = True
+    """Causal; an encoder's queries see keys on both sides."""
+    rotary: bool = False
+    bias_scale: float = 1.0
+    """The factor on slope times distance; for Falcon, 1 / sqrt(head size)."""
+    scale: Callable[[Values, Scaling, int], Values] = lambda stock, scaling, tokens: scaling.slopes(
+        stock, tokens
+    )
+    """``converter.recipes.base.Recipe.scaled``."""
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Stock first; a dynamic scaling has one variant for each of ``MULTIPLES``."""
+        found = [Variant(STOCK, self.stock, self.train_length)]
+        for scaling in self.scalings:
+            if not isinstance(scaling, Dynamic):
+                factor = scaling.factor_at(0)
+                tokens = None if self.train_length is None else min(factor * self.train_length, LONGEST)
+                found.append(Variant(str(scaling), self.scale(self.stock, scaling, 0), tokens))
+                continue
+            for length in dynamic_lengths(scaling):
+                label = (
+                    f"{scaling.method}, {scaling.dynamic}-dynamic, rate {scaling.rate:g}, at {length} tokens"
+                )
+                found.append(Variant(label, self.scale(self.stock, scaling, length), length))
+        return found
+
+    @property
+    def target_length(self) -> float | None:
+        """The longest length in tokens that a scaling is meant for; None if there is none, or not known."""
+        lengths = [variant.tokens for variant in self.variants if variant.tokens is not None]
+        longest = max(lengths, default=None)
+        return None if longest == self.train_length else longest
+
+
+def dynamic_lengths(scaling: Dynamic) -> list[int]:
+    """The lengths in tokens at which a dynamic scaling is shown."""
+    return [min(multiple * scaling.train_length, LONGEST) for multiple in MULTIPLES]
+
+
+def read(
+    model: str,
+    requests: Sequence[Request] = (),
+    *,
+    train_length: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: Path | None = None,
+) -> Positions:
+    """Reads a checkpoint, stock or converted; from a Hub repository, only the config is downloaded.
+
+    Args:
+        model: a local folder or a Hub id.
+        requests: the scalings to show; by default a converted repository shows its own.
+        train_length, overrides, revision, token, cache_dir: as for ``inspect``.
+
+    Raises:
+        UsageError: a request needs the trained length, which is not known; or this model cannot compute it.
+        SourceError: the checkpoint is missing, unreadable or damaged.
+        UnsupportedModel: the model's positions cannot be scaled.
+    """
+    opened = open_model(
+        model,
+        train_length=train_length,
+        overrides=overrides,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+    )
+    scalings = [opened.scaling(request) for request in requests] or [opened.recipe.own_scaling]
+    return describe(opened, opened.stored, scalings)
+
+
+def describe(model: Model, stored: Config, scalings: Sequence[Scaling]) -> Positions:
+    """The same for a model that is already open.
+
+    Args:
+        model: the model.
+        stored: the settings that its tensors add to its config, or the whole config of its conversion.
+        scalings: the scalings to show. ``none`` is left out, since stock is always shown.
+    """
+    recipe, train_length = model.recipe, model.trained.tokens
+    bias_scale = 1.0
+    if isinstance(recipe, AlibiRecipe):
+        bias_scale = recipe.family.bias_scale(recipe.geometry.head_dim)
+    return Positions(
+        name=model.name,
+        stock=recipe.stock(stored),
+        scalings=[scaling for scaling in dict.fromkeys(scalings) if not isinstance(scaling, Unscaled)],
+        train_length=None if train_length is None else min(train_length, LONGEST),
+        decoder=recipe.decoder,
+        rotary=recipe.positions == "rotary",
+        bias_scale=bias_scale,
+        scale=recipe.scaled,
+    )

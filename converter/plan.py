@@ -1,0 +1,219 @@
+"""The core of a conversion: ``prepare`` reads the source and makes a ``Plan``, ``write`` carries it out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from converter import recipes
+from converter.config import OVERRIDES, PROVENANCE, Config
+from converter.errors import SourceError, VerificationError
+from converter.exports import not_copied
+from converter.exports.base import Export
+from converter.model import Model
+from converter.recipes.overrides import words
+from converter.result import manifest
+from converter.result.card import PICTURE
+from converter.result.converted import ConvertedRepository
+from converter.result.lengths import raise_limits
+from converter.result.repository import set_dtype, small_files, write_repository
+from converter.scaling.request import Request, command_line
+from converter.scaling.scaling import Scaling
+from converter.source.base import CARD, CONFIG
+from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, target_names
+from converter.source.tokenizer import TOKENIZER_CONFIG
+from converter.weights.files import Link
+from converter.weights.transfer import STORED, TORCH, Dtype, Order, transfer
+
+SMALL = 16 << 20
+"""Bytes reserved for everything but the weights when free disk space is checked."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A conversion that is decided but not written yet."""
+
+    model: Model
+    request: Request
+    scaling: Scaling
+    config: dict[str, Any]
+    """config.json of the result; ``write`` adds the values that are known only from the finished weights."""
+    weights: Mapping[str, int | None]
+    """Weight files of the source and their sizes in bytes; None where the size is not known."""
+    copied: Mapping[str, int | None]
+    """Small files that are copied unchanged, and their sizes in bytes."""
+    rewritten: Mapping[str, dict[str, Any]]
+    """Small JSON files that are not copied unchanged, and their new content."""
+    order: Order
+    """How to write the weights."""
+    exports: Sequence[Export]
+    base_model: str | None
+    """Hub id that the card names as the source's, as the user gave it."""
+    notes: Sequence[str]
+    """What users of the result should know, each one sentence without its full stop."""
+
+    @property
+    def dtype(self) -> str | None:
+        """Safetensors dtype to which the weights are rounded; None if they keep their own."""
+        return None if self.order.dtype is None else STORED[self.order.dtype]
+
+    @property
+    def wanted(self) -> list[str]:
+        """Files of the source that ``write`` reads."""
+        return [*({CARD} & self.model.source.files.keys()), *self.copied, *self.weights]
+
+    @property
+    def config_changes(self) -> dict[str, tuple[Any, Any]]:
+        """Key of config.json -> (value in the source or None, value in the result or None)."""
+        return changes(self.model.original, self.config)
+
+    def files(self, *, picture: bool) -> dict[str, int | None]:
+        """The files that ``write`` and the exports would write -> bytes, None where the size is not known.
+
+        Args:
+            picture: whether the model card gets a picture.
+        """
+        source, recipe, tokenizer = self.model.source, self.model.recipe, self.model.tokenizer
+        dtypes = self.model.checkpoint.dtypes if source.local else ()
+        files: dict[str, int | None] = dict.fromkeys(
+            (CONFIG, CARD, manifest.MANIFEST, *recipe.templates, *tokenizer.templates)
+        )
+        files |= {**self.copied, **dict.fromkeys(self.rewritten)}
+        targets = target_names(self.weights, source.index)
+        files |= {target: self.weights.get(name) for name, target in targets.items()}
+        for export in self.exports:
+            files |= dict.fromkeys(export.planned_files(dtypes, decoder=recipe.decoder))
+        return files | dict.fromkeys((PICTURE,) if picture else ())
+
+    def result_bytes(self) -> int:
+        """Bytes of the result's weights, as far as they are known before the download."""
+        parameters = self.model.source.parameters
+        if self.dtype is not None and parameters:
+            return sum(parameters.values()) * ITEM_BYTES[self.dtype]
+        return sum(size or 0 for size in self.weights.values())
+
+    def other_bytes(self) -> int:
+        """Bytes reserved for everything but the weights and the exports."""
+        return SMALL + sum(size or 0 for size in self.copied.values())
+
+    def command(self, out: str, *, verify: bool) -> str:
+        """The command line for the model card; for privacy, a local source is cut to its name.
+
+        Args:
+            out: the folder as the card shows it.
+            verify: whether the result is verified.
+        """
+        model, source = self.model, self.model.source
+        more = words(model.overrides)
+        more += ["--dtype", self.order.dtype] if self.order.dtype else []
+        more += ["--base-model", self.base_model] if self.base_model else []
+        for export in self.exports:
+            more += export.words
+        more += [] if verify else ["--no-verify"]
+        name = source.repo_id or f"./{source.name}"
+        return command_line(name, self.request, out, revision=model.revision, more=more)
+
+
+def prepare(
+    model: Model,
+    request: Request,
+    *,
+    dtype: Dtype | None = None,
+    link: Link | None = None,
+    exports: Sequence[Export] = (),
+    base_model: str | None = None,
+) -> Plan:
+    """Reads the source and decides what to write. Nothing is written, and no weights are downloaded.
+
+    Args:
+        model: an opened source.
+        request: the scaling options.
+        dtype, link: as for ``convert``.
+        exports: what to export beside the model.
+        base_model: Hub id that the card names as the source's; by default the source's own.
+
+    Raises:
+        UsageError: the model cannot compute such a scaling.
+        SourceError: the checkpoint is damaged or has no weights.
+        UnsupportedModel: it cannot be scaled or exported this way; the message says why.
+    """
+    source, recipe = model.source, model.recipe
+    scaling = model.scaling(request)
+    config = recipe.scaled_config(scaling, model.trained.tokens, source, model.tokenizer)
+    for export in exports:
+        export.check(recipe, config)
+    weights = source.weights()
+    if not weights:
+        raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
+    tokenizer = model.tokenizer
+    reach = recipe.reach(scaling, model.trained.tokens)
+    raised = raise_limits(source, tokenizer, reach, decoder=recipe.decoder)
+    notes = []
+    if model.overrides:
+        config[PROVENANCE] |= {OVERRIDES: dict(model.overrides)}
+        notes.append(f"the source's config.json was read with {shlex.join(words(model.overrides))}")
+    notes += [*recipe.notes, *filter(None, [tokenizer.note, raised.note]), *model.nested.notes]
+    if dtype is not None:
+        set_dtype(config, TORCH[dtype])
+        notes.append(f"the weights were converted to {TORCH[dtype]} (--dtype {dtype})")
+    small = small_files(source.files, but=not_copied())
+    rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
+    rewritten |= raised.files
+    copied = {name: source.files[name] for name in small if name not in rewritten} | model.nested.files
+    if source.local:
+        source.fetch(copied)
+        config |= recipe.stored(source.folder, model.checkpoint, config)
+    order = Order(dtype, link, keep=recipe.exact_tensors, tied=recipe.tied_tensors)
+    return Plan(
+        model, request, scaling, config, weights, copied, rewritten, order, exports, base_model, notes
+    )
+
+
+@dataclass(frozen=True)
+class Written:
+    """What ``write`` wrote."""
+
+    repository: ConvertedRepository
+    weights: Mapping[str, int]
+    """How weight files were written -> number of files; see ``ConversionResult.weights``."""
+
+
+def write(
+    plan: Plan, folder: Path, *, space: Callable[[int], object] = bool, progress: bool = False
+) -> Written:
+    """Writes a converted repository without its card, its manifest and its exports.
+
+    Args:
+        plan: what to write; the files in ``plan.wanted`` must be in the source's folder.
+        folder: an existing folder, empty or with the files that an interrupted run left.
+        space: called with the number of bytes that the weights will take, before they are written.
+        progress: draw progress bars on stderr.
+
+    Raises:
+        SourceError: the weights are damaged; see ``transfer``.
+        OSError: the disk is full or cannot be written.
+    """
+    model, recipe = plan.model, plan.model.recipe
+    source = model.source
+    how = transfer(model.checkpoint, source.folder, folder, plan.order, space=space, progress=progress)
+    checkpoint = read_checkpoint(folder)
+    config = {**plan.config, **recipe.stored(folder, checkpoint, plan.config)}
+    templates = (*recipe.templates, *model.tokenizer.templates)
+    write_repository(folder, config, templates, source, plan.copied, plan.rewritten)
+    repository = ConvertedRepository(folder, config, recipes.of_checkpoint(config), checkpoint)
+    if repository.scaling != plan.scaling:
+        raise VerificationError(f"config.json has the scaling {repository.scaling}, not {plan.scaling}")
+    return Written(repository, how)
+
+
+def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """Key -> its values in both configs, None where it is missing, for the keys that differ."""
+    keys = [
+        key
+        for key in {**before, **after}
+        if (key in before, before.get(key)) != (key in after, after.get(key))
+    ]
+    return {key: (before.get(key), after.get(key)) for key in keys}

@@ -1,0 +1,192 @@
+"""A user's values for keys of a source's config.json: ``--set KEY=VALUE``.
+
+They answer what the config leaves open (``Undecided``), and correct what it says wrongly. They cannot lift
+any other refusal: see ``_check_refusals``.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from converter.config import PROVENANCE, Config
+from converter.errors import SourceError, Undecided, UnsupportedModel, UsageError
+from converter.families import SLOPES
+from converter.families.refusals import QUANTISED
+from converter.families.templates import config_keys
+from converter.recipes import of_source
+from converter.recipes.alibi import AlibiRecipe
+from converter.recipes.base import Recipe
+from converter.source import jsonfile
+
+FIXED = ("model_type", "auto_map", "alibi_scaling", "_name_or_path", PROVENANCE, SLOPES, *QUANTISED)
+"""Keys that say what a checkpoint is and where it comes from; a user's word cannot change that."""
+MOST = 10
+"""Most values that may be given at once."""
+GENERAL = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "use_cache"),
+    *("id2label", "label2id", "num_labels", "problem_type"),
+}
+"""Keys that transformers reads from the config of any model."""
+
+
+def parse(text: str) -> tuple[str, Any]:
+    """The key and the value of ``KEY=VALUE``; the value is JSON or, if it is not valid JSON, a string.
+
+    Raises:
+        UsageError: there is no key or no "=", or a character that cannot be printed.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")) or not text.isprintable():
+        raise UsageError(f"--set {text[:80]!r} is not KEY=VALUE, e.g. --set norm_head=true")
+    try:
+        return key, jsonfile.parse(value.encode(), f"--set {key}")
+    except SourceError:
+        return key, value
+
+
+def words(overrides: Mapping[str, Any]) -> list[str]:
+    """The values as words of a command line."""
+    return [word for key, value in overrides.items() for word in ("--set", f"{key}={_shown(value)}")]
+
+
+def overridden(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a source's config with the user's values.
+
+    Args:
+        config: the source's config, without the keys that only choose an implementation.
+        overrides: key -> value; dots in a key lead into objects, and None removes the key.
+
+    Raises:
+        UsageError: a key cannot be set, or nothing reads it.
+        UnsupportedModel: the source is refused and the values cannot change that; or a value is not
+            supported.
+        SourceError: a value is impossible.
+    """
+    if not overrides:
+        return dict(config)
+    if len(overrides) > MOST:
+        raise UsageError(f"--set gives {len(overrides)} values; give at most {MOST}, or edit config.json")
+    for key, value in overrides.items():
+        _check_settable(key, value)
+    result = _with(config, overrides)
+    reads: set[str] = set()
+    recipe = of_source(_Watched(result, reads))
+    _check_refusals(config, overrides)
+    for key in overrides:
+        _check_read(recipe, reads, key)
+    return result
+
+
+def _check_settable(key: str, value: Any) -> None:
+    """Raises ``UsageError`` for a key that cannot be set, or a value that config.json cannot hold."""
+    root, *parts = key.split(".")
+    if root in FIXED:
+        raise UsageError(
+            f"--set {key}: this key says what the checkpoint is or where it comes from, and cannot be set"
+        )
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--set {key}: config.json cannot hold {value!r:.80}") from error
+    if not all([root, *parts]):
+        raise UsageError(f"--set {key!r}: a part of this key is empty")
+
+
+def _check_refusals(config: Config, overrides: Mapping[str, Any]) -> None:
+    """Raises ``UnsupportedModel`` if the source is accepted only because the values contradict it.
+
+    The config must be accepted as it is, or raise ``Undecided`` or ``SourceError``. Such an error may hide a
+    refusal. So the values are added one by one, in every order, until the config is accepted.
+    """
+    accepted: list[set[str]] = []
+    for number in range(len(overrides)):
+        for part in map(set, itertools.combinations(overrides, number)):
+            if any(smaller <= part for smaller in accepted):
+                continue
+            try:
+                of_source(_with(config, {key: overrides[key] for key in overrides if key in part}))
+            except (Undecided, SourceError):
+                continue
+            except UnsupportedModel as error:
+                raise UnsupportedModel(f"{error}; --set cannot change that") from error
+            accepted.append(part)
+
+
+def _check_read(recipe: Recipe, reads: set[str], key: str) -> None:
+    """Raises ``UsageError`` for a key that has no effect on the result."""
+    known = GENERAL | reads
+    if isinstance(recipe, AlibiRecipe):
+        known |= config_keys(recipe.family)
+    parent, _, _ = key.rpartition(".")
+    whole = parent in known and not any(name.startswith(f"{parent}.") for name in reads)
+    if key in known or (parent and whole):
+        return
+    near = get_close_matches(key, sorted(known), n=1)
+    raise UsageError(
+        f"--set {key}: nothing reads this key of {_kind(recipe)}"
+        + (f"; did you mean {near[0]}?" if near else "; drop it")
+    )
+
+
+def _kind(recipe: Recipe) -> str:
+    return recipe.family.title if isinstance(recipe, AlibiRecipe) else "a rotary model"
+
+
+def _with(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    result = copy.deepcopy(dict(config))
+    for key, value in overrides.items():
+        *path, last = key.split(".")
+        place = result
+        for depth, name in enumerate(path):
+            inner = place.get(name)
+            if inner is None:
+                inner = place[name] = {}
+            if not isinstance(inner, dict):
+                raise UsageError(f"--set {key}: {'.'.join(path[: depth + 1])} is {inner!r}, not an object")
+            place = inner
+        if isinstance(place.get(last), dict) and place[last]:
+            raise UsageError(
+                f"--set {key}: {key} is an object; set its keys one by one: --set {key}.KEY=VALUE"
+            )
+        if value is None:
+            place.pop(last, None)
+        else:
+            place[last] = copy.deepcopy(value)
+    return result
+
+
+def _shown(value: Any) -> str:
+    """A value as ``parse`` reads it."""
+    if isinstance(value, str) and value.isprintable() and parse(f"key={value}")[1] == value:
+        return value
+    return json.dumps(value)
+
+
+class _Watched(dict[str, Any]):
+    """A config that notes which of its keys are read, with dots for those in objects."""
+
+    def __init__(self, values: Config, reads: set[str], prefix: str = ""):
+        super().__init__(
+            {
+                key: _Watched(value, reads, f"{prefix}{key}.") if isinstance(value, dict) else value
+                for key, value in values.items()
+            }
+        )
+        self._reads, self._prefix = reads, prefix
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._reads.add(f"{self._prefix}{key}")
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self._reads.add(f"{self._prefix}{key}")
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._reads.add(f"{self._prefix}{key}")
+        return super().__contains__(key)

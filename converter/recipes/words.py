@@ -1,0 +1,73 @@
+"""The texts about the scaling in the card of a converted repository."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from converter.config import Config
+from converter.families import Family
+from converter.families.base import TASKS
+from converter.scaling.scaling import Scaling, Unscaled
+
+TAGS = ("alibi", "ntk-alibi", "custom_code")
+TRUST = "Loading needs `trust_remote_code=True` and fails without it. "
+STOCK_NOTES = """\
+**Do not load this repository
+with the stock class** (`{stock_class}.from_pretrained(...)`): transformers then only warns about the
+model type and returns an **unscaled** model."""
+OWN_NOTES = """\
+The code comes with this repository;
+it neither needs nor uses the code that the source came with."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The texts of one card."""
+
+    kind: str
+    """The kind of positions, for the title: "ALiBi"."""
+    scaled: str
+    """What was scaled and how, after "with its": "ALiBi slopes scaled for ..."."""
+    differs: str
+    """What differs from the source, after "only"."""
+    notes: str
+    """Notes on loading and use."""
+    auto_class: str
+    """The auto class of transformers that loads the result."""
+    task: str | None
+    """What the Hub calls its task, such as ``text-generation``; None for a class without one."""
+    tags: tuple[str, ...]
+    code: bool
+    """Whether loading the result runs code of the repository."""
+
+
+def alibi_words(family: Family, scaling: Scaling, config: Config) -> Words:
+    """The texts for scaled ALiBi slopes; ``config`` is the result's."""
+    stock_class = config["architectures"][0].removeprefix("Ntk")
+    how = (
+        f"scaled for longer contexts: {scaling}" if not isinstance(scaling, Unscaled) else "not scaled at all"
+    )
+    return Words(
+        kind="ALiBi",
+        scaled=f"ALiBi slopes {how}",
+        differs="the attention's code and `config.json` differ",
+        notes=TRUST + (STOCK_NOTES.format(stock_class=stock_class) if family.stock else OWN_NOTES),
+        auto_class=auto_class(config),
+        task=task(config),
+        tags=TAGS,
+        code=True,
+    )
+
+
+def task(config: Config) -> str | None:
+    """The Hub's name for the task of the config's architecture; None if it is not known."""
+    return TASKS.get(auto_class(config).removeprefix("AutoModel") or "Model")
+
+
+def auto_class(config: Config) -> str:
+    """The auto class of transformers for the config's architecture."""
+    named = config.get("architectures") or [""]
+    found = re.search(r"(For[A-Z]\w+|LMHeadModel)$", str(named[0]))
+    end = "" if found is None else "ForCausalLM" if found[0] == "LMHeadModel" else found[0]
+    return "AutoModel" if end == "ForColBERT" else f"AutoModel{end}"

@@ -1,0 +1,1 @@
+"""A converted repository: its files, its card and how it is put in place."""

@@ -1,0 +1,140 @@
+"""A converted repository, as verification, exports, evaluation and push use it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from converter import recipes
+from converter.config import Geometry, read_provenance
+from converter.errors import SourceError, UnsupportedModel
+from converter.families import Family
+from converter.recipes import AlibiRecipe, Recipe
+from converter.result.code import check_code
+from converter.scaling.scaling import Dynamic, Scaling
+from converter.source.base import CONFIG
+from converter.source.checkpoint import Checkpoint, read_checkpoint
+from converter.source.jsonfile import read_object
+
+CONVERT_FIRST = "convert it first: ntk-convert MODEL --scale A --out DIR"
+
+
+@dataclass(frozen=True)
+class ConvertedRepository:
+    """What a conversion wrote into a folder."""
+
+    folder: Path
+    config: dict[str, Any]
+    """The parsed config.json."""
+    recipe: Recipe
+    checkpoint: Checkpoint
+    """The weights' headers; always safetensors."""
+
+    @property
+    def family(self) -> Family:
+        """Its ALiBi family.
+
+        Raises:
+            UnsupportedModel: the model is rotary, so it has no ALiBi family.
+        """
+        if not isinstance(self.recipe, AlibiRecipe):
+            raise UnsupportedModel(
+                f"model_type {self.recipe.model_type!r} has rotary positions, not ALiBi; it belongs to no "
+                "ALiBi family"
+            )
+        return self.recipe.family
+
+    @property
+    def scaling(self) -> Scaling:
+        """What was baked in."""
+        return self.recipe.own_scaling
+
+    @property
+    def geometry(self) -> Geometry:
+        """The sizes of its attention."""
+        return self.recipe.geometry
+
+    @property
+    def decoder(self) -> bool:
+        """Whether it is causal, and has a cache."""
+        return self.recipe.decoder
+
+    @property
+    def train_length(self) -> int | None:
+        """Trained length in tokens, as the conversion recorded it; else that of its dynamic scaling."""
+        provenance = read_provenance(self.config)
+        recorded = None if provenance is None else provenance.train_length
+        scaling = self.scaling
+        return scaling.train_length if recorded is None and isinstance(scaling, Dynamic) else recorded
+
+    @property
+    def source(self) -> str | None:
+        """Hub id or name of the source it was made from."""
+        provenance = read_provenance(self.config)
+        return None if provenance is None else provenance.source
+
+    @property
+    def head(self) -> str:
+        """The end of its class's name: ``ForCausalLM``, ``Model``, ..."""
+        name: str = self.config["architectures"][0]
+        return name.removeprefix(f"Ntk{self.family.camel}")
+
+    @property
+    def linear_layers(self) -> list[str]:
+        """Names of the linear layers in its blocks, which are what peft calls ``target_modules``."""
+        weight = re.compile(rf"{re.escape(self.family.layers)}\.\d+\.(?:.+\.)?(\w+)\.weight")
+        found = {
+            weight.fullmatch(self.family.below(name))
+            for name, tensor in self.checkpoint.tensors.items()
+            if len(tensor.shape) == 2
+        }
+        return sorted({match[1] for match in found if match})
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether it computes logits, a number for each token of the vocabulary."""
+        named: list[str] = self.config["architectures"]
+        return named == [self.family.language_model]
+
+
+def open_converted(folder: Path) -> ConvertedRepository:
+    """Reads a converted repository's config and the headers of its weights; runs none of its code.
+
+    Raises:
+        SourceError: the folder is not a converted repository, is damaged, or holds code that this version
+            does not write.
+        UnsupportedModel: no conversion writes such a model.
+    """
+    config, recipe = read_converted(folder)
+    check_code(folder, config, recipe.templates)
+    checkpoint = read_checkpoint(folder)
+    if checkpoint.format != "safetensors":
+        raise SourceError(f"the weights of {folder} are not safetensors files; convert the checkpoint again")
+    return ConvertedRepository(folder, config, recipe, checkpoint)
+
+
+def read_converted(folder: Path) -> tuple[dict[str, Any], Recipe]:
+    """The parsed config.json of a converted repository, and its recipe.
+
+    Raises:
+        SourceError: the folder is not a converted repository, or its config is damaged.
+        UnsupportedModel: no conversion writes such a model.
+    """
+    if not folder.is_dir():
+        raise SourceError(f"{folder} is not a folder; name a repository that ntk-convert wrote")
+    if not (folder / CONFIG).is_file():
+        raise SourceError(f"{folder} has no {CONFIG}; name a repository that ntk-convert wrote")
+    config = read_object(folder / CONFIG)
+    provenance = read_provenance(config)
+    recipe = recipes.of_checkpoint(config)
+    if not recipe.converted:
+        if provenance is not None:
+            raise SourceError(
+                f"{folder}/{CONFIG} is damaged: it has ntk_convert's record, but not the converted model's "
+                "settings; convert the source again"
+            )
+        named = config.get("model_type")
+        raise SourceError(f"{folder} is not converted (model_type {named!r}); {CONVERT_FIRST}")
+    return config, recipe

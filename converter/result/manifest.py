@@ -1,0 +1,116 @@
+"""The manifest: size and SHA-256 of every file that a conversion or an export wrote into a repository.
+
+``push`` sends the listed files and no others, and only as they were when they were verified. The card and the
+reports of exports are not listed: nothing computes with them, and they may be edited or written again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from converter.config import is_integer
+from converter.errors import SourceError
+from converter.source.base import CARD
+from converter.source.jsonfile import read_object
+from converter.weights.files import sha256
+
+MANIFEST = "ntk_convert.json"
+ADOPT = "if the model was fine-tuned, run ntk-convert adopt {}"
+"""Advice for a folder that transformers wrote."""
+UNLISTED = (CARD, MANIFEST)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file."""
+
+    size: int
+    """In bytes."""
+    sha256: str | None
+    """None for weights that are linked to the source's, since nothing has read them."""
+
+
+def write(folder: Path, names: Iterable[str], known: Mapping[str, str | None]) -> None:
+    """Writes the manifest of a repository.
+
+    Args:
+        folder: the repository.
+        names: its files, relative, without the reports of exports.
+        known: SHA-256 of some of the files, or None for files that must not be read; all others are read.
+    """
+    entries = {
+        name: Entry((folder / name).stat().st_size, known[name] if name in known else sha256(folder / name))
+        for name in set(names) - set(UNLISTED)
+    }
+    new = folder / f".{MANIFEST}.new"
+    new.write_text(as_json(entries), encoding="utf-8")
+    new.replace(folder / MANIFEST)
+
+
+def as_json(entries: Mapping[str, Entry]) -> str:
+    """The content of a manifest that lists these files."""
+    listed = {name: asdict(entry) for name, entry in sorted(entries.items())}
+    return json.dumps({"files": listed}, indent=2) + "\n"
+
+
+def read(folder: Path, unlisted: Collection[str] = UNLISTED) -> dict[str, Entry]:
+    """The listed files, by name.
+
+    Args:
+        folder: the repository.
+        unlisted: names that cannot be listed.
+
+    Raises:
+        SourceError: there is no manifest, or it is damaged.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise SourceError(
+            f"{folder} has no {MANIFEST}, which a conversion writes; {ADOPT.format(folder)}, otherwise "
+            "convert the source again"
+        )
+    files = read_object(folder / MANIFEST).get("files")
+    entries = {}
+    for name, found in files.items() if isinstance(files, dict) else ():
+        size, digest = (found.get("size"), found.get("sha256")) if isinstance(found, dict) else (None, None)
+        plain = not Path(name).is_absolute() and ".." not in Path(name).parts and name not in unlisted
+        if not plain or not is_integer(size) or not isinstance(digest, str | None):
+            raise SourceError(f"{MANIFEST} is damaged ({name[:100]!r}); convert the source again")
+        entries[name] = Entry(size, digest)
+    return entries
+
+
+def check_digests(written: Mapping[str, str | None], found: Mapping[str, str], *, remedy: str) -> None:
+    """Checks that files are as a conversion or an export wrote them.
+
+    Args:
+        written: file -> its SHA-256 in the manifest; None for linked weights, which are not compared.
+        found: file -> its SHA-256 now.
+        remedy: what the message advises.
+
+    Raises:
+        SourceError: a file has another SHA-256.
+    """
+    for name, digest in found.items():
+        if written.get(name) not in (None, digest):
+            raise SourceError(
+                f"{name} is not as the conversion or export wrote it, so nobody has verified it; {remedy}"
+            )
+
+
+def update(folder: Path, added: Mapping[str, str]) -> None:
+    """Lists files that were added or replaced, and removes the entries of files that are gone.
+
+    A folder without a manifest gets none, because it may hold other files as well.
+
+    Args:
+        folder: the repository.
+        added: name -> SHA-256.
+    """
+    if not (folder / MANIFEST).is_file():
+        return
+    known = {name: entry.sha256 for name, entry in read(folder).items() if (folder / name).is_file()}
+    known.update(added)
+    write(folder, known, known)

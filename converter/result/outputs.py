@@ -1,0 +1,63 @@
+"""Writes a folder of small files, such as results and pictures: all of them or none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from converter.errors import OutputError
+from converter.paths import out_path
+
+
+def check_folder(out: str | Path, *, overwrite: bool) -> Path:
+    """The absolute path of a folder that may be written to; call this before the work begins.
+
+    Raises:
+        OutputError: it is a file, its parent does not exist, it cannot be read and written, or it is not
+            empty and ``overwrite`` was not given.
+    """
+    place = out_path(out)
+    if place.exists() and not place.is_dir():
+        raise OutputError(f"--out {out} is a file; name a folder")
+    if not place.parent.is_dir():
+        raise OutputError(f"the folder {place.parent} does not exist; create it or change --out {out}")
+    folder = place if place.is_dir() else place.parent
+    if not os.access(folder, os.W_OK | os.X_OK) or (folder == place and not os.access(place, os.R_OK)):
+        raise OutputError(f"no permission to read and write in {folder}; change --out {out}")
+    if folder == place and any(place.iterdir()) and not overwrite:
+        raise OutputError(f"--out {out} exists and is not empty; name another folder or give --overwrite")
+    return place
+
+
+def write_files(place: Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Writes files into a folder from ``check_folder``; leaves files with other names alone.
+
+    The files are first written into a hidden folder inside it, so a full disk leaves nothing half done.
+    The hidden folder is not beside it because the folder may be a mount point, and a file can be renamed only
+    within its file system.
+
+    Args:
+        place: the folder.
+        files: name -> content.
+
+    Returns:
+        The files' paths, in the order given.
+    """
+    made = not place.exists()
+    place.mkdir(exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".ntk-convert-", dir=place) as hidden:
+            work = Path(hidden)
+            for name, content in files.items():
+                (work / name).write_bytes(content)
+            for name in files:
+                (work / name).replace(place / name)
+    except BaseException:
+        if made:
+            with contextlib.suppress(OSError):  # another program has put a file there
+                place.rmdir()
+        raise
+    return [place / name for name in files]

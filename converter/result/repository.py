@@ -1,0 +1,81 @@
+"""The files of a converted repository except its weights and card: config, templates, small files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from converter.config import Config
+from converter.families.templates import templates_folder
+from converter.source.base import CARD, CONFIG, Source
+from converter.weights.files import copy_file
+
+KEPT_ENDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+KEPT_NAMES = ("license", "licence", "copying", "notice", "use_policy", "acceptable_use")
+LEFT_ENDS = (".index.json", ".safetensors", ".bin", ".py")
+# Files that are not copied although their suffix is in KEPT_ENDS: config and card are written anew, an
+# adapter's config would make transformers look for the adapter, and the others describe a training or
+# another conversion.
+LEFT_NAMES = (
+    CONFIG,
+    CARD,
+    "adapter_config.json",
+    "trainer_state.json",
+    "all_results.json",
+    "eval_results.json",
+    "train_results.json",
+    "ntk_convert.json",
+)
+
+
+def small_files(names: Iterable[str], *, but: Collection[str] = ()) -> list[str]:
+    """The files of a source that are copied as they are: tokenizer, generation config, licence.
+
+    Args:
+        names: the source's files.
+        but: more files that are not copied.
+    """
+    return sorted(
+        name
+        for name in names
+        if not name.startswith(".")
+        and name not in LEFT_NAMES
+        and name not in but
+        and not name.endswith(LEFT_ENDS)
+        and (name.endswith(KEPT_ENDS) or name.lower().startswith(KEPT_NAMES))
+    )
+
+
+def set_dtype(config: dict[str, Any], dtype: str) -> None:
+    """Records the dtype of the weights, e.g. ``bfloat16``, under the key that the config uses for it."""
+    keys = [key for key in ("torch_dtype", "dtype") if key in config]
+    config |= dict.fromkeys(keys or ["torch_dtype"], dtype)
+
+
+def write_repository(
+    folder: Path,
+    config: Config,
+    templates: Iterable[str],
+    source: Source,
+    copied: Iterable[str],
+    rewritten: Mapping[str, Any],
+) -> None:
+    """Writes the files of a converted repository except its weights and card.
+
+    Args:
+        folder: the folder to write to.
+        config: the content of config.json.
+        templates: names of the code files that it needs.
+        source: the source; the files in ``copied`` must have been fetched.
+        copied: names of the source's files that are copied unchanged.
+        rewritten: name of another JSON file -> its content.
+    """
+    for name, value in {CONFIG: config, **rewritten}.items():
+        (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    for name in templates:
+        copy_file(templates_folder() / name, folder / name)
+    for name in copied:
+        (folder / name).parent.mkdir(exist_ok=True)
+        copy_file(source.folder / name, folder / name)

@@ -1,0 +1,1 @@
+"""What the user asks for, and the formulas of slopes and frequencies."""

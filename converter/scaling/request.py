@@ -1,0 +1,163 @@
+"""The scaling options that a user gives, how they are checked, and the scaling that they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from converter.config import LONGEST, is_count, is_number
+from converter.errors import UsageError
+from converter.scaling.scaling import BASES, METHODS, UNSCALED, Basis, Dynamic, Method, Scaling, Static
+from converter.scaling.train_length import TrainLength
+
+DEFAULT_METHOD: Method = "ntk"
+
+
+@dataclass(frozen=True)
+class Request:
+    """The scaling options of the command line and of the Python API, checked against each other.
+
+    Raises:
+        UsageError: an option or a combination is invalid; the message names it and what to give instead.
+    """
+
+    method: Method = DEFAULT_METHOD
+    scale: float | None = None
+    target_length: int | None = None
+    dynamic: Basis | None = None
+    rate: float | None = None
+    train_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UsageError(f"--method {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
+        if self.dynamic is not None and self.dynamic not in BASES:
+            raise UsageError(f"--dynamic {self.dynamic!r} is unknown; choose length or position")
+        given = [name for name, value in self._strengths.items() if value is not None]
+        if self.method == "none":
+            if given or self.rate is not None:
+                raise UsageError(
+                    f"--method none cannot be combined with {(given or ['--rate'])[0]}; drop one of them"
+                )
+        elif len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} cannot be combined; give one of them")
+        elif not given and not self.by_default:
+            raise UsageError(
+                f"--method {self.method} needs a strength: give --scale, --target-length or --dynamic"
+            )
+        if self.rate is not None and self.dynamic is None and not self.by_default:
+            raise UsageError(
+                "--rate needs --dynamic length or --dynamic position; give one of them or drop --rate"
+            )
+        if self.scale is not None and (not is_number(self.scale) or self.scale < 1):
+            raise UsageError(f"--scale {self.scale} is out of range; give a finite number of at least 1")
+        if self.rate is not None and (not is_number(self.rate) or self.rate <= 0):
+            raise UsageError(
+                f"--rate {self.rate} is out of range; give a finite number above 0, usually 1 to 2"
+            )
+        for name, length in (("--target-length", self.target_length), ("--train-length", self.train_length)):
+            if length is not None and not is_count(length, LONGEST):
+                raise UsageError(f"{name} {length} is out of range; give a number of tokens, at least 1")
+
+    @property
+    def _strengths(self) -> dict[str, object]:
+        return {"--scale": self.scale, "--target-length": self.target_length, "--dynamic": self.dynamic}
+
+    @property
+    def by_default(self) -> bool:
+        """Whether the user left the strength to this tool, which then scales dynamically; see ``resolve``."""
+        return self.method == DEFAULT_METHOD and not any(
+            value is not None for value in self._strengths.values()
+        )
+
+    @property
+    def asked(self) -> bool:
+        """Whether the user gave any option other than a trained length."""
+        return not self.by_default or self.rate is not None
+
+    @property
+    def words(self) -> list[str]:
+        """The options as words of a command line, without those that have their default value."""
+        options = {
+            "--method": self.method if self.method != DEFAULT_METHOD else None,
+            "--scale": None if self.scale is None else f"{self.scale:g}",
+            "--target-length": self.target_length,
+            "--dynamic": self.dynamic,
+            "--rate": None if self.rate is None else f"{self.rate:g}",
+            "--train-length": self.train_length,
+        }
+        return [word for name, value in options.items() if value is not None for word in (name, str(value))]
+
+    def resolve(self, trained: TrainLength, name: str, default: Basis | None) -> Scaling:
+        """The scaling of one model that these options ask for.
+
+        Without a strength the scaling is dynamic. Up to the trained length, the model then computes what the
+        stock model does; beyond it, the measured models retrieved as well as with any other scaling
+        (examples/evidence/README.md). In a decoder the factor grows by position, because only then do cached
+        keys stay right while the text grows. In an encoder it grows by length, because the first tokens look
+        as far ahead as the last ones look back.
+
+        Args:
+            trained: the model's trained length, as far as it is known.
+            name: the model's name, for messages.
+            default: what the factor grows with if no strength is given; None if one is required.
+
+        Raises:
+            UsageError: the trained length is needed but not known, the target is below the trained length,
+                or a strength is missing.
+        """
+        if self.method == "none":
+            return UNSCALED
+        if self.scale is not None:
+            return Static(self.method, float(self.scale))
+        if self.target_length is not None:
+            length = self._needed(trained, name, "--target-length")
+            if self.target_length < length:
+                raise UsageError(
+                    f"--target-length {self.target_length} is below the trained length {length}; "
+                    "no scaling is needed up to there, so give a longer one"
+                )
+            return Static(self.method, self.target_length / length)
+        basis = self.dynamic or default
+        if basis is None:
+            raise UsageError(
+                "a rotary model has no default strength: give --scale, --target-length or --dynamic length"
+            )
+        option = "--dynamic" if self.dynamic else "--dynamic, the default,"
+        rate = 1.0 if self.rate is None else float(self.rate)
+        return Dynamic(self.method, basis, rate, self._needed(trained, name, option))
+
+    def _needed(self, trained: TrainLength, name: str, option: str) -> int:
+        if trained.tokens is None:
+            raise UsageError(
+                f"{option} needs the trained length of {name}, which is {trained.origin}; "
+                "add --train-length N"
+            )
+        return trained.tokens
+
+
+def request_for(scaling: Scaling, train_length: int | None = None) -> Request:
+    """The request that resolves to ``scaling``; ``train_length`` in tokens if the checkpoint has none."""
+    if isinstance(scaling, Static):
+        return Request(scaling.method, scale=scaling.factor, train_length=train_length)
+    if isinstance(scaling, Dynamic):
+        return Request(scaling.method, dynamic=scaling.dynamic, rate=scaling.rate, train_length=train_length)
+    return Request("none", train_length=train_length)
+
+
+def command_line(
+    model: str, request: Request, out: str, *, revision: str | None = None, more: Sequence[str] = ()
+) -> str:
+    """The command line of a conversion.
+
+    Args:
+        model: Hub id or folder.
+        request: the scaling options.
+        out: the folder for ``--out``.
+        revision: the revision of a Hub id.
+        more: further options, appended as they are.
+    """
+    import shlex
+
+    words = ["ntk-convert", model, *(["--revision", revision] if revision else []), *request.words]
+    return shlex.join([*words, "--out", out, *more])

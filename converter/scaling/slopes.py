@@ -1,0 +1,68 @@
+"""ALiBi slopes and their scaling, in float64, with the standard library alone.
+
+``templates/ntk_alibi.py`` repeats these formulas, because a converted repository must not depend on
+this package. A test keeps the two equal, and verification measures the slopes of the converted model
+against those computed here.
+
+Sources: stock slopes, Press et al., "Train Short, Test Long" (ICLR 2022, arXiv 2108.12409) and
+MosaicML's llm-foundry for ``alibi_bias_max``; linear interpolation, Al-Khateeb et al. 2023
+(arXiv 2310.13017); NTK scaling, github.com/keezen/ntk_alibi, generalised here to any slopes.
+"""
+
+from __future__ import annotations
+
+import math
+
+Slopes = tuple[float, ...]
+"""One slope per head, in the order of the heads."""
+
+
+def stock_slopes(num_heads: int, bias_max: float = 8.0) -> Slopes:
+    """The slopes that ALiBi gives ``num_heads`` heads.
+
+    With n a power of two, head i (from 1) gets ``2 ** (-bias_max * i / n)``. Any other number of
+    heads takes the slopes of n = the power of two below, then the odd members of the set for 2n.
+
+    Raises:
+        ValueError: ``num_heads`` is below 1.
+    """
+    if num_heads < 1:
+        raise ValueError(f"the number of heads must be at least 1, got {num_heads}")
+    whole = 2 ** math.floor(math.log2(num_heads))
+    even = (2.0 ** (-bias_max * i / whole) for i in range(1, whole + 1))
+    odd = (2.0 ** (-bias_max * i / (2 * whole)) for i in range(1, 2 * (num_heads - whole), 2))
+    return (*even, *odd)
+
+
+def exponents(method: str, slopes: Slopes) -> tuple[float, ...]:
+    """How strongly each head is scaled: the t, from 0 to 1, in ``m' = m * a ** -t``.
+
+    ``linear`` scales every head alike (t = 1). ``ntk`` keeps the steepest slope (t = 0), divides the
+    flattest by a (t = 1) and places the others between them by the logarithm of their slope; if all
+    slopes are equal, t = 1. ``ntk-published`` is the form in the original code: t = (h - 1) / (H - 1)
+    for the first 2 ** floor(log2 H) heads, h counted from 1, and t = 0 for the others.
+
+    Raises:
+        ValueError: the method is unknown.
+    """
+    heads = len(slopes)
+    if method == "none":
+        return (0.0,) * heads
+    if method == "linear":
+        return (1.0,) * heads
+    if method == "ntk-published":
+        if heads == 1:
+            return (1.0,)
+        whole = 2 ** math.floor(math.log2(heads))
+        return tuple(head / (heads - 1) if head < whole else 0.0 for head in range(heads))
+    if method == "ntk":
+        steepest, flattest = math.log(max(slopes)), math.log(min(slopes))
+        if steepest == flattest:
+            return (1.0,) * heads
+        return tuple((steepest - math.log(slope)) / (steepest - flattest) for slope in slopes)
+    raise ValueError(f"unknown scaling method {method!r}")
+
+
+def scaled_slopes(slopes: Slopes, method: str, factor: float) -> Slopes:
+    """``slopes`` scaled by ``method`` with scale factor a = ``factor`` (at least 1, no unit)."""
+    return tuple(slope * factor**-t for slope, t in zip(slopes, exponents(method, slopes), strict=True))

@@ -1,0 +1,1 @@
+"""Where a checkpoint comes from: a folder, or the Hub at one commit."""

@@ -1,0 +1,164 @@
+"""The files of a checkpoint, from a local folder or from the Hub at one commit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from converter.errors import SourceError
+from converter.source.checkpoint import INDEXES, weight_files, weight_index
+from converter.source.jsonfile import read_object
+
+CONFIG, CARD = "config.json", "README.md"
+PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
+"""A file or folder name that is not a path, not hidden, and valid on every system."""
+
+
+def plain_text(text: object) -> str:
+    """Text from a source's file, made safe for a model card and a terminal."""
+    return re.sub(r"[^\w./ -]", "_", str(text))[:200]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint's files. Those of a Hub repository are in ``folder`` after ``fetch``."""
+
+    name: str
+    """The Hub id, or the name of the local folder, as config and model card record it."""
+    folder: Path
+    files: Mapping[str, int | None]
+    """Files in the root and their sizes in bytes (None where the Hub does not give it)."""
+    repo_id: str | None = None
+    commit: str | None = None
+    parameters: Mapping[str, int] | None = None
+    """dtype -> number of elements, if the Hub has read it from the safetensors headers."""
+    download: Callable[[str], None] | None = None
+    offline: bool = False
+    """The Hub cannot be reached, and ``files`` are those in its cache."""
+    nested: Mapping[str, int | None] | None = None
+    """Like ``files``, for files in subfolders, if the Hub listed them; None if ``folder`` must be read."""
+
+    @property
+    def local(self) -> bool:
+        """Whether every file is already in ``folder``."""
+        return self.download is None
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Makes files available in ``folder``. It is called for every file before its first use.
+
+        Files of a Hub repository are downloaded. Files of a local folder are already there; links that
+        lead out of the folder are refused.
+
+        Raises:
+            SourceError: a file is a link out of the folder, or cannot be downloaded; see
+                ``open_repository``.
+        """
+        for name in names:
+            if self.download is not None:
+                self.download(name)
+            elif not belongs(self.folder / name, self.folder):
+                raise SourceError(
+                    f"{name} in {self.name} is a link that leads out of the folder; if this is intended, "
+                    "replace the link by a copy of the file"
+                )
+
+    def inside(self, folder: str) -> dict[str, int | None]:
+        """Files of a subfolder as ``folder/name``, and their sizes in bytes; empty if it does not exist.
+
+        A folder that is a link is skipped, and so are files that lead elsewhere (see ``belongs``) or have
+        a name that does not match ``PLAIN``.
+        """
+        if not PLAIN.fullmatch(folder):
+            return {}
+        if self.nested is not None:
+            found = dict(self.nested)
+        else:
+            path = self.folder / folder
+            if path.is_symlink() or not path.is_dir():
+                return {}
+            found = {
+                f"{folder}/{entry.name}": entry.stat().st_size
+                for entry in sorted(path.iterdir())
+                if entry.is_file() and belongs(entry, self.folder)
+            }
+        prefix = f"{folder}/"
+        return {
+            name: size
+            for name, size in found.items()
+            if name.startswith(prefix) and PLAIN.fullmatch(name.removeprefix(prefix))
+        }
+
+    def config(self) -> dict[str, Any]:
+        """The parsed ``config.json``.
+
+        Raises:
+            SourceError: it is missing or unreadable.
+        """
+        if CONFIG not in self.files:
+            adapter = "; it is a LoRA adapter: merge it into its model first" * (
+                "adapter_config.json" in self.files
+            )
+            audio = "; a model of FunASR such as emotion2vec (config.yaml) cannot be converted" * (
+                "config.yaml" in self.files
+            )
+            raise SourceError(f"{self.name} has no {CONFIG}, so it is not a checkpoint{adapter}{audio}")
+        self.fetch([CONFIG])
+        return read_object(self.folder / CONFIG)
+
+    @property
+    def index(self) -> str | None:
+        """Name of the index of the weight files in use; None if there is no index."""
+        first = weight_index(self.files)
+        return first if first in INDEXES else None
+
+    def weights(self) -> dict[str, int | None]:
+        """The weight files in use and their sizes in bytes, without the index; empty if there are none.
+
+        Raises:
+            SourceError: the index is unreadable, the Hub repository lacks shards, or the Hub cannot be
+                reached and its cache has no weights.
+        """
+        first = weight_index(self.files)
+        if first is None:
+            if self.offline:
+                raise SourceError(
+                    f"the cache has no weights of {self.name}, and the Hub cannot be reached; check the "
+                    "connection (and HF_HUB_OFFLINE, HF_ENDPOINT)"
+                )
+            return {}
+        names = [first]
+        if first in INDEXES:
+            self.fetch([first])
+            names = sorted(set(weight_files(first, lambda name: read_object(self.folder / name)).values()))
+            missing = [name for name in names if name not in self.files]
+            if missing and not (self.local or self.offline):
+                raise SourceError(
+                    f"{self.name} lacks {len(missing)} of its {len(names)} shards (first: {missing[0]!r}); "
+                    "choose another --revision, or tell its owner"
+                )
+        if self.local:
+            self.fetch(name for name in names if name in self.files)
+        return {name: self.files.get(name) for name in names}
+
+
+def belongs(path: Path, folder: Path) -> bool:
+    """Whether a file is inside a checkpoint's folder, or is a link to a file that a Hub cache stores.
+
+    A cache stores content in ``models--.../blobs``, and its snapshots are links to it; older versions of
+    huggingface_hub also made such links in a ``--local-dir``. Any other link could copy a private file of
+    the user into the result.
+    """
+    if path.parent == folder and not path.is_symlink():
+        return True
+    root, place = folder.resolve(), path.resolve()
+    if place.is_relative_to(root):
+        return True
+    if root.parent.name == "snapshots" and place.is_relative_to(root.parent.parent / "blobs"):
+        return True
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cache = Path(HF_HUB_CACHE).resolve()
+    return place.is_relative_to(cache) and place.relative_to(cache).parts[1:2] == ("blobs",)

@@ -1,0 +1,284 @@
+"""The weights of a checkpoint, read from its index and headers only: without torch or tensor data.
+
+The safetensors format: 8 bytes with the header's length n (little-endian); n bytes of JSON, name ->
+{dtype, shape, data_offsets}; then the tensors' bytes, without gaps
+(github.com/huggingface/safetensors, README, "Format").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeGuard
+
+from converter.config import is_integer
+from converter.errors import SourceError
+from converter.source.jsonfile import parse_object, read_object
+
+SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
+BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+INDEXES = (SAFETENSORS_INDEX, BIN_INDEX)
+
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+"""Bytes per element of each safetensors dtype that a model's weights can have."""
+
+LARGEST_HEADER = 32 << 20
+"""Bytes. A tensor takes about 120; at the safetensors library's limit, 100 MB, parsing needs a GB."""
+MOST_DIMENSIONS = 16
+"""Dimensions of one tensor; a model's have about five at most."""
+LONGEST_NAME = 512
+"""Characters of a tensor's name; a model's have about 100 at most."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a safetensors file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    start: int
+    """Offset of the first byte in the data part of the file, in bytes."""
+    end: int
+    offset: int
+    """Offset of the first byte in the whole file, in bytes."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights of a folder: its files and, for safetensors, its tensors."""
+
+    format: Literal["safetensors", "bin"]
+    files: Mapping[str, int]
+    """Name -> size in bytes, in the order of the shards."""
+    index: str | None
+    """Name of the index file, if the checkpoint has one."""
+    weight_map: Mapping[str, str] = field(default_factory=dict)
+    """Tensor -> file, from the index; empty without an index."""
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    """By name; empty for ``.bin`` files, whose tensors are known only after loading."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all weight files."""
+        return sum(self.files.values())
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of stored elements (a tied head counts once); None for ``.bin`` files."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values()) if self.tensors else None
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The safetensors dtypes in use, the one with the most bytes first."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.end - tensor.start
+        return tuple(sorted(sizes, key=lambda dtype: -sizes[dtype]))
+
+
+def weight_index(names: Container[str]) -> str | None:
+    """The index or the single weight file to use, of the files of a folder; None if there is neither.
+
+    Safetensors files are preferred to ``.bin`` files, as in transformers; the two are never mixed.
+    """
+    return next((name for name in (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX) if name in names), None)
+
+
+def weight_files(index: str, read: Callable[[str], dict[str, Any]]) -> dict[str, str]:
+    """The index's ``weight_map``, tensor -> file.
+
+    Raises:
+        SourceError: it is not a map to plain file names.
+    """
+    weight_map = read(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise SourceError(f"{index} has no weight_map; download it again")
+    suffix = ".bin" if index == BIN_INDEX else ".safetensors"
+    for tensor, file in weight_map.items():
+        # A name with a folder in it could lead anywhere; no known checkpoint has one.
+        plain = isinstance(file, str) and file.isprintable() and len(file) < 256 and file == Path(file).name
+        if not plain or not file.endswith(suffix):
+            raise SourceError(
+                f"{index} places {tensor[:200]!r} in {str(file)[:200]!r}, which is not a weight file "
+                "in its folder"
+            )
+    return weight_map
+
+
+def target_names(files: Iterable[str], index: str | None) -> dict[str, str]:
+    """Weight file or index -> its name after conversion to safetensors."""
+    files = list(files)
+    if any(name.endswith(".bin") for name in files):
+        if len(files) == 1:
+            return {files[0]: SAFETENSORS}
+        shards = {
+            name: f"model-{number:05}-of-{len(files):05}.safetensors"
+            for number, name in enumerate(files, start=1)
+        }
+        return shards | {BIN_INDEX: SAFETENSORS_INDEX}
+    return {name: name for name in (*files, index) if name is not None}
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Lists and checks the weights of ``folder``.
+
+    Raises:
+        SourceError: there are no weights, a file is missing, truncated or damaged, or the index and the
+            files contradict each other; the message names the file or the tensor.
+    """
+    names = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    first = weight_index(names)
+    if first is None:
+        raise SourceError(f"{folder} has no weights: neither {SAFETENSORS} nor {BIN}, nor an index of shards")
+    if first not in INDEXES:
+        tensors = read_header(folder / first) if first == SAFETENSORS else {}
+        return Checkpoint(
+            "safetensors" if first == SAFETENSORS else "bin", {first: names[first]}, None, {}, tensors
+        )
+
+    weight_map = weight_files(first, lambda name: read_object(folder / name))
+    files = sorted(set(weight_map.values()))
+    missing = [file for file in files if file not in names]
+    if missing:
+        raise SourceError(
+            f"{len(missing)} of {len(files)} shards are missing (first: {missing[0]!r}); download them again"
+        )
+    sizes = {file: names[file] for file in files}
+    if first == BIN_INDEX:
+        return Checkpoint("bin", sizes, first, weight_map)
+    return Checkpoint("safetensors", sizes, first, weight_map, _sharded(folder, files, weight_map, first))
+
+
+def _sharded(folder: Path, files: list[str], weight_map: Mapping[str, str], index: str) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        for name, tensor in read_header(folder / file).items():
+            if name in tensors:
+                raise SourceError(f"the tensor {name!r} is in both {tensors[name].file} and {file}")
+            tensors[name] = tensor
+    for name, file in weight_map.items():
+        if name not in tensors:
+            raise SourceError(f"{index} lists the tensor {name!r}, but {file} does not have it")
+        if tensors[name].file != file:
+            raise SourceError(f"{index} places {name!r} in {file}, but it is in {tensors[name].file}")
+    return tensors
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of one safetensors file, checked against the file's size.
+
+    Raises:
+        SourceError: the file is truncated or too long, or its header does not describe it.
+    """
+    header, data_bytes = _header(path)
+    return parse_header(header, path.name, data_bytes)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of one safetensors file.
+
+    Raises:
+        SourceError: as for ``read_header``.
+    """
+    header, _ = _header(path)
+    return _metadata(_entries(header, path.name), path.name)
+
+
+def _header(path: Path) -> tuple[bytes, int]:
+    """The header, and the number of bytes of data after it."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+            if length > size - 8:
+                raise SourceError(
+                    f"{path.name} is truncated or not a safetensors file ({size} bytes); download it again"
+                )
+            if length > LARGEST_HEADER:
+                raise SourceError(
+                    f"the header of {path.name} has {length} bytes, more than the limit of {LARGEST_HEADER}; "
+                    "save the checkpoint as several files"
+                )
+            header = file.read(length)
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+    return header, size - 8 - length
+
+
+def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]:
+    """The tensors that a safetensors header declares, checked against ``data_bytes`` of data.
+
+    Raises:
+        SourceError: see ``read_header``.
+    """
+    entries = _entries(header, file)
+    _metadata(entries, file)
+    tensors = {name: _tensor(name, entry, file, 8 + len(header)) for name, entry in entries.items()}
+    reached = 0
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
+        if tensor.start != reached:
+            overlap = "overlaps the one before it" if tensor.start < reached else "leaves a gap before it"
+            raise SourceError(f"{file} is damaged: the tensor {tensor.name!r} {overlap}; download it again")
+        reached = tensor.end
+    if reached != data_bytes:
+        what = "is truncated" if reached > data_bytes else "has bytes beyond its last tensor"
+        raise SourceError(
+            f"{file} {what}: {reached} bytes of tensors, {data_bytes} in the file; download it again"
+        )
+    return tensors
+
+
+def _entries(header: bytes, file: str) -> dict[str, Any]:
+    """The entries of a header, with ``__metadata__``."""
+    entries = parse_object(header, f"the header of {file}")
+    if rb"\ud" in header.lower():
+        try:
+            json.dumps(entries, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            # Half of a surrogate pair: Python's reader of JSON takes it, the safetensors library does not.
+            raise SourceError(f"the header of {file} is not valid Unicode; download it again") from error
+    return entries
+
+
+def _metadata(entries: dict[str, Any], file: str) -> dict[str, str]:
+    """Removes the metadata from a header's entries and returns it."""
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise SourceError(f"{file} is damaged: its __metadata__ is not a map of texts; download it again")
+    return metadata
+
+
+def _tensor(name: str, entry: object, file: str, data: int) -> Tensor:
+    if not name.isprintable() or len(name) > LONGEST_NAME:
+        raise SourceError(f"{file} is damaged: {name[:200]!r} is not a valid tensor name; download it again")
+    damaged = SourceError(f"{file} is damaged: the entry of tensor {name!r} is not valid; download it again")
+    if not isinstance(entry, dict):
+        raise damaged
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
+        raise damaged
+    if dtype not in ITEM_BYTES:
+        raise SourceError(
+            f"{file}: the tensor {name!r} has dtype {dtype[:20]!r}, which no supported model uses"
+        )
+    if len(shape) > MOST_DIMENSIONS:
+        raise damaged
+    if math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
+        raise damaged
+    return Tensor(name, dtype, tuple(shape), file, offsets[0], offsets[1], data + offsets[0])
+
+
+def _counts(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(is_integer(value) and 0 <= value < 1 << 63 for value in values)

@@ -1,0 +1,234 @@
+"""The Hub: one repository at one commit, through huggingface_hub and its cache."""
+
+from __future__ import annotations
+
+import re
+import traceback
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from converter.errors import SourceError, UsageError
+from converter.source.base import CONFIG, Source
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+DEFAULT_REVISION = "main"
+UNREACHABLE = (
+    "{id} is not a local folder, and the Hub cannot be reached for files that the cache lacks; check the "
+    "connection (and HF_HUB_OFFLINE, HF_ENDPOINT), or give a local folder"
+)
+NO_FILE = "{id} has no file {file} (revision {revision}), so it cannot be converted"
+BROKEN_OFF = (
+    "the download of {file} from {id} broke off; run the same command again: complete files stay in the cache"
+)
+LATER = "the Hub cannot serve {id} at the moment (HTTP {status}); run the same command again later"
+CACHE = "{file} cannot be written to the Hub cache: {reason}; fix this, or choose another --cache-dir"
+MESSAGES = {
+    "GatedRepoError": (
+        "{id} is gated: accept its terms on its Hub page, then run `hf auth login` or give --token"
+    ),
+    "RepositoryNotFoundError": (
+        "{id} is neither a local folder nor a Hub repository that you can access; check the spelling and, "
+        "if it is private, run `hf auth login` or give --token"
+    ),
+    "RevisionNotFoundError": "{id} has no revision {revision}; give an existing --revision, or leave it out",
+    "DisabledRepoError": "{id} was disabled by the Hub and cannot be downloaded; use another source",
+    "LocalEntryNotFoundError": UNREACHABLE,
+    "EntryNotFoundError": NO_FILE,
+    "RemoteEntryNotFoundError": NO_FILE,
+    "HFValidationError": "{id} is neither a local folder nor a valid Hub id such as bigscience/bloom-1b7",
+    "HfHubHTTPError": "the Hub refused access to {id} (HTTP {status}); check your token and HF_ENDPOINT",
+    "FileMetadataError": UNREACHABLE,
+    "JSONDecodeError": (
+        "the answering server is not a Hub; check HF_ENDPOINT, and whether your network requires a log-in"
+    ),
+    "ChunkedEncodingError": BROKEN_OFF,
+    "ReadError": BROKEN_OFF,
+    "RemoteProtocolError": BROKEN_OFF,
+    "OfflineModeIsEnabled": UNREACHABLE,
+    "TransportError": UNREACHABLE,
+    "ConnectionError": UNREACHABLE,
+    "TimeoutError": UNREACHABLE,
+    "Timeout": UNREACHABLE,
+}
+"""Exception of huggingface_hub or its HTTP client, by class name -> the message for the user.
+
+The keys are names because the HTTP client (requests, httpx) changed between releases of huggingface_hub.
+An exception's base classes are looked up in order, so the most specific message is used.
+"""
+
+
+def is_repo_id(name: str) -> bool:
+    """Whether a name can be that of a repository on the Hub."""
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(name)
+    except ValueError:
+        return False
+    return True
+
+
+def open_repository(
+    repo_id: str, *, revision: str | None, token: str | None, cache_dir: Path | None, progress: bool
+) -> Source:
+    """Opens a repository of the Hub. Its revision is resolved once, and all files come from that commit.
+
+    Args:
+        repo_id: ``user/name``.
+        revision: branch, tag or commit; the default branch if None.
+        token: access token; None for HF_TOKEN or the saved login. It is sent only to the Hub.
+        cache_dir: the cache's folder; None for huggingface_hub's own.
+        progress: draw the client's progress bars on stderr.
+
+    Raises:
+        SourceError: the repository does not exist, is gated, has no such revision, or is not in the cache
+            while the Hub cannot be reached.
+        UsageError: the token is not valid, or the revision is empty.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+
+    access_token(token)
+    if revision == "":
+        raise UsageError("--revision is empty; give a branch, tag or commit, or leave it out")
+    progress_bars(show=progress)
+
+    def list_files(at: str | None) -> ModelInfo | None:
+        try:
+            return HfApi(token=token).model_info(repo_id, revision=at, files_metadata=True)
+        except Exception as error:
+            if template_for(error, MESSAGES) is UNREACHABLE:
+                return None
+            raise explained(error, repo_id, revision, CONFIG) from shown(error, token)
+
+    def download(name: str, at: str | None, *, offline: bool = False) -> Path:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about free space, which is checked elsewhere
+                path = hf_hub_download(
+                    repo_id, name, revision=at, token=token, cache_dir=cache_dir, local_files_only=offline
+                )
+        except Exception as error:
+            raise explained(error, repo_id, revision, name) from shown(error, token)
+        return Path(path)
+
+    # First, because this fails at once, where a download would retry for half a minute.
+    info = list_files(revision)
+    # By commit from here on. For a branch that moves meanwhile, the client would get the size of a file
+    # from one commit and its content from another.
+    folder = download(CONFIG, info.sha if info else revision, offline=info is None).parent
+    commit = folder.name  # the client names the folder of a snapshot after its commit
+    parameters = nested = None
+    if info is None:
+        # Offline with a cached snapshot: only the files in the cache are available.
+        files: dict[str, int | None] = {
+            path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()
+        }
+    else:
+        _note(folder, revision or DEFAULT_REVISION)
+        siblings = [file for file in info.siblings or () if file.rfilename.isprintable()]
+        listed: dict[str, int | None] = {file.rfilename: file.size for file in siblings}
+        files = {name: size for name, size in listed.items() if "/" not in name}
+        nested = {name: size for name, size in listed.items() if "/" in name}
+        parameters = info.safetensors.parameters if info.safetensors else None
+
+    def fetch(name: str) -> None:
+        download(name, commit, offline=info is None)
+
+    offline = info is None
+    return Source(repo_id, folder, files, repo_id, commit, parameters, fetch, offline=offline, nested=nested)
+
+
+def access_token(token: str | None) -> str | None:
+    """The token that the client will send: ``token``, HF_TOKEN or the saved login; None without any.
+
+    Raises:
+        UsageError: it cannot be a token. An HTTP client would refuse it with an error that quotes it.
+    """
+    from huggingface_hub import get_token
+
+    secret = get_token() if token is None else token
+    if secret is not None and not re.fullmatch("[!-~]+", secret):
+        where = "the saved token (HF_TOKEN or hf auth login)" if token is None else "--token"
+        raise UsageError(f"{where} is not an access token; create one in the Hub's settings")
+    return secret
+
+
+def shown(error: BaseException, token: str | None) -> BaseException | None:
+    """The cause that a traceback may show: the error, or None if its text contains the token.
+
+    Args:
+        error: an error of the client.
+        token: as for ``access_token``.
+    """
+    secret = access_token(token)
+    return None if secret and secret in "".join(traceback.format_exception(error)) else error
+
+
+def progress_bars(*, show: bool) -> None:
+    """Turns the client's progress bars off without ``show``; HF_HUB_DISABLE_PROGRESS_BARS still applies."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not show:
+        disable_progress_bars()
+
+
+def bytes_to_download(source: Source, names: Iterable[str]) -> int:
+    """Bytes of a source's files that are not in the Hub cache; files of unknown size count as 0.
+
+    The cache is on the file system of ``source.folder``. A partly downloaded file counts in full, although
+    the client continues where it stopped. No request is sent.
+    """
+    if source.local:
+        return 0
+    lacking = [name for name in names if not (source.folder / name).is_file()]
+    sizes = {**source.files, **(source.nested or {})}
+    return sum(sizes.get(name) or 0 for name in lacking)
+
+
+def _note(folder: Path, revision: str) -> None:
+    """Records the commit of a branch or tag in the cache, as the client does, for offline use.
+
+    Args:
+        folder: folder of the snapshot, ``REPOSITORY/snapshots/COMMIT``.
+        revision: the branch or tag that was resolved to this commit.
+    """
+    refs = folder.parent.parent / "refs"
+    ref = refs / revision
+    if revision != folder.name and ref.resolve().is_relative_to(refs.resolve()):
+        with suppress(OSError):  # a read-only cache works without this
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(folder.name, encoding="utf-8")
+
+
+def template_for(error: BaseException, messages: Mapping[str, str]) -> str | None:
+    """The message for an error in a table like ``MESSAGES``; None if there is none."""
+    return next((messages[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in messages), None)
+
+
+def explained(error: Exception, repo_id: str, revision: str | None, file: str) -> Exception:
+    """The SourceError for an error of the client while it fetched ``file``; else the error itself."""
+    template, answered = template_for(error, MESSAGES), error.__cause__
+    answer = getattr(answered, "response", None)
+    if template is UNREACHABLE and isinstance(answered, Exception) and answer is not None:
+        # After a failed request, the client reports that the cache lacks the file.
+        return explained(answered, repo_id, revision, file)
+    if template is None and isinstance(error, OSError):
+        # The client's error for a file that is too short has no errno; an error of the disk has one.
+        template = CACHE if error.errno else BROKEN_OFF
+    if template is None:
+        return error
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if (
+        template is MESSAGES["HfHubHTTPError"]
+        and isinstance(status, int)
+        and (status == 429 or status >= 500)
+    ):
+        template = LATER
+    at = repr(revision or DEFAULT_REVISION)
+    reason = getattr(error, "strerror", None)
+    return SourceError(template.format(id=repo_id, revision=at, file=file, status=status, reason=reason))

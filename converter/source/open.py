@@ -1,0 +1,49 @@
+"""Finds the checkpoint that MODEL names: a folder or a Hub id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from converter.errors import SourceError, UsageError
+from converter.paths import expand
+from converter.source.base import Source
+from converter.source.local import open_folder
+
+
+def open_source(
+    model: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: Path | None = None,
+    progress: bool = False,
+) -> Source:
+    """Opens MODEL: a local folder if one of that name exists, else a repository on the Hub.
+
+    Raises:
+        SourceError: there is no such folder or repository, or the Hub cannot be reached.
+        UsageError: a revision was given for a local folder.
+    """
+    path = expand(model)
+    try:
+        exists, is_folder = path.exists(), path.is_dir()
+    except (OSError, ValueError):  # not a valid name on this file system
+        exists = is_folder = False
+    if not model.isprintable() and exists:
+        raise SourceError(
+            f"the name {model[:80]!r} has characters that cannot be printed; rename the folder, or run "
+            "the command in it with . as MODEL"
+        )
+    if not model.isprintable() or not model or len(model) > 4096:
+        raise SourceError(f"MODEL {model[:80]!r} is neither a folder nor a Hub id")
+    if is_folder:
+        if revision is not None:
+            raise UsageError(f"{model} is a local folder, and --revision is for Hub ids; drop it")
+        return open_folder(path)
+    if exists:
+        raise SourceError(f"{model} is a file; give the folder that holds config.json and the weights")
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        raise SourceError(f"there is no folder {model}; check the path, or give a Hub id such as user/name")
+    from converter.source.hub import open_repository
+
+    return open_repository(model, revision=revision, token=token, cache_dir=cache_dir, progress=progress)

@@ -1,0 +1,77 @@
+"""Files in a source's subfolders that a converted repository also needs.
+
+``additional_chat_templates/*.jinja`` are named chat templates of transformers. ``modules.json`` is a file of
+sentence-transformers that lists the parts of a sentence encoder in order, each with the folder of its
+settings, such as ``1_Pooling`` (github.com/UKPLab/sentence-transformers, SentenceTransformer.save).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from converter.errors import SourceError
+from converter.source.base import CONFIG, Source, plain_text
+from converter.source.jsonfile import parse, read_bytes
+
+CHAT_TEMPLATES = "additional_chat_templates"
+MODULES = "modules.json"
+MOST_MODULES, MOST_NAMED = 32, 8
+"""Modules of one encoder (usually about three), and file names in one note."""
+WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
+OWN_CODE = "sentence_transformers."
+"""Prefix of the types of modules that are part of sentence-transformers."""
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Files in a source's subfolders."""
+
+    files: dict[str, int | None]
+    """Files to copy, as ``folder/name``, and their sizes in bytes."""
+    notes: Sequence[str]
+    """What the result lacks, one sentence each."""
+    sentence_encoder: bool | None
+    """Whether sentence-transformers loads the result by its ``modules.json``; None if there is none."""
+
+
+def nested_files(source: Source) -> Nested:
+    """Finds the files to copy; from the Hub, ``modules.json`` is downloaded for this."""
+    files = {name: size for name, size in source.inside(CHAT_TEMPLATES).items() if name.endswith(".jinja")}
+    notes = []
+    modules = _modules(source)
+    if modules is None:
+        notes.append(f"{MODULES} is not a list of modules that sentence-transformers can read")
+    for module in modules or []:
+        folder, kind = module.get("path"), module.get("type")
+        if not isinstance(kind, str) or not kind.startswith(OWN_CODE):
+            notes.append(
+                f"{MODULES} names {plain_text(kind)}, code of the source that is not copied, so "
+                "sentence-transformers cannot load this repository"
+            )
+        if folder in ("", None):  # the transformer itself, whose files are in the root
+            continue
+        found = source.inside(folder) if isinstance(folder, str) else {}
+        copied = {f"{folder}/{name}" for name in (CONFIG, WEIGHTS)} & found.keys()
+        files |= {name: found[name] for name in sorted(copied)}
+        same = {f"{folder}/{PICKLED}"} if f"{folder}/{WEIGHTS}" in found else set()
+        left = (
+            sorted(found.keys() - copied - same) if found else [f"{plain_text(folder)} ({MODULES} names it)"]
+        )
+        if left:
+            more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+            notes.append(f"not copied for sentence-transformers: {', '.join(left[:MOST_NAMED])}{more}")
+    return Nested(files, notes, sentence_encoder=not notes if modules != [] else None)
+
+
+def _modules(source: Source) -> list[dict[str, Any]] | None:
+    if MODULES not in source.files:
+        return []
+    source.fetch([MODULES])
+    try:
+        value = parse(read_bytes(source.folder / MODULES), MODULES)
+    except SourceError:
+        return None
+    listed = isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
+    return value if listed and len(value) <= MOST_MODULES else None

@@ -1,0 +1,133 @@
+"""How a conversion handles a tokenizer: copy it, run it with our own class, or leave it with the source.
+
+Tokenizer code in the source's repository is not copied: it is not ours, and it does not run on current
+versions of transformers. The classes in ``KNOWN`` have counterparts in ``TEMPLATE`` that read the same
+files. The other tokenizers of supported families are classes of transformers.
+
+* BaichuanTokenizer: tokenization_baichuan.py of Baichuan-13B and Baichuan2-13B, which differ in line breaks
+  only.
+* ReplitLMTokenizer: replit_lm_tokenizer.py of replit-code-v1-3b (github.com/replit/ReplitLM).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from converter.config import Config
+from converter.source.base import Source, plain_text
+from converter.source.jsonfile import read_object
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TEMPLATE = "tokenization_ntk_sentencepiece.py"
+AUTO = "AutoTokenizer"
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
+VOCABULARY_ENDS = (".model", ".tiktoken")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A tokenizer class of a source's own code that has a counterpart here."""
+
+    ours: str
+    """The counterpart in ``TEMPLATE``."""
+    vocabulary: str
+    """File name of the sentencepiece model that it reads."""
+
+
+KNOWN = {
+    "BaichuanTokenizer": Known("NtkBaichuanTokenizer", "tokenizer.model"),
+    "ReplitLMTokenizer": Known("NtkReplitTokenizer", "spiece.model"),
+}
+"""Class name in the source -> its counterpart."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """How a conversion handles the tokenizer of one source."""
+
+    here: bool = True
+    """Whether the converted repository has a tokenizer that loads."""
+    ours: str | None = None
+    """The class in ``TEMPLATE`` that runs it; None for a class of transformers."""
+    settings: dict[str, Any] | None = None
+    """The new tokenizer_config.json; None if the source's is copied unchanged."""
+    elsewhere: str | None = None
+    """Where to load the tokenizer from, if the source has one but the result does not."""
+    note: str | None = None
+    """What users of the tokenizer should know, one sentence."""
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """Templates that are copied into the result for it."""
+        return (TEMPLATE,) if self.ours else ()
+
+
+def read_tokenizer(source: Source, config: Config, *, code: bool = True) -> Tokenizer:
+    """Decides how to handle a source's tokenizer.
+
+    Args:
+        source: the checkpoint; from the Hub, tokenizer_config.json is downloaded.
+        config: its config.json.
+        code: whether the result may contain code.
+
+    Raises:
+        SourceError: tokenizer_config.json is not a JSON object.
+    """
+    settings: dict[str, Any] = {}
+    if TOKENIZER_CONFIG in source.files:
+        source.fetch([TOKENIZER_CONFIG])
+        settings = read_object(source.folder / TOKENIZER_CONFIG)
+    reference = _reference(settings, config)
+    if reference is None:
+        files = any(name in VOCABULARIES or name.endswith(VOCABULARY_ENDS) for name in source.files)
+        if files or settings.get("tokenizer_class"):
+            return Tokenizer()
+        return _missing("the source has no tokenizer files")
+    name = reference.rpartition(".")[2]
+    known = KNOWN.get(name) if code else None
+    if known is None:
+        name = plain_text(name)
+        repository, _, _ = reference.rpartition("--")
+        elsewhere = plain_text(repository or source.repo_id or source.name)
+        return Tokenizer(
+            here=False,
+            elsewhere=elsewhere,
+            note=f"the tokenizer class {name} is the source's own code, which is not copied: load it from "
+            f"{elsewhere} (AutoTokenizer.from_pretrained, trust_remote_code=True), if it runs on your "
+            "version of transformers",
+        )
+    if known.vocabulary not in source.files:
+        return _missing(f"the source has no {known.vocabulary}, which its tokenizer, {name}, reads")
+    module = TEMPLATE.removesuffix(".py")
+    mapped = {AUTO: [f"{module}.{known.ours}", None]}
+    return Tokenizer(
+        ours=known.ours,
+        settings={**settings, "auto_map": mapped, "tokenizer_class": known.ours},
+        note=f"the tokenizer is {known.ours} of {TEMPLATE}, which replaces the source's {name} and gives "
+        "the same ids; it needs trust_remote_code=True and the sentencepiece package",
+    )
+
+
+def our_class(settings: Config) -> str | None:
+    """The class in ``TEMPLATE`` that a converted tokenizer_config.json names; None if it names none."""
+    for known in KNOWN.values():
+        if _reference(settings, {}) == f"{TEMPLATE.removesuffix('.py')}.{known.ours}":
+            return known.ours
+    return None
+
+
+def _missing(what: str) -> Tokenizer:
+    return Tokenizer(here=False, note=f"{what}: load the tokenizer that the source's card names")
+
+
+def _reference(settings: Config, config: Config) -> str | None:
+    """The reference to a tokenizer class in a repository's code, ``module.Class``; None without one."""
+    for mapped in (settings.get("auto_map"), config.get("auto_map")):
+        # In an old tokenizer_config.json, auto_map itself is the list of the slow and the fast class.
+        names = mapped.get(AUTO) if isinstance(mapped, dict) else mapped
+        for name in names if isinstance(names, list) else [names]:
+            if isinstance(name, str):
+                return name
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    return named if isinstance(named, str) and named in KNOWN else None

@@ -1,0 +1,37 @@
+"""Writes the tables that follow from the code into the pages: `python docs/tables.py`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from converter import catalogue
+from converter.evaluation.tasks import TYPES
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*(ROOT / name for name in ("README.md", "README.zh.md", "docs/evaluation.md", "docs/families.md"))]
+MARKED = re.compile(r"(<!-- (families|checkpoints|tasks): .*?-->\n).*?\n(<!-- end of \2 -->)", re.DOTALL)
+
+
+def tasks() -> str:
+    """What `--tasks` offers, beside perplexity."""
+    rows = [("`--tasks`", "prompt", "right answer", "from"), ("---",) * 4]
+    rows += [(f"`{task.name}`", task.prompt, task.right, task.origin) for task in TYPES.values()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+TABLES = {"families": catalogue.markdown, "checkpoints": catalogue.checkpoints, "tasks": tasks}
+
+
+def updated(text: str) -> str:
+    """A page with the tables between its markers written anew."""
+    return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
+
+
+def main() -> None:
+    for page in PAGES:
+        page.write_text(updated(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
+"""A cache that grows in place.
+
+transformers' ``DynamicCache`` copies all keys and values for every new token. The layers below keep room for
+more tokens behind the last one, so a new token copies only itself.
+
+Each family's modeling file imports ``Cache`` from this file. transformers 4.57 loads only those files of a
+local repository that the modeling file itself imports.
+"""
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+__all__ = ["Cache", "GrowingLayer", "grow"]
+
+# Room is made for this part of the tokens, and for no fewer than this number.
+SHARE, LEAST = 16, 128
+
+
+class GrowingLayer(DynamicLayer):
+    """A layer of a ``DynamicCache``. Its keys and values are views on the start of larger tensors.
+
+    Whatever else transformers does with a layer (crop, reorder, move, ...) replaces ``keys`` and ``values``.
+    The next update then finds that they are not its own views, and copies them once.
+    """
+
+    room: tuple[torch.Tensor, torch.Tensor] | None = None
+    """The larger tensors of keys and values, [B, heads, more tokens, size]."""
+    views: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    """``keys`` and ``values`` as the last update left them."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds keys and values [B, heads, new tokens, size]; returns all of them."""
+        # Autograd keeps what attention has read, and a compiled graph has no room of its own.
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            self.room, self.views = None, (None, None)
+            return super().update(key_states, value_states, *args, **kwargs)
+        seen, new = self.get_seq_length(), key_states.shape[-2]
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        if seen == 0:  # a prompt needs no room yet, and is not copied
+            self.keys, self.values = key_states, value_states
+            return key_states, value_states
+        if not self.has_room(seen + new):
+            room = tuple(larger(states, seen + new) for states in (key_states, value_states))
+            for more, states in zip(room, (self.keys, self.values), strict=True):
+                more[..., :seen, :] = states
+            self.room = room
+        for room, states in zip(self.room, (key_states, value_states), strict=True):
+            room[..., seen : seen + new, :] = states
+        self.keys, self.values = self.views = tuple(room[..., : seen + new, :] for room in self.room)
+        return self.keys, self.values
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether this many tokens fit behind the start of the room, and it holds this layer's states."""
+        if self.room is None or self.keys is not self.views[0] or self.values is not self.views[1]:
+            return False
+        writable = torch.is_inference_mode_enabled() or not self.room[0].is_inference()
+        return writable and tokens <= self.room[0].shape[-2]
+
+    def __reduce__(self) -> tuple:
+        """Copies and pickles are transformers' own layer, without the room."""
+        state = {name: value for name, value in vars(self).items() if name not in ("room", "views")}
+        for name in ("keys", "values"):
+            if isinstance(state.get(name), torch.Tensor):
+                state[name] = state[name].clone()
+        return DynamicLayer, (), state
+
+
+def larger(states: torch.Tensor, tokens: int) -> torch.Tensor:
+    """An empty tensor like [B, heads, any, size] for this many tokens and more."""
+    rows, heads, _, size = states.shape
+    return states.new_empty(rows, heads, tokens + max(LEAST, tokens // SHARE), size)
+
+
+def grow(cache: Cache | None, layers: int) -> None:
+    """Makes a ``DynamicCache`` of this many layers grow in place; leaves other layers as they are."""
+    if not isinstance(cache, DynamicCache) or cache.offloading or torch.compiler.is_compiling():
+        return
+    if cache.layer_class_to_replicate is DynamicLayer:
+        cache.layers += [DynamicLayer() for _ in range(layers - len(cache.layers))]
+    for index, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer:
+            cache.layers[index] = GrowingLayer()
+            vars(cache.layers[index]).update(vars(layer))

@@ -1,0 +1,504 @@
+"""Fine-tuned models: what transformers saves from a converted repository is adopted, pushed and exported."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from huggingface_hub import ModelCard
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BloomForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
+
+from converter import adopt, convert
+from converter.errors import SourceError
+from converter.publish.contents import read_contents, verify
+from tests import tiny
+from tests.conftest import Run, edit_json, fingerprint
+from tests.hub_commands import TOKEN, Command
+from tests.hub_server import Account, HubServer
+from tests.patched import CHECKED
+from tests.tiny import rotary as tiny_rotary
+
+AUTO = {"CausalLM": AutoModelForCausalLM, "MaskedLM": AutoModelForMaskedLM}
+SOURCE = "org/tiny-bloom"
+LIST = "ntk_convert.json"
+FILES = {LIST, "README.md", "config.json"}
+
+Tune = Callable[..., Path]
+
+
+def load(folder: Path, auto: Any = AutoModelForCausalLM, **options: Any) -> Any:
+    return auto.from_pretrained(folder, trust_remote_code=True, **options)
+
+
+def trained(model: Any) -> Any:
+    """After one step with a large rate."""
+    ids = torch.from_numpy(tiny.token_ids(2, 20))
+    labels = torch.tensor([0, 1]) if hasattr(model, "score") or hasattr(model, "classifier") else ids
+    model.train()(ids, labels=labels).loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.01 * parameter.grad
+    return model
+
+
+def of_origin(folder: Path, origin: str = SOURCE) -> None:
+    """As if the source had been downloaded from the Hub."""
+    config = json.loads((folder / "config.json").read_text())
+    edit_json(folder / "config.json", {"ntk_convert": config["ntk_convert"] | {"source": origin}})
+
+
+@pytest.fixture(scope="session")
+def converted(pristine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A converted repository; do not change it."""
+    place = tmp_path_factory.mktemp("adoption") / "ntk"
+    convert(pristine("bloom"), place, scale=2, train_length=32, verify=False)
+    return place
+
+
+@pytest.fixture(scope="session")
+def tuned(converted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It, fine-tuned and saved; do not change it."""
+    place = tmp_path_factory.mktemp("adoption") / "tuned"
+    trained(load(converted)).save_pretrained(place)
+    AutoTokenizer.from_pretrained(converted, trust_remote_code=True).save_pretrained(place)
+    of_origin(place)
+    return place
+
+
+@pytest.fixture
+def saved(tuned: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(tuned, tmp_path / "tuned"))
+
+
+def listed(folder: Path) -> set[str]:
+    return set(json.loads((folder / LIST).read_text())["files"])
+
+
+def rotary(folder: Path, heads: int, **_: Any) -> Path:
+    """GPT-NeoX has other names for the rotary settings than transformers saves."""
+    del heads
+    return tiny_rotary.rotary(folder, "gpt_neox")
+
+
+MODELS: dict[str, tuple[Callable[..., Path], str, Any]] = {
+    "bloom": (tiny.FACTORIES["bloom"], "linear", AutoModelForCausalLM),
+    "jais": (tiny.FACTORIES["jais"], "ntk", AutoModelForCausalLM),
+    "encoder": (tiny.ENCODERS["jina_bert"], "ntk", AutoModelForMaskedLM),
+    "new head": (tiny.ENCODERS["jina_bert"], "ntk", AutoModelForSequenceClassification),
+    "rotary": (rotary, "ntk", AutoModelForCausalLM),
+    "rotary, linear": (rotary, "linear", AutoModelForCausalLM),
+}
+"""Name -> how the source is written, its scaling, and the class that is fine-tuned."""
+QUICK = ("bloom", "new head", "rotary")
+SLOW = sorted(MODELS.keys() - set(QUICK))
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_a_model_that_transformers_saved(tmp_path: Path, name: str) -> None:
+    write, method, auto = MODELS[name]
+    source = write(tmp_path / "source", 4)
+    convert(source, tmp_path / "ntk", method=method, scale=3, train_length=32, verify=False)  # type: ignore[arg-type]
+    model = trained(load(tmp_path / "ntk", auto)).eval()
+    model.save_pretrained(tmp_path / "out")
+    AutoTokenizer.from_pretrained(tmp_path / "ntk", trust_remote_code=True).save_pretrained(tmp_path / "out")
+    before = fingerprint(tmp_path / "out")
+
+    result = adopt(tmp_path / "out")
+    after = fingerprint(tmp_path / "out")
+    assert {file for file in before if after[file] != before[file]} == {"config.json"}
+    assert set(result.written) == FILES | {"scaling.png"}
+    assert result.source == "source"
+    assert str(result.scaling) == f"{method}, factor 3"
+    contents = read_contents(tmp_path / "out")
+    assert contents.left == []
+    assert [check.name for check in verify(contents)] == [check.name for check in result.checks]
+
+    ids = torch.from_numpy(tiny.token_ids(2, 20))
+    again = load(tmp_path / "out", auto).eval()
+    assert type(again).__name__ == type(model).__name__
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["in place", "Trainer", *(pytest.param(how, marks=pytest.mark.slow) for how in ("half shards", "LoRA"))],
+)
+def test_ways_to_save(converted: Path, tmp_path: Path, how: str) -> None:
+    """All of them leave a folder that is adopted as it is; files of the training are not listed."""
+    folder = Path(shutil.copytree(converted, tmp_path / "out"))
+    model, more = load(converted), set[str]()
+    if how == "in place":
+        trained(model).save_pretrained(folder)
+    else:
+        shutil.rmtree(folder)
+    if how == "half shards":
+        trained(model).half().save_pretrained(folder, max_shard_size="20kB")
+        more = {path.name for path in folder.glob("model*")}
+        assert len(more) > 3
+    elif how == "LoRA":
+        [names] = re.findall(r"target_modules=(\[.*?\])", (converted / "README.md").read_text())
+        adapted = get_peft_model(model, LoraConfig(target_modules=json.loads(names), init_lora_weights=False))
+        adapted.merge_and_unload().save_pretrained(folder)
+    elif how == "Trainer":
+        rows = [{"input_ids": row, "labels": row} for row in torch.from_numpy(tiny.token_ids(2, 20))]
+        options: dict[str, Any] = {"max_steps": 1, "use_cpu": True, "report_to": [], "disable_tqdm": True}
+        arguments = TrainingArguments(str(tmp_path / "run"), **options)
+        tokenizer = AutoTokenizer.from_pretrained(converted, trust_remote_code=True)
+        Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer).train()
+        [folder] = (tmp_path / "run").glob("checkpoint-*")
+    adopt(folder)
+    contents = read_contents(folder)
+    training = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin"}
+    assert training & set(contents.left) == (training if how == "Trainer" else set())
+    assert not training & listed(folder)
+    assert more <= listed(folder)
+    assert load(folder).config.ntk_convert["fine_tuned"] is True
+
+
+def test_push_and_export_after_adoption(
+    saved: Path, hub: HubServer, command: Command, work: Path, run: Callable[..., Run]
+) -> None:
+    """Before it, ``push`` and ``validate`` say what to do, and afterwards all works as after a conversion."""
+    for words in (("push", saved, "ada/tuned"), ("validate", saved)):
+        line = run(*words).err
+        assert line.startswith(f"error: {saved} has no {LIST}, which a conversion writes; ")
+        assert f"if the model was fine-tuned, run ntk-convert adopt {saved}, otherwise" in line
+
+    done = run("adopt", saved, "--json")
+    assert done.code == 0, done.err
+    assert done.json["path"] == str(saved)
+    assert set(done.json["written"]) == FILES | {"scaling.png"}
+    assert set(done.json["files"]) == listed(saved)
+    assert [check["name"] for check in done.json["checks"]] == CHECKED
+    assert f"adopted: fine-tuned from {SOURCE}, scaling ntk, factor 2\n" in done.err
+    assert run("export", saved).code == 0
+    assert run("validate", saved).code == 0
+    hub.accounts[TOKEN] = Account("ada")
+    shutil.move(saved, work / "tuned")
+    pushed = command("push", "tuned", "ada/tuned", HF_TOKEN=TOKEN)
+    assert pushed.code == 0, pushed.err
+    files = hub.files("ada/tuned")
+    assert {"model.onnx", "tokenizer.json"} < files.keys()
+    assert b'AutoModelForCausalLM.from_pretrained("ada/tuned", trust_remote_code=True)' in files["README.md"]
+
+
+# What is refused, without a change
+
+
+def adapter(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def only_an_adapter(folder: Path) -> None:
+    adapter(folder)
+    (folder / "config.json").unlink()
+
+
+def edited(folder: Path) -> None:
+    with (folder / "modeling_ntk_bloom.py").open("a") as file:
+        file.write("# mine\n")
+
+
+def other_code(folder: Path) -> None:
+    edit_json(folder / "config.json", {"auto_map": {"AutoModelForCausalLM": "eve/code--modeling_own.Own"}})
+
+
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def two(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
+def quantised(folder: Path) -> None:
+    edit_json(folder / "config.json", {"quantization_config": {"load_in_4bit": True}})
+
+
+def never_converted(folder: Path) -> None:
+    edit_json(folder / "config.json", {"ntk_convert": None})
+
+
+def stock(folder: Path) -> None:
+    """``BloomForCausalLM`` only warns of the model type, and trains and saves a model that is not scaled."""
+    transformers.logging.set_verbosity_error()
+    BloomForCausalLM.from_pretrained(folder).save_pretrained(folder)
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return edit
+
+
+def lacking(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["transformer.h.1.mlp.dense_h_to_4h.weight"]
+
+
+def diverged(tensors: dict[str, torch.Tensor]) -> None:
+    for tensor in tensors.values():
+        tensor.fill_(float("nan"))
+
+
+def damaged(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an adapter": (only_an_adapter, "holds an adapter (adapter_config.json); merge it into its model and"),
+    "an adapter beside a model": (adapter, "holds an adapter (adapter_config.json); merge it into its mod"),
+    "edited code": (edited, "modeling_ntk_bloom.py is not what this version of ntk-convert writes: someb"),
+    "other code": (other_code, "auto_map names 'eve/code--modeling_own.Own', which is not code of a conv"),
+    "pickled weights": (pickled, "are not safetensors files; save the model with safe_serialization=True"),
+    "two weights": (two, "has model.safetensors and model.safetensors.index.json; remove the weights th"),
+    "quantised": (quantised, "is quantised (quantization_config is set); save the model with unquantised"),
+    "never converted": (never_converted, "config.json has no ntk_convert, so this model was not converted"),
+    "the stock class": (stock, "model_type 'bloom', not 'ntk_bloom': the model was trained with the stock"),
+    "a tensor is missing": (weights(lacking), "does not fit NtkBloomForCausalLM: 'transformer.h.1.mlp."),
+    "weights that are not numbers": (weights(diverged), ""),
+    "damaged weights": (damaged, "model.safetensors is truncated"),
+    "no model": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+    "a list that is damaged": (lambda folder: (folder / LIST).write_text("["), LIST),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_adopted(saved: Path, refused: Callable[..., str], kind: str) -> None:
+    change, part = REFUSED[kind]
+    change(saved)
+    assert part in refused("adopt", saved)
+
+
+@pytest.mark.parametrize("link", [None, "hard"])
+def test_a_conversion_that_nobody_trained(
+    pristine: Callable[..., Path], refused: Callable[..., str], tmp_path: Path, link: Any
+) -> None:
+    """Whatever else was changed in it: its card would say that it was fine-tuned."""
+    source = Path(shutil.copytree(pristine("bloom"), tmp_path / "source"))
+    convert(source, tmp_path / "out", scale=2, link=link, verify=False)
+    edit_json(tmp_path / "out/generation_config.json", {"note": "mine"})
+    line = refused("adopt", tmp_path / "out")
+    assert "are those of the conversion, so there is nothing to adopt" in line
+
+
+def test_a_file_that_changes_meanwhile(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from converter import adoption
+
+    before = fingerprint(saved)
+    describe = adoption.describe
+
+    def slowly(*arguments: Any, **options: Any) -> str:
+        os.utime(saved / "model.safetensors", (0, 0))
+        return describe(*arguments, **options)
+
+    monkeypatch.setattr(adoption, "describe", slowly)
+    with pytest.raises(SourceError, match=r"model.safetensors was changed meanwhile"):
+        adopt(saved)
+    assert fingerprint(saved).keys() == before.keys()
+
+
+def test_an_interrupted_adoption(
+    saved: Path, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from converter import adoption
+
+    before = fingerprint(saved)
+
+    def stop(*_: Any, **__: Any) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return ""
+
+    monkeypatch.setattr(adoption, "describe", stop)
+    assert run("adopt", saved).code == 1
+    assert fingerprint(saved) == before
+
+
+# What is there already
+
+
+def test_code_and_tokenizer_that_are_missing(saved: Path) -> None:
+    """Code is written; a tokenizer can be added later, and the model adopted again."""
+    for name in ("ntk_alibi.py", "modeling_ntk_bloom.py"):
+        (saved / name).unlink()
+    kept = {name: (saved / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")}
+    for name in kept:
+        (saved / name).unlink()
+    result = adopt(saved)
+    assert {"ntk_alibi.py", "modeling_ntk_bloom.py"} < set(result.written)
+    assert result.notes == [
+        "the folder has no tokenizer: save it there (tokenizer.save_pretrained), and run adopt again"
+    ]
+    load(saved)
+    for name, content in kept.items():
+        (saved / name).write_bytes(content)
+    result = adopt(saved)
+    assert result.notes == []
+    assert kept.keys() <= listed(saved)
+    assert "no tokenizer" not in (saved / "README.md").read_text()
+
+
+def test_a_shard_of_an_older_save_is_not_listed(saved: Path) -> None:
+    adopt(saved)
+    shard = "model-00001-of-00002.safetensors"
+    shutil.copy(saved / "model.safetensors", saved / shard)
+    files = json.loads((saved / LIST).read_text())["files"]
+    edit_json(saved / LIST, {"files": files | {shard: files["model.safetensors"]}})
+    adopt(saved)
+    assert shard not in listed(saved)
+
+
+def test_code_named_in_a_repository_of_the_hub(saved: Path) -> None:
+    """As some versions of transformers save it; the code is then loaded from the folder."""
+    mapped = json.loads((saved / "config.json").read_text())["auto_map"]
+    edit_json(saved / "config.json", {"auto_map": {key: f"ada/x--{value}" for key, value in mapped.items()}})
+    adopt(saved)
+    assert json.loads((saved / "config.json").read_text())["auto_map"] == mapped
+
+
+def test_a_graph_of_the_same_folder_is_checked(
+    converted: Path, tmp_path: Path, refused: Callable[..., str], run: Callable[..., Run]
+) -> None:
+    """A graph points into the weights: it belongs to the fine-tuned ones only if they lie as before."""
+    folder = Path(shutil.copytree(converted, tmp_path / "out"))
+    assert run("export", folder).code == 0
+    tensors = load_file(folder / "model.safetensors")
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    line = run("push", folder, "ada/x", "--token", "hf_x").err
+    assert "model.safetensors is not as the conversion or export wrote it" in line
+    assert f"if the model was fine-tuned, run ntk-convert adopt {folder}, otherwise" in line
+    assert (
+        f"if the model was fine-tuned, run ntk-convert adopt {folder}, otherwise"
+        in run("validate", folder).err
+    )
+    assert run("adopt", folder).code == 0
+    assert "model.onnx" in listed(folder)
+    assert "## ONNX" in (folder / "README.md").read_text()
+
+    half = {name: tensor.half() for name, tensor in tensors.items()}
+    save_file(half, folder / "model.safetensors", {"format": "pt"})
+    assert "model.onnx does not belong to these weights" in refused("adopt", folder)
+
+
+# The card
+
+
+def card_of(folder: Path) -> ModelCard:
+    return ModelCard.load(folder / "README.md")
+
+
+def test_a_new_card(saved: Path) -> None:
+    adopt(saved)
+    card = card_of(saved)
+    assert card.data.to_dict() == {
+        "pipeline_tag": "text-generation",
+        "base_model": SOURCE,
+        "base_model_relation": "finetune",
+        "library_name": "transformers",
+        "tags": ["alibi", "ntk-alibi", "custom_code"],
+    }
+    for words in (
+        f"[{SOURCE}](https://huggingface.co/{SOURCE}) with its ALiBi slopes scaled",
+        "It was fine-tuned after the conversion, so its weights are its own.",
+        f"ntk-convert {SOURCE} --scale 2 --train-length 32 --out ./converted\n",
+        "ntk-convert adopt ./tuned\n",
+        '.from_pretrained("./tuned", trust_remote_code=True)',
+        "- slopes: 4 slopes measured",
+    ):
+        assert words in card.text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("text-generation", "text-classification"), ("text-ranking",) * 2]
+)
+def test_a_new_head_has_another_task(saved: Path, before: str, after: str) -> None:
+    """A tag that follows from the head is replaced; one that says more is kept."""
+    model = load(saved, AutoModelForSequenceClassification)
+    model.save_pretrained(saved)
+    (saved / "README.md").write_text(f"---\npipeline_tag: {before}\n---\n")
+    adopt(saved)
+    assert card_of(saved).data.pipeline_tag == after
+    assert 'pipeline("text-classification", model=model' in card_of(saved).text
+
+
+def test_a_card_of_a_conversion_keeps_what_was_added(saved: Path, converted: Path) -> None:
+    text = (converted / "README.md").read_text().replace("tags:", "license: mit\ntags:\n- mine")
+    (saved / "README.md").write_text(f"{text}\n## My data\n\nLaws.\n\n## ONNX\n\nA graph.\n")
+    adopt(saved)
+    card = card_of(saved)
+    assert (card.data.license, card.data.tags) == ("mit", ["mine", "alibi", "ntk-alibi", "custom_code"])
+    assert "Weights, tokenizer and tensor names are those" not in card.text
+    assert "\n## My data\n\nLaws.\n" in card.text
+    assert card.text.rstrip().endswith("## ONNX\n\nA graph.")
+    assert card.text.count("## Load") == card.text.count("## How it was made") == 1
+
+
+THEIRS = """---
+license: mit
+base_model: ada/bloom-ntk
+library_name: peft
+tags: [generated_from_trainer, mteb]
+model-index:
+- name: tuned
+  results:
+  - task: {type: text-generation}
+    dataset: {type: ada/laws, name: Laws}
+    metrics: [{type: loss, value: 1.25}]
+---
+
+# Tuned
+
+It reads laws.
+"""
+
+
+def test_a_card_that_somebody_wrote_is_kept(saved: Path) -> None:
+    (saved / "README.md").write_text(THEIRS)
+    adopt(saved)
+    first = (saved / "README.md").read_text()
+    card = card_of(saved)
+    data = card.data.to_dict()
+    assert (data["license"], data["library_name"]) == ("mit", "transformers")
+    assert (data["base_model"], data["base_model_relation"]) == ("ada/bloom-ntk", "finetune")
+    assert data["tags"] == ["generated_from_trainer", "alibi", "ntk-alibi", "custom_code"]
+    assert data["model-index"][0]["results"][0]["metrics"] == [{"type": "loss", "value": 1.25}]
+    assert card.text.strip().startswith("# Tuned\n\nIt reads laws.\n\n## Longer contexts\n\nThis is")
+    assert "\n### Load\n" in card.text
+    adopt(saved)
+    assert (saved / "README.md").read_text() == first
+
+
+@pytest.mark.parametrize("front", ["---\nlicense: [\n---\n", "---\nx: 1\n" + "y: z\n" * 20_000 + "---\n", ""])
+def test_front_matter_that_cannot_be_read_stays(saved: Path, front: str) -> None:
+    (saved / "README.md").write_bytes(f"{front}# Mine\n".encode() + b"\xff\n")
+    adopt(saved)
+    content = (saved / "README.md").read_bytes()
+    assert content.startswith(front.encode() or b"---\npipeline_tag")
+    assert b"# Mine\n\xff\n\n## Longer contexts\n" in content

@@ -1,0 +1,160 @@
+"""The slopes on a device: copied there once, and never wrong after copying, tracing or casting a model."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModel
+
+from converter import convert
+from templates.ntk_alibi import Alibi, stock_slopes
+from tests import tiny
+from tests.dealt import dealt
+from tests.patched import FAMILIES, SCALINGS, Convert, assert_logits, batch, load
+
+DYNAMIC = {"type": "ntk", "train_seq_len": 16, "dynamic": "position"}
+
+
+class Uploads(TorchDispatchMode):
+    """Counts the tensors that are made from Python numbers."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.lift_fresh.default
+        return func(*args, **(kwargs or {}))
+
+
+def uploads(run: Any) -> int:
+    with Uploads() as mode:
+        run()
+    return mode.count
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scaling", ["none", "ntk", "ntk-length", "ntk-position"])
+@pytest.mark.parametrize("family", ["bloom", "falcon", *tiny.ENCODERS])
+def test_slopes_are_uploaded_once(tmp_path: Any, family: str, scaling: str) -> None:
+    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 12)
+    convert(source, tmp_path / "out", verify=False, **SCALINGS[scaling])
+    model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    ids, mask = batch(rows=2, length=40)
+    # A new cache makes empty tensors of its own.
+    keywords = {"attention_mask": mask, **({"use_cache": False} if family in FAMILIES else {})}
+    assert uploads(lambda: model(ids, **keywords)) == 1
+    assert uploads(lambda: model(ids, **keywords)) == 0
+    # transformers 4.57 makes a tensor of its own for the mask of a decoder's attention weights.
+    masks = int(family in FAMILIES and transformers.__version__ < "5")
+    assert uploads(lambda: model(ids, **keywords, output_attentions=True)) == masks
+    if family in FAMILIES:
+        cache = model(ids, attention_mask=mask, use_cache=True).past_key_values
+        longer = torch.cat([mask, mask[:, -1:]], dim=1)
+        assert uploads(lambda: model(ids[:, :1], attention_mask=longer, past_key_values=cache)) == 0
+
+
+def test_each_device_has_its_own() -> None:
+    alibi = Alibi(stock_slopes(6), DYNAMIC)
+    for device in (torch.device("cpu"), torch.device("meta")):
+        first = alibi.on(device)
+        assert first is alibi.on(device)
+        assert (first.shape, first.dtype, first.device) == ((2, 1, 6, 1), torch.float32, device)
+    values = [alibi.slopes, alibi.exponents]
+    assert torch.equal(alibi.on(torch.device("cpu")).flatten(1), torch.tensor(values))
+
+
+def test_copies_and_pickles_start_without_tensors() -> None:
+    alibi = Alibi(stock_slopes(6), DYNAMIC)
+    positions = torch.arange(40)[None]
+    expected = alibi.at(positions)
+    for other in (copy.copy(alibi), copy.deepcopy(alibi), pickle.loads(pickle.dumps(alibi))):
+        assert other._tensors == {}
+        assert torch.equal(other.at(positions), expected)
+    assert alibi._tensors
+
+
+def test_threads_may_share_a_model() -> None:
+    positions = torch.arange(40)[None]
+    expected = Alibi(stock_slopes(6), DYNAMIC).at(positions)
+    for _ in range(20):
+        alibi = Alibi(stock_slopes(6), DYNAMIC)
+        with ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(lambda _, alibi=alibi: alibi.at(positions), range(8)))
+        assert all(torch.equal(result, expected) for result in results)
+
+
+def test_inference_before_training(converted: Convert) -> None:
+    """What is kept from inference is an ordinary tensor: one of inference mode has no place in training."""
+    model = load(converted("bloom", 4, "ntk-position"))
+    ids, mask = batch(rows=2, length=40)
+    with torch.inference_mode():
+        model(ids, attention_mask=mask)
+    assert not model.base_model.alibi.on(ids.device).is_inference()
+    model(ids, attention_mask=mask, labels=ids).loss.backward()
+
+
+@torch.no_grad()
+def test_fake_tensors_are_not_kept() -> None:
+    alibi = Alibi(stock_slopes(6))
+    with FakeTensorMode():
+        alibi.at(torch.arange(40)[None])
+    assert alibi._tensors == {}
+    assert torch.equal(alibi.at(torch.arange(40)[None]).flatten(), torch.tensor(stock_slopes(6)))
+
+
+@torch.no_grad()
+def test_casting_and_moving_a_model_keeps_them_exact(converted: Convert) -> None:
+    model = load(converted("bloom", 12, "ntk"))
+    ids, _ = batch(rows=1, length=40)
+    model(ids)
+    model.half().bfloat16().float()
+    slopes = model.base_model.alibi.at(torch.arange(40)[None])
+    assert torch.equal(slopes.flatten(), torch.tensor(model.base_model.alibi.slopes))
+    model.to("meta")
+    assert model(ids.to("meta")).logits.device.type == "meta"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "strict", "first"),
+    dealt(["bloom", "refact", *tiny.ENCODERS], [True, False], [True, False], each=1),
+)
+def test_export(tmp_path: Any, family: str, strict: bool, first: bool) -> None:
+    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4)
+    convert(source, tmp_path / "out", method="ntk", scale=4, verify=False)
+    model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    other = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    ids, mask = batch(rows=2, length=40)
+    keywords = {"attention_mask": mask, **({"use_cache": False} if family in FAMILIES else {})}
+    if first:
+        model(ids, **keywords)
+    exported = torch.export.export(model, (ids,), keywords, strict=strict).module()
+    expected = other(ids, **keywords).last_hidden_state
+    assert_logits(exported(ids, **keywords).last_hidden_state, expected, mask)
+    assert_logits(model(ids, **keywords).last_hidden_state, expected, mask)
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bloom", "replit", "refact", "jina_bert"])
+def test_compiling_after_a_plain_pass(tmp_path: Any, family: str) -> None:
+    """The graph then takes the tensor that is there, and is not compiled again for the next call."""
+    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4)
+    convert(source, tmp_path / "out", verify=False, **SCALINGS["ntk-position"])
+    model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    ids, mask = batch(rows=2, length=40)
+    keywords = {"attention_mask": mask, **({"use_cache": False} if family in FAMILIES else {})}
+    expected = model(ids, **keywords).last_hidden_state
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.compiler.set_stance("default"):
+        assert_logits(compiled(ids, **keywords).last_hidden_state, expected, mask)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert_logits(compiled(ids, **keywords).last_hidden_state, expected, mask)

@@ -1,0 +1,134 @@
+"""The code in the model cards of converted repositories, run as it stands there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModel
+from transformers.pytorch_utils import Conv1D
+
+from converter import convert
+from tests import forks, tiny
+from tests.conftest import edit_json
+from tests.test_encoders import LAYERS
+from tests.test_sentence_transformers import source as sentence_encoder
+from tests.tiny import rotary as tiny_rotary
+
+ROOT = Path(__file__).parent.parent
+RECIPES = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+TARGETS = re.compile(r"`target_modules=(\[.*?\])`")
+
+
+def fill_mask(folder: Path) -> Path:
+    source = tiny.ENCODERS["mosaic_bert"](folder, 4)
+    edit_json(source / "tokenizer_config.json", {"mask_token": "w5"})
+    return source
+
+
+def of_head(family: str, head: Any) -> Callable[[Path], Path]:
+    factory = {**tiny.FACTORIES, **tiny.ENCODERS}[family]
+    return lambda folder: factory(folder, 4, head=head)
+
+
+SHOWN: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "generate": (of_head("jais", "CausalLM"), "^[1-9]\\d* new tokens"),
+    "trunk": (of_head("bloom", "Model"), r"torch.Size\(\[1, \d, 32\]\)"),
+    "encoder": (of_head("jina_bert", "Model"), r"\(2, 32\)"),
+    "sentences": (sentence_encoder, r"\(2, 32\)"),
+    "fill": (fill_mask, "'token_str': "),
+    "classify": (of_head("jina_bert", "SequenceClassification"), "'label': 'LABEL_"),
+    "tokens": (of_head("bloom", "TokenClassification"), "'entity': 'LABEL_"),
+    "answer": (of_head("mosaic_bert", "QuestionAnswering"), ""),
+    "rotary": (lambda folder: tiny_rotary.rotary(folder, "llama"), "^[1-9]\\d* new tokens"),
+}
+"""Name -> how the source is written, and a pattern of what the card's code prints."""
+RUN = """
+for name, block in BLOCKS.items():
+    print(f"== {name}")
+    names = {}
+    exec(block, names)
+    if "output" in names:
+        print(names["output"].shape[1] - names["inputs"]["input_ids"].shape[1], "new tokens")
+"""
+
+
+def test_the_code_of_every_card_runs(tmp_path: Path) -> None:
+    """All of them in one process, since each would import transformers anew."""
+    blocks = {}
+    for name, (write, _) in SHOWN.items():
+        convert(write(tmp_path / f"{name}-source"), tmp_path / name, scale=2, verify=False)
+        blocks[name] = "\n".join(PYTHON.findall(ModelCard.load(tmp_path / name / "README.md").text))
+        assert f'"./{name}"' in blocks[name]
+    done = forks.run(
+        [sys.executable, "-c", f"BLOCKS = {blocks!r}\n{RUN}"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = dict(re.findall(r"== (\w+)\n(.*?)(?=^== |\Z)", done.stdout, re.DOTALL | re.MULTILINE))
+    assert printed.keys() == SHOWN.keys()
+    for name, (_, pattern) in SHOWN.items():
+        assert re.search(pattern, printed[name], re.MULTILINE), (name, printed[name])
+
+
+@pytest.mark.parametrize(
+    ("modules", "card", "library", "task"),
+    [
+        (True, "", "sentence-transformers", "sentence-similarity"),
+        (True, "library_name: transformers", "sentence-transformers", "sentence-similarity"),
+        (False, "library_name: sentence-transformers", "sentence-transformers", "sentence-similarity"),
+        (False, "", "transformers", "feature-extraction"),
+        ("own.Module", "library_name: sentence-transformers", "transformers", "feature-extraction"),
+    ],
+)
+def test_the_library_of_a_sentence_encoder(
+    tmp_path: Path, modules: bool | str, card: str, library: str, task: str
+) -> None:
+    """A module of the source's own code cannot be loaded; without ``modules.json`` there is mean pooling."""
+    source = sentence_encoder(tmp_path / "source")
+    (source / "README.md").write_text(f"---\n{card}\n---\n")
+    if not modules:
+        (source / "modules.json").unlink()
+    elif isinstance(modules, str):
+        (source / "modules.json").write_text(json.dumps([{"path": "1_Pooling", "type": modules}]))
+    convert(source, tmp_path / "out", scale=2, verify=False)
+    found = ModelCard.load(tmp_path / "out/README.md")
+    assert (found.data.library_name, found.data.pipeline_tag) == (library, task)
+    assert ("SentenceTransformer(" in found.text) == (modules != "own.Module")
+
+
+@pytest.mark.parametrize("layer", {**dict.fromkeys(tiny.FACTORIES), **LAYERS})
+def test_the_layers_for_lora_are_those_of_the_model(tmp_path: Path, layer: str) -> None:
+    """peft adapts every linear layer of the blocks; docs/recipes.md names those of BLOOM."""
+    family, changes = LAYERS.get(layer, (layer, {}))
+    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4, **changes)
+    convert(source, tmp_path / "out", scale=2, verify=False)
+    [found] = TARGETS.findall(ModelCard.load(tmp_path / "out/README.md").text)
+    names = json.loads(found)
+    assert layer != "bloom" or f"target_modules = {found}" in RECIPES
+
+    model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    block = re.compile(r"(^|\.)(h|layers?|blocks)\.\d+\.")
+    linear = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and block.search(name)
+    }
+    assert {name.rpartition(".")[2] for name in linear} == set(names)
+    adapted = get_peft_model(model, LoraConfig(target_modules=names, r=2))
+    layers = {name.removeprefix("base_model.model.") for name in adapted.targeted_module_names}
+    assert layers >= linear
+    assert {name for name in layers - linear if "pooler" not in name} == set()

@@ -1,0 +1,197 @@
+"""Keywords of ``forward``: a misspelt one is warned about, and what transformers passes is not."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.utils import logging as transformers_logging
+
+from converter import convert
+from tests import tiny
+from tests.patched import FAMILIES, Convert, batch, load
+
+Warnings = Callable[[], list[str]]
+
+EVERY_HEAD = {
+    "Model": AutoModel,
+    "SequenceClassification": AutoModelForSequenceClassification,
+    "TokenClassification": AutoModelForTokenClassification,
+    "QuestionAnswering": AutoModelForQuestionAnswering,
+}
+LANGUAGE_MODEL = {
+    **dict.fromkeys(FAMILIES, AutoModelForCausalLM),
+    **dict.fromkeys(tiny.ENCODERS, AutoModelForMaskedLM),
+}
+LABELS: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
+    "Model": lambda ids: {},
+    "LanguageModel": lambda ids: {"labels": ids},
+    "SequenceClassification": lambda ids: {"labels": ids[:, 0] % 2},
+    "TokenClassification": lambda ids: {"labels": ids % 2},
+    "QuestionAnswering": lambda ids: {"start_positions": ids[:, 0] * 0, "end_positions": ids[:, 0] * 0 + 1},
+}
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[Warnings]:
+    """``warnings()``: what the converted code has warned about since the last call."""
+    transformers_logging.warning_once.cache_clear()
+    caplog.set_level(logging.WARNING)
+
+    def take() -> list[str]:
+        own = [record for record in caplog.records if record.name.startswith("transformers_modules")]
+        caplog.clear()
+        return [record.getMessage() for record in own]
+
+    yield take
+    transformers_logging.warning_once.cache_clear()
+
+
+def convert_tiny(family: str, folder: Path) -> Path:
+    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](folder / "source", 4)
+    convert(source, folder / "out", method="none", verify=False)
+    return folder / "out"
+
+
+def every_model(folder: Path, family: str) -> Iterator[tuple[str, Any]]:
+    """The repository's trunk and heads; those that it has no weights for start at random."""
+    for head, auto_class in {"LanguageModel": LANGUAGE_MODEL[family], **EVERY_HEAD}.items():
+        yield head, auto_class.from_pretrained(folder, trust_remote_code=True).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", LANGUAGE_MODEL)
+def test_a_misspelt_keyword_is_named_once(tmp_path: Path, family: str, warnings: Warnings) -> None:
+    folder = convert_tiny(family, tmp_path)
+    ids, mask = batch(rows=2, length=20, side="right")
+    for head, model in every_model(folder, family):
+        warnings()
+        transformers_logging.warning_once.cache_clear()
+        model.config.pad_token_id = tiny.PAD
+        plain = model(ids, attention_mask=mask, **LABELS[head](ids))
+        assert warnings() == [], head
+        misspelt = model(ids, attention_mask=mask, atention_mask=mask, **LABELS[head](ids))
+        [message] = warnings()
+        assert "'atention_mask'" in message
+        assert type(model.base_model if head != "LanguageModel" else model).__name__[:3] == message[:3]
+        model(ids, attention_mask=mask, atention_mask=mask)
+        assert warnings() == [], head
+        model(ids, attention_mask=mask, other=1)
+        assert "'other'" in warnings()[0]
+        for first, second in zip(plain.to_tuple(), misspelt.to_tuple(), strict=True):
+            assert not isinstance(first, torch.Tensor) or torch.equal(first, second)
+        with pytest.raises(ValueError, match="head_mask"):
+            model(ids, head_mask=torch.ones(4))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", LANGUAGE_MODEL)
+def test_keywords_for_any_model_are_accepted(tmp_path: Path, family: str, warnings: Warnings) -> None:
+    folder = convert_tiny(family, tmp_path)
+    ids, mask = batch(rows=2, length=20, side="right")
+    positions = torch.arange(20)
+    for head, model in every_model(folder, family):
+        warnings()
+        keywords = {
+            "position_ids": positions[None],
+            "cache_position": positions,
+            "token_type_ids": torch.zeros_like(ids),
+            "num_items_in_batch": torch.tensor(8),
+            "head_mask": None,
+            "anything": None,
+        }
+        if head == "LanguageModel" and family in FAMILIES:
+            keywords |= {"ignore_index": -100, "shift_labels": None}
+        model.config.pad_token_id = tiny.PAD
+        model(ids, attention_mask=mask, **keywords, **LABELS[head](ids))
+        assert warnings() == [], head
+        # The Trainer drops columns that forward does not name, among them the mask.
+        columns = {"input_ids", "attention_mask", "inputs_embeds", *LABELS[head](ids)}
+        if family in tiny.ENCODERS:
+            columns.add("token_type_ids")
+        assert columns <= inspect.signature(model.forward).parameters.keys(), head
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_warns_of_nothing(converted: Convert, family: str, warnings: Warnings) -> None:
+    model = load(converted(family))
+    ids, mask = batch(rows=2, length=20)
+    warnings()
+    for options in (
+        {},
+        {"num_beams": 2},
+        {"do_sample": True},
+        {"use_cache": False},
+        {"cache_implementation": "static"},
+        {"return_dict_in_generate": True, "output_attentions": True, "output_hidden_states": True},
+    ):
+        model.generate(ids, attention_mask=mask, max_new_tokens=4, **options)
+        assert warnings() == [], options
+    model.generate(ids[:1], max_new_tokens=4, assistant_model=model)
+    model.generate(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask, max_new_tokens=4)
+    assert warnings() == []
+
+
+@pytest.mark.parametrize("family", ["bloom", "jina_bert"])
+def test_the_trainer_warns_of_nothing(tmp_path: Path, family: str, warnings: Warnings) -> None:
+    """With every column of the data, and with the number of items that it passes for the loss."""
+    folder = convert_tiny(family, tmp_path)
+    ids, _ = batch(rows=4, length=20)
+    arguments = TrainingArguments(
+        tmp_path / "run",
+        max_steps=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        remove_unused_columns=False,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    for head, model in every_model(folder, family):
+        if head == "Model":
+            continue
+        model.config.pad_token_id = tiny.PAD
+        labels = LABELS[head](ids)
+        rows = [
+            {
+                "input_ids": row,
+                "attention_mask": torch.ones_like(row),
+                "token_type_ids": torch.zeros_like(row),
+            }
+            | {name: label[index] for name, label in labels.items()}
+            for index, row in enumerate(ids)
+        ]
+        warnings()
+        trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+        trainer.train()
+        trainer.evaluate()
+        assert warnings() == [], head
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_an_unknown_keyword_does_not_break_a_compiled_graph(converted: Convert) -> None:
+    model = load(converted("bloom"))
+    ids, mask = batch(rows=2, length=20)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    expected = model(ids, attention_mask=mask, use_cache=False).logits
+    torch.testing.assert_close(
+        compiled(ids, attention_mask=mask, use_cache=False, atention_mask=mask).logits, expected
+    )

@@ -1,0 +1,162 @@
+"""What is published under the names that ``ntk-convert families`` lists is read: tensors, files, tokenizers.
+
+The facts are in ``published/``. The weights are skeletons: published names and shapes, with holes for data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+from converter import recipes
+from converter.families import FAMILIES
+from converter.model import open_model
+from converter.plan import prepare
+from converter.result.converted import ConvertedRepository
+from converter.scaling.request import Request
+from converter.source.checkpoint import BIN, BIN_INDEX, SAFETENSORS, SAFETENSORS_INDEX, target_names
+from converter.source.open import open_source
+from converter.source.tokenizer import KNOWN, read_tokenizer
+from converter.verification import tensors
+from converter.verification.check import Context
+from converter.verification.patched import Patched
+from tests.published_checkpoints import (
+    CHECKPOINTS,
+    ITEM_BYTES,
+    LAYOUTS,
+    Entry,
+    Shapes,
+    shapes,
+    size_limits,
+    weight_files,
+    with_layers,
+)
+from tests.test_published import REFUSED
+
+ENTRIES = [(family, entry) for family, entries in CHECKPOINTS.items() for entry in entries]
+READ = [(family, entry) for family, entry in ENTRIES if entry["layout"] and entry["id"] not in REFUSED]
+STORED = [(family, entry) for family, entry in ENTRIES if entry["stored"]]
+TOKENIZERS = [(family, entry) for family, entry in ENTRIES if entry["tokenizer"]]
+NOT_SEEN = {
+    "inceptionai/jais-family-1p3b",
+    "inceptionai/jais-family-1p3b-chat",
+    "inceptionai/jais-family-30b-8k",
+    "inceptionai/jais-family-30b-8k-chat",
+    "inceptionai/jais-family-30b-16k",
+    "inceptionai/jais-family-30b-16k-chat",
+    "norallm/norbloom-7b-scratch",
+}
+"""Known checkpoints whose sizes are in no public copy that was found."""
+
+
+SLOPES = "relative_pe.slopes"
+"""The tensor that is read for its values, and that no model has."""
+
+
+def of_checkpoints(pairs: list[tuple[str, Entry]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("family", "entry"), pairs, ids=[entry["id"] for _, entry in pairs])
+
+
+def test_every_known_checkpoint_is_here() -> None:
+    ids = [name for _, entry in ENTRIES for name in (entry["id"].partition("@")[0], *entry["stands_for"])]
+    known = {name for family in FAMILIES for group in family.checkpoints for name in group.ids}
+    assert known - set(ids) == NOT_SEEN
+    assert LAYOUTS.keys() == CHECKPOINTS.keys()
+    assert {(family, entry["layout"]) for family, entry in ENTRIES if entry["layout"]} == {
+        (family, name) for family, rule in LAYOUTS.items() for name in rule["layouts"]
+    }
+
+
+def test_every_fact_has_a_source() -> None:
+    for _, entry in ENTRIES:
+        assert entry["config_sources"], entry["id"]
+        for fact in (entry["stored"], entry["tokenizer"]):
+            assert fact is None or fact["source"], entry["id"]
+        assert entry["train_length"] is None or entry["train_length_source"], entry["id"]
+
+
+@of_checkpoints(READ)
+def test_every_tensor_has_its_place_in_the_family_s_model(family: str, entry: Entry, tmp_path: Path) -> None:
+    """None is missing, none is left over, and every shape is the model's. All layers are alike, so two do."""
+    named = shapes(family, entry, N=2)
+    model = open_model(skeleton(tmp_path, with_layers(family, entry["config"], 2), named))
+    config = prepare(model, Request("none")).config
+    repository = ConvertedRepository(tmp_path, config, recipes.of_checkpoint(config), model.checkpoint)
+    with Patched.load(repository) as patched:
+        found = tensors.check(patched, Context(entry["config"]))
+    assert found.detail.startswith(f"all {sum(not name.endswith(SLOPES) for name in named)} tensors fit")
+
+
+def skeleton(folder: Path, config: dict[str, Any], named: Shapes) -> Path:
+    """Writes config.json and a weight file with these tensors; their data are holes, except for slopes."""
+    (folder / "config.json").write_text(json.dumps(config))
+    header: dict[str, Any] = {}
+    end, slopes = 0, []
+    for name, shape in named.items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+        if name.endswith(SLOPES):
+            slopes.append((start, shape[0]))
+    text = json.dumps(header).encode()
+    with (folder / SAFETENSORS).open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for start, count in slopes:
+            file.seek(8 + len(text) + start)
+            file.write(struct.pack(f"<{count}f", *(2.0 ** (-8 * (h + 1) / count) for h in range(count))))
+        file.truncate(8 + len(text) + end)
+    return folder
+
+
+@of_checkpoints([pair for pair in STORED if pair[1]["stored"]["bytes"]])
+def test_the_tensors_fill_the_published_files(family: str, entry: Entry) -> None:
+    """The rule has the right tensors: a second matrix of the vocabulary, or none, would show in the size."""
+    low, high = size_limits(entry["stored"])
+    size = sum(map(math.prod, shapes(family, entry).values())) * ITEM_BYTES[entry["stored"]["dtype"]]
+    assert low <= size <= high
+
+
+@of_checkpoints(STORED)
+def test_the_published_files_are_found(family: str, entry: Entry, tmp_path: Path) -> None:
+    files = weight_files(entry["stored"]["files"])
+    (tmp_path / "config.json").write_text(json.dumps(entry["config"]))
+    names = list(shapes(family, entry))
+    bin_files = files[0].endswith(".bin")
+    if len(files) > 1 or files[0] not in (SAFETENSORS, BIN):
+        weight_map = {name: files[at * len(files) // len(names)] for at, name in enumerate(names)}
+        index = BIN_INDEX if bin_files else SAFETENSORS_INDEX
+        (tmp_path / index).write_text(json.dumps({"weight_map": weight_map}))
+    for file in files:
+        (tmp_path / file).touch()
+    source = open_source(str(tmp_path))
+    assert list(source.weights()) == sorted(files)
+    targets = [name for name in target_names(files, source.index).values() if name != SAFETENSORS_INDEX]
+    if bin_files:
+        count = len(files)
+        shards = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+        assert targets == (shards if count > 1 or source.index else [SAFETENSORS])
+    else:
+        assert targets == files
+
+
+@of_checkpoints(TOKENIZERS)
+def test_the_tokenizer_is_one_that_loads(family: str, entry: Entry, tmp_path: Path) -> None:  # noqa: ARG001
+    """A class of transformers, or one that has a counterpart here."""
+    facts = entry["tokenizer"]
+    (tmp_path / "config.json").write_text(json.dumps(entry["config"]))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(facts["config"]))
+    for file in facts["files"]:
+        (tmp_path / file).touch()
+    tokenizer = read_tokenizer(open_source(str(tmp_path)), entry["config"])
+    assert tokenizer.here, tokenizer.note
+    name = facts["config"]["tokenizer_class"]
+    if "auto_map" in facts["config"]:
+        assert tokenizer.ours == KNOWN[name].ours
+    else:
+        assert tokenizer.settings is None
+        assert tokenizer_class_from_name(name) or tokenizer_class_from_name(f"{name}Fast")

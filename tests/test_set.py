@@ -1,0 +1,311 @@
+"""``--set KEY=VALUE``: what a source's config.json does not say, or says wrongly."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from converter import UnsupportedModel, UsageError, convert, inspect
+from converter.errors import Undecided
+from converter.evaluation.candidates import command
+from converter.families.refusals import check_source
+from converter.recipes.overrides import overridden, parse, words
+from converter.scaling.scaling import Static
+from tests import tiny
+from tests.conftest import MakeSource, Run, edit_json, fingerprint
+from tests.patched import config_of
+from tests.tiny import baichuan as baichuan_tiny
+from tests.tiny import replit, rotary
+from tests.tiny.layout import merged
+
+Refused = Callable[..., str]
+SCALE = ("--scale", "2")
+# A fine-tuned Baichuan with another vocabulary: nothing says which head it has.
+BAICHUAN = {"vocab_size": tiny.VOCAB_SIZE, "z_loss_weight": None, "norm_head": None}
+
+
+@pytest.fixture
+def undecided(make_source: MakeSource) -> Path:
+    """A Baichuan whose config does not say which head it has."""
+    return make_source("baichuan", BAICHUAN)
+
+
+def test_an_answer_is_used_and_recorded(undecided: Path, run: Callable[..., Run], tmp_path: Path) -> None:
+    before = fingerprint(undecided)
+    words = (undecided, *SCALE, "--set", "norm_head=true", "--set", "rms_norm_eps=1e-5", "--out")
+    shown = run(*words, tmp_path / "out", "--dry-run")
+    assert "+ norm_head: true\n" in shown.out
+    assert '"set": {"norm_head": true, "rms_norm_eps": 1e-05}' in shown.out
+    assert "note: the source's config.json was read with --set norm_head=true --set" in shown.out
+    assert not (tmp_path / "out").exists()
+
+    given = {"norm_head": True, "rms_norm_eps": 1e-5}
+    result = run(*words, tmp_path / "out", "--json").json
+    config = config_of(tmp_path / "out")
+    assert result["set"] == config["ntk_convert"]["set"] == given
+    assert {key: config[key] for key in given} == given
+    assert result["config_changes"]["rms_norm_eps"] == {"before": 1e-6, "after": 1e-5}
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    assert "read with --set norm_head=true --set rms_norm_eps=1e-05" in card
+    [command] = [line for line in card.splitlines() if line.startswith("ntk-convert ")]
+    assert fingerprint(undecided) == before
+
+    # The command in the card gives the same repository.
+    again = [word.replace("./source", str(undecided)) for word in shlex.split(command)[1:]]
+    again[again.index("--out") + 1] = str(tmp_path / "again")
+    assert run(*again).code == 0
+    assert config_of(tmp_path / "again") == config
+
+
+def test_inspect_and_plot_take_it(undecided: Path, run: Callable[..., Run], tmp_path: Path) -> None:
+    assert "which head" in run("inspect", undecided).err
+    found = run("inspect", undecided, "--set", "norm_head=false")
+    assert "\nset             norm_head=false\n" in found.out
+    assert inspect(undecided, overrides={"norm_head": False}).to_json()["set"] == {"norm_head": False}
+    words = (undecided, "--set", "norm_head=false", "--out", tmp_path / "pictures")
+    assert run("plot", *words).code == 0
+
+
+def test_eval_takes_it(undecided: Path, run: Callable[..., Run], tmp_path: Path) -> None:
+    """Beside a converted repository too, if that was made with the same values."""
+    convert(undecided, tmp_path / "made", scale=2.0, overrides={"norm_head": True}, verify=False)
+    more = ("--lengths", "64", "--items", "1", "--tasks", "passkey", "--json")
+    for name in ("norm_head=true", "norm_head=false"):
+        result = run("eval", undecided, tmp_path / "made", *more, "--set", name)
+        if name == "norm_head=true":
+            assert result.json["models"]["source"]["set"] == {"norm_head": True}
+        else:
+            assert "this repository is converted" in result.err
+
+
+def test_the_command_that_tune_advises() -> None:
+    found = command("ada/baichuan", Static("ntk", 2.0), None, None, {"norm_head": True, "fc_type": "torch"})
+    assert found.endswith(" --out DIR --set norm_head=true --set fc_type=torch")
+
+
+def test_none_removes_a_key(make_source: MakeSource, tmp_path: Path) -> None:
+    source = make_source("bloom", {"num_attention_heads": 8})  # beside n_head 4
+    with pytest.raises(Exception, match="n_head 4 and num_attention_heads 8"):
+        convert(source, tmp_path / "out", scale=2.0, dry_run=True)
+    overrides = {"num_attention_heads": None}
+    result = convert(source, tmp_path / "out", scale=2.0, dry_run=True, overrides=overrides)
+    assert result.config_changes["num_attention_heads"] == (8, None)
+
+
+def llama(folder: Path) -> dict[str, Any]:
+    return config_of(rotary.rotary(folder, "llama"))
+
+
+def test_a_rotary_model(tmp_path: Path) -> None:
+    source = rotary.rotary(tmp_path / "source", "llama")
+    convert(source, tmp_path / "out", scale=2.0, overrides={"max_position_embeddings": 128})
+    config = config_of(tmp_path / "out")
+    assert config["ntk_convert"]["train_length"] == 128
+    assert config["ntk_convert"]["set"] == {"max_position_embeddings": 128}
+    assert inspect(tmp_path / "out").train_length == 128
+
+
+# Family, changes to its config, what is set, and the line's words.
+REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int, str]] = {
+    "no value": ("bloom", {}, ("norm_head",), 2, "--set 'norm_head' is not KEY=VALUE, e.g."),
+    "no key": ("bloom", {}, ("=1",), 2, "--set '=1' is not KEY=VALUE"),
+    "an empty part": ("bloom", {}, ("a..b=1",), 2, "is not KEY=VALUE"),
+    "twice": ("bloom", {}, ("n_head=4", "n_head=8"), 2, "--set n_head is given twice"),
+    "an unknown key": (
+        "bloom",
+        {},
+        ("frobnicate=1",),
+        2,
+        "--set frobnicate: nothing reads this key of BLOOM",
+    ),
+    "a mistyped key": ("bloom", {}, ("layer_norm_eps=1",), 2, "did you mean layer_norm_epsilon?"),
+    "an unknown option": (
+        "mpt",
+        {},
+        ("attn_config.bias_max=8",),
+        2,
+        "did you mean attn_config.alibi_bias_max?",
+    ),
+    "an implementation": ("bloom", {}, ("attn_implementation=eager",), 2, "nothing reads this key"),
+    "no object": ("mpt", {}, ("d_model.x=1",), 2, "--set d_model.x: d_model is 32, not an object"),
+    "a type": ("bloom", {}, ("model_type=mpt",), 2, "--set model_type: this key says what the checkpoint is"),
+    "quantised": (
+        "bloom",
+        {"quantization_config": {"bits": 4}},
+        ("quantization_config=null",),
+        2,
+        "--set quantization_config: this key says what the checkpoint is",
+    ),
+    "no json": ("bloom", {}, ("n_head=NaN",), 2, "--set n_head: config.json cannot hold nan"),
+    "an impossible value": ("bloom", {}, ("n_head=4.5",), 1, "n_head is 4.5, expected an integer"),
+    "a string": ("bloom", {}, ("n_head=four",), 1, "n_head is 'four', expected an integer"),
+    "an unsupported value": ("mpt", {}, ("attn_config.prefix_lm=true",), 1, "attn_config.prefix_lm is True"),
+    # A refusal stands.
+    "rotary by default": ("falcon", {"alibi": None}, ("alibi=true",), 1, "--set cannot change that"),
+    "rotary": ("falcon", {"alibi": False}, ("alibi=true",), 1, "alibi is False: this Falcon"),
+    "learned positions": (
+        "mpt",
+        {"attn_config": {"alibi": False}},
+        ("attn_config.alibi=true",),
+        1,
+        "attn_config.alibi is False",
+    ),
+    "the whole object": (
+        "mpt",
+        {"attn_config": {"alibi": True, "rope": True}},
+        ('attn_config={"alibi": true}',),
+        2,
+        "set its keys one by one: --set attn_config.KEY=VALUE",
+    ),
+    "too many": ("bloom", {}, tuple(f"key{number}=1" for number in range(11)), 2, "give at most 10"),
+    "two values that do not fit together": (
+        "mpt",
+        {"attn_config": {"alibi": True, "qk_ln": True}, "layer_norm_epsilon": 1e-6},
+        ("attn_config.qk_ln=false", "layer_norm_epsilon=1e-5"),
+        1,
+        "attn_config.qk_ln is set and the norms have epsilon 1e-06",
+    ),
+    "behind an open question": (
+        "replit",
+        {"attn_config": {"rope": True, "attn_type": "multihead_attention"}},
+        ("attn_config.alibi=true", "attn_config.rope=false"),
+        1,
+        "attn_config.rope is True",
+    ),
+    "two reasons": (
+        "mpt",
+        {"attn_config": {"alibi": True, "rope": True}, "norm_type": "triton"},
+        ("attn_config.rope=false", "norm_type=layernorm"),
+        1,
+        "cannot change that",
+    ),
+    "behind an impossible value": (
+        "falcon",
+        {"alibi": False, "num_attention_heads": "four"},
+        ("num_attention_heads=4", "alibi=true"),
+        1,
+        "alibi is False",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str, make_source: MakeSource, refused: Refused, tmp_path: Path) -> None:
+    family, changes, values, code, message = REFUSED[case]
+    source = make_source(family, changes)
+    given = [word for value in values for word in ("--set", value)]
+    assert message in refused(source, *SCALE, *given, "--out", tmp_path / "out", code=code)
+
+
+def test_the_same_error_as_a_config_that_has_the_value(make_source: MakeSource, refused: Refused) -> None:
+    source = make_source("mpt")
+    line = refused("inspect", source, "--set", "attn_config.alibi_bias_max=eight")
+    edit_json(source / "config.json", {"attn_config": {"alibi": True, "alibi_bias_max": "eight"}})
+    assert (
+        refused("inspect", source) == line == "error: config.json: attn_config.alibi_bias_max is 'eight', "
+        "expected 8 or so\n"
+    )
+
+
+def test_a_converted_repository_has_its_values(
+    undecided: Path, refused: Refused, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    convert(undecided, tmp_path / "out", scale=2.0, overrides={"norm_head": True}, verify=False)
+    assert run("inspect", tmp_path / "out", "--set", "norm_head=true").code == 0
+    line = refused("inspect", tmp_path / "out", "--set", "norm_head=false", code=2)
+    assert "--set norm_head is for the config of a source, and this repository is converted" in line
+    edit_json(tmp_path / "out/config.json", {"ntk_convert": {"source": None, "set": [1]}})
+    assert "ntk_convert has set [1], not an object" in refused("inspect", tmp_path / "out")
+
+
+def open_questions() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Configs that leave something open -> an answer."""
+    foundry = replit.config(4)
+    foundry["attn_config"] = {key: value for key, value in foundry["attn_config"].items() if key != "alibi"}
+    return {
+        "baichuan": ({**baichuan_tiny.config(4), **BAICHUAN}, {"norm_head": False}),
+        "mpt alibi": (foundry, {"attn_config.alibi": True}),
+        "mpt rmsnorm": (
+            merged(replit.config(4), {"norm_type": "rmsnorm", "fc_type": None}),
+            {"fc_type": "torch"},
+        ),
+        "mpt epsilon": (merged(replit.config(4), {"layer_norm_epsilon": 0.3}), {"norm_eps": 0.3}),
+        "krutrim": (
+            merged(replit.config(48), {"d_model": 4608, "attn_config": {"kv_n_heads": 8}}),
+            {"ffn_config.ffn_act_fn.name": "relu"},
+        ),
+    }
+
+
+@pytest.mark.parametrize("case", open_questions())
+def test_a_question_that_a_value_answers(case: str) -> None:
+    config, answer = open_questions()[case]
+    with pytest.raises(Undecided, match="--set "):
+        check_source(config)
+    before = json.dumps(config)
+    changed = overridden(config, answer)
+    check_source(changed)
+    assert json.dumps(config) == before
+
+
+def test_values_that_need_each_other() -> None:
+    """Each alone would contradict the config."""
+    config = merged(replit.config(4), {"attn_config": {"attn_type": None, "kv_n_heads": None}})
+    values = {"attn_config.attn_type": "grouped_query_attention", "attn_config.kv_n_heads": 2}
+    with pytest.raises(UnsupportedModel, match="kv_n_heads is 2, but attn_type"):
+        overridden(config, {"attn_config.kv_n_heads": 2})
+    assert overridden(config, values)["attn_config"]["kv_n_heads"] == 2
+
+
+@pytest.mark.parametrize("family", [*tiny.FACTORIES, *tiny.ENCODERS])
+def test_no_family_ignores_a_value(family: str, tmp_path: Path) -> None:
+    """A key of its own code is taken, and a key that its code does not have is not."""
+    config = config_of({**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source"))
+    layers = tiny.CHECKPOINTS[family].layers
+    assert overridden(config, {layers: 3, "initializer_range": 0.1})[layers] == 3
+    for key in ("frobnicate", "init_device", "transformers_version", "n_ctx", f"{layers}s"):
+        with pytest.raises(UsageError, match=f"--set {key}: nothing reads this key"):
+            overridden(config, {key: 1})
+
+
+def test_tensors_still_have_the_last_word(tmp_path: Path) -> None:
+    """The config of an MPT with learned positions that lost its attn_config."""
+    source = replit_with_positions(tmp_path / "source")
+    for overrides in ({"attn_config.alibi": True}, {"architectures": ["MptForCausalLM"]}):
+        with pytest.raises(UnsupportedModel, match="has learned positions"):
+            convert(source, tmp_path / "out", scale=2.0, overrides=overrides)
+
+
+def replit_with_positions(folder: Path) -> Path:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tiny.FACTORIES["replit"](folder)
+    options = {"attn_type": "grouped_query_attention", "kv_n_heads": 1}
+    edit_json(folder / "config.json", {"attn_config": options})
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.wpe.weight"] = torch.zeros(16, 32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.from_regex(r"[a-z_]+(\.[a-z_]+)*", fullmatch=True), VALUES, max_size=4))
+def test_the_command_line_gives_back_what_it_was_made_of(overrides: dict[str, Any]) -> None:
+    found = words(overrides)
+    assert found[::2] == ["--set"] * len(overrides)
+    assert dict(map(parse, found[1::2])) == overrides

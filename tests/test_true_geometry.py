@@ -1,0 +1,209 @@
+"""Every command on checkpoints with the vocabulary, heads, widths, dtype and files of published ones.
+
+They have one layer and random weights, see ``true_geometry.py``. ``make test`` converts the
+smallest of some layouts, and exports two of them. ``make test-slow`` runs all that users run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForCausalLM
+
+from tests import tiny
+from tests.conftest import Run
+from tests.hub_commands import TOKEN, Command
+from tests.hub_server import Account, HubServer
+from tests.onnx_graphs import PROFILES
+from tests.patched import CHECKED, assert_logits, config_of
+from tests.reference import ENCODERS, FAMILIES
+from tests.true_geometry import SMALLEST, Stored
+
+ROOT = Path(__file__).parent.parent
+LENGTH = 16
+"""A short trained length, so validation runs few tokens."""
+SCALING = ("--scale", "2", "--train-length", str(LENGTH))
+FLOATS = [(profile, dtype) for profile in PROFILES for dtype in ("native", "fp16")]
+INTEGERS = [(profile, dtype) for profile in PROFILES for dtype in ("int8", "int4")]
+GRAPHS = {
+    name: (FLOATS[number % len(FLOATS)], INTEGERS[(number + 1) % len(INTEGERS)])
+    for number, name in enumerate(SMALLEST)
+}
+"""Layout -> profile and dtype of two graphs; each kind of graph has several layouts."""
+QUICK = ("mosaic_bert", "jina_bert")
+"""The layouts with the smallest vocabularies, whose quantised graphs ``make test`` runs."""
+NAMES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is removed after the test: pytest would keep gigabytes."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+def graph_words(profile: str, dtype: str) -> list[str]:
+    return ["--onnx-profile", profile, "--onnx-dtype", dtype]
+
+
+def reports(folder: Path) -> list[dict[str, Any]]:
+    """What validation said about each graph."""
+    found: list[dict[str, Any]] = json.loads((folder / "onnx_validation.json").read_text())["graphs"]
+    return found
+
+
+@pytest.mark.parametrize("layout", ["bloom", "mosaic_gpt", "replit", "btlm", "jais"])
+def test_a_conversion(place: Path, run: Callable[..., Run], layout: str) -> None:
+    check_conversion(place, run, SMALLEST[layout])
+
+
+def check_conversion(place: Path, run: Callable[..., Run], stored: Stored, *words: str) -> dict[str, Any]:
+    """Converts a checkpoint; the command's JSON output."""
+    source = stored.write(place / "source")
+    result = run(source, *SCALING, *words, "--out", place / "out", "--json")
+    assert result.code == 0, result.err
+    assert [check["name"] for check in result.json["checks"]] == CHECKED
+    found = run("inspect", place / "out", "--json").json
+    assert found["converted"]
+    config = stored.config(1)
+    assert NAMES[found["dtype"]] == stored.dtype or str(NAMES[found["dtype"]]).endswith(config["torch_dtype"])
+    return result.json
+
+
+@pytest.mark.parametrize("layout", QUICK)
+def test_a_graph(place: Path, run: Callable[..., Run], layout: str) -> None:
+    _, graph = GRAPHS[layout]
+    check_conversion(place, run, SMALLEST[layout], "--onnx", *graph_words(*graph))
+    result = run("validate", place / "out")
+    assert result.code == 0, result.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", SMALLEST)
+def test_what_users_run(place: Path, run: Callable[..., Run], layout: str) -> None:
+    stored = SMALLEST[layout]
+    first, second = GRAPHS[layout]
+    source = stored.write(place / "source")
+    looked = run("inspect", source, "--json")
+    assert looked.code == 0, looked.err
+    geometry = looked.json
+    assert geometry["family"] == stored.family
+    assert geometry["num_layers"] == 1
+
+    out = place / "out"
+    result = run(source, *SCALING, "--out", out, "--onnx", *graph_words(*first), "--json")
+    assert result.code == 0, result.err
+    result = run("export", out, *graph_words(*second), "--no-validate")
+    assert result.code == 0, result.err
+    result = run("validate", out)
+    assert result.code == 0, result.err
+    assert {(graph["profile"], graph["dtype"].replace("fp32", "native")) for graph in reports(out)} >= {
+        second
+    }
+    if tiny.FAMILY[stored.family].kind == "encoder":
+        check_embeddings(out, layout)
+        return
+    check_generation(out, layout)
+    check_evaluation(out, run, place)
+
+
+def check_embeddings(folder: Path, layout: str) -> None:
+    """The hidden states are the reference's."""
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
+    ids, mask = tokens(folder, rows=2)
+    mask[1, 12:] = 0
+    config, tensors = tiny.read(folder)
+    expected = ENCODERS[layout].trunk(config, tensors, ids.numpy(), mask.numpy())
+    with torch.no_grad():
+        found = model(ids, attention_mask=mask).last_hidden_state
+    assert_logits(found, expected.hidden, mask)
+
+
+def check_generation(folder: Path, layout: str) -> None:
+    """The logits are the reference's, and generation with a cache gives the tokens of the logits."""
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
+    ids, _ = tokens(folder, rows=1)
+    with torch.no_grad():
+        found = model(ids).logits
+        generated = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+        again = model(generated, use_cache=False).logits[:, ids.shape[1] - 1 : -1].argmax(-1)
+    assert generated[:, ids.shape[1] :].tolist() == again.tolist()
+    if layout != "baichuan":  # in float64 it would take 8 GB
+        config, tensors = tiny.read(folder)
+        expected = FAMILIES[SMALLEST[layout].family].logits(config, tensors, ids.numpy())
+        assert_logits(found, expected)
+
+
+def tokens(folder: Path, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids from the whole vocabulary and a mask of ones, both [rows, 24]."""
+    vocabulary = config_of(folder)["vocab_size"]
+    ids = np.random.default_rng(0).integers(4, vocabulary, size=(rows, 24))
+    ids[0, 0] = vocabulary - 1
+    return torch.from_numpy(ids), torch.ones(rows, 24, dtype=torch.int64)
+
+
+def check_evaluation(folder: Path, run: Callable[..., Run], place: Path) -> None:
+    vocabulary = config_of(folder)["vocab_size"]
+    words = np.random.default_rng(1).integers(4, vocabulary, size=200)
+    (place / "text.txt").write_text(" ".join(f"w{word}" for word in words))
+    result = run(
+        "eval", folder, "--tasks", "perplexity", "--text", place / "text.txt", "--lengths", "32,64", "--json"
+    )
+    assert result.code == 0, result.err
+    measured = result.json["measurements"]
+    assert [one["length"] for one in measured] == [32, 64]
+    assert all(np.isfinite(one["value"]) for one in measured)
+
+
+LOADED = """
+import sys, torch
+from transformers import AutoModel, AutoModelForCausalLM
+name, causal, end = sys.argv[1], sys.argv[2] == "causal", int(sys.argv[3])
+model = (AutoModelForCausalLM if causal else AutoModel).from_pretrained(name, trust_remote_code=True)
+ids = torch.tensor([[5, 6, end - 1, 7]])
+print(model.generate(ids, max_new_tokens=3).tolist() if causal else model(ids)[0].shape)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        ("falcon", "tiiuae/falcon-rw-1b"),  # one .bin file, and keys of RefinedWebModel
+        ("replit", "replit/replit-code-v1_5-3b"),  # .bin shards in bfloat16
+        ("jina_bert", "jinaai/jina-embeddings-v2-small-en"),
+    ],
+)
+def test_from_the_hub_to_the_hub(
+    place: Path, hub: HubServer, command: Command, work: Path, layout: str, name: str
+) -> None:
+    """By its published name a checkpoint is converted, pushed, loaded and measured; its length is known."""
+    stored = SMALLEST[layout]
+    source = stored.write(place / "source")
+    hub.accounts[TOKEN] = Account("ada", ())
+    hub.commit(name, source)
+    reached = ("--target-length", "16384", "--out", "out", "--push-to-hub", "ada/model")
+    result = command(name, *reached, HF_TOKEN=TOKEN)
+    assert result.code == 0, result.err
+    shutil.rmtree(source)
+    causal = tiny.FAMILY[stored.family].kind == "decoder"
+    kind, vocabulary = "causal" if causal else "encoder", str(stored.config(1)["vocab_size"])
+    found = [
+        command(model, kind, vocabulary, start=("-c", LOADED), HF_TOKEN=TOKEN)
+        for model in ("ada/model", str(work / "out"))
+    ]
+    assert [one.code for one in found] == [0, 0], found[0].err
+    assert found[0].out == found[1].out
+    if causal:
+        (work / "text.txt").write_text(" ".join(f"w{number}" for number in range(4, 204)))
+        words = ("--tasks", "perplexity", "--text", "text.txt", "--lengths", "64", "--json")
+        result = command("eval", "ada/model", *words, HF_TOKEN=TOKEN)
+        assert result.code == 0, result.err
+        assert np.isfinite(result.json["measurements"][0]["value"])

@@ -170,11 +170,12 @@ class AlibiEncoder:
             inputs_embeds: [B, L, hidden] instead of ``input_ids``.
 
         Keywords that transformers passes to every model, such as ``position_ids``, are ignored: ALiBi does
-        not need them. Any other keyword is ignored with a warning.
+        not need them.
 
         Raises:
-            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a ``head_mask``; an
-                attention mask that is not [B, L].
+            TypeError: any other keyword.
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; an attention mask that is not
+                [B, L].
         """
         config = self.config
         output_attentions = config.output_attentions if output_attentions is None else output_attentions

@@ -259,7 +259,7 @@ def test_own_masks_that_cannot_work(converted: Convert) -> None:
         ({"attention_mask": visible.long()}, "must hold booleans or floats, got torch.int64"),
         (
             {"attention_mask": visible[0]},
-            r"or \[rows, 1, queries, keys\] with position_ids; got \[1, 40, 40\]",
+            r"must be \[rows, tokens\], got \[1, 40, 40\]",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -117,10 +117,11 @@ def plan_attention(
 
     Raises:
         ValueError: the mask has a wrong shape or does not cover all keys; the positions make no sense; the
-            attention function or the scaling cannot work with this mask or this cache.
+            attention function or the scaling cannot work with this mask, cache or dtype.
     """
     name = "eager" if output_attentions else config._attn_implementation
     attention = eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
+    check_dtype(name, config, hidden_states)
     queries, device = hidden_states.shape[1], hidden_states.device
     layers = getattr(past_key_values, "layers", [])
     seen: Any = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -173,6 +174,20 @@ def plan_attention(
         key_length=None if whole else keys,
         packed=positions.starts is not None and not torch.compiler.is_compiling(),
     )
+
+
+def check_dtype(name: str, config: Any, hidden_states: torch.Tensor) -> None:
+    """Raises ValueError for float32 with FlashAttention, which transformers does not say for every family.
+
+    transformers itself casts in autocast and for quantised weights. On the CPU there is no FlashAttention.
+    """
+    kind = hidden_states.device.type
+    if "flash" not in name or hidden_states.dtype != torch.float32 or kind == "cpu":
+        return
+    if not hasattr(config, "_is_quantized") and not torch.is_autocast_enabled(kind):
+        raise ValueError(
+            f"{name} needs half precision; load the model with dtype=torch.bfloat16, or use sdpa"
+        )
 
 
 def check_paged(

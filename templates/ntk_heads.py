@@ -21,14 +21,7 @@ from transformers.utils import TransformersKwargs
 
 # Keywords that transformers (generate, Trainer, tokenizers) passes to any model. ALiBi needs none of them.
 IGNORED = frozenset(
-    {
-        "cache_position",
-        "num_items_in_batch",
-        "output_router_logits",
-        "position_ids",
-        "skip_logits",
-        "token_type_ids",
-    }
+    {"cache_position", "num_items_in_batch", "output_router_logits", "skip_logits", "token_type_ids"}
 )
 # transformers 4.57 looks up names in plans after it has replaced every number in them, as in dense_h_to_4h.
 OLD_NAMES = transformers.__version__.startswith("4.")

@@ -185,9 +185,7 @@ def check_dtype(name: str, config: Any, hidden_states: torch.Tensor) -> None:
     if "flash" not in name or hidden_states.dtype != torch.float32 or kind == "cpu":
         return
     if not hasattr(config, "_is_quantized") and not torch.is_autocast_enabled(kind):
-        raise ValueError(
-            f"{name} needs half precision; load the model with dtype=torch.bfloat16, or use sdpa"
-        )
+        raise ValueError(f"{name} needs half precision; use dtype=torch.bfloat16 or sdpa")
 
 
 def check_paged(

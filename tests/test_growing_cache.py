@@ -88,7 +88,9 @@ def test_it_is_the_stock_layer_after_any_operations(operations: list[tuple[str, 
     generator = torch.Generator().manual_seed(0)
     stock, growing, kept = DynamicLayer(), GrowingLayer(), []
     for name, argument in operations:
-        rows = ROWS if stock.keys is None else stock.keys.shape[0]  # a layer cropped to nothing keeps its rows
+        rows = (
+            ROWS if stock.keys is None else stock.keys.shape[0]
+        )  # a layer cropped to nothing keeps its rows
         shape = (rows, HEADS, argument if name == "update" else 1, SIZE)
         states = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
         stock, growing = apply(stock, name, argument, states), apply(growing, name, argument, states)

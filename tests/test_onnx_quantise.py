@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,21 @@ def test_graph_computes_the_model_with_the_stored_weights(
     error = root_mean_square((run(path, ids, mask, exact=False) - expected)[real_tokens])
     assert error <= 0.05 * root_mean_square(expected[real_tokens])
     assert root_mean_square((expected - original)[real_tokens]) > 0
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("case", ["mpt-rest", "jais"])
+def test_a_weight_that_is_quantised_in_several_bands(
+    converted: Convert, monkeypatch: pytest.MonkeyPatch, case: str, bits: Bits
+) -> None:
+    """As in real models, whose weights are larger than one band; the file is the same."""
+    folder = converted(*CASES[case][:2])
+    path = quantised(folder, bits, fused=False)
+    whole = [file.read_bytes() for file in sorted(path.parent.iterdir())]
+    shutil.rmtree(path.parent)
+    monkeypatch.setattr("converter.exports.onnx.quantise.BAND", 1)
+    quantised(folder, bits, fused=False)
+    assert [file.read_bytes() for file in sorted(path.parent.iterdir())] == whole
 
 
 def root_mean_square(values: NDArray[Any]) -> float:

@@ -1,7 +1,9 @@
 """Every command on checkpoints with the vocabulary, heads, widths, dtype and files of published ones.
 
 They have one layer and random weights, see ``true_geometry.py``. ``make test`` converts the
-smallest of some layouts, and exports two of them. ``make test-slow`` runs all that users run.
+smallest of some layouts, and exports some of them. ``make test-slow`` runs all that users run.
+
+Memory has budgets. They are for what a process allocates, without the pages of mapped weight files.
 """
 
 from __future__ import annotations
@@ -17,14 +19,18 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
+from converter import convert
+from converter.exports.onnx.validation.cases import TABLE
+from converter.source.checkpoint import read_checkpoint
 from tests import tiny
 from tests.conftest import Run
 from tests.hub_commands import TOKEN, Command
 from tests.hub_server import Account, HubServer
+from tests.memory import MB, measured, needs_proc
 from tests.onnx_graphs import PROFILES
 from tests.patched import CHECKED, assert_logits, config_of
 from tests.reference import ENCODERS, FAMILIES
-from tests.true_geometry import SMALLEST, Stored
+from tests.true_geometry import LARGEST, SMALLEST, Stored
 
 ROOT = Path(__file__).parent.parent
 LENGTH = 16
@@ -39,6 +45,18 @@ GRAPHS = {
 """Layout -> profile and dtype of two graphs; each kind of graph has several layouts."""
 QUICK = ("mosaic_bert", "jina_bert")
 """The layouts with the smallest vocabularies, whose quantised graphs ``make test`` runs."""
+LARGE_GRAPHS = {
+    "bloom-7b1": ("ort", "native"),
+    "mpt-7b-storywriter": ("portable", "int8"),
+    "baichuan2-13b": ("portable", "native"),
+    "jais-13b": ("ort", "native"),
+}
+"""The largest checkpoints -> profile and dtype of a graph."""
+LARGE_RUNS = ("bloom-7b1", "mpt-7b-storywriter")
+"""Those whose graph is run too; that takes most of the time."""
+CONVERSION, WITHOUT_TORCH, WITH_TORCH = 512 * MB, 128 * MB, 512 * MB
+"""Budgets: a conversion of any size, with its checks; and beside the weights, a process that writes a graph,
+and one that runs it and a torch model. Seen were 420, 100 and 300 MB."""
 NAMES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 
@@ -57,6 +75,64 @@ def reports(folder: Path) -> list[dict[str, Any]]:
     """What validation said about each graph."""
     found: list[dict[str, Any]] = json.loads((folder / "onnx_validation.json").read_text())["graphs"]
     return found
+
+
+def largest_weight(folder: Path) -> int:
+    """How many numbers a repository's largest weight has."""
+    return max(int(np.prod(tensor.shape)) for tensor in read_checkpoint(folder).tensors.values())
+
+
+def export_budget(folder: Path) -> int:
+    """Bytes for writing a graph: 4 and 1 for scale and zero point of 32 numbers in the largest weight.
+
+    The profile ``portable`` transposes them, so there are two copies. The weight itself in int8 would be six
+    times as large as one of them.
+    """
+    return WITHOUT_TORCH + 2 * largest_weight(folder) * 5 // 32
+
+
+def validation_budget(folder: Path) -> int:
+    """Bytes for running a layer and the first tokens: float32 weights, and onnxruntime's second copy."""
+    tensors = read_checkpoint(folder).tensors
+    vocabulary = config_of(folder)["vocab_size"]
+    sizes = [
+        min(int(np.prod(tensor.shape)), TABLE) if vocabulary in tensor.shape else int(np.prod(tensor.shape))
+        for tensor in tensors.values()
+    ]
+    return WITH_TORCH + 2 * 4 * sum(sizes)
+
+
+@needs_proc
+def test_the_memory_of_a_quantised_export(place: Path) -> None:
+    """Weights are written as they are quantised."""
+    out = place / "out"
+    convert(SMALLEST["bloom"].write(place / "source"), out, scale=2, train_length=LENGTH, verify=False)
+    result, peak = measured("export", out, *graph_words("portable", "int8"), "--no-validate")
+    assert result.code == 0, result.err
+    assert peak <= export_budget(out)
+    assert export_budget(out) < WITHOUT_TORCH + largest_weight(out)  # it would show if one were held
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LARGEST)
+def test_the_largest(place: Path, run: Callable[..., Run], layout: str) -> None:
+    """What users run on a real size, each command in a process of its own and within its budget."""
+    stored, out = LARGEST[layout], place / "out"
+    source = stored.write(place / "source")
+    looked = run("inspect", source, "--json")
+    assert looked.json["family"] == stored.family
+    result, peak = measured(source, *SCALING, "--out", out)
+    assert result.code == 0, result.err
+    assert peak <= CONVERSION
+    shutil.rmtree(source)
+    result, peak = measured("export", out, *graph_words(*LARGE_GRAPHS[layout]), "--no-validate")
+    assert result.code == 0, result.err
+    assert peak <= export_budget(out)
+    if layout in LARGE_RUNS:
+        result, peak = measured("validate", out)
+        assert result.code == 0, result.err
+        assert peak <= validation_budget(out)
 
 
 @pytest.mark.parametrize("layout", ["bloom", "mosaic_gpt", "replit", "btlm", "jais"])
@@ -110,7 +186,13 @@ def test_what_users_run(place: Path, run: Callable[..., Run], layout: str) -> No
     if tiny.FAMILY[stored.family].kind == "encoder":
         check_embeddings(out, layout)
         return
-    check_generation(out, layout)
+    model = check_generation(out)
+    if layout != "baichuan":  # in float64 it would take 8 GB
+        config, tensors = tiny.read(out)
+        ids, _ = tokens(out, rows=1)
+        with torch.no_grad():
+            found = model(ids).logits
+        assert_logits(found, FAMILIES[stored.family].logits(config, tensors, ids.numpy()))
     check_evaluation(out, run, place)
 
 
@@ -126,19 +208,15 @@ def check_embeddings(folder: Path, layout: str) -> None:
     assert_logits(found, expected.hidden, mask)
 
 
-def check_generation(folder: Path, layout: str) -> None:
-    """The logits are the reference's, and generation with a cache gives the tokens of the logits."""
+def check_generation(folder: Path) -> Any:
+    """Generation with a cache gives the tokens of the logits; the model in float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
     ids, _ = tokens(folder, rows=1)
     with torch.no_grad():
-        found = model(ids).logits
         generated = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
         again = model(generated, use_cache=False).logits[:, ids.shape[1] - 1 : -1].argmax(-1)
     assert generated[:, ids.shape[1] :].tolist() == again.tolist()
-    if layout != "baichuan":  # in float64 it would take 8 GB
-        config, tensors = tiny.read(folder)
-        expected = FAMILIES[SMALLEST[layout].family].logits(config, tensors, ids.numpy())
-        assert_logits(found, expected)
+    return model
 
 
 def tokens(folder: Path, rows: int) -> tuple[torch.Tensor, torch.Tensor]:

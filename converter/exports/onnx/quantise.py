@@ -1,7 +1,8 @@
 """Weight-only quantisation of a decoder's graph to 4 or 8 bits, with onnxruntime's round-to-nearest kernels.
 
 Each ``BLOCK`` numbers along a weight's inputs share a scale and a zero point. Weights are read and quantised
-one by one while the graph is saved, so memory does not grow with their number.
+piece by piece while the graph is saved. So memory holds the scales and zero points of one weight, and no
+weight as a whole.
 
 The head and the embedding table have 8 bits always, for no later layer evens out an error of the logits;
 a tied head and its table read the same stored bytes.
@@ -14,7 +15,7 @@ import functools
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,6 +38,9 @@ same level where it fuses the standard operators.
 PIECE = 1 << 18
 """Numbers of a weight that are quantised at once. They are transposed first, which is quick if they fit into
 the processor's cache."""
+BAND = 1 << 22
+"""Numbers of a weight that are in memory at once when it is stored [inputs, outputs]: then each of its rows
+has numbers of every output."""
 
 
 def quantise(graph: ir.Graph, bits: Bits, *, fused: bool) -> None:
@@ -117,15 +121,47 @@ class _Weight:
 
 
 @dataclass(frozen=True)
-class _Blocks:
-    """Numbers of a weight as MatMulNBits stores them: blocks along the inputs, the last one padded."""
+class _Steps:
+    """The scale and the zero point of each block of a weight, as MatMulNBits stores them."""
 
-    packed: NDArray[np.uint8]
-    """[outputs, blocks, bytes of a block]; of two numbers in a byte, the first is in the low half."""
     scales: NDArray[np.float32]
     """[outputs, blocks]."""
     zeros: NDArray[np.uint8]
     """[outputs, bytes of the zero points of all blocks]."""
+
+    @classmethod
+    def empty(cls, stored: _Stored) -> _Steps:
+        """Without values."""
+        width = -(-stored.blocks * stored.bits // 8)
+        return cls(
+            np.empty((stored.outputs, stored.blocks), np.float32), np.empty((stored.outputs, width), np.uint8)
+        )
+
+
+class _Streamed(ir.LazyTensor):
+    """The numbers of a quantised weight, made while they are written.
+
+    Args:
+        pieces: makes their bytes, in the order of the file.
+        dtype, shape: of the tensor.
+    """
+
+    def __init__(
+        self, pieces: Callable[[], Iterator[NDArray[np.uint8]]], dtype: ir.DataType, shape: tuple[int, ...]
+    ):
+        def whole() -> ir.TensorProtocol:
+            flat = np.concatenate([piece.ravel() for piece in pieces()])
+            if dtype == ir.DataType.UINT4:
+                return ir.PackedTensor(flat, dtype, shape=ir.Shape(shape))
+            return ir.tensor(flat.reshape(shape))
+
+        super().__init__(whole, dtype, ir.Shape(shape))
+        self._pieces = pieces
+
+    def tofile(self, file: Any) -> None:
+        """Writes the numbers."""
+        for piece in self._pieces():
+            file.write(np.ascontiguousarray(piece).data)
 
 
 class _Form(ABC):
@@ -135,33 +171,62 @@ class _Form(ABC):
         self.graph = graph
         self._weights: dict[str | None, _Weight] = {}
         self._used: Counter[str] = Counter()
-        self._quantised: tuple[_Stored, Mapping[str, ir.TensorProtocol]] | None = None
+        self._steps: tuple[_Stored, _Steps] | None = None
 
     def weight(self, tensor: ir.TensorProtocol, bits: Bits, *, by_column: bool) -> _Weight:
         """A stored weight, quantised; ``by_column`` if it is stored [inputs, outputs]."""
         if tensor.name not in self._weights:
             stored = _Stored(tensor, by_column, bits)
-            values = []
-            for part, (dtype, shape) in self.parts(stored).items():
-                make = functools.partial(self._part, stored, part)
-                values.append(self.keep(f"{tensor.name}_{part}", ir.LazyTensor(make, dtype, ir.Shape(shape))))
+            numbers, scales, zeros = self.shapes(stored)
+            name, number = tensor.name, self.number(bits)
+            tensors = {
+                f"{name}_Q{bits}": _Streamed(functools.partial(self._numbers, stored), number, numbers),
+                f"{name}_scales": ir.LazyTensor(
+                    lambda: self.scales(self._steps_of(stored)), ir.DataType.FLOAT, ir.Shape(scales)
+                ),
+                f"{name}_zero_points": ir.LazyTensor(
+                    lambda: self.zeros(self._steps_of(stored), stored), number, ir.Shape(zeros)
+                ),
+            }
+            values = [self.keep(key, made) for key, made in tensors.items()]
             self._weights[tensor.name] = _Weight(stored, *values)
         return self._weights[tensor.name]
 
-    def _part(self, stored: _Stored, part: str) -> ir.TensorProtocol:
-        """A tensor of a quantised weight. Only the last weight is kept: its tensors are saved together."""
-        if self._quantised is None or self._quantised[0] is not stored:
-            self._quantised = None
-            self._quantised = stored, self.store(_quantised(stored), stored)
-        return self._quantised[1][part]
+    def _numbers(self, stored: _Stored) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of a weight's numbers. Its scales and zero points are kept, for they are saved next."""
+        self._steps = None  # of the weight before
+        steps = _Steps.empty(stored)
+        yield from self.pieces(stored, steps)
+        if isinstance(stored.tensor, ir.ExternalTensor):
+            stored.tensor.release()  # the file, which it keeps open
+        self._steps = stored, steps
+
+    def _steps_of(self, stored: _Stored) -> _Steps:
+        if self._steps is None or self._steps[0] is not stored:
+            for _ in self._numbers(stored):
+                pass
+        assert self._steps is not None
+        return self._steps[1]
 
     @abstractmethod
-    def parts(self, stored: _Stored) -> dict[str, tuple[ir.DataType, tuple[int, ...]]]:
-        """The dtype and shape of the tensors of a weight: numbers, scales and zero points, in this order."""
+    def number(self, bits: Bits) -> ir.DataType:
+        """The dtype of the tensors of numbers and of zero points."""
 
     @abstractmethod
-    def store(self, blocks: _Blocks, stored: _Stored) -> dict[str, ir.TensorProtocol]:
-        """The tensors themselves."""
+    def shapes(self, stored: _Stored) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The shapes of the tensors of numbers, scales and zero points."""
+
+    @abstractmethod
+    def pieces(self, stored: _Stored, steps: _Steps) -> Iterator[NDArray[np.uint8]]:
+        """Quantises a weight: makes the bytes of its numbers in the order of the file, fills ``steps``."""
+
+    @abstractmethod
+    def scales(self, steps: _Steps) -> ir.TensorProtocol:
+        """The tensor of scales."""
+
+    @abstractmethod
+    def zeros(self, steps: _Steps, stored: _Stored) -> ir.TensorProtocol:
+        """The tensor of zero points."""
 
     @abstractmethod
     def product(self, node: ir.Node, weight: _Weight) -> Value:
@@ -195,22 +260,22 @@ class _Form(ABC):
 class _Fused(_Form):
     """MatMulNBits."""
 
-    def parts(self, stored: _Stored) -> dict[str, tuple[ir.DataType, tuple[int, ...]]]:
-        return {
-            f"Q{stored.bits}": (
-                ir.DataType.UINT8,
-                (stored.outputs, stored.blocks, BLOCK * stored.bits // 8),
-            ),
-            "scales": (ir.DataType.FLOAT, (stored.outputs, stored.blocks)),
-            "zero_points": (ir.DataType.UINT8, (stored.outputs, -(-stored.blocks * stored.bits // 8))),
-        }
+    def number(self, bits: Bits) -> ir.DataType:  # noqa: ARG002
+        return ir.DataType.UINT8
 
-    def store(self, blocks: _Blocks, stored: _Stored) -> dict[str, ir.TensorProtocol]:
-        return {
-            f"Q{stored.bits}": ir.tensor(blocks.packed),
-            "scales": ir.tensor(blocks.scales),
-            "zero_points": ir.tensor(blocks.zeros),
-        }
+    def shapes(self, stored: _Stored) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        outputs, blocks, bits = stored.outputs, stored.blocks, stored.bits
+        return (outputs, blocks, BLOCK * bits // 8), (outputs, blocks), (outputs, -(-blocks * bits // 8))
+
+    def pieces(self, stored: _Stored, steps: _Steps) -> Iterator[NDArray[np.uint8]]:
+        for _, packed in _quantised(stored, steps, range(stored.blocks)):
+            yield packed
+
+    def scales(self, steps: _Steps) -> ir.TensorProtocol:
+        return ir.tensor(steps.scales)
+
+    def zeros(self, steps: _Steps, stored: _Stored) -> ir.TensorProtocol:  # noqa: ARG002
+        return ir.tensor(steps.zeros)
 
     def product(self, node: ir.Node, weight: _Weight) -> Value:
         return self.op(
@@ -245,20 +310,33 @@ class _Fused(_Form):
 class _Standard(_Form):
     """DequantizeLinear, with the weight [inputs, outputs], the layout that onnxruntime fuses."""
 
-    def parts(self, stored: _Stored) -> dict[str, tuple[ir.DataType, tuple[int, ...]]]:
-        number = ir.DataType.UINT8 if stored.bits == 8 else ir.DataType.UINT4
-        return {
-            f"Q{stored.bits}": (number, (stored.inputs, stored.outputs)),
-            "scales": (ir.DataType.FLOAT, (stored.blocks, stored.outputs)),
-            "zero_points": (number, (stored.blocks, stored.outputs)),
-        }
+    def number(self, bits: Bits) -> ir.DataType:
+        return ir.DataType.UINT8 if bits == 8 else ir.DataType.UINT4
 
-    def store(self, blocks: _Blocks, stored: _Stored) -> dict[str, ir.TensorProtocol]:
-        return {
-            f"Q{stored.bits}": _columns(blocks.packed, stored.inputs, stored.bits),
-            "scales": ir.tensor(np.ascontiguousarray(blocks.scales.T)),
-            "zero_points": _columns(blocks.zeros, stored.blocks, stored.bits),
-        }
+    def shapes(self, stored: _Stored) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        of_blocks = (stored.blocks, stored.outputs)
+        return (stored.inputs, stored.outputs), of_blocks, of_blocks
+
+    def pieces(self, stored: _Stored, steps: _Steps) -> Iterator[NDArray[np.uint8]]:
+        # Two blocks fill whole bytes, and so do their zero points.
+        count = 2 * max(1, BAND // (2 * BLOCK * stored.outputs))
+        for first in range(0, stored.blocks, count):
+            blocks = range(first, min(first + count, stored.blocks))
+            inputs = min(BLOCK * blocks.stop, stored.inputs) - BLOCK * first
+            band = np.empty((inputs, stored.outputs), np.uint8)
+            for outputs, packed in _quantised(stored, steps, blocks):
+                band[:, outputs] = _unpacked(packed, stored.bits)[:, :inputs].T
+            yield _packed(band, stored.bits)
+
+    def scales(self, steps: _Steps) -> ir.TensorProtocol:
+        return ir.tensor(np.ascontiguousarray(steps.scales.T))
+
+    def zeros(self, steps: _Steps, stored: _Stored) -> ir.TensorProtocol:
+        zeros = _unpacked(steps.zeros, stored.bits)[:, : stored.blocks].T
+        packed = _packed(zeros, stored.bits)
+        if stored.bits == 8:
+            return ir.tensor(packed)
+        return ir.PackedTensor(packed, ir.DataType.UINT4, shape=ir.Shape(zeros.shape))
 
     def product(self, node: ir.Node, weight: _Weight) -> Value:
         parts = (weight.packed, weight.scales, weight.zeros)
@@ -285,41 +363,52 @@ def _initialiser(value: Value | None) -> ir.TensorProtocol:
     return value.const_value
 
 
-def _quantised(stored: _Stored) -> _Blocks:
-    """Reads a weight and quantises it."""
+def _quantised(stored: _Stored, steps: _Steps, blocks: range) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
+    """Reads some blocks of every output of a weight and quantises them.
+
+    Args:
+        stored: the weight.
+        steps: gets the scales and zero points.
+        blocks: which; the zero points of those before must fill whole bytes.
+
+    Yields:
+        Some outputs, from first to last, and their numbers as MatMulNBits stores them, [outputs, bytes].
+    """
     with _quiet_root_logger():
         from onnxruntime.quantization.matmul_nbits_quantizer import (
             DefaultWeightOnlyQuantConfig,
             DefaultWeightOnlyQuantizer,
         )
     kernel = DefaultWeightOnlyQuantizer(DefaultWeightOnlyQuantConfig(block_size=BLOCK, bits=stored.bits))
-    tensor, bits, outputs, count = stored.tensor, stored.bits, stored.outputs, stored.blocks
-    weight = tensor.numpy().T if stored.by_column else tensor.numpy()
-    packed = np.empty((outputs, count, BLOCK * bits // 8), np.uint8)
-    scales = np.empty((outputs, count), np.float32)
-    zeros = np.empty((outputs, -(-count * bits // 8)), np.uint8)
-    wholes: tuple[NDArray[Any], ...] = (packed, scales, zeros)
-    step = max(1, PIECE // stored.inputs)
-    for start in range(0, outputs, step):
-        piece = weight[start : start + step].astype(np.float32)
+    bits, count = stored.bits, len(blocks)
+    weight = stored.tensor.numpy().T if stored.by_column else stored.tensor.numpy()
+    inputs = slice(BLOCK * blocks.start, BLOCK * blocks.stop)
+    zeros = slice(blocks.start * bits // 8, -(-blocks.stop * bits // 8))
+    height = max(1, PIECE // (BLOCK * count))
+    for start in range(0, stored.outputs, height):
+        outputs = slice(start, min(start + height, stored.outputs))
+        piece = weight[outputs, inputs].astype(np.float32)
         found = kernel.qbits_block_quant(np.ascontiguousarray(piece.T))
-        for whole, part in zip(wholes, found, strict=True):
-            rows = whole[start : start + step]
-            rows[...] = part.reshape(rows.shape)  # old releases of onnxruntime return some of them flat
-    if isinstance(tensor, ir.ExternalTensor):
-        del weight  # a view of the file, which keeps it open
-        tensor.release()
-    return _Blocks(packed, scales, zeros)
+        # Old releases of onnxruntime return some of them flat.
+        packed, scale, zero = (part.reshape(len(piece), -1) for part in found)
+        steps.scales[outputs, blocks.start : blocks.stop] = scale
+        steps.zeros[outputs, zeros] = zero
+        yield outputs, packed
 
 
-def _columns(packed: NDArray[np.uint8], count: int, bits: Bits) -> ir.TensorProtocol:
-    """The first ``count`` numbers of each row as a tensor [count, rows]."""
-    rows = packed.reshape(len(packed), -1)
+def _unpacked(packed: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
+    """The numbers in each row of bytes; of two numbers in a byte, the first is in the low half."""
     if bits == 8:
-        return ir.tensor(np.ascontiguousarray(rows[:, :count].T))
-    numbers = np.stack([rows & 15, rows >> 4], axis=-1).reshape(len(rows), -1)[:, :count].T
+        return packed
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+
+
+def _packed(numbers: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
+    """The bytes of numbers as ONNX stores them: across the ends of rows, if they have 4 bits."""
+    if bits == 8:
+        return np.ascontiguousarray(numbers)
     flat = np.append(numbers, np.zeros(numbers.size % 2, np.uint8))
-    return ir.PackedTensor(flat[::2] | flat[1::2] << 4, ir.DataType.UINT4, shape=numbers.shape)
+    return flat[::2] | flat[1::2] << 4
 
 
 @contextlib.contextmanager

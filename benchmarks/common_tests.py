@@ -210,7 +210,7 @@ def main() -> int:
     parser.add_argument("--checkout", type=Path, required=True, help="checkout of transformers' repository")
     parser.add_argument("--cache", type=Path, default=CACHE, help=f"folder for the tests (default: {CACHE})")
     parser.add_argument("-k", metavar="EXPRESSION", help="run only these tests, as pytest -k selects them")
-    parser.add_argument("--write", action="store_true", help="write results/common_tests.md")
+    parser.add_argument("--write", action="store_true", help="write results/common_tests-VERSION.md")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(FAMILIES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
@@ -226,7 +226,8 @@ def main() -> int:
     found = sections(results, release_of(arguments.checkout))
     print("\n\n".join(found))
     if arguments.write:
-        path = write("common_tests", "transformers' common tests on converted repositories", found, busy)
+        name = f"common_tests-{version('transformers')}"
+        path = write(name, "transformers' common tests on converted repositories", found, busy)
         print(f"\nwritten: {path.name}")
     return int(any(row[1:3] == ["failed", "passed"] for row in failures(results)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,6 +116,15 @@ def test_eager_attention_in_half_precision_is_refused(converted: Convert) -> Non
         assert "rounds the scores" in batched(model, prompts())[0].error
         model.set_attn_implementation("paged|eager")
     with pytest.raises(ValueError, match=r"rounds the scores to torch\.bfloat16; use sdpa or float32"):
+        model(torch.tensor([[5]]), position_ids=torch.tensor([[7]]), cache=object())
+
+
+def test_tensor_parallelism_is_refused(converted: Convert, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has only some of the heads that the paged cache was made for."""
+    model = with_attention(load(converted("bloom")), "sdpa")
+    module = sys.modules[type(model.base_model.decoder_layers[0].self_attention).__mro__[1].__module__]
+    monkeypatch.setattr(module, "head_mesh", lambda _: object())
+    with pytest.raises(ValueError, match="continuous batching does not work with tensor parallelism"):
         model(torch.tensor([[5]]), position_ids=torch.tensor([[7]]), cache=object())
 
 

@@ -4,9 +4,9 @@ ALiBi gives far keys probabilities so small that float32 can only store them as 
 1.2e-38). Some processors compute many times slower with these, and none needs them: beside a row's other
 probabilities they vanish. ``ENTRIES`` makes onnxruntime's CPU provider take them for zero.
 
-Found by running onnxruntime 1.31: the threads that a session starts follow its own entries. The thread that
-calls it does not: the first session of a process decides for the thread that makes it, and for all threads
-which that one starts later. It stays so, for NumPy and torch in that thread too.
+Found by running onnxruntime 1.31: it applies to the threads that a session starts. The thread that calls
+the session is another matter: the first session of a process decides for the thread that makes it, and for
+all threads which that one starts later. It stays so, for NumPy and torch in these threads too.
 """
 
 from __future__ import annotations

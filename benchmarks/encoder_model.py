@@ -97,7 +97,9 @@ def in_onnxruntime(name: str) -> Callable[[Path], Callable[[np.ndarray], np.ndar
     def opened(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
         import onnxruntime
 
-        options = onnxruntime.SessionOptions()
+        from converter.exports.onnx.session_options import session_options
+
+        options = session_options()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(folder / name, options, ["CPUExecutionProvider"])

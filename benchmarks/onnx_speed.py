@@ -4,8 +4,9 @@
     python benchmarks/onnx_speed.py --layers 2 --lengths 128,512 --vocabulary 1024
 
 The others are transformers' own ``OnnxExporter`` and optimum-onnx, which has its own environment. All graphs
-have the same random weights and run in the same onnxruntime on the CPU. A fresh process measures each graph
-at each length, and the graphs take turns; the tables show medians.
+have the same random weights and run in the same onnxruntime on the CPU, each with denormal numbers kept and
+taken for zero. A fresh process measures each of these at each length, and they take turns; the tables show
+medians, and beside them what the machine could do at best.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import conversion
+import limits
 import numpy as np
 import report
 import torch
@@ -121,8 +123,20 @@ class Measured:
     """The reason why a measurement is missing; shown in the table."""
 
 
-Results = dict[int, dict[str, Measured]]
-"""Length -> graph -> measurements."""
+class Side(NamedTuple):
+    """What is measured."""
+
+    graph: str
+    zero: bool
+    """Whether onnxruntime takes denormal numbers for zero."""
+
+    @property
+    def denormals(self) -> str:
+        return "zero" if self.zero else "kept"
+
+
+Results = dict[int, dict[Side, Measured]]
+"""Length -> side -> measurements."""
 
 
 def make_checkpoints(setup: Setup, graphs: Sequence[str]) -> None:
@@ -174,14 +188,20 @@ class Cached:
 
     Our graphs write new keys and values into the buffer that holds the old ones. The other graphs return a
     new cache, which is passed to the next step without a copy through NumPy.
+
+    Args:
+        setup: the settings.
+        graph: its name.
+        zero: take denormal numbers for zero; it has no effect unless this is the process's first session.
     """
 
-    def __init__(self, setup: Setup, graph: str):
+    def __init__(self, setup: Setup, graph: str, *, zero: bool = True):
         import onnxruntime
 
         from converter.exports.onnx.session import PROVIDERS
+        from converter.exports.onnx.session_options import session_options
 
-        options = onnxruntime.SessionOptions()
+        options = session_options() if zero else onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = setup.threads, 1
         options.log_severity_level = 4  # failures are shown in the table
         path = setup.folder / graph / "model.onnx"
@@ -248,7 +268,7 @@ def tokens(setup: Setup, count: int) -> np.ndarray:
     return np.random.default_rng(count).integers(setup.vocabulary, size=(1, count))
 
 
-def measure(setup: Setup, graph: str, length: int) -> Measured:
+def measure(setup: Setup, side: Side, length: int) -> Measured:
     """Measures memory with one prompt, and time with another and its decoded tokens; needs a fresh process.
 
     Raises:
@@ -257,7 +277,7 @@ def measure(setup: Setup, graph: str, length: int) -> Measured:
     limit_memory()
     measured = Measured()
     try:
-        cached = Cached(setup, graph)
+        cached = Cached(setup, side.graph, zero=side.zero)
         cached.clear(WARM_UP)
         cached.step(tokens(setup, WARM_UP))  # loads the weights into memory, so they do not count as extra
         steps = WARM_UP + DECODE_STEPS
@@ -329,7 +349,8 @@ def measure_all(setup: Setup, graphs: Sequence[str], lengths: Sequence[int]) -> 
     Raises:
         ClickException: the logits of a graph differ.
     """
-    results: Results = {length: {graph: Measured() for graph in graphs} for length in lengths}
+    sides = [Side(graph, zero) for graph in graphs for zero in (False, True)]
+    results: Results = {length: {side: Measured() for side in sides} for length in lengths}
     failures: dict[str, str] = {}
     largest = 0.0
     reference = fresh(stock_logits, setup, lengths[0])
@@ -338,12 +359,13 @@ def measure_all(setup: Setup, graphs: Sequence[str], lengths: Sequence[int]) -> 
         for turn in range(setup.repeats):
             if turn and time.monotonic() - started > setup.seconds:
                 break
-            for graph, cell in cells.items():
+            for side, cell in cells.items():
+                graph = side.graph
                 cell.failure = failures.get(graph)
                 if cell.failure:
                     continue
                 try:
-                    found = fresh(measure, setup, graph, length)
+                    found = fresh(measure, setup, side, length)
                 except BrokenProcessPool:  # the process was killed in spite of the limit
                     found = Measured(failure="out of memory")
                 if found.failure:
@@ -361,8 +383,9 @@ def measure_all(setup: Setup, graphs: Sequence[str], lengths: Sequence[int]) -> 
                 cell.steps += found.steps
                 cell.extra = max(cell.extra or 0, found.extra or 0)
                 say(
-                    f"{length}: {graph} {number(found.prefill[0])} s, {number((found.extra or 0) / 1e6)} MB "
-                    f"extra, {number(1000 * statistics.median(found.steps))} ms a token"
+                    f"{length}: {graph}, denormals {side.denormals}: {number(found.prefill[0])} s, "
+                    f"{number((found.extra or 0) / 1e6)} MB extra, "
+                    f"{number(1000 * statistics.median(found.steps))} ms a token"
                 )
         reference = []
     return results, largest
@@ -374,27 +397,47 @@ def baseline(graph: str, graphs: Sequence[str]) -> str | None:
     return like if like in graphs and like != graph else None
 
 
-def rows_of(results: Results) -> Iterator[list[str]]:
-    """The lines of the table, one per length and graph."""
+HEAD = [
+    *("graph", "tokens", "denormals", "prefill s", "ratio", "at best s", "share", "extra MB", "ratio"),
+    *("decode ms", "ratio", "at best ms", "share", "runs"),
+]
+
+
+def rows_of(results: Results, model: limits.Bloom, machine: limits.Machine) -> Iterator[list[str]]:
+    """The lines of the table, one per length and side."""
     for length, cells in results.items():
-        for graph, cell in cells.items():
+        for side, cell in cells.items():
+            names = [side.graph, str(length), side.denormals]
             if cell.failure:
-                yield [graph, str(length), cell.failure, *["-"] * 6]
+                yield [*names, cell.failure, *["-"] * (len(HEAD) - len(names) - 1)]
                 continue
-            ours = cells.get(baseline(graph, list(cells)) or "", Measured())
+            like = baseline(side.graph, [other.graph for other in cells])
+            ours = cells.get(Side(like or "", side.zero), Measured())
             time_, our_time = (median(one.prefill) for one in (cell, ours))
             step, our_step = (median(one.steps) for one in (cell, ours))
+            logits = 1 if side.graph.endswith("-last") else length
+            least = model.prefill_seconds(machine, length, logits)
+            # The timed tokens are those after the warm-up; this is the one in their middle.
+            least_step = model.decode_seconds(machine, length + WARM_UP + (DECODE_STEPS + 1) / 2)
             yield [
-                graph,
-                str(length),
+                *names,
                 number(time_ or 0),
                 factor(time_, our_time),
+                number(least),
+                share(least, time_),
                 number((cell.extra or 0) / 1e6),
                 factor(cell.extra, ours.extra),
                 number(1000 * (step or 0)),
                 factor(step, our_step),
+                number(1000 * least_step),
+                share(least_step, step),
                 str(len(cell.prefill)),
             ]
+
+
+def share(least: float, taken: float | None) -> str:
+    """How much of the limit was reached, in percent."""
+    return f"{100 * least / taken:.0f} %" if taken else "-"
 
 
 def median(values: Sequence[float]) -> float | None:
@@ -476,8 +519,11 @@ def main(
             exports[graph] = export(setup, graph, optimum_python)
             say(f"export: {graph} {number(exports[graph].returned)} s")
         exported = list(export_rows(setup, exports))
+        machine = fresh(limits.measure, setup.threads)
         results, gap = measure_all(setup, graphs, lengths)
+        machine = machine.or_better(fresh(limits.measure, setup.threads))
 
+    model = limits.Bloom(setup.heads * setup.head_dim, setup.layers, setup.vocabulary)
     weights = setup.layers * 12 * (setup.heads * setup.head_dim) ** 2 * 4 / 1e6
     all_logits = 4 * setup.vocabulary * lengths[-1] / 1e6
     sections = [
@@ -494,12 +540,14 @@ def main(
         + report.table(
             ["graph", "s", "ratio", "peak resident MB", "peak anonymous MB", "written MB"], exported
         ),
+        "*Denormals*: onnxruntime keeps denormal numbers, or takes them for zero "
+        "(`session.set_denormal_as_zero`). Ratios are between graphs that do the same.",
+        f"*At best*: {number(machine.operations / 1e9)} GFLOP/s (the fastest product of matrices) and "
+        f"{number(machine.bandwidth / 1e9)} GB/s (the fastest reading) were measured before and after all "
+        "else. A prompt needs the operations of its products and of causal attention; a decoded token needs "
+        "to read all weights and the cache. *Share* is that time divided by the measured one.",
         "One row: prefill, the memory it takes beyond the loaded graph (including the cache), and decoding "
-        "after it:\n\n"
-        + report.table(
-            ["graph", "tokens", "prefill s", "ratio", "extra MB", "ratio", "decode ms", "ratio", "runs"],
-            rows_of(results),
-        ),
+        "after it:\n\n" + report.table(HEAD, rows_of(results, model, machine)),
     ]
     click.echo("\n" + "\n\n".join(sections))
     if write:

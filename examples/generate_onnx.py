@@ -38,7 +38,11 @@ class Model:
             raise RuntimeError(f"{folder} is not a folder")
         if not path.is_file():
             raise RuntimeError(f"no ONNX graph in {folder}; write one: ntk-convert export {folder}")
-        self.session = ort.InferenceSession(path, providers=[PROVIDERS[provider]])
+        options = ort.SessionOptions()
+        # The probabilities of ALiBi's far keys are denormal numbers, which are slow on some processors. The
+        # first session of a process decides this for its thread, so make no other session before.
+        options.add_session_config_entry("session.set_denormal_as_zero", "1")
+        self.session = ort.InferenceSession(path, options, providers=[PROVIDERS[provider]])
         if PROVIDERS[provider] not in self.session.get_providers():
             raise RuntimeError(f"{PROVIDERS[provider]} does not work here; see onnxruntime's warnings")
         self.caches = [item for item in self.session.get_inputs() if item.name.startswith("past_key_values")]

@@ -1,4 +1,4 @@
-"""The tables of benchmarks/common_tests.py, from results of pytest."""
+"""What benchmarks compute from what they measure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import BloomConfig, BloomForCausalLM, DynamicCache
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -15,6 +18,31 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 def common_tests(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("common_tests")
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("limits")
+
+
+@torch.no_grad()
+def test_limits_are_those_of_the_model(limits: ModuleType) -> None:
+    """A cached model computes token by token, so it computes no score that causal attention does not need."""
+    sizes = {"hidden_size": 24, "n_head": 3, "n_layer": 2, "vocab_size": 50}
+    model, cache = BloomForCausalLM(BloomConfig(**sizes)).eval(), DynamicCache()
+    geometry, unit = limits.Bloom(hidden=24, layers=2, vocabulary=50), limits.Machine(1, 1)
+    with FlopCounterMode(display=False) as counter:
+        for token in range(7):
+            model(torch.tensor([[token]]), past_key_values=cache)
+    assert geometry.prefill_seconds(unit, 7, logits=7) == counter.get_total_flops()
+    head = 2 * 24 * 50
+    assert geometry.prefill_seconds(unit, 7, logits=1) == counter.get_total_flops() - 6 * head
+
+    read = [one for name, one in model.named_parameters() if one.dim() == 2 and "lm_head" not in name]
+    read += [states for layer in cache.layers for states in (layer.keys, layer.values)]
+    assert geometry.decode_seconds(unit, 7) == sum(4 * states.numel() for states in read)
+    assert limits.Machine(1, 20).or_better(limits.Machine(2, 10)) == (2, 20)
 
 
 def junit(**outcomes: str) -> str:

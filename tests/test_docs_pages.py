@@ -264,12 +264,14 @@ def test_numbers_of_copying() -> None:
 
 def test_numbers_of_onnx() -> None:
     page = said("docs/onnx.md")
+    name = "onnx_speed-bloom-6x1024-cpu-float32.md"
+    [head] = cells(name, "| graph | tokens |")
     graphs = {
-        graph: cells("onnx_speed-bloom-6x1024-cpu-float32.md", f"| {graph} | 8192 |")[0]
+        graph: dict(zip(head, cells(name, f"| {graph} | 8192 |")[0], strict=True))
         for graph in ("ours", "transformers", "optimum")
     }
-    memory = {graph: float(row[2]) / 1e3 for graph, row in graphs.items()}
-    decoding = {graph: f"{float(row[4]):.0f} ms" for graph, row in graphs.items()}
+    memory = {graph: float(row["extra MB"]) / 1e3 for graph, row in graphs.items()}
+    decoding = {graph: f"{float(row['decode ms']):.0f} ms" for graph, row in graphs.items()}
     assert f"{memory['transformers']:.0f}" == f"{memory['optimum']:.0f}"
     assert f"needs {memory['ours']:.1f} GB of extra memory and theirs {memory['optimum']:.0f} GB" in page
     assert (

@@ -1,7 +1,8 @@
 """genai_config.json, which onnxruntime-genai reads beside a graph.
 
 Found by running onnxruntime-genai 0.18: it needs ``type``, ``context_length``, ``vocab_size`` and an end
-token within the vocabulary; it takes the sizes and the dtype of the cache from the graph.
+token within the vocabulary; it takes the sizes and the dtype of the cache from the graph. It hands each text
+among ``session_options`` to onnxruntime as an entry of the session's configuration.
 
 It pads the rows of a batch on the right and masks only trailing padding tokens, so the mask of a shorter row
 gets a hole between prompt and new tokens. The graph counts positions in the mask and takes the logits of the
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from converter.config import LARGEST_COUNT, count, is_integer
+from converter.exports.onnx.session_options import ENTRIES
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Dynamic
 from converter.source.jsonfile import read_object
@@ -41,6 +43,7 @@ def genai_config(repository: ConvertedRepository, *, file_name: str, head_size: 
             "context_length": longest,
             "vocab_size": vocabulary,
             "decoder": {
+                "session_options": dict(ENTRIES),
                 "filename": file_name,
                 "head_size": head_size,
                 "hidden_size": geometry.num_heads * geometry.head_dim,

@@ -12,6 +12,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from converter.errors import ProviderError
+from converter.exports.onnx.session_options import session_options
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """Name on the command line -> onnxruntime's name."""
@@ -43,6 +44,8 @@ def check_available(provider: str) -> None:
 class Session:
     """One graph on one provider; an ``Engine`` of the cases.
 
+    The first one in a process makes its thread take denormal numbers for zero; see ``session_options``.
+
     Args:
         model: the graph's file, or its bytes.
         provider: ``cpu`` or ``cuda``.
@@ -58,7 +61,7 @@ class Session:
         self, model: Path | bytes, provider: str, *, folder: Path | None = None, profile: Path | None = None
     ):
         check_available(provider)
-        options = onnxruntime.SessionOptions()
+        options = session_options()
         options.log_severity_level = ONLY_FATAL
         if folder is not None:
             key = "session.model_external_initializers_file_folder_path"

@@ -25,6 +25,7 @@ from converter.model import Model, open_model
 from converter.progress import byte_bar
 from converter.publish.contents import State, state_of
 from converter.recipes import AlibiRecipe
+from converter.recipes.overrides import words
 from converter.result import manifest
 from converter.result.card import LARGEST_CARD, PICTURE, Origin, adopted, describe
 from converter.result.code import differs, references
@@ -128,7 +129,7 @@ class Saved:
         """Commands that lead to the same kind of model, for the card."""
         source = self.origin.base_model or f"./{self.origin.name}"
         request = request_for(self.repository.scaling, self.repository.train_length)
-        first = command_line(source, request, "./converted")
+        first = command_line(source, request, "./converted", more=words(self.provenance.overrides))
         place = f"./{self.repository.folder.name}"
         return f"{first}\n# fine-tuned from ./converted, and saved in {place}\nntk-convert adopt {place}"
 

@@ -435,6 +435,13 @@ def test_a_new_card(saved: Path) -> None:
         assert words in card.text
 
 
+def test_the_command_has_the_values_that_were_set(saved: Path) -> None:
+    config = json.loads((saved / "config.json").read_text())
+    edit_json(saved / "config.json", {"ntk_convert": config["ntk_convert"] | {"set": {"n_head": 4}}})
+    adopt(saved)
+    assert "--train-length 32 --out ./converted --set n_head=4\n" in card_of(saved).text
+
+
 @pytest.mark.parametrize(
     ("before", "after"), [("text-generation", "text-classification"), ("text-ranking",) * 2]
 )

@@ -408,7 +408,8 @@ def _packed(numbers: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
     if bits == 8:
         return np.ascontiguousarray(numbers)
     flat = np.append(numbers, np.zeros(numbers.size % 2, np.uint8))
-    return flat[::2] | flat[1::2] << 4
+    packed: NDArray[np.uint8] = flat[::2] | flat[1::2] << np.uint8(4)
+    return packed
 
 
 @contextlib.contextmanager

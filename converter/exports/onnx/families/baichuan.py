@@ -13,7 +13,7 @@ from converter.exports.onnx.decoder import Attend, Decoder
 from converter.exports.onnx.graph import Value
 from converter.exports.onnx.network import Norm, Residual
 
-PIECE = 4096
+PIECE = 256
 """Rows of the head whose lengths are computed at once."""
 
 

@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -81,6 +82,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem.removeprefix("test_") in ANY_VERSION and not item.get_closest_marker("version"):
             item.add_marker(pytest.mark.any_version)
+
+
+def pytest_runtest_teardown() -> None:
+    """The example's and genai's first sessions take denormal numbers for zero, which hypothesis refuses."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session", autouse=True)

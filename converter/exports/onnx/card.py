@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from converter.exports.onnx.choices import QUANTISED, GraphOptions
+from converter.exports.onnx.session_options import ENTRIES
 
 if TYPE_CHECKING:
     from converter.exports.onnx.validation import GraphReport, ProviderReport, ValidationReport
@@ -67,7 +68,12 @@ def section(
         lines.append(f"- task: `{options.task}`")
     if options.last_logits:
         lines.append("- logits are those of each row's last token only")
-    lines.append("")
+    entries = ", ".join(f"`{name}` = `{value}`" for name, value in ENTRIES.items())
+    lines += [
+        f"- on a CPU, give onnxruntime's sessions the entry {entries}: some processors then are faster on "
+        "long texts",
+        "",
+    ]
     for graph in report.graphs if report else ():
         for place in graph.providers:
             note = f", {place.note}" if place.note else ""

@@ -12,7 +12,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from converter.errors import ProviderError
-from converter.exports.onnx.session_options import session_options
+from converter.exports.onnx.session_options import denormals_as_zero, session_options
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """Name on the command line -> onnxruntime's name."""
@@ -44,7 +44,7 @@ def check_available(provider: str) -> None:
 class Session:
     """One graph on one provider; an ``Engine`` of the cases.
 
-    The first one in a process makes its thread take denormal numbers for zero; see ``session_options``.
+    While it runs, denormal numbers are zeros; see ``session_options``.
 
     Args:
         model: the graph's file, or its bytes.
@@ -75,7 +75,8 @@ class Session:
             onnxruntime.preload_dlls()
         asked = list(dict.fromkeys((PROVIDERS[provider], PROVIDERS["cpu"])))
         source: Any = model if isinstance(model, bytes) else str(model)
-        self.session = onnxruntime.InferenceSession(source, options, providers=asked)
+        with denormals_as_zero():
+            self.session = onnxruntime.InferenceSession(source, options, providers=asked)
         self.session.disable_fallback()
         self.providers: list[str] = self.session.get_providers()
         if self.providers[0] != asked[0]:
@@ -109,7 +110,7 @@ class Session:
         for name, buffer in past.items():
             binding.bind_ortvalue_input(name, buffer)
             binding.bind_output(present(name), self.device)
-        self.session.run_with_iobinding(binding)
+        self._run(binding)
         outputs = binding.get_outputs()
         count = len(self.results)
         results = [output.numpy().astype(np.float32, copy=False) for output in outputs[:count]]
@@ -142,6 +143,10 @@ class Session:
             binding.bind_output(name)
         return binding
 
+    def _run(self, binding: Any) -> None:
+        with denormals_as_zero():
+            self.session.run_with_iobinding(binding)
+
     def _buffers(self, rows: int, length: int) -> Past:
         def buffer(value: Any) -> Any:
             shape = (rows, value.shape[1], length, value.shape[3])
@@ -165,7 +170,7 @@ class SharedCache:
         for name, buffer in self.buffers.items():
             binding.bind_ortvalue_input(name, buffer)
             binding.bind_ortvalue_output(present(name), buffer)
-        self.session.session.run_with_iobinding(binding)
+        self.session._run(binding)
         logits: Array = binding.get_outputs()[0].numpy()
         return logits.astype(np.float32, copy=False), None
 

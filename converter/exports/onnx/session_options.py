@@ -6,12 +6,17 @@ probabilities they vanish. ``ENTRIES`` makes onnxruntime's CPU provider take the
 
 Found by running onnxruntime 1.31: it applies to the threads that a session starts. The thread that calls
 the session is another matter: the first session of a process decides for the thread that makes it, and for
-all threads which that one starts later. It stays so, for NumPy and torch in these threads too.
+all threads which that one starts later. It stays so, for NumPy and torch in these threads too. So here
+``denormals_as_zero`` sets the thread while a graph runs, and then sets it back.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 ENTRIES = {"session.set_denormal_as_zero": "1"}
 """Entries of a session's configuration, name -> value."""
@@ -25,3 +30,19 @@ def session_options() -> Any:
     for name, value in ENTRIES.items():
         options.add_session_config_entry(name, value)
     return options
+
+
+@contextlib.contextmanager
+def denormals_as_zero() -> Iterator[None]:
+    """The calling thread takes denormal numbers for zero, as the threads of a session with ``ENTRIES`` do.
+
+    Afterwards it does what it did before, even if a session was made that changed it.
+    """
+    import torch
+
+    before = bool(np.float32(1e-38) / np.float32(8) == 0)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PromptTuningConfig, get_peft_model
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -139,6 +140,16 @@ def test_generate_warns_of_nothing(converted: Convert, family: str, warnings: Wa
     model.generate(ids[:1], max_new_tokens=4, assistant_model=model)
     model.generate(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask, max_new_tokens=4)
     assert warnings() == []
+
+
+def test_peft_passes_nothing_unknown(converted: Convert) -> None:
+    """With tokens of its own before the prompt; LoRA is in test_training.py."""
+    model = load(converted("bloom"))
+    settings = {"num_layers": 2, "num_attention_heads": 4, "token_dim": model.config.hidden_size}
+    model = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, **settings))
+    ids, mask = batch(rows=2, length=20)
+    model(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
+    assert model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=3).shape == (2, 23)
 
 
 @pytest.mark.parametrize("family", ["bloom", "jina_bert"])

@@ -138,6 +138,7 @@ def plan_attention(
     read = capacity if whole else keys
 
     fold_cached = any(isinstance(layer, QUANTISED) for layer in layers)
+    check_cache(config, layers, fold_cached)
     if keywords.get("cache") is not None:  # continuous batching has a cache and masks of its own
         check_paged(name, attention, alibi, hidden_states, position_ids)
         positions, mask = Positions(position_ids, position_ids, None), attention_mask
@@ -153,7 +154,10 @@ def plan_attention(
             given = given_positions(
                 position_ids, positions, hidden_states, slots, past_key_values is not None
             )
-            positions = positions if fold_cached else given
+            if fold_cached:
+                check_counted(given, positions)
+            else:
+                positions = given
         elif named := [name for name in keywords if name in PACKED]:
             raise ValueError(f"{named[0]} needs position_ids, which start again at 0 with every document")
         keywords = packed_keywords(keywords, positions, hidden_states.shape[:2])
@@ -186,6 +190,32 @@ def check_dtype(name: str, config: Any, hidden_states: torch.Tensor) -> None:
         return
     if not hasattr(config, "_is_quantized") and not torch.is_autocast_enabled(kind):
         raise ValueError(f"{name} needs half precision; use dtype=torch.bfloat16 or sdpa")
+
+
+def check_cache(config: Any, layers: Any, fold_cached: bool) -> None:
+    """Raises ValueError for a cache of keys without channels, such as a learned prefix."""
+    keys = getattr(layers[0], "keys", None) if layers and not fold_cached else None
+    if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[-1] != config.head_dim:
+        raise ValueError(
+            f"the cache holds heads of size {keys.shape[-1]}, but this model's have {config.head_dim}, with "
+            "channels for positions. Prefix tuning is not supported; use LoRA or prompt tuning"
+        )
+
+
+def check_counted(given: "Positions", counted: "Positions") -> None:
+    """Raises ValueError if the caller's positions are not those of the real tokens; not in compiled graphs.
+
+    A quantised cache holds keys without positions, so all of them are counted again for every pass.
+    """
+    if torch.compiler.is_compiling():
+        return
+    different = given.queries != counted.queries
+    if counted.real is not None:
+        different = different & counted.real[:, -given.queries.shape[1] :]
+    if different.any():
+        raise ValueError(
+            "a quantised cache counts positions by itself; drop position_ids, or use another cache"
+        )
 
 
 def check_paged(

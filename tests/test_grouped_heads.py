@@ -15,8 +15,8 @@ from templates import ntk_attention
 from templates.ntk_alibi import CHANNELS, Alibi, fold, key_channels, stock_slopes
 from templates.ntk_attention import AlibiAttention, plan_attention
 
-SDPA = SimpleNamespace(_attn_implementation="sdpa")
 HEADS, SIZE, SCALE = 12, 16, 0.25
+SDPA = SimpleNamespace(_attn_implementation="sdpa", head_dim=SIZE + CHANNELS)
 # New tokens and cached ones: the kernel's causal mask, a mask, and none.
 STEPS = {"prefill": (40, 0), "chunk": (24, 40), "decode": (1, 40)}
 

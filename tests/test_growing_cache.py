@@ -215,6 +215,11 @@ def test_other_caches_are_left_alone(converted: Convert, family: str) -> None:
     assert error < 0.02
     with pytest.raises(ValueError, match="documents in one row cannot share a cache"):
         model(ids, position_ids=torch.arange(50)[None] % 25, past_key_values=Cache(layers=[Rounded()] * 2))
+    model(
+        ids, position_ids=torch.arange(50)[None], past_key_values=Cache(layers=[Rounded() for _ in range(2)])
+    )
+    with pytest.raises(ValueError, match="a quantised cache counts positions by itself"):
+        model(ids[:, :1], position_ids=torch.tensor([[7]]), past_key_values=Cache(layers=[Rounded()] * 2))
     seen, positions = torch.ones(1, 1, 50, 50).bool().tril(), torch.arange(50)[None]
     with pytest.raises(ValueError, match="does not work with a quantised cache"):
         model(ids, attention_mask=seen, position_ids=positions, past_key_values=Cache(layers=[Rounded()] * 2))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PromptTuningConfig, get_peft_model
+from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -150,6 +150,16 @@ def test_peft_passes_nothing_unknown(converted: Convert) -> None:
     ids, mask = batch(rows=2, length=20)
     model(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
     assert model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=3).shape == (2, 23)
+
+
+def test_a_learned_prefix_is_refused(converted: Convert) -> None:
+    """Its keys have no channels for positions."""
+    model = load(converted("bloom"))
+    settings = {"num_layers": 2, "num_attention_heads": 4, "token_dim": model.config.hidden_size}
+    model = get_peft_model(model, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, **settings))
+    ids, mask = batch(rows=2, length=20)
+    with pytest.raises(ValueError, match="Prefix tuning is not supported; use LoRA or prompt tuning"):
+        model(input_ids=ids, attention_mask=mask, labels=ids)
 
 
 @pytest.mark.parametrize("family", ["bloom", "jina_bert"])

@@ -21,6 +21,8 @@ from converter.scaling.scaling import Dynamic, Scaling, Static
 LENGTH, SCALING, PARAMETERS = "max_position_embeddings", "rope_scaling", "rope_parameters"
 OWN_BASE, OWN_PARTIAL = "rope_theta", "partial_rotary_factor"
 """Key names inside ``rope_parameters``; at the top level, some model types use other names."""
+YARN_RAMP = (1 / 32, 1.0)
+"""YaRN's ramp in parts of the trained length: wavelengths that fit 32 times into it, and once."""
 LARGEST_BASE = 1e30
 """The largest base accepted, before and after scaling; the largest published one is about 1e9."""
 

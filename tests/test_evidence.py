@@ -24,6 +24,7 @@ from scipy import stats
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.bloom import modeling_bloom
 
+from converter import convert
 from converter.evaluation.results import Measurement, Results
 
 TINY_BLOOM = EXAMPLES / "tiny-bloom"
@@ -249,6 +250,23 @@ def test_the_same_seed_gives_a_model_that_loads(
     inputs = AutoTokenizer.from_pretrained(tmp_path / "one")(text, return_tensors="pt")
     assert inputs["input_ids"].shape[1] == (len(text.split()) if task == "lines" else len(text))
     assert model(**inputs).logits.shape[-1] == len(train.vocabulary(task))
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_model_with_other_slopes_is_saved_as_an_mpt(heads: int, tmp_path: Path) -> None:
+    trained = train.build_model("lines", heads, 0, bias_max=5).eval()
+    with torch.no_grad():
+        for parameter in trained.parameters():  # biases and norms start at 0 and 1
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    record = train.Training("lines", heads, 0, steps=1, tokens=1, cpu_seconds=1, bias_max=5)
+    train.save(trained, record, tmp_path / "mpt")
+    convert(tmp_path / "mpt", tmp_path / "out", method="none")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    assert model.base_model.alibi.slopes[: min(heads, 8)] == [2 ** (-5 * head / 8) for head in range(1, 9)]
+    ids = torch.arange(300)[None] % len(train.vocabulary("lines"))
+    with torch.no_grad():
+        expected, found = trained(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_the_embedded_checkpoint_is_what_the_script_describes() -> None:

@@ -16,7 +16,7 @@ from converter.families.refusals import check_source
 from converter.recipes.stored_slopes import check_positions, read_slopes
 from converter.recipes.words import Words, alibi_words
 from converter.scaling.request import RAMP, Parts
-from converter.scaling.scaling import Basis, Scaling, Static, Unscaled, read_scaling, stretched
+from converter.scaling.scaling import Basis, Scaling, Static, read_scaling, stretched
 from converter.scaling.slopes import NATS, Slopes
 from converter.scaling.train_length import TrainLength, recorded_length
 from converter.source.base import Source
@@ -102,7 +102,7 @@ class AlibiRecipe:
         return RAMP
 
     def check_scaling(self, scaling: Scaling) -> None:
-        if isinstance(scaling, Unscaled) or scaling.ramp is None:
+        if scaling.ramp is None:
             return
         stock = self.stock({})
         spans = [NATS / (slope * self._bias_scale) for slope in stock]

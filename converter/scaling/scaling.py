@@ -24,6 +24,7 @@ class Unscaled:
     """The slopes or frequencies as trained."""
 
     method: ClassVar[Method] = "none"
+    ramp: ClassVar[Ramp | None] = None
 
     def factor_at(self, tokens: int) -> float:  # noqa: ARG002 -- the same signature as the other kinds
         """The scale factor a: 1."""

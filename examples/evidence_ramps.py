@@ -22,9 +22,10 @@ from evidence import ROOT, to_text, train
 from evidence_design import EXAMPLES, LENGTHS, SCALE, TRAINED_LENGTH, Model
 from evidence_tables import markdown
 from lines_task import prompts_as_json
+from text_task import read_corpus
 
 from converter.evaluation.evaluate import evaluate
-from converter.evaluation.results import Measurement, Results
+from converter.evaluation.results import PERPLEXITY, Measurement, Results
 from converter.evaluation.tasks import make_task
 from converter.scaling.slopes import NATS, stock_slopes
 
@@ -33,6 +34,8 @@ DOCUMENT = EXAMPLES / "evidence" / "README.md"
 BLOCK = re.compile(r"(?P<start><!-- ramps: [^\n]*-->\n).*?(?P<end><!-- end of ramps -->)", re.DOTALL)
 PROMPTS = {256: 100, 512: 60, 1024: 60, 2048: 40}
 """Number of prompts of the lines task for each length."""
+WINDOWS = 16
+"""Number of windows of text."""
 MODELS = (Model("lines", 8, 0), Model("lines", 8, 0, 5))
 RAMPS = ((1 / 32, 1 / 8), (1 / 16, 1 / 4), (1 / 8, 1 / 2), (1 / 4, 1))
 """Ramps in parts of the trained length."""
@@ -54,10 +57,16 @@ def by_rank(model: Model, ranks: tuple[float, float]) -> tuple[float, float]:
 
 def measure(model: Model, models: Path) -> Results:
     """Measures a trained model under all its scalings."""
-    prompts = models / "ramps.jsonl"
-    prompts.write_text(
-        "".join(prompts_as_json([length], PROMPTS[length], seed=0) for length in LENGTHS), encoding="utf-8"
-    )
+    asked: dict[str, Any]
+    if model.task == "lines":
+        prompts = models / "ramps.jsonl"
+        rows = "".join(prompts_as_json([length], PROMPTS[length], seed=0) for length in LENGTHS)
+        prompts.write_text(rows, encoding="utf-8")
+        asked = {"tasks": [make_task("prompts", prompts)], "items": max(PROMPTS.values())}
+    else:
+        held_out = models / "held-out.txt"
+        held_out.write_text(read_corpus().held_out, encoding="utf-8", newline="\n")
+        asked = {"text": [held_out], "items": WINDOWS}
     ramps = [*RAMPS, *(by_rank(model, ranks) for ranks in RANKS)]
     runs: tuple[dict[str, Any], ...] = (
         {"methods": ("none", "linear", "ntk"), "scales": (SCALE,)},
@@ -67,11 +76,10 @@ def measure(model: Model, models: Path) -> Results:
     parts = [
         evaluate(
             [model.folder(models)],
-            tasks=[make_task("prompts", prompts)],
-            items=max(PROMPTS.values()),
             lengths=LENGTHS,
             train_length=TRAINED_LENGTH,
             progress=sys.stderr.isatty(),
+            **asked,
             **run,
         )
         for run in runs
@@ -86,14 +94,18 @@ def measure(model: Model, models: Path) -> Results:
 
 
 def table(results: Results) -> str:
-    """Right answers in per cent by model, scaling and length."""
+    """Right answers in per cent, or perplexity, by model, scaling and length."""
+
+    def cell(each: Measurement) -> str:
+        return f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.0f}"
+
     rows: dict[tuple[str, str], list[Measurement]] = {}
     for each in results.measurements:
         rows.setdefault((each.model, each.scaling), []).append(each)
     header = ["model", "scaling", *(f"{length // TRAINED_LENGTH}x" for length in LENGTHS)]
     return markdown(
         header,
-        [[*key, *(f"{100 * each.value:.0f}" for each in found)] for key, found in rows.items()],
+        [[*key, *map(cell, found)] for key, found in rows.items()],
     )
 
 
@@ -126,7 +138,7 @@ def main() -> None:
         joined = Results(
             [each for results in found for each in results.measurements],
             {name: about for results in found for name, about in results.models.items()},
-            {**found[0].settings, "items": PROMPTS},
+            {**found[0].settings, "items": {"lines": PROMPTS, "text": WINDOWS}},
             sum(results.seconds for results in found),
         )
         RESULTS.write_text(to_text(joined), encoding="utf-8")

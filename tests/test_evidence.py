@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import evidence_ramps
 import evidence_tables
 import lines_task
 import numpy as np
@@ -16,7 +17,19 @@ import pytest
 import text_task
 import torch
 import train
-from evidence_design import EXAMPLES, HEADS, LENGTHS, MODELS, NONE, NTK, PROMPTS, SCALE, SMALL_SCALE, WINDOWS
+from evidence_design import (
+    EXAMPLES,
+    HEADS,
+    LENGTHS,
+    MODELS,
+    NONE,
+    NTK,
+    PROMPTS,
+    SCALE,
+    SMALL_SCALE,
+    WINDOWS,
+    Model,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -42,6 +55,24 @@ def results() -> Results:
 def test_the_tables_are_what_the_results_give(path: Path, results: Results) -> None:
     document = path.read_text(encoding="utf-8")
     assert evidence_tables.with_tables(document, results) == document, "python examples/evidence.py --tables"
+
+
+def test_the_table_of_ramps_is_what_its_results_give() -> None:
+    results = Results.from_json(json.loads(evidence_ramps.RESULTS.read_text(encoding="utf-8")))
+    [block] = evidence_ramps.BLOCK.finditer(evidence_ramps.DOCUMENT.read_text(encoding="utf-8"))
+    assert block[0] == block["start"] + evidence_ramps.table(results) + block["end"]
+    assert list(results.models) == [model.name for model in evidence_ramps.MODELS]
+    for each in results.measurements:
+        lines = each.metric != "perplexity"
+        assert each.items == (evidence_ramps.PROMPTS[each.length] if lines else evidence_ramps.WINDOWS)
+        mean = np.mean(each.scores)
+        assert each.value == pytest.approx(mean if lines else math.exp(mean), rel=1e-5)
+
+
+def test_a_ramp_by_rank_lies_between_spans() -> None:
+    # 8 heads have spans of 10 to 1280 tokens, each twice the one before; trained at 256 tokens.
+    start, end = evidence_ramps.by_rank(Model("lines", 8, 0), (0, 3 / 7))
+    assert (start * 256, end * 256) == pytest.approx((10, 80))
 
 
 def test_every_table_but_the_summary_is_in_the_evidence() -> None:

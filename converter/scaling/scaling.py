@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast, get_args
@@ -158,6 +159,6 @@ def _read_ramp(value: object) -> Ramp | None:
     if not (isinstance(value, list) and len(value) == 2 and all(map(is_number, value))):
         raise ValueError(f"{value!r} is not a ramp")
     start, end = map(float, value)
-    if not 0 < start < end:
+    if not (0 < start < end and math.log(start) < math.log(end)):
         raise ValueError(f"{value!r} is not a ramp")
     return start, end

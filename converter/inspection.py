@@ -11,7 +11,7 @@ from converter.config import Config
 from converter.model import Model, open_model
 from converter.recipes.base import Recipe
 from converter.rotary.settings import Change
-from converter.scaling.request import Request
+from converter.scaling.request import Parts, Request
 from converter.scaling.scaling import Basis, Dynamic, Method, Scaling, Unscaled
 from converter.source.checkpoint import weight_index
 
@@ -79,6 +79,7 @@ def inspect(
     method: Method = "ntk",
     dynamic: Basis | None = None,
     rate: float | None = None,
+    ramp: Parts | None = None,
     train_length: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     revision: str | None = None,
@@ -91,7 +92,7 @@ def inspect(
 
     Args:
         model: a local folder, or a Hub id.
-        scale, target_length, method, dynamic, rate, train_length: as for ``convert``. If none of scale,
+        scale, target_length, method, dynamic, rate, ramp, train_length: as for ``convert``. If none of scale,
             target_length and dynamic is given, a converted repository shows its own scaling. For a
             dynamic scaling, the scaled slopes are those at twice the trained length.
         overrides, revision, token, cache_dir: as for ``convert``.
@@ -102,7 +103,7 @@ def inspect(
         UnsupportedModel: it is neither an ALiBi model of a supported family nor a rotary model that can
             be scaled.
     """
-    request = Request(method, scale, target_length, dynamic, rate, train_length)
+    request = Request(method, scale, target_length, dynamic, rate, train_length, ramp)
     opened = open_model(
         model,
         train_length=train_length,

@@ -19,7 +19,7 @@ from converter.result import manifest
 from converter.result.card import PICTURE, describe, read_origin, shown_folder
 from converter.result.staging import check_output, check_space, clear, staged
 from converter.rotary.settings import Change
-from converter.scaling.request import Request
+from converter.scaling.request import Parts, Request
 from converter.scaling.scaling import Basis, Method, Scaling, Unscaled
 from converter.source.base import CARD
 from converter.source.checkpoint import Checkpoint
@@ -116,6 +116,7 @@ def convert(
     method: Method = "ntk",
     dynamic: Basis | None = None,
     rate: float | None = None,
+    ramp: Parts | None = None,
     train_length: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     revision: str | None = None,
@@ -149,11 +150,13 @@ def convert(
             dynamic; without any of them, ntk is dynamic, by position in decoders and by length in
             encoders.
         target_length: length to reach in tokens; a = target_length / trained length.
-        method: ``ntk``; ``linear``; ``ntk-published``, the formula of the original code; or ``none``,
-            the unscaled model with the new attention code.
+        method: ``ntk``; ``by-parts``; ``linear``; ``ntk-published``, the formula of the original code; or
+            ``none``, the unscaled model with the new attention code.
         dynamic: a = max(1, rate * tokens / trained length), where tokens is the length of the sequence
             (``length``) or the position of each query (``position``).
         rate: rate of a dynamic scaling, above 0 and usually 1 to 2; 1 by default.
+        ramp: start and end of the ramp of ``by-parts``, in parts of the trained length; by default 1/16 and
+            1/4, or for rotary models 1/32 and 1.
         train_length: trained length in tokens, if the checkpoint is not a known one.
         overrides: values for keys of the source's config.json that it lacks or has wrong. Dots in a key lead
             into objects (``attn_config.alibi``); None removes a key. They cannot lift a refusal.
@@ -196,7 +199,7 @@ def convert(
         exports = [*exports, onnx]
     about_push = private or branch is not None or create_pr
     _check_options(exports, base_model, dtype, link, push_to_hub, about_push, verify, trust_remote_code)
-    request = Request(method, scale, target_length, dynamic, rate, train_length)
+    request = Request(method, scale, target_length, dynamic, rate, train_length, ramp)
     opened = open_model(
         model,
         train_length=train_length,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from converter.families import baichuan, bloom
 from converter.pictures.bias import Panel, draw_panels
-from converter.pictures.per_head import NATS, draw_slopes, draw_span
+from converter.pictures.per_head import draw_slopes, draw_span
 from converter.pictures.positions import Positions
 from converter.pictures.style import render
 from converter.scaling.scaling import UNSCALED, Dynamic, Static
-from converter.scaling.slopes import stock_slopes
+from converter.scaling.slopes import NATS, stock_slopes
 
 IMAGES = Path(__file__).parent / "images"
 

@@ -10,6 +10,7 @@ a bias tensor. Half precision cannot hold m or j exactly, so both are split into
 Stock slopes: Press et al., ICLR 2022 (arXiv 2108.12409) and MosaicML's llm-foundry (bias_max).
 NTK scaling: github.com/keezen/ntk_alibi, generalised to slopes of any number and order.
 Linear scaling: Al-Khateeb et al. 2023 (arXiv 2310.13017).
+Scaling by parts: the counterpart of "NTK by parts" for rotary frequencies (u/bloc97, July 2023).
 
 Shapes below: B rows, H heads, T tokens, D head size.
 This file is part of a converted repository and imports only torch.
@@ -40,12 +41,13 @@ def stock_slopes(num_heads: int, bias_max: float = 8.0) -> list[float]:
     return slopes + [2.0 ** (-bias_max * i / (2 * whole)) for i in odd]
 
 
-def exponents(method: str, slopes: Sequence[float]) -> list[float]:
+def exponents(method: str, slopes: Sequence[float], ramp: Sequence[float] = ()) -> list[float]:
     """The exponent t of each head in ``m' = m * a ** -t``, where a is the scale factor.
 
     linear: 1. ntk: from 0 for the steepest head to 1 for the flattest, linear in the slope's logarithm
     (1 if all slopes are equal). ntk-published: the original code's (h - 1) / (H - 1), which does not
-    scale the heads beyond the largest power of two.
+    scale the heads beyond the largest power of two. by-parts: a head's span is where its bias reaches -5
+    nats; from 0 for spans up to ramp[0] tokens to 1 from ramp[1] on, linear in the span's logarithm.
     """
     heads = len(slopes)
     if method == "linear":
@@ -58,6 +60,14 @@ def exponents(method: str, slopes: Sequence[float]) -> list[float]:
         if top == bottom:
             return [1.0] * heads
         return [(top - math.log(m)) / (top - bottom) for m in slopes]
+    if method == "by-parts":
+        if len(ramp) != 2 or not 0 < ramp[0] < ramp[1] < math.inf:
+            raise ValueError(f"alibi_scaling: {ramp} is not a ramp, two numbers of tokens")
+        start, end = math.log(ramp[0]), math.log(ramp[1])
+        found = [min(max((math.log(5 / m) - start) / (end - start), 0.0), 1.0) for m in slopes]
+        if not any(found):
+            raise ValueError(f"alibi_scaling: the ramp {ramp} scales no head")
+        return found
     raise ValueError(f"alibi_scaling: unknown type {method!r}")
 
 
@@ -69,7 +79,8 @@ class Alibi:
     Args:
         slopes: the stock slopes, one per head.
         scaling: None (no scaling); ``{"type", "factor"}`` (static); or ``{"type", "train_seq_len"}``
-            with optional ``"dynamic"`` ("length", the default, or "position") and ``"rate"`` (1.0).
+            with optional ``"dynamic"`` ("length", the default, or "position") and ``"rate"`` (1.0). The type
+            by-parts, and no other, has a ``"ramp"``.
 
     Raises:
         ValueError: the scaling is unknown or incomplete. The model must not silently run unscaled.
@@ -83,11 +94,13 @@ class Alibi:
         if scaling is None:
             return
         known = {"type", "factor", "train_seq_len", "dynamic", "rate"}
+        if scaling.get("type") == "by-parts":
+            known.add("ramp")
         if "type" not in scaling or set(scaling) - known:
             raise ValueError(
                 f"alibi_scaling: expected 'type' and keys from {sorted(known)}, got {dict(scaling)}"
             )
-        self.exponents = exponents(scaling["type"], self.slopes)
+        self.exponents = exponents(scaling["type"], self.slopes, scaling.get("ramp", ()))
         if "factor" in scaling:
             factor = float(scaling["factor"])
             if "train_seq_len" in scaling or "dynamic" in scaling or not 1 <= factor < math.inf:

@@ -26,9 +26,20 @@ HEADS = (16, 12, 40)
 TRAIN_LENGTH = 24
 
 SCALED = tuple(method for method in METHODS if method != "none")
-STATIC = {"none": {"method": "none"}, **{method: {"method": method, "scale": 4.0} for method in SCALED}}
+# From 12 to 192 tokens: this ramp keeps, partly scales and scales heads of 12 and more.
+MORE: dict[str, dict[str, Any]] = {"by-parts": {"ramp": (0.5, 8.0), "train_length": TRAIN_LENGTH}}
+STATIC: dict[str, dict[str, Any]] = {
+    "none": {"method": "none"},
+    **{method: {"method": method, "scale": 4.0, **MORE.get(method, {})} for method in SCALED},
+}
 DYNAMIC = {
-    f"{method}-{dynamic}": {"method": method, "dynamic": dynamic, "rate": 1.5, "train_length": TRAIN_LENGTH}
+    f"{method}-{dynamic}": {
+        "method": method,
+        "dynamic": dynamic,
+        "rate": 1.5,
+        "train_length": TRAIN_LENGTH,
+        **MORE.get(method, {}),
+    }
     for method in SCALED
     for dynamic in ("length", "position")
 }

@@ -34,7 +34,7 @@ from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Item
 from converter.evaluation.trials import trials
 from converter.families.templates import templates_folder
-from converter.scaling.request import Request
+from converter.scaling.request import RAMP, Request
 from converter.scaling.scaling import UNSCALED, Dynamic, Static
 from converter.scaling.train_length import TrainLength
 from converter.source.tokenizer import TEMPLATE
@@ -380,10 +380,21 @@ def test_a_lower_perplexity_is_better() -> None:
 def test_the_scalings_are_the_cross_product() -> None:
     found = trials(["ntk", "none", "linear"], [2, 4], ["position"], [1, 2], 256)
     trained = TrainLength(256, "told")
-    names = [str(request.resolve(trained, "a model", "position")) for request in found]
+    names = [str(request.resolve(trained, "a model", "position", RAMP)) for request in found]
     assert names[0] == "none"
     assert len(names) == len(set(names)) == 1 + 2 * (2 + 2)
     assert "linear, position-dynamic, rate 2 from 256 tokens" in names
+
+
+def test_ramps_multiply_by_parts_alone() -> None:
+    ramps = [(0.125, 0.5), (0.25, 1.0)]
+    found = trials(["ntk", "by-parts"], [4], ["position"], ramps=ramps)
+    assert [(request.method, request.ramp) for request in found] == [
+        *[("ntk", None)] * 2,
+        *[("by-parts", ramps[0])] * 2,
+        *[("by-parts", ramps[1])] * 2,
+    ]
+    assert [request.ramp for request in trials(["by-parts"], [4])] == [None]
 
 
 @pytest.mark.parametrize(
@@ -393,6 +404,7 @@ def test_the_scalings_are_the_cross_product() -> None:
         ({"methods": ["none"], "scales": [2]}, "`methods` ntk"),
         ({"methods": [], "dynamics": ["length"]}, "`methods` ntk"),
         ({"methods": ["ntk"], "scales": [2], "rates": [2]}, "`rates` belongs to `dynamics`"),
+        ({"methods": ["ntk"], "scales": [2], "ramps": [(0.1, 1)]}, "`ramps` belongs to by-parts"),
         ({"methods": ["ntk"], "scales": [0.5]}, "at least 1"),
     ],
 )

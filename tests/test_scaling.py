@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converter.errors import SourceError, UsageError
-from converter.scaling.request import Request
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static, read_scaling
+from converter.scaling.request import RAMP, Request, request_for
+from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static, read_scaling, stretched
 from converter.scaling.slopes import scaled_slopes, stock_slopes
 from converter.scaling.train_length import TrainLength
 
@@ -36,13 +36,27 @@ TRAINED = TrainLength(2048, "told")
             {"dynamic": "position", "rate": 1.5, "method": "linear"},
             {"type": "linear", "train_seq_len": 2048, "dynamic": "position", "rate": 1.5},
         ),
+        (
+            {"method": "by-parts", "scale": 4, "ramp": (0.125, 0.5)},
+            {"type": "by-parts", "factor": 4.0, "ramp": [256.0, 1024.0]},
+        ),
+        (
+            {"method": "by-parts", "dynamic": "length"},
+            {
+                "type": "by-parts",
+                "train_seq_len": 2048,
+                "dynamic": "length",
+                "rate": 1.0,
+                "ramp": [end * 2048 for end in RAMP],
+            },
+        ),
         ({"method": "none"}, None),
         ({}, {"type": "ntk", "train_seq_len": 2048, "dynamic": "position", "rate": 1.0}),
         ({"rate": 2.0}, {"type": "ntk", "train_seq_len": 2048, "dynamic": "position", "rate": 2.0}),
     ],
 )
 def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | None) -> None:
-    scaling = Request(**options).resolve(TRAINED, "a model", "position")
+    scaling = Request(**options).resolve(TRAINED, "a model", "position", RAMP)
     assert scaling.to_json() == expected
     assert read_scaling(expected) == scaling
 
@@ -65,13 +79,33 @@ def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | N
         ({"dynamic": "length", "rate": math.inf}, ["inf"]),
         ({"dynamic": "length", "rate": math.nan}, ["nan"]),
         ({"dynamic": "sometimes"}, ["'sometimes'"]),
-        ({"method": "yarn", "scale": 2.0}, ["'yarn'", "ntk, linear"]),
+        ({"method": "yarn", "scale": 2.0}, ["'yarn'", "ntk, by-parts, linear"]),
         ({"method": "none", "scale": 2.0}, ["none", "--scale"]),
         ({"method": "none", "target_length": 4096}, ["none", "--target-length"]),
         ({"method": "none", "dynamic": "length"}, ["none", "--dynamic"]),
         ({"method": "none", "rate": 1.0}, ["none", "--rate"]),
         ({"target_length": 0}, ["--target-length 0"]),
         ({"scale": 2.0, "train_length": -1}, ["--train-length -1"]),
+        ({"scale": 2.0, "ramp": (0.1, 0.5)}, ["--ramp", "--method by-parts"]),
+        ({"method": "none", "ramp": (0.1, 0.5)}, ["--ramp", "--method by-parts"]),
+        ({"method": "by-parts"}, ["--scale", "--target-length", "--dynamic"]),
+        *(
+            ({"method": "by-parts", "scale": 2.0, "ramp": ramp}, ["--ramp", "not a ramp", "trained length"])
+            for ramp in [
+                (0.5, 0.5),
+                (0.5, 0.5000001),
+                (0.5, 1e300),
+                (0.5, 0.25),
+                (0.0, 0.5),
+                (-1.0, 1.0),
+                (0.1, math.inf),
+                (math.nan, 1.0),
+                (0.1, math.nan),
+                (True, 2.0),
+                (0.1,),
+                (0.1, 0.2, 0.3),
+            ]
+        ),
         ({"scale": 2.0, "train_length": 1 << 40}, ["--train-length", str(1 << 40)]),
     ],
 )
@@ -82,14 +116,14 @@ def test_requests_that_make_no_sense(options: dict[str, Any], words: list[str]) 
 
 
 def test_an_encoder_s_default_goes_by_length() -> None:
-    assert Request().resolve(TrainLength(512, "told"), "a model", "length") == Dynamic(
+    assert Request().resolve(TrainLength(512, "told"), "a model", "length", RAMP) == Dynamic(
         "ntk", "length", 1.0, 512
     )
 
 
 def test_target_below_trained_length() -> None:
     with pytest.raises(UsageError, match=r"1024 .* 2048"):
-        Request(target_length=1024).resolve(TRAINED, "a model", None)
+        Request(target_length=1024).resolve(TRAINED, "a model", None, RAMP)
 
 
 @pytest.mark.parametrize(
@@ -100,22 +134,25 @@ def test_target_below_trained_length() -> None:
         ({"target_length": 4096}, "--target-length"),
         ({"dynamic": "length"}, "--dynamic"),
         ({}, "--dynamic, the default,"),
+        ({"method": "by-parts", "scale": 2.0}, "--method by-parts"),
     ],
 )
 def test_who_needs_the_trained_length(options: dict[str, Any], user: str | None) -> None:
     unknown, request = TrainLength(None, "not known"), Request(**options)
     if user is None:
-        assert request.resolve(unknown, "m", "position") == request.resolve(TRAINED, "m", "position")
+        assert request.resolve(unknown, "m", "position", RAMP) == request.resolve(
+            TRAINED, "m", "position", RAMP
+        )
         return
     with pytest.raises(
         UsageError, match=f"^{user} needs the trained length of a model, which is not known; add"
     ):
-        request.resolve(unknown, "a model", "position")
+        request.resolve(unknown, "a model", "position", RAMP)
 
 
 def test_without_a_default_a_strength_is_asked_for() -> None:
     with pytest.raises(UsageError, match="no default strength"):
-        Request().resolve(TRAINED, "a model", None)
+        Request().resolve(TRAINED, "a model", None, RAMP)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +184,23 @@ def test_what_btlm_and_jais_write_is_understood(value: dict[str, Any], expected:
         {"type": "ntk", "train_seq_len": True},
         {"type": "ntk", "train_seq_len": 2048, "rate": 0},
         {"type": "ntk", "train_seq_len": 2048, "dynamic": "sometimes"},
+        {"type": "ntk", "factor": 2.0, "ramp": [128, 512]},
+        {"type": "by-parts", "factor": 2.0},
+        {"type": "by-parts", "train_seq_len": 2048, "ramp": None},
+        *(
+            {"type": "by-parts", "factor": 2.0, "ramp": ramp}
+            for ramp in [
+                [512, 128],
+                [128, 128],
+                [1e15, 1e15 + 0.125],  # their logarithms are equal
+                [0, 128],
+                [128, math.inf],
+                [128],
+                ["1", "2"],
+                128,
+                [True, 2],
+            ]
+        ),
     ],
 )
 def test_what_is_no_scaling_is_refused(value: object) -> None:
@@ -166,4 +220,38 @@ def test_dynamic_factor_grows_from_one(tokens: int, rate: float, dynamic: Any) -
 def test_descriptions() -> None:
     assert str(UNSCALED) == "none"
     assert str(Static("ntk", 2.0)) == "ntk, factor 2"
+    assert str(Static("by-parts", 2.0, (16, 64.5))) == "by-parts, factor 2, ramp 16 to 64.5 tokens"
     assert str(Dynamic("linear", "length", 1.5, 2048)) == "linear, length-dynamic, rate 1.5 from 2048 tokens"
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        UNSCALED,
+        Static("ntk", 2.5),
+        Static("by-parts", 4.0, (128.0, 512.0)),
+        Dynamic("by-parts", "position", 1.5, 2048, (128.0, 512.0)),
+    ],
+    ids=str,
+)
+def test_the_request_for_a_scaling_resolves_to_it(scaling: Scaling) -> None:
+    request = request_for(scaling, 2048)
+    assert request.resolve(TrainLength(request.train_length, "told"), "a model", None, RAMP) == scaling
+    untold = request_for(scaling, 2048, told=False)
+    assert untold.train_length is None
+    assert untold.resolve(TRAINED, "a model", None, RAMP) == scaling
+
+
+def test_the_words_of_a_ramp() -> None:
+    request = request_for(Static("by-parts", 4.0, (128.0, 512.0)), 2048, told=False)
+    assert request.words == ["--method", "by-parts", "--scale", "4", "--ramp", "0.0625", "0.25"]
+
+
+@given(st.floats(0.01, 100), st.integers(1, 64))
+def test_a_stretched_scaling_has_the_same_exponents_for_flatter_slopes(ratio: float, heads: int) -> None:
+    stock = stock_slopes(heads)
+    flatter = tuple(slope / ratio for slope in stock)
+    scaling = Static("by-parts", 4.0, (20.0, 300.0))
+    scaled = np.array(stretched(scaling, ratio).slopes(flatter)) * ratio
+    np.testing.assert_allclose(scaled, scaling.slopes(stock), rtol=1e-9)
+    assert stretched(Static("ntk", 4.0), ratio) == Static("ntk", 4.0)

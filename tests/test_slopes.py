@@ -14,18 +14,20 @@ from converter.scaling.scaling import METHODS
 from tests.reference import alibi as reference
 
 SCALED = [method for method in METHODS if method != "none"]
+# Of by-parts, in tokens; no other method uses it.
+RAMP = (8.0, 200.0)
 
 
 def stock_slopes(num_heads: int, bias_max: float = 8.0) -> np.ndarray:
     return np.array(formulas.stock_slopes(num_heads, bias_max))
 
 
-def exponents(method: str, slopes: np.ndarray) -> np.ndarray:
-    return np.array(formulas.exponents(method, tuple(slopes.tolist())))
+def exponents(method: str, slopes: np.ndarray, ramp: formulas.Ramp = RAMP) -> np.ndarray:
+    return np.array(formulas.exponents(method, tuple(slopes.tolist()), ramp))
 
 
-def scaled_slopes(slopes: np.ndarray, method: str, factor: float) -> np.ndarray:
-    return np.array(formulas.scaled_slopes(tuple(slopes.tolist()), method, factor))
+def scaled_slopes(slopes: np.ndarray, method: str, factor: float, ramp: formulas.Ramp = RAMP) -> np.ndarray:
+    return np.array(formulas.scaled_slopes(tuple(slopes.tolist()), method, factor, ramp))
 
 
 POWERS_OF_TWO = [1, 2, 4, 8, 16, 32, 64, 128]
@@ -38,6 +40,12 @@ bias_maxima = st.sampled_from([4.0, 8.0, 16.0])
 def any_slopes(draw: st.DrawFn) -> np.ndarray:
     """Arbitrary slopes: in any order, with ties, over many magnitudes."""
     return np.array(draw(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=48)))
+
+
+@st.composite
+def any_ramp(draw: st.DrawFn) -> formulas.Ramp:
+    start = draw(st.floats(1.0, 1e5))
+    return start, start * draw(st.floats(1.01, 1e3))
 
 
 def llm_foundry(num_heads: int, bias_max: float) -> np.ndarray:
@@ -130,7 +138,7 @@ def test_linear_divides_every_head(slopes: np.ndarray, factor: float) -> None:
     np.testing.assert_allclose(scaled_slopes(slopes, "linear", factor), slopes / factor, rtol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["ntk", "linear", "ntk-published"])
+@pytest.mark.parametrize("method", ["ntk", "by-parts", "linear", "ntk-published"])
 def test_one_head_is_divided_by_the_factor(method: str) -> None:
     assert scaled_slopes(stock_slopes(1), method, 4.0) == pytest.approx(2**-8 / 4)
 
@@ -139,9 +147,72 @@ def test_equal_slopes_are_all_divided() -> None:
     np.testing.assert_allclose(scaled_slopes(np.full(5, 0.5), "ntk", 4.0), 0.125)
 
 
+@given(any_slopes(), factors, any_ramp())
+def test_by_parts_keeps_near_heads_and_divides_far_ones(
+    slopes: np.ndarray, factor: float, ramp: formulas.Ramp
+) -> None:
+    scaled = scaled_slopes(slopes, "by-parts", factor, ramp)
+    spans = 5 / slopes
+    near, far = spans < ramp[0] * (1 - 1e-12), spans > ramp[1] * (1 + 1e-12)
+    np.testing.assert_array_equal(scaled[near], slopes[near])
+    np.testing.assert_allclose(scaled[far], slopes[far] / factor, rtol=1e-12)
+    between = ~(near | far)
+    assert np.all(scaled[between] <= slopes[between] * (1 + 1e-9))
+    assert np.all(scaled[between] >= slopes[between] / factor * (1 - 1e-9))
+
+
+@given(any_slopes(), any_ramp())
+def test_by_parts_scales_a_head_more_the_flatter_it_is(slopes: np.ndarray, ramp: formulas.Ramp) -> None:
+    strengths = exponents("by-parts", slopes, ramp)
+    assert np.all(np.diff(strengths[np.argsort(-slopes)]) >= 0)
+    # A head does not depend on the others.
+    alone = [exponents("by-parts", slopes[[head]], ramp)[0] for head in range(len(slopes))]
+    np.testing.assert_array_equal(strengths, alone)
+
+
+@given(st.integers(2, 128), factors)
+def test_by_parts_over_all_spans_is_ntk(num_heads: int, factor: float) -> None:
+    slopes = stock_slopes(num_heads)
+    every = (5 / slopes.max(), 5 / slopes.min())
+    np.testing.assert_allclose(
+        scaled_slopes(slopes, "by-parts", factor, every), scaled_slopes(slopes, "ntk", factor), rtol=1e-9
+    )
+
+
+def test_by_parts_by_hand() -> None:
+    # Spans of 8 heads: 10, 20, ..., 1280 tokens. From 20 to 320: t = 0, 0, 1/4, 1/2, 3/4, 1, 1, 1.
+    divided = stock_slopes(8) / scaled_slopes(stock_slopes(8), "by-parts", 16.0, (20.0, 320.0))
+    np.testing.assert_allclose(divided, [1, 1, 2, 4, 8, 16, 16, 16], rtol=1e-12)
+
+
 def test_unknown_method() -> None:
     with pytest.raises(ValueError, match="'yarn'"):
         exponents("yarn", stock_slopes(4))
+    with pytest.raises(ValueError, match="ramp"):
+        formulas.exponents("by-parts", (0.5, 0.25))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ramp": None},
+        {"ramp": [64]},
+        {"ramp": [64, 64]},
+        {"ramp": [0, 64]},
+        {"ramp": [64, math.inf]},
+        {"ramp": [math.nan, 64]},
+        {"ramp": [2000, 4000]},
+        {"type": "ntk"},
+    ],
+    ids=str,
+)
+def test_the_template_refuses_a_ramp_that_it_cannot_honour(changes: dict[str, object]) -> None:
+    from templates import ntk_alibi
+
+    scaling = {"type": "by-parts", "factor": 2.0, "ramp": [64, 256]}
+    assert ntk_alibi.Alibi(ntk_alibi.stock_slopes(8), scaling).exponents[-1] == 1
+    with pytest.raises((ValueError, TypeError)):
+        ntk_alibi.Alibi(ntk_alibi.stock_slopes(8), {**scaling, **changes})
 
 
 @given(heads, bias_maxima, st.sampled_from(SCALED), factors)
@@ -152,7 +223,8 @@ def test_the_template_states_the_same_formula(
 
     slopes = ntk_alibi.stock_slopes(num_heads, bias_max)
     np.testing.assert_allclose(slopes, stock_slopes(num_heads, bias_max), rtol=1e-14)
-    scaled = ntk_alibi.Alibi(slopes, {"type": method, "factor": factor}).slopes
+    ramp = {"ramp": list(RAMP)} if method == "by-parts" else {}
+    scaled = ntk_alibi.Alibi(slopes, {"type": method, "factor": factor, **ramp}).slopes
     np.testing.assert_allclose(scaled, scaled_slopes(np.array(slopes), method, factor), rtol=1e-12)
-    stated_once_more = reference.scaled_slopes(np.array(slopes), method, factor)
+    stated_once_more = reference.scaled_slopes(np.array(slopes), method, factor, RAMP)
     np.testing.assert_allclose(scaled, stated_once_more, rtol=1e-12)

@@ -35,6 +35,7 @@ from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.tasks import make_task
 from converter.evaluation.tasks.base import Item
 from converter.evaluation.tune import AgainstNone, Choice, Tuning, tune
+from converter.scaling.request import RAMP
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
 from tests import tiny
 from tests.conftest import Run
@@ -47,9 +48,9 @@ Command = Callable[..., Run]
 @given(st.integers(1, 5000), st.integers(2, 40000))
 def test_what_is_tried(trained: int, more: int) -> None:
     target = trained + more
-    found = candidates(trained, target, lambda _: None)
+    found = candidates(trained, target, RAMP, lambda _: None)
     assert found[0] == UNSCALED
-    assert [each.dynamic for each in found if isinstance(each, Dynamic)] == ["position"] * 2
+    assert [each.dynamic for each in found if isinstance(each, Dynamic)] == ["position"] * 4
     assert len(set(found)) == len(found)
     factors = [each.factor for each in found if isinstance(each, Static) and each.method == "ntk"]
     assert target / trained in factors
@@ -62,7 +63,8 @@ def test_what_is_tried(trained: int, more: int) -> None:
 def test_what_is_tried_of_rotary_models() -> None:
     def of(model_type: str) -> list[Scaling]:
         config = {"model_type": model_type, "rope_theta": 1e4, **rotary.SIZES}
-        return candidates(64, 256, recipes.of_checkpoint(config).check_scaling)
+        recipe = recipes.of_checkpoint(config)
+        return candidates(64, 256, recipe.default_ramp, recipe.check_scaling)
 
     by_length = [Dynamic("ntk", "length", rate=rate, train_length=64) for rate in (1.0, 2.0)]
     assert of("llama")[:3] == [UNSCALED, *by_length]
@@ -365,6 +367,8 @@ def test_the_command_says_what_was_asked() -> None:
         assert words[words.index(option) + 1] == value
     assert "--method" not in words
     assert "linear" in command("m", Static("linear", 2.5), None, None)
+    by_parts = command("m", Static("by-parts", 4.0, (16.0, 64.0)), 256, None, told=False)
+    assert by_parts == "ntk-convert m --method by-parts --scale 4 --ramp 0.0625 0.25 --out DIR"
 
 
 # With a real model

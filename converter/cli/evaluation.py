@@ -18,6 +18,7 @@ from converter.cli.options import (
     options,
     output_option,
     quiet_option,
+    ramps_option,
     scaling_option,
     set_option,
     train_length_option,
@@ -132,6 +133,7 @@ def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[Ta
 @scaling_option(
     "--rates", type=Listed("LIST", float), default="", help="Rates of dynamic scaling to try; 1 by default."
 )
+@ramps_option
 @train_length_option
 @task_option(
     "--tasks",

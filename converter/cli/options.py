@@ -68,6 +68,14 @@ push_option = section("Push to the Hub")
 train_length_option = scaling_option(
     "--train-length", type=int, metavar="N", help="Trained length in tokens, if the checkpoint is not known."
 )
+ramps_option = scaling_option(
+    "--ramp",
+    "ramps",
+    type=(float, float),
+    multiple=True,
+    metavar="LO HI",
+    help="Ramp of by-parts, in parts of the trained length; may be repeated.",
+)
 set_option = section("Source")(
     "--set",
     "overrides",
@@ -98,6 +106,12 @@ scaling_options = options(
         type=float,
         metavar="A0",
         help="Rate of dynamic scaling: A = max(1, A0 * tokens / trained length). 1 by default.",
+    ),
+    scaling_option(
+        "--ramp",
+        type=(float, float),
+        metavar="LO HI",
+        help="Spans where by-parts starts to scale, and scales fully, in parts of the trained length.",
     ),
     train_length_option,
 )

@@ -11,11 +11,13 @@ from converter.cli.options import (
     Listed,
     hub_options,
     output_option,
+    ramps_option,
     scaling_option,
     set_option,
     train_length_option,
     verbose_option,
 )
+from converter.scaling.request import Parts
 from converter.scaling.scaling import BASES, METHODS, Basis, Method
 
 
@@ -44,6 +46,7 @@ from converter.scaling.scaling import BASES, METHODS, Basis, Method
 @scaling_option(
     "--rates", type=Listed("LIST", float), default="", help="Rates of dynamic scaling; 1 by default."
 )
+@ramps_option
 @train_length_option
 @output_option(
     "--heads", type=Listed("LIST", int), help="Heads whose bias is drawn, counted from 0, e.g. 0,5,11."
@@ -72,6 +75,7 @@ def plot(
     scales: tuple[float, ...],
     dynamics: tuple[Basis, ...],
     rates: tuple[float, ...],
+    ramps: tuple[Parts, ...],
     train_length: int | None,
     verbose: bool,  # noqa: ARG001 -- see main
     **arguments: Any,
@@ -88,9 +92,9 @@ def plot(
     from converter.pictures.plotting import plot as run
 
     # Without any of these options, a converted model's own scaling is drawn.
-    asked = methods is not None or scales or dynamics or rates
+    asked = methods is not None or scales or dynamics or rates or ramps
     chosen: tuple[Method, ...] = ("ntk",) if methods is None else methods
-    scalings = trials(chosen, scales, dynamics, rates, train_length) if asked else []
+    scalings = trials(chosen, scales, dynamics, rates, train_length, ramps) if asked else []
     for path in run(subject, scalings=scalings, train_length=train_length, **arguments):
         click.echo(str(path))
 

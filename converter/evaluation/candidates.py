@@ -9,25 +9,28 @@ from typing import Any
 
 from converter.errors import UsageError
 from converter.recipes.overrides import words
-from converter.scaling.request import command_line, request_for
+from converter.scaling.request import Parts, command_line, request_for
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
 
 RATES = (1.0, 2.0)
 """Rates of the dynamic scalings to try."""
 
 
-def candidates(trained: int, target: int, check: Callable[[Scaling], object]) -> list[Scaling]:
+def candidates(
+    trained: int, target: int, default_ramp: Parts, check: Callable[[Scaling], object]
+) -> list[Scaling]:
     """The scalings to try, without those that the model cannot compute; milder ones come first.
 
-    With r = target / trained, they are: none; position-dynamic ntk with rates 1 and 2; ntk with factors
-    r / 2, r and 2 r, since on published and small models factors above and below r were best; linear with
-    r / 2 and r. Length-dynamic scalings are tried only for models without position-dynamic ones (rotary
-    models): they change the scaling of text already read while the model generates, and small models
-    retrieved no more with them.
+    With r = target / trained, they are: none; position-dynamic ntk and by-parts with rates 1 and 2; ntk with
+    factors r / 2, r and 2 r, since on published and small models factors above and below r were best;
+    by-parts with r and 2 r; linear with r / 2 and r. Length-dynamic scalings are tried only for models
+    without position-dynamic ones (rotary models): they change the scaling of text already read while the
+    model generates, and small models retrieved no more with them.
 
     Args:
         trained: trained length in tokens.
         target: length to reach in tokens, above the trained length.
+        default_ramp: the ramp of by-parts, see ``Recipe.default_ramp``.
         check: ``Recipe.check_scaling`` of the model; raises ``UsageError`` for a scaling it cannot compute.
     """
 
@@ -40,10 +43,15 @@ def candidates(trained: int, target: int, check: Callable[[Scaling], object]) ->
 
     ratio = target / trained
     factors = [factor for factor in (ratio / 2, ratio, 2 * ratio) if factor > 1]
-    by_position = [Dynamic("ntk", "position", rate=rate, train_length=trained) for rate in RATES]
+    ramp = (default_ramp[0] * trained, default_ramp[1] * trained)
+    by_position = [
+        *(Dynamic("ntk", "position", rate, trained) for rate in RATES),
+        *(Dynamic("by-parts", "position", rate, trained, ramp) for rate in RATES),
+    ]
     by_length = [replace(scaling, dynamic="length") for scaling in by_position]
     static = [
         *(Static("ntk", factor) for factor in factors),
+        *(Static("by-parts", factor, ramp) for factor in factors[-2:]),
         *(Static("linear", factor) for factor in factors[:-1]),
     ]
     dynamic = list(filter(possible, by_position)) or list(filter(possible, by_length))
@@ -61,18 +69,21 @@ def ladder(trained: int, target: int) -> list[int]:
 def command(
     model: str | Path,
     scaling: Scaling,
-    train_length: int | None,
+    trained: int | None,
     revision: str | None,
     overrides: Mapping[str, Any] | None = None,
+    *,
+    told: bool = True,
 ) -> str:
     """The command line that bakes a scaling in.
 
     Args:
         model: the model as the user gave it.
         scaling: the scaling; not none.
-        train_length: the trained length as the user gave it, or None.
+        trained: the trained length in tokens, if it is known.
         revision: the revision as the user gave it, or None.
         overrides: the user's values for keys of the source's config, or None.
+        told: whether the user gave the trained length.
     """
-    request = request_for(scaling, train_length)
+    request = request_for(scaling, trained, told=told)
     return command_line(str(model), request, "DIR", revision=revision, more=words(overrides or {}))

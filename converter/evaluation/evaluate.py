@@ -18,6 +18,7 @@ from converter.evaluation.subject import open_subject, release
 from converter.evaluation.tasks.base import Task
 from converter.evaluation.trials import trials
 from converter.progress import token_bar
+from converter.scaling.request import Parts
 from converter.scaling.scaling import Basis, Method
 
 
@@ -30,6 +31,7 @@ def evaluate(
     scales: Sequence[float] = (),
     dynamics: Sequence[Basis] = (),
     rates: Sequence[float] = (),
+    ramps: Sequence[Parts] = (),
     lengths: Sequence[int] = (),
     items: int = 50,
     seed: int = 0,
@@ -54,6 +56,7 @@ def evaluate(
         text: UTF-8 files for perplexity; without them, perplexity is not measured.
         methods: scaling methods to try on each model, each with all ``scales`` (static factors) and all
             ``dynamics`` (each with all ``rates``). Without methods, each model is measured as it is.
+        ramps: ramps of ``by-parts`` to try, each in parts of the trained length; by default the model's own.
         lengths: tokens of prompts and windows; by default 1, 2 and 4 times the trained length.
         items: most prompts of each length, and most windows of the longest length.
         seed: the same seed gives the same prompts.
@@ -80,7 +83,7 @@ def evaluate(
         raise UsageError("there is nothing to measure; give `tasks`, or `text` for perplexity")
     if items < 1:
         raise UsageError(f"`items` {items} is out of range; give at least 1")
-    requests = trials(methods, scales, dynamics, rates, train_length)
+    requests = trials(methods, scales, dynamics, rates, train_length, ramps)
     hardware = choose(device, dtype, batch_size)
     files = [Path(path) for path in text]
     settings = run_settings(seed, files, items=items)

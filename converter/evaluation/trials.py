@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from converter.errors import UsageError
-from converter.scaling.request import Request
+from converter.scaling.request import BY_PARTS, Parts, Request
 from converter.scaling.scaling import Basis, Method
 
 
@@ -15,6 +15,7 @@ def trials(
     dynamics: Sequence[Basis] = (),
     rates: Sequence[float] = (),
     train_length: int | None = None,
+    ramps: Sequence[Parts] = (),
 ) -> list[Request]:
     """Every method with every scale, and with every dynamic form and rate; ``none`` comes first, and once.
 
@@ -24,6 +25,7 @@ def trials(
         dynamics: ``length`` and ``position``.
         rates: rates of the dynamic forms; 1 by default.
         train_length: trained length in tokens, if the checkpoint does not give it.
+        ramps: ramps of ``by-parts``; by default the model's own one.
 
     Raises:
         UsageError: a method has no strength, or a strength has no method.
@@ -35,12 +37,18 @@ def trials(
         raise UsageError("`scales` and `dynamics` need a method that scales; add e.g. `methods` ntk")
     if rates and not dynamics:
         raise UsageError("`rates` belongs to `dynamics`; add e.g. `dynamics` position, or drop `rates`")
+    if ramps and BY_PARTS not in methods:
+        raise UsageError("`ramps` belongs to by-parts; add `methods` by-parts, or drop `ramps`")
     found = [Request("none", train_length=train_length)] if "none" in methods else []
     for method in scaling:
-        found += [Request(method, scale=scale, train_length=train_length) for scale in dict.fromkeys(scales)]
-        found += [
-            Request(method, dynamic=dynamic, rate=rate, train_length=train_length)
-            for dynamic in dict.fromkeys(dynamics)
-            for rate in dict.fromkeys(rates or (1.0,))
-        ]
+        for ramp in dict.fromkeys(ramps) if ramps and method == BY_PARTS else (None,):
+            found += [
+                Request(method, scale=scale, train_length=train_length, ramp=ramp)
+                for scale in dict.fromkeys(scales)
+            ]
+            found += [
+                Request(method, dynamic=dynamic, rate=rate, train_length=train_length, ramp=ramp)
+                for dynamic in dict.fromkeys(dynamics)
+                for rate in dict.fromkeys(rates or (1.0,))
+            ]
     return found

@@ -165,7 +165,9 @@ def tune(
     ) as subject:
         clock = Clock(minutes * 60)
         trained = _check(subject, target_length)
-        scalings = candidates(trained, target_length, subject.recipe.check_scaling)
+        scalings = candidates(
+            trained, target_length, subject.recipe.default_ramp, subject.recipe.check_scaling
+        )
         pool = Pool.prepare(subject, tasks, files, trained, target_length, seed)
         with explained(), steps("choosing", round(clock.budget * SEARCH), show=progress) as advance:
             found = search(subject, pool, scalings, clock, advance)
@@ -183,7 +185,9 @@ def tune(
         choices=choices,
         curve=curve,
         advice=advice,
-        command=None if advice == UNSCALED else command(model, advice, train_length, revision, overrides),
+        command=None
+        if advice == UNSCALED
+        else command(model, advice, trained, revision, overrides, told=train_length is not None),
         seconds=clock.elapsed,
         used_up=_used_up(curve, pool.measuring),
     )

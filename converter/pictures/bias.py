@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from converter.config import LONGEST
 from converter.errors import UsageError
-from converter.pictures.per_head import NATS, spans
+from converter.pictures.per_head import spans
 from converter.pictures.positions import Positions, dynamic_lengths
 from converter.pictures.style import HEADING, plain, styled
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
+from converter.scaling.slopes import NATS
 
 POINTS = 256
 """Queries and keys of a matrix that are drawn, evenly spread."""

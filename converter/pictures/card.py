@@ -5,9 +5,10 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from converter.pictures import style
-from converter.pictures.per_head import NATS, slopes_panel, span_panel, wavelengths_panel
+from converter.pictures.per_head import slopes_panel, span_panel, wavelengths_panel
 from converter.pictures.positions import Positions
 from converter.pictures.style import styled
+from converter.scaling.slopes import NATS
 
 WIDTH, HEIGHT = 8.4, 3.1
 """Inches; the height does not include the legend."""

@@ -13,9 +13,8 @@ from matplotlib.ticker import FixedLocator
 from converter.pictures import style
 from converter.pictures.positions import Positions
 from converter.pictures.style import log2_axis, plain, power_text, styled
+from converter.scaling.slopes import NATS
 
-NATS = 5.0
-"""The bias at which a head's span ends: at -5, a key has e^-5 = 0.7 % of its weight without a bias."""
 WIDTH, HEIGHT = 7.5, 3.8
 """Inches; the height does not include the legend."""
 

@@ -16,11 +16,12 @@ from converter.errors import OutputError, UsageError
 from converter.evaluation.results import RESULTS, Results
 from converter.pictures.bias import draw_bias
 from converter.pictures.curves import draw_curves, draw_models
-from converter.pictures.per_head import NATS, draw_slopes, draw_span, draw_wavelengths
+from converter.pictures.per_head import draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.positions import Positions, read
 from converter.pictures.style import FORMATS, Format, render
 from converter.result.outputs import check_folder, write_files
 from converter.scaling.request import Request
+from converter.scaling.slopes import NATS
 from converter.source.base import CONFIG
 from converter.source.jsonfile import read_object
 

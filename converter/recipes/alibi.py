@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from converter.config import LONGEST, PROVENANCE, Config, Geometry, Provenance
+from converter.errors import UsageError
 from converter.families import SLOPES, Family, converted, recognise
 from converter.families.refusals import check_source
 from converter.recipes.stored_slopes import check_positions, read_slopes
 from converter.recipes.words import Words, alibi_words
-from converter.scaling.scaling import Basis, Scaling, Static, read_scaling
-from converter.scaling.slopes import Slopes
+from converter.scaling.request import RAMP, Parts
+from converter.scaling.scaling import Basis, Scaling, Static, read_scaling, stretched
+from converter.scaling.slopes import NATS, Slopes
 from converter.scaling.train_length import TrainLength, recorded_length
 from converter.source.base import Source
 from converter.source.checkpoint import Checkpoint
@@ -95,8 +97,20 @@ class AlibiRecipe:
             return TrainLength(None, f"not known: made from {origin}, which was trained at {known}{says}")
         return TrainLength(None, f"not known{says}")
 
+    @property
+    def default_ramp(self) -> Parts:
+        return RAMP
+
     def check_scaling(self, scaling: Scaling) -> None:
-        """Accepts every scaling: this tool's code can compute them all."""
+        if scaling.ramp is None:
+            return
+        stock = self.stock({})
+        spans = [NATS / (slope * self._bias_scale) for slope in stock]
+        if max(spans) <= scaling.ramp[0]:
+            raise UsageError(
+                f"--method {scaling.method} would scale no head: the longest span is {max(spans):.0f} "
+                f"tokens, and the ramp starts at {scaling.ramp[0]:g}; give a --ramp that starts lower"
+            )
 
     def reach(self, scaling: Scaling, train_length: int | None) -> int | None:
         """The trained length, or else the config's own limit, times the factor."""
@@ -150,7 +164,11 @@ class AlibiRecipe:
         return self.family.stock_slopes({**self.config, **stored})
 
     def scaled(self, stock: Slopes, scaling: Scaling, tokens: int) -> Slopes:
-        return scaling.slopes(stock, tokens)
+        return stretched(scaling, self._bias_scale).slopes(stock, tokens)
+
+    @property
+    def _bias_scale(self) -> float:
+        return self.family.bias_scale(self.geometry.head_dim)
 
     def change(self, scaling: Scaling) -> None:
         return None

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from converter.config import Config, Geometry
 from converter.recipes.words import Words
 from converter.rotary.settings import Change
+from converter.scaling.request import Parts
 from converter.scaling.scaling import Basis, Scaling
 from converter.scaling.train_length import TrainLength
 from converter.source.base import Source
@@ -52,6 +53,11 @@ class Recipe(Protocol):
     @property
     def default_dynamic(self) -> Basis | None:
         """The value of ``--dynamic`` if the user gives no strength; None if a strength is required."""
+        ...
+
+    @property
+    def default_ramp(self) -> Parts:
+        """The ramp of ``by-parts`` if the user gives none."""
         ...
 
     @property

@@ -21,6 +21,7 @@ from converter.recipes.words import Words, auto_class, task
 from converter.rotary import settings
 from converter.rotary.settings import Change, Rotary
 from converter.scaling.frequencies import Frequencies
+from converter.scaling.request import Parts
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, read_scaling
 from converter.scaling.train_length import TrainLength, recorded_length
 from converter.source.base import Source
@@ -86,6 +87,10 @@ class RotaryRecipe:
     @property
     def default_dynamic(self) -> None:
         return None
+
+    @property
+    def default_ramp(self) -> Parts:
+        return settings.YARN_RAMP
 
     @property
     def geometry(self) -> Geometry:

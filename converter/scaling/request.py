@@ -7,10 +7,28 @@ from dataclasses import dataclass
 
 from converter.config import LONGEST, is_count, is_number
 from converter.errors import UsageError
-from converter.scaling.scaling import BASES, METHODS, UNSCALED, Basis, Dynamic, Method, Scaling, Static
+from converter.scaling.scaling import (
+    BASES,
+    METHODS,
+    UNSCALED,
+    Basis,
+    Dynamic,
+    Method,
+    Scaling,
+    Static,
+    Unscaled,
+)
 from converter.scaling.train_length import TrainLength
 
 DEFAULT_METHOD: Method = "ntk"
+BY_PARTS: Method = "by-parts"
+Parts = tuple[float, float]
+"""A ramp in parts of the trained length."""
+RAMP: Parts = (1 / 16, 1 / 4)
+"""The ramp of ALiBi models if none is given: the one that held best where it was measured
+(examples/evidence/README.md)."""
+NARROWEST = 1.001
+"""The smallest ratio of a ramp's ends; rounding must not make them equal."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +45,8 @@ class Request:
     dynamic: Basis | None = None
     rate: float | None = None
     train_length: int | None = None
+    ramp: Parts | None = None
+    """Of ``by-parts``; None for the model's default."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -55,9 +75,21 @@ class Request:
             raise UsageError(
                 f"--rate {self.rate} is out of range; give a finite number above 0, usually 1 to 2"
             )
+        if self.ramp is not None:
+            self._check_ramp(self.ramp)
         for name, length in (("--target-length", self.target_length), ("--train-length", self.train_length)):
             if length is not None and not is_count(length, LONGEST):
                 raise UsageError(f"{name} {length} is out of range; give a number of tokens, at least 1")
+
+    def _check_ramp(self, ramp: Parts) -> None:
+        if self.method != BY_PARTS:
+            raise UsageError(f"--ramp needs --method {BY_PARTS}; give that method or drop --ramp")
+        numbers = len(ramp) == 2 and all(map(is_number, ramp))
+        if not numbers or not 0 < NARROWEST * ramp[0] <= ramp[1] <= LONGEST:
+            raise UsageError(
+                f"--ramp {' '.join(map(str, ramp))} is not a ramp; give two parts of the trained length, "
+                "above 0 and the smaller first"
+            )
 
     @property
     def _strengths(self) -> dict[str, object]:
@@ -86,9 +118,10 @@ class Request:
             "--rate": None if self.rate is None else f"{self.rate:g}",
             "--train-length": self.train_length,
         }
-        return [word for name, value in options.items() if value is not None for word in (name, str(value))]
+        words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+        return words if self.ramp is None else [*words, "--ramp", *(f"{end:g}" for end in self.ramp)]
 
-    def resolve(self, trained: TrainLength, name: str, default: Basis | None) -> Scaling:
+    def resolve(self, trained: TrainLength, name: str, default: Basis | None, default_ramp: Parts) -> Scaling:
         """The scaling of one model that these options ask for.
 
         Without a strength the scaling is dynamic. Up to the trained length, the model then computes what the
@@ -101,6 +134,7 @@ class Request:
             trained: the model's trained length, as far as it is known.
             name: the model's name, for messages.
             default: what the factor grows with if no strength is given; None if one is required.
+            default_ramp: the ramp of ``by-parts`` if none is given.
 
         Raises:
             UsageError: the trained length is needed but not known, the target is below the trained length,
@@ -108,8 +142,13 @@ class Request:
         """
         if self.method == "none":
             return UNSCALED
+        ramp = None
+        if self.method == BY_PARTS:
+            length = self._needed(trained, name, f"--method {self.method}")
+            start, end = self.ramp or default_ramp
+            ramp = (start * length, end * length)
         if self.scale is not None:
-            return Static(self.method, float(self.scale))
+            return Static(self.method, float(self.scale), ramp)
         if self.target_length is not None:
             length = self._needed(trained, name, "--target-length")
             if self.target_length < length:
@@ -117,7 +156,7 @@ class Request:
                     f"--target-length {self.target_length} is below the trained length {length}; "
                     "no scaling is needed up to there, so give a longer one"
                 )
-            return Static(self.method, self.target_length / length)
+            return Static(self.method, self.target_length / length, ramp)
         basis = self.dynamic or default
         if basis is None:
             raise UsageError(
@@ -125,7 +164,7 @@ class Request:
             )
         option = "--dynamic" if self.dynamic else "--dynamic, the default,"
         rate = 1.0 if self.rate is None else float(self.rate)
-        return Dynamic(self.method, basis, rate, self._needed(trained, name, option))
+        return Dynamic(self.method, basis, rate, self._needed(trained, name, option), ramp)
 
     def _needed(self, trained: TrainLength, name: str, option: str) -> int:
         if trained.tokens is None:
@@ -136,13 +175,23 @@ class Request:
         return trained.tokens
 
 
-def request_for(scaling: Scaling, train_length: int | None = None) -> Request:
-    """The request that resolves to ``scaling``; ``train_length`` in tokens if the checkpoint has none."""
+def request_for(scaling: Scaling, trained: int | None, *, told: bool = True) -> Request:
+    """The request that resolves to ``scaling``.
+
+    Args:
+        scaling: the scaling of one model.
+        trained: the model's trained length in tokens, if it is known.
+        told: whether the request names the trained length, since the checkpoint does not tell it.
+    """
+    length = trained if told else None
+    if isinstance(scaling, Unscaled):
+        return Request("none", train_length=length)
+    ramp = None
+    if scaling.ramp is not None and trained is not None:
+        ramp = (scaling.ramp[0] / trained, scaling.ramp[1] / trained)
     if isinstance(scaling, Static):
-        return Request(scaling.method, scale=scaling.factor, train_length=train_length)
-    if isinstance(scaling, Dynamic):
-        return Request(scaling.method, dynamic=scaling.dynamic, rate=scaling.rate, train_length=train_length)
-    return Request("none", train_length=train_length)
+        return Request(scaling.method, scale=scaling.factor, train_length=length, ramp=ramp)
+    return Request(scaling.method, dynamic=scaling.dynamic, rate=scaling.rate, train_length=length, ramp=ramp)
 
 
 def command_line(

@@ -6,7 +6,8 @@ against those computed here.
 
 Sources: stock slopes, Press et al., "Train Short, Test Long" (ICLR 2022, arXiv 2108.12409) and
 MosaicML's llm-foundry for ``alibi_bias_max``; linear interpolation, Al-Khateeb et al. 2023
-(arXiv 2310.13017); NTK scaling, github.com/keezen/ntk_alibi, generalised here to any slopes.
+(arXiv 2310.13017); NTK scaling, github.com/keezen/ntk_alibi, generalised here to any slopes. ``by-parts``
+is this project's counterpart of "NTK by parts" for rotary frequencies (u/bloc97, July 2023).
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ import math
 
 Slopes = tuple[float, ...]
 """One slope per head, in the order of the heads."""
+Ramp = tuple[float, float]
+"""Two spans in tokens, the shorter first: ``by-parts`` keeps heads up to the first and scales those from the
+second on."""
+NATS = 5.0
+"""A head's span ends where its bias is -5 nats: a key there has e^-5 = 0.7 % of its weight without a bias."""
 
 
 def stock_slopes(num_heads: int, bias_max: float = 8.0) -> Slopes:
@@ -34,16 +40,23 @@ def stock_slopes(num_heads: int, bias_max: float = 8.0) -> Slopes:
     return (*even, *odd)
 
 
-def exponents(method: str, slopes: Slopes) -> tuple[float, ...]:
+def exponents(method: str, slopes: Slopes, ramp: Ramp | None = None) -> tuple[float, ...]:
     """How strongly each head is scaled: the t, from 0 to 1, in ``m' = m * a ** -t``.
 
     ``linear`` scales every head alike (t = 1). ``ntk`` keeps the steepest slope (t = 0), divides the
     flattest by a (t = 1) and places the others between them by the logarithm of their slope; if all
     slopes are equal, t = 1. ``ntk-published`` is the form in the original code: t = (h - 1) / (H - 1)
-    for the first 2 ** floor(log2 H) heads, h counted from 1, and t = 0 for the others.
+    for the first 2 ** floor(log2 H) heads, h counted from 1, and t = 0 for the others. ``by-parts`` places
+    a head by its span, ``NATS / slope`` tokens, on the ramp: t = 0 up to its start, 1 from its end on, and
+    between them by the logarithm of the span.
+
+    Args:
+        method: the name of the method.
+        slopes: the stock slopes; for ``by-parts``, the bias per token in nats.
+        ramp: the ramp of ``by-parts``; other methods do not use it.
 
     Raises:
-        ValueError: the method is unknown.
+        ValueError: the method is unknown, or ``by-parts`` has no ramp.
     """
     heads = len(slopes)
     if method == "none":
@@ -60,9 +73,14 @@ def exponents(method: str, slopes: Slopes) -> tuple[float, ...]:
         if steepest == flattest:
             return (1.0,) * heads
         return tuple((steepest - math.log(slope)) / (steepest - flattest) for slope in slopes)
-    raise ValueError(f"unknown scaling method {method!r}")
+    if method == "by-parts" and ramp is not None:
+        start, end = map(math.log, ramp)
+        places = ((math.log(NATS / slope) - start) / (end - start) for slope in slopes)
+        return tuple(min(max(place, 0.0), 1.0) for place in places)
+    raise ValueError(f"unknown scaling method {method!r}, or no ramp for it")
 
 
-def scaled_slopes(slopes: Slopes, method: str, factor: float) -> Slopes:
-    """``slopes`` scaled by ``method`` with scale factor a = ``factor`` (at least 1, no unit)."""
-    return tuple(slope * factor**-t for slope, t in zip(slopes, exponents(method, slopes), strict=True))
+def scaled_slopes(slopes: Slopes, method: str, factor: float, ramp: Ramp | None = None) -> Slopes:
+    """``slopes`` scaled by ``method`` with scale factor a = ``factor`` (at least 1, no unit); see above."""
+    strengths = exponents(method, slopes, ramp)
+    return tuple(slope * factor**-t for slope, t in zip(slopes, strengths, strict=True))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
+from converter.scaling.scaling import Dynamic
 from converter.verification.check import Check, Context
 from converter.verification.patched import PROBE_VOCABULARY, Patched, build
 
@@ -31,11 +33,10 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
         VerificationError: a path differs; the message names the path and the difference.
     """
     family = patched.family
-    scaling = patched.config["alibi_scaling"]
-    dynamic = scaling is not None and "train_seq_len" in scaling
-    if dynamic:
-        scaling = {**scaling, "train_seq_len": TRAIN_LENGTH}
-    model = build(patched.trunk, patched.probe_config(alibi_scaling=scaling))
+    scaling = patched.repository.scaling
+    if isinstance(scaling, Dynamic):
+        scaling = replace(scaling, train_length=TRAIN_LENGTH)
+    model = build(patched.trunk, patched.probe_config(scaling))
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         # Larger than a usual initialisation, so attention is far from uniform.
@@ -55,9 +56,10 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
         "fused": model(tokens, attention_mask=mask).last_hidden_state,
         "padded": model(tokens, attention_mask=mask, output_attentions=True).last_hidden_state,
     }
+    by_length = isinstance(scaling, Dynamic) and scaling.dynamic == "length"
     # A length-dynamic scaling depends on the row's length. Earlier chunks saw a shorter row, so their
     # results rightly differ.
-    if family.kind == "decoder" and (not dynamic or scaling["dynamic"] == "position"):
+    if family.kind == "decoder" and not by_length:
         steps["chunked"] = in_steps(model, tokens, mask, CHUNK)
         steps["decoding"] = in_steps(model, tokens, mask, 1)
     worst = 0.0

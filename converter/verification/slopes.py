@@ -52,7 +52,7 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
         scaling = replace(scaling, train_length=max(1, min(scaling.train_length, longest)))
         # The length at which the factor is 2 (or the rate, if that is larger).
         lengths.append(max(2 * SPAN, math.ceil(scaling.train_length * max(1.0, 2 / scaling.rate))))
-    config = patched.probe_config(alibi_scaling=scaling.to_json())
+    config = patched.probe_config(scaling)
     config.num_hidden_layers = 1
     model = build(patched.trunk, config)
     with torch.no_grad():
@@ -62,7 +62,8 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
     for tokens in lengths:
         found = (measure if family.kind == "decoder" else measure_both_sides)(model, tokens)
         measured = found / family.bias_scale(PROBE_HEAD_DIM)
-        expected = np.tile(scaling.slopes(stock, tokens), len(measured) // len(stock))
+        scaled = patched.repository.recipe.scaled(stock, scaling, tokens)
+        expected = np.tile(scaled, len(measured) // len(stock))
         differences = np.abs(measured - expected)
         wrong = ~((differences < TOLERANCE * expected) | (differences * SPAN < ROUNDING))
         first = int(wrong.argmax())

@@ -3,14 +3,14 @@
 Sources: Press, Smith, Lewis, "Train Short, Test Long" (ICLR 2022, arXiv 2108.12409) for ALiBi and
 its slopes; MosaicML's llm-foundry for slopes from ``alibi_bias_max``; Al-Khateeb et al. 2023
 (arXiv 2310.13017) for linear interpolation; the README of github.com/keezen/ntk_alibi for the NTK
-scaling and the length-dynamic factor. The NTK form for any number of heads and the
+scaling and the length-dynamic factor. The NTK form for any number of heads, scaling by parts and the
 position-dynamic factor are this project's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ def mpt_slopes(num_heads: int, bias_max: float = 8.0) -> Array:
     return np.array((every[1::2] + every[0::2])[:num_heads])
 
 
-def scaled_slopes(slopes: Array, method: str, factor: float) -> Array:
+def scaled_slopes(slopes: Array, method: str, factor: float, ramp: Sequence[float] = ()) -> Array:
     """``slopes`` [num_heads] for contexts ``factor`` = a times as long as the trained ones.
 
     none           m
@@ -57,6 +57,8 @@ def scaled_slopes(slopes: Array, method: str, factor: float) -> Array:
     ntk            m * a^-t with t = (ln m_max - ln m) / (ln m_max - ln m_min), or 1 for a single slope
     ntk-published  m * a^(-(h-1)/(H-1)) for the first n heads, n the power of two at or below H;
                    m for the heads after them
+    by-parts       m * a^-t with s = 5 / m tokens; t = 0 for s <= ramp[0], 1 for s >= ramp[1], and between
+                   them ln(s / ramp[0]) / ln(ramp[1] / ramp[0])
     """
     heads = len(slopes)
     if method == "none":
@@ -77,6 +79,15 @@ def scaled_slopes(slopes: Array, method: str, factor: float) -> Array:
         for h in range(1, 2 ** int(math.log2(heads)) + 1):
             by_index[h - 1] = slopes[h - 1] / factor ** ((h - 1) / (heads - 1))
         return by_index
+    if method == "by-parts":
+        start, end = ramp
+        by_span: Array = slopes.copy()
+        for h, span in enumerate(5.0 / slopes):
+            if span >= end:
+                by_span[h] /= factor
+            elif span > start:
+                by_span[h] /= factor ** (math.log(span / start) / math.log(end / start))
+        return by_span
     raise ValueError(f"no such scaling: {method!r}")
 
 
@@ -106,17 +117,21 @@ def query_factors(scaling: Mapping[str, Any], mask: NDArray[np.int64]) -> Array:
     return np.maximum(rate * seen / trained, 1.0)
 
 
-def query_slopes(config: Mapping[str, Any], stock: Array, mask: NDArray[np.int64]) -> Array:
+def query_slopes(
+    config: Mapping[str, Any], stock: Array, mask: NDArray[np.int64], bias_scale: float = 1.0
+) -> Array:
     """The slope of every head for every query of a row, [num_heads, L].
 
     ``stock`` [num_heads] are the slopes the checkpoint was trained with; without ``alibi_scaling``
-    in ``config`` every query has these.
+    in ``config`` every query has these. ``bias_scale`` is that of ``attention``.
     """
     scaling = config.get("alibi_scaling")
     if scaling is None:
         return np.repeat(stock[:, None], len(mask), axis=1)
     factors = query_factors(scaling, mask)
-    return np.stack([scaled_slopes(stock, scaling["type"], a) for a in factors], axis=1)
+    ramp = scaling.get("ramp", ())
+    each = [scaled_slopes(stock * bias_scale, scaling["type"], a, ramp) / bias_scale for a in factors]
+    return np.stack(each, axis=1)
 
 
 def attention(

@@ -50,11 +50,11 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
         kv_heads = setting(config, "num_kv_heads", default=heads)
     else:
         kv_heads = 1 if config.get("multi_query", True) else heads
-    slopes = query_slopes(config, press_slopes(heads), mask)
     attentions = []
 
     x = weights["word_embeddings.weight"][ids]
     shrink = 1 / math.sqrt(x.shape[1] // heads)
+    slopes = query_slopes(config, press_slopes(heads), mask, bias_scale=shrink)
     for n in range(layers):
         normed = weights.layer_norm(x, f"h.{n}.ln_attn" if two_norms else f"h.{n}.input_layernorm", epsilon)
         fused = weights.linear(normed, f"h.{n}.self_attention.query_key_value", bias)

@@ -110,5 +110,5 @@ class Alibi:
         rate = graph.float32(scaling.rate / scaling.train_length)
         factor = graph.op("Max", graph.op("Mul", counts, rate), graph.float32(1))
         factor = graph.op("Unsqueeze", factor, graph.constant([-1]))
-        power = graph.float32(-np.asarray(exponents(scaling.method, self.slopes)))
+        power = graph.float32(-np.asarray(exponents(scaling.method, self.slopes, scaling.ramp)))
         return graph.op("Mul", graph.float32(self.slopes), graph.op("Pow", factor, power))

@@ -641,7 +641,7 @@ def test_verification_measures_the_attention_factor(pristine_rotary: MakeRotary,
     rope_scaling = config_of(tmp_path / "out")["rope_scaling"]
     for change, words in (
         ({"attention_factor": 1.0}, "multiplies queries and keys by 1, not 1.069"),
-        ({"beta_fast": 2.0}, "turns pair"),  # YaRN rounds the ends of its ramp to whole pairs, so 4 is like 32
+        ({"beta_fast": 2.0}, "turns pair"),  # 4 rounds to the same pairs as 32
         ({"original_max_position_embeddings": 32}, "turns pair"),
         ({"factor": 2.01}, "turns pair"),
     ):

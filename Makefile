@@ -52,7 +52,7 @@ tests: .venv/ready
 test-4.57: .venv-4.57/ready
 	.venv-4.57/bin/python $(PYTEST) -m "not slow and not any_version"
 
-test-slow: .venv/ready
+test-slow: .venv/engines
 	.venv/bin/python $(PYTEST) -m slow
 
 hostile: .venv/ready
@@ -77,6 +77,10 @@ wheel: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,onnx]"
+	touch $@
+
+.venv/engines: .venv/ready
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,onnx,engines]"
 	touch $@
 
 .venv-4.57/ready: pyproject.toml constraints-4.57.txt

@@ -3,10 +3,12 @@
     python benchmarks/torch_speed.py
     python benchmarks/torch_speed.py --family falcon --layers 2 --lengths 512,2048
     python benchmarks/torch_speed.py --device cuda --dtype bfloat16 --head-dim 128 --layers 24
+    python benchmarks/torch_speed.py --earlier PATH
 
-Both sides are loaded as a user loads them: the stock class from a checkpoint, the patched one from its
-conversion with ``converter.convert(method="none")``. Stock and patched runs alternate; the tables show
-medians. On the CPU, memory is measured one run at a time, each in a fresh process.
+All sides are loaded as a user loads them: the stock class from a checkpoint, the patched one from its
+conversion with ``ntk-convert --method none``. ``--earlier`` names another checkout of ntk-convert, and a
+third side is what that one converts. The sides take turns; the tables show medians. On the CPU, memory is
+measured one run at a time, each in a fresh process.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ import multiprocessing
 import os
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -34,7 +37,7 @@ import torch
 
 T = TypeVar("T")
 
-SIDES = ("stock", "patched")
+STOCK, EARLIER, PATCHED = "stock", "earlier", "patched"
 VOCABULARY = 1024
 WARM_UP = 8
 """Tokens of the run before a memory measurement, which loads the weights and creates handles."""
@@ -49,7 +52,7 @@ class Setup:
     """The settings that a measuring process needs."""
 
     folder: Path
-    """Holds the two repositories, ``stock`` and ``patched``."""
+    """Holds a repository for each side, under its name."""
     family: str
     heads: int
     head_dim: int
@@ -60,7 +63,13 @@ class Setup:
     repeats: int
     seconds: float
     longest: int
+    earlier: Path | None = None
+    """Another checkout of ntk-convert."""
     vocabulary: int = VOCABULARY
+
+    @property
+    def sides(self) -> list[str]:
+        return [STOCK, *([EARLIER] if self.earlier else []), PATCHED]
 
 
 @dataclass
@@ -71,8 +80,6 @@ class Measured:
     """Seconds of each run, or of each decoded token."""
     extra: int | None = None
     """Bytes at the peak beyond those in use before the run."""
-    logits: torch.Tensor | None = None
-    """Logits of the last token, float32 [vocabulary]."""
     failure: str | None = None
     """Why a measurement is missing, "out of memory" or "fails"; shown in the table."""
     reason: str = ""
@@ -84,11 +91,14 @@ Results = dict[int, dict[str, Measured]]
 
 
 def make_repositories(setup: Setup) -> None:
-    """Writes ``stock``, a checkpoint with random weights, and converts it to ``patched``."""
-    from converter import convert
-
+    """Writes ``stock``, a checkpoint with random weights, and converts it for each other side."""
     make_checkpoint(setup)
-    convert(setup.folder / "stock", setup.folder / "patched", method="none", verify=False)
+    options = ["--method", "none", "--train-length", str(setup.longest), "--no-verify", "--quiet"]
+    for side, checkout in ((EARLIER, setup.earlier), (PATCHED, report.ROOT)):
+        if checkout:
+            words = [str(setup.folder / STOCK), "--out", str(setup.folder / side), *options]
+            environment = os.environ | {"PYTHONPATH": str(checkout)}
+            subprocess.run([sys.executable, "-m", "converter", *words], env=environment, check=True)
 
 
 def make_checkpoint(setup: Setup) -> None:
@@ -115,7 +125,7 @@ def make_checkpoint(setup: Setup) -> None:
     for parameter in model.parameters():
         if parameter.dim() == 2:  # large, so attention is peaked and a wrong bias shows
             torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)
-    model.save_pretrained(setup.folder / "stock")
+    model.save_pretrained(setup.folder / STOCK)
 
 
 def load(setup: Setup, side: str, dtype: str | None = None, **options: Any) -> Any:
@@ -125,7 +135,7 @@ def load(setup: Setup, side: str, dtype: str | None = None, **options: Any) -> A
     model = AutoModelForCausalLM.from_pretrained(
         setup.folder / side,
         dtype=getattr(torch, dtype or setup.dtype),
-        trust_remote_code=side != "stock",
+        trust_remote_code=side != STOCK,
         **options,
     )
     return model.to(setup.device).eval()
@@ -241,13 +251,13 @@ def prefill_memory(setup: Setup, side: str, length: int) -> Measured:
 
 @torch.inference_mode()
 def prefill_times(setup: Setup, results: Results) -> Results:
-    """Adds the seconds of a prompt at each length, stock and patched in turn; on a GPU, also its memory."""
+    """Adds the seconds of a prompt at each length, the sides in turn; on a GPU, also its memory."""
     prepare_process(setup)
-    models = {side: load(setup, side) for side in SIDES}
+    models = {side: load(setup, side) for side in setup.sides}
     failures: dict[str, str] = {}
     for length, cells in results.items():
         ids = tokens(setup, length)
-        for side in SIDES:
+        for side in cells:
             cells[side].failure = failures.get(side) or cells[side].failure
         # The first runs of a process set up libraries; on a GPU, each length's first run fills a memory pool.
         warm_ups = 1 if setup.device != "cpu" or length == min(results) else 0
@@ -272,21 +282,20 @@ def measure_prefill(setup: Setup, model: Any, ids: torch.Tensor, measured: Measu
     if setup.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    taken, logits = seconds(setup, partial(prefill, model, ids))
+    taken, _ = seconds(setup, partial(prefill, model, ids))
     if keep:
         measured.seconds.append(taken)
-        measured.logits = logits.cpu()
         if setup.device != "cpu":
             measured.extra = torch.cuda.max_memory_allocated() - before
 
 
 @torch.inference_mode()
 def decode_times(setup: Setup, results: Results) -> Results:
-    """Adds the seconds per token at each cache length; stock and patched take turns, token by token."""
+    """Adds the seconds per token at each cache length; the sides take turns, token by token."""
     prepare_process(setup)
-    models = {side: load(setup, side) for side in SIDES}
+    models = {side: load(setup, side) for side in setup.sides}
     for length, cells in results.items():
-        caches = {side: random_cache(setup, models[side], length) for side in SIDES}
+        caches = {side: random_cache(setup, models[side], length) for side in cells}
         steps = setup.repeats * DECODE_STEPS
         ids = tokens(setup, WARM_UP + steps)
         for step in range(-WARM_UP, steps):
@@ -296,9 +305,8 @@ def decode_times(setup: Setup, results: Results) -> Results:
                 if cell.failure is None:
                     with noting_failure(cell):
                         call = partial(decode, models[side], token, mask, caches[side])
-                        taken, logits = seconds(setup, call)
+                        taken, _ = seconds(setup, call)
                         cell.seconds += [taken] if step >= 0 else []
-                        cell.logits = logits.cpu()
         del caches
         release()
         say(f"decode {length}: " + described(cells, milliseconds, "ms"))
@@ -322,7 +330,7 @@ def float32_difference(setup: Setup, length: int) -> float:
     prepare_process(setup)
     logits = []
     with exact_stock_bias():
-        for side in SIDES:
+        for side in (STOCK, PATCHED):
             logits.append(prefill(load(setup, side, "float32"), tokens(setup, length)).cpu())
             release()
     return difference(*logits)
@@ -343,7 +351,7 @@ def fresh(function: Callable[..., T], *args: Any) -> T:
 def memory_on_cpu(setup: Setup, results: Results) -> None:
     """Fills in the extra memory; a length that fails here is not timed."""
     for length, cells in results.items():
-        for side in SIDES:
+        for side in cells:
             try:
                 cells[side] = fresh(prefill_memory, setup, side, length)
             except BrokenProcessPool:  # the process was killed in spite of the limit
@@ -352,7 +360,7 @@ def memory_on_cpu(setup: Setup, results: Results) -> None:
 
 
 def described(cells: dict[str, Measured], text: Callable[[Measured], str], unit: str) -> str:
-    return ", ".join(f"{side} {text(cells[side])} {unit}" for side in SIDES)
+    return ", ".join(f"{side} {text(cells[side])} {unit}" for side in cells)
 
 
 def milliseconds(measured: Measured) -> str:
@@ -376,18 +384,36 @@ def factor(first: float | None, second: float | None) -> str:
     return f"{first / second:.2f}x" if first and second else "-"
 
 
+def median(measured: Measured) -> float | None:
+    """Seconds; None if there are none, or not of every run."""
+    return statistics.median(measured.seconds) if measured.seconds and not measured.failure else None
+
+
+def head_of(sides: Sequence[str], *, memory: bool) -> list[str]:
+    """The head of a table whose lines are those of ``rows_of``."""
+    ratios = [f"{side} / patched" for side in sides if side != PATCHED]
+    head = ["tokens", *(f"{side} ms" for side in sides), *ratios]
+    return [*head, *(f"{side} extra MB" for side in sides), *ratios] if memory else head
+
+
 def rows_of(results: Results, *, memory: bool) -> Iterator[list[str]]:
     """The lines of a table, one per length."""
     for length, cells in results.items():
-        stock, patched = (cells[side] for side in SIDES)
-        compared = not stock.failure and not patched.failure
-        medians = [statistics.median(cell.seconds) if compared else None for cell in (stock, patched)]
-        row = [str(length), milliseconds(stock), milliseconds(patched), factor(*medians)]
+        patched, others = cells[PATCHED], [cell for side, cell in cells.items() if side != PATCHED]
+        row = [str(length), *map(milliseconds, cells.values())]
+        row += [factor(median(cell), median(patched)) for cell in others]
         if memory:
-            ratio = factor(stock.extra, patched.extra) if compared else "-"
-            row += [megabytes(stock), megabytes(patched), ratio]
-        row.append(f"{difference(stock.logits, patched.logits):.1e}" if compared else "-")
-        yield [*row, str(max(len(stock.seconds), len(patched.seconds)))]
+            row += map(megabytes, cells.values())
+            row += [factor(cell.extra, patched.extra) for cell in others]
+        yield row
+
+
+def runs_of(results: Results) -> str:
+    """How many runs each median is of."""
+    most = {length: max(len(cell.seconds) for cell in cells.values()) for length, cells in results.items()}
+    return (
+        "Runs of each side: " + ", ".join(f"{runs} at {length} tokens" for length, runs in most.items()) + "."
+    )
 
 
 def say(line: str) -> None:
@@ -409,12 +435,17 @@ def integers(_: click.Context, __: click.Parameter, value: str | None) -> list[i
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--lengths", callback=integers, help="Tokens of the prompts.  [512 to 8192; on cuda to 32768]")
 @click.option(
-    "--cached", callback=integers, help="Cached tokens when decoding.  [512,2048,8192; cuda: 32768]"
+    "--cached", callback=integers, help="Cached tokens when decoding.  [512,4096,8192; cuda: 32768]"
 )
 @click.option("--threads", default=1, show_default=True, help="Threads of torch on the CPU.")
 @click.option("--repeats", default=3, show_default=True, help="Turns of each side.")
 @click.option("--seconds", default=120.0, show_default=True, help="Start no new turn of a length after this.")
 @click.option("--memory/--no-memory", default=True, help="Measure the memory of prompts.")
+@click.option(
+    "--earlier",
+    type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
+    help="Another checkout of ntk-convert, to compare its templates too.",
+)
 @click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
 @click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/.")
 def main(
@@ -430,7 +461,7 @@ def main(
     if lengths is None:
         lengths = [512, 2048, 4096, 8192, *([16384, 32768] if cuda else [])]
     if cached is None:
-        cached = [512, 2048, 8192, *([32768] if cuda else [])]
+        cached = [512, 4096, 8192, *([32768] if cuda else [])]
     report.clean_up_when_terminated()
     load_before = report.load()
     with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:
@@ -441,29 +472,28 @@ def main(
         setup = Setup(Path(temporary), longest=max([*lengths, *cached]) + 4096, **options)
         fresh(make_repositories, setup)
         same = fresh(float32_difference, setup, min(lengths, default=512))
-        prompts: Results = {length: {side: Measured() for side in SIDES} for length in lengths}
+        prompts: Results = {length: {side: Measured() for side in setup.sides} for length in lengths}
         if memory and not cuda:
             memory_on_cpu(setup, prompts)
         prompts = fresh(prefill_times, setup, prompts)
-        decoding = {length: {side: Measured() for side in SIDES} for length in cached}
+        decoding = {length: {side: Measured() for side in setup.sides} for length in cached}
         decoding = fresh(decode_times, setup, decoding)
 
-    head = ["tokens", "stock ms", "patched ms", "stock / patched"]
     shown = memory or cuda
-    columns = ["stock extra MB", "patched extra MB", "stock / patched"] if shown else []
-    tail = ["largest logit difference", "runs"]
     shape = (
         f"{setup.heads} heads x {setup.head_dim}, hidden {setup.heads * setup.head_dim}, "
         f"{setup.layers} layers, {setup.dtype}, {'GPU' if cuda else f'CPU with {setup.threads} thread(s)'}"
     )
     sections = [
-        f"{shape}; the same random weights on both sides, scaling none. In float32 (without the rounding of "
+        f"{shape}; the same random weights on all sides, scaling none. In float32 (without the rounding of "
         f"stock Falcon's bias), the last logits of {min(lengths, default=512)} tokens differ by {same:.1e} "
         "of the largest.",
         "Prefill, one row, logits of the last token, cache kept:\n\n"
-        + report.table(head + columns + tail, rows_of(prompts, memory=shown)),
+        + report.table(head_of(setup.sides, memory=shown), rows_of(prompts, memory=shown))
+        + f"\n\n{runs_of(prompts)}",
         "Decoding one token over a cache of this many tokens:\n\n"
-        + report.table(head + tail, rows_of(decoding, memory=False)),
+        + report.table(head_of(setup.sides, memory=False), rows_of(decoding, memory=False))
+        + f"\n\n{runs_of(decoding)}",
     ]
     click.echo("\n" + "\n\n".join(sections))
     if write:

@@ -19,6 +19,7 @@ from .ntk_encoder import (
     EncoderAttention,
     EncoderHead,
     EncoderOutput,
+    EncoderSupport,
     GatedMLP,
     MaskedLMHead,
     Predictions,
@@ -26,7 +27,7 @@ from .ntk_encoder import (
     SequenceClassificationHead,
     layer_norm,
 )
-from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead, checked_tp_plan
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 
 GATES = {"geglu": "gelu", "reglu": "relu"}
@@ -121,14 +122,10 @@ class NtkJinaBertQkLayer(GradientCheckpointingLayer):
         return self.layer_norm_2(hidden_states + self.mlp(hidden_states)), weights
 
 
-class NtkJinaBertPreTrainedModel(PreTrainedModel):
+class NtkJinaBertPreTrainedModel(EncoderSupport, PreTrainedModel):
     config_class = NtkJinaBertConfig
     base_model_prefix = "bert"
-    supports_gradient_checkpointing = True
     _no_split_modules = ["NtkJinaBertLayer", "NtkJinaBertQkLayer"]
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
-    tp_plan = PreTrainedModel.tp_plan.getter(checked_tp_plan)
     # Tensors of other heads, and a second name for cls.predictions.bias.
     _keys_to_ignore_on_load_unexpected = [r"pooler\.", r"^cls\."]
 

@@ -13,11 +13,12 @@ from .ntk_encoder import (
     AlibiEncoder,
     EncoderAttention,
     EncoderHead,
+    EncoderSupport,
     GatedMLP,
     MaskedLMHead,
     SequenceClassificationHead,
 )
-from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead, checked_tp_plan
+from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 
 
@@ -46,14 +47,10 @@ class NtkMosaicBertLayer(GradientCheckpointingLayer):
         return self.mlp(hidden_states), weights
 
 
-class NtkMosaicBertPreTrainedModel(PreTrainedModel):
+class NtkMosaicBertPreTrainedModel(EncoderSupport, PreTrainedModel):
     config_class = NtkMosaicBertConfig
     base_model_prefix = "bert"
-    supports_gradient_checkpointing = True
     _no_split_modules = ["NtkMosaicBertLayer"]
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
-    tp_plan = PreTrainedModel.tp_plan.getter(checked_tp_plan)
     # Tensors of other heads.
     _keys_to_ignore_on_load_unexpected = [r"pooler\.", r"^cls\."]
 

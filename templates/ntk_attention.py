@@ -31,6 +31,8 @@ EAGER = SimpleNamespace(_attn_implementation="eager")
 # transformers 4.57 has one argument more, and another name for the embeddings.
 MASK_ARGUMENTS = frozenset(inspect.signature(create_causal_mask).parameters)
 EMBEDDINGS = "inputs_embeds" if "inputs_embeds" in MASK_ARGUMENTS else "input_embeds"
+# Attention functions that take a mask of any shape; in FlashAttention, masks are part of the kernel.
+TAKES_MASK = ("sdpa", "eager", "flex_attention")
 QUANTISED = getattr(cache_utils, "BaseQuantizedLayer", cache_utils.QuantizedLayer)
 # Older releases of torch have no fused kernel on the CPU for key heads that several query heads share.
 CPU_KERNEL_TAKES_GROUPS = torch.__version__ >= "2.13"
@@ -105,7 +107,8 @@ def plan_attention(
         scaling: the factor on q.k.
         hidden_states: [B, Q, hidden]; only its shape, dtype and device are used.
         attention_mask: [B, at least K], 1 for real and 0 for padded tokens, including cached tokens; None
-            means no padding. (Continuous batching passes the mask of its attention function.)
+            means no padding. Or the caller's own mask, see ``own_mask``. (Continuous batching passes the
+            mask of its attention function.)
         position_ids: int64 [B or 1, Q], positions of the new tokens; None to count the real tokens. Where
             they start again at 0, another document starts.
         past_key_values: a transformers ``Cache`` or None.
@@ -113,11 +116,12 @@ def plan_attention(
         keywords: other arguments of the attention function.
 
     Raises:
-        ValueError: the mask is not 2-D or does not cover all keys; the positions make no sense; the
-            attention function or the scaling cannot work with this cache.
+        ValueError: the mask has a wrong shape or does not cover all keys; the positions make no sense; the
+            attention function or the scaling cannot work with this mask, cache or dtype.
     """
     name = "eager" if output_attentions else config._attn_implementation
     attention = eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
+    check_dtype(name, config, hidden_states)
     queries, device = hidden_states.shape[1], hidden_states.device
     layers = getattr(past_key_values, "layers", [])
     seen: Any = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -131,11 +135,17 @@ def plan_attention(
 
     # Attention weights are as long as a static cache, as in transformers' own models.
     whole = capacity is not None and (compiled or name == "eager")
+    read = capacity if whole else keys
 
     fold_cached = any(isinstance(layer, QUANTISED) for layer in layers)
     if keywords.get("cache") is not None:  # continuous batching has a cache and masks of its own
         check_paged(name, attention, alibi, hidden_states, position_ids)
         positions, mask = Positions(position_ids, position_ids, None), attention_mask
+    elif attention_mask is not None and attention_mask.dim() == 4:
+        check_own_mask(name, alibi, position_ids, fold_cached)
+        position_ids = checked_shape(position_ids, hidden_states)
+        positions = Positions(position_ids, position_ids, None)
+        mask = own_mask(attention_mask, hidden_states, read)
     else:
         real = None if attention_mask is None else real_tokens(attention_mask.to(device), seen, keys)
         positions = count_positions(real, slots, keys, every_key=fold_cached)
@@ -148,8 +158,7 @@ def plan_attention(
             raise ValueError(f"{named[0]} needs position_ids, which start again at 0 with every document")
         keywords = packed_keywords(keywords, positions, hidden_states.shape[:2])
         mask_config = EAGER if name == "eager" else config
-        sizes = CacheSizes(seen, capacity if whole else keys)
-        mask = causal_mask(mask_config, hidden_states, positions, slots, sizes)
+        mask = causal_mask(mask_config, hidden_states, positions, slots, CacheSizes(seen, read))
         if mask is None and compiled:
             raise ValueError(f"{name} does not work with a static cache in a compiled model; use sdpa")
 
@@ -165,6 +174,18 @@ def plan_attention(
         key_length=None if whole else keys,
         packed=positions.starts is not None and not torch.compiler.is_compiling(),
     )
+
+
+def check_dtype(name: str, config: Any, hidden_states: torch.Tensor) -> None:
+    """Raises ValueError for float32 with FlashAttention, which transformers does not say for every family.
+
+    transformers itself casts in autocast and for quantised weights. On the CPU there is no FlashAttention.
+    """
+    kind = hidden_states.device.type
+    if "flash" not in name or hidden_states.dtype != torch.float32 or kind == "cpu":
+        return
+    if not hasattr(config, "_is_quantized") and not torch.is_autocast_enabled(kind):
+        raise ValueError(f"{name} needs half precision; use dtype=torch.bfloat16 or sdpa")
 
 
 def check_paged(
@@ -191,11 +212,50 @@ def check_paged_scaling(alibi: Alibi) -> None:
         )
 
 
+def check_own_mask(name: str, alibi: Alibi, position_ids: Any, fold_cached: bool) -> None:
+    """Raises ValueError for what cannot work with a mask of four dimensions, which does not say positions."""
+    if name not in TAKES_MASK:
+        raise ValueError(f"{name} takes no 4-D attention_mask; use one of: {', '.join(TAKES_MASK)}")
+    if alibi.dynamic == "length":
+        raise ValueError(
+            "a 4-D attention_mask does not say the lengths that length-dynamic scaling needs; convert the "
+            "model with --dynamic position"
+        )
+    if position_ids is None:
+        raise ValueError("a 4-D attention_mask needs position_ids, because it does not say positions")
+    if fold_cached:
+        raise ValueError("a 4-D attention_mask does not work with a quantised cache; use another cache")
+
+
+def own_mask(attention_mask: torch.Tensor, hidden_states: torch.Tensor, keys: int) -> torch.Tensor:
+    """The caller's mask as numbers to add to the scores, [B, 1, Q, keys] in the states' dtype.
+
+    Args:
+        attention_mask: [B or 1, 1, Q, at least keys]. It alone says what each query sees, future and padded
+            keys included: True, or 0 in a mask of floats, which are added to the scores.
+        hidden_states: [B, Q, hidden]; only its shape, dtype and device are used.
+        keys: number of keys that attention reads.
+
+    Raises:
+        ValueError: the mask has another shape or holds integers.
+    """
+    (rows, queries, _), dtype = hidden_states.shape, hidden_states.dtype
+    shape = list(attention_mask.shape)
+    if shape[0] not in (1, rows) or shape[1:3] != [1, queries] or shape[3] < keys:
+        raise ValueError(f"a 4-D attention_mask must be [{rows}, 1, {queries}, {keys}] here, got {shape}")
+    mask, lowest = attention_mask[..., :keys].to(hidden_states.device), torch.finfo(dtype).min
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
+    elif not mask.is_floating_point():
+        raise ValueError(f"a 4-D attention_mask must hold booleans or floats, got {mask.dtype}")
+    return mask.clamp(min=lowest).to(dtype).expand(rows, -1, -1, -1)
+
+
 def real_tokens(attention_mask: torch.Tensor, seen: Any, keys: int) -> torch.Tensor:
     """The mask of the first ``keys`` tokens, bool [B, keys]; padded over a static cache."""
     if attention_mask.dim() != 2:
         shape = list(attention_mask.shape)
-        raise ValueError(f"attention_mask must be [rows, tokens], got {shape}; positions are read from it")
+        raise ValueError(f"attention_mask must be [rows, tokens], got {shape} (or 4-D, with position_ids)")
     short = keys - attention_mask.shape[1]
     if short > 0 and not isinstance(seen, torch.Tensor):
         raise ValueError(
@@ -213,6 +273,18 @@ def count_positions(real: torch.Tensor | None, slots: torch.Tensor, keys: int, e
     if every_key:
         return Positions(queries, (counts - 1).clamp(min=0), real, lengths)
     return Positions(queries, queries, None if real is None else real.index_select(1, slots), lengths)
+
+
+def checked_shape(position_ids: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+    """The caller's positions, int64 [B or 1, Q], on the device of the hidden states [B, Q, hidden].
+
+    Raises:
+        ValueError: they have another shape.
+    """
+    rows, queries = hidden_states.shape[:2]
+    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, rows) or position_ids.shape[1] != queries:
+        raise ValueError(f"position_ids must be [{rows}, {queries}], got {list(position_ids.shape)}")
+    return position_ids.to(hidden_states.device)
 
 
 def given_positions(
@@ -236,9 +308,7 @@ def given_positions(
             cache, where nothing tells the documents apart.
     """
     rows, queries = hidden_states.shape[:2]
-    position_ids = position_ids.to(hidden_states.device)
-    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, rows) or position_ids.shape[1] != queries:
-        raise ValueError(f"position_ids must be [{rows}, {queries}], got {list(position_ids.shape)}")
+    position_ids = checked_shape(position_ids, hidden_states)
     if counted.real is not None:
         # Places in the cache count padded tokens too. Chunked prefill of transformers 4.57 passes them.
         places = (position_ids == slots).all(dim=-1, keepdim=True)

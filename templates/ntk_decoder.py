@@ -90,18 +90,21 @@ class AlibiDecoder:
         Args:
             input_ids: [B, Q] token ids, or None with ``inputs_embeds``.
             past_key_values: a transformers ``Cache``; a new one is made if ``use_cache``.
-            attention_mask: [B, cached + Q], 1 for real and 0 for padded tokens; None for no padding.
+            attention_mask: [B, cached + Q], 1 for real and 0 for padded tokens; None for no padding. Or what
+                each token sees, [B or 1, 1, Q, cached + Q], with ``position_ids``: True or 0 where it does,
+                False or a large negative number where it does not.
             position_ids: [B or 1, Q], by default counted from the real tokens. Where they start again at 0,
                 another document starts. Such rows are computed without a cache.
             inputs_embeds: [B, Q, hidden] instead of ``input_ids``.
             kwargs: keywords of the attention function (``cu_seq_lens_q``, ...) are handed down. Keywords that
                 transformers passes to every model, such as ``cache_position``, are ignored: ALiBi does not
-                need them. Any other keyword is ignored with a warning.
+                need them.
 
         Raises:
+            TypeError: any other keyword.
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a cache that is a tuple,
-                as in old releases; a ``head_mask``; an attention mask that is not [B, cached + Q]; positions
-                that make no sense; what ``plan_attention`` refuses.
+                as in old releases; what ``plan_attention`` refuses, such as a mask of another shape or
+                positions that make no sense.
         """
         config = self.config
         output_attentions = config.output_attentions if output_attentions is None else output_attentions

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
@@ -25,8 +25,36 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
 from .ntk_alibi import Alibi
-from .ntk_heads import Head, check_keywords
+from .ntk_heads import Head, check_keywords, checked_tp_plan
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
+
+# Values of attn_implementation.
+ATTENTION = ("sdpa", "eager")
+
+
+def check_attention(name: str | None) -> None:
+    """Raises ValueError for a function of transformers that could not compute a bias of -slope * |i - j|."""
+    if name not in (None, *ATTENTION):
+        raise ValueError(
+            f"{name!r} cannot compute the ALiBi bias of an encoder; load the model with "
+            f"attn_implementation={' or '.join(map(repr, ATTENTION))}"
+        )
+
+
+class EncoderSupport:
+    """Mixin for a family's base class: what transformers may do with the family's models."""
+
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+    tp_plan = PreTrainedModel.tp_plan.getter(checked_tp_plan)
+
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, *args: Any, **kwargs: Any
+    ) -> str:
+        """transformers' check of ``attn_implementation``, when a model is made and when it is changed."""
+        check_attention(attn_implementation)
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
 
 def layer_norm(config: Any) -> nn.LayerNorm:
@@ -159,6 +187,7 @@ class AlibiEncoder:
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> tuple | BaseModelOutputWithPooling:
         """Runs the trunk.
@@ -168,13 +197,16 @@ class AlibiEncoder:
             attention_mask: [B, L], 1 for real and 0 for padded tokens; None for no padding.
             token_type_ids: [B, L]; all 0 if None.
             inputs_embeds: [B, L, hidden] instead of ``input_ids``.
+            position_ids: [B or 1, L], only to make sure that a row is one text.
 
-        Keywords that transformers passes to every model, such as ``position_ids``, are ignored: ALiBi does
-        not need them. Any other keyword is ignored with a warning.
+        Keywords that transformers passes to every model, such as ``cache_position``, are ignored: ALiBi does
+        not need them.
 
         Raises:
-            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a ``head_mask``; an
-                attention mask that is not [B, L].
+            TypeError: any other keyword.
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; an attention mask that is not
+                [B, L]; several texts in a row; a config that names an attention function other than ``sdpa``
+                and ``eager``.
         """
         config = self.config
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
@@ -184,12 +216,15 @@ class AlibiEncoder:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         check_keywords(self, kwargs)
+        check_attention(config._attn_implementation)  # it may have been written into the config
         if inputs_embeds is None:
             inputs_embeds = self.embeddings.word_embeddings(input_ids)
 
         hidden_states = self.embeddings(inputs_embeds, token_type_ids)
         eager = output_attentions or config._attn_implementation == "eager"
         plan = plan_attention(self.alibi, hidden_states, attention_mask, eager)
+        if position_ids is not None:
+            check_one_text(position_ids, plan.real)
         all_hidden_states, all_attentions = [hidden_states], []
         for layer in self.encoder.layer:
             hidden_states, weights = layer(hidden_states, plan=plan)
@@ -206,6 +241,24 @@ class AlibiEncoder:
             attentions=tuple(all_attentions) if output_attentions else None,
         )
         return output if return_dict else output.to_tuple()
+
+
+def check_one_text(position_ids: torch.Tensor, real: torch.Tensor | None) -> None:
+    """Raises ValueError if rows hold several texts, which would see each other; not in compiled graphs.
+
+    Args:
+        position_ids: int64 [B or 1, L].
+        real: bool [B, L], False for padded tokens; None without padding.
+    """
+    if torch.compiler.is_compiling():
+        return
+    breaks = position_ids.diff() != 1
+    if real is not None:
+        breaks = breaks & real[:, 1:] & real[:, :-1]
+    if breaks.any():
+        raise ValueError(
+            "position_ids must rise by one: an encoder reads one text in a row; pad the texts instead"
+        )
 
 
 class SentenceEncoding:

@@ -17,31 +17,24 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, TokenClassifierOutput
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, logging
-
-logger = logging.get_logger(__name__)
+from transformers.utils import TransformersKwargs
 
 # Keywords that transformers (generate, Trainer, tokenizers) passes to any model. ALiBi needs none of them.
-IGNORED = frozenset({"cache_position", "num_items_in_batch", "position_ids", "token_type_ids"})
+IGNORED = frozenset(
+    {"cache_position", "num_items_in_batch", "output_router_logits", "skip_logits", "token_type_ids"}
+)
 # transformers 4.57 looks up names in plans after it has replaced every number in them, as in dense_h_to_4h.
 OLD_NAMES = transformers.__version__.startswith("4.")
 
 
 def check_keywords(model: nn.Module, keywords: Mapping[str, Any], known: frozenset[str] = IGNORED) -> None:
-    """Warns, once per name, of keywords of ``forward`` that the model ignores.
+    """Raises TypeError for an unknown keyword of ``forward``; None is always accepted, as it changes nothing.
 
-    Keywords that are None are not reported: they change nothing.
-
-    Raises:
-        ValueError: a ``head_mask``, which would change the result.
+    A model that ignored a misspelt ``attention_mask`` would silently be wrong.
     """
     for name, value in keywords.items():
-        if value is None or name in known:
-            continue
-        if name == "head_mask":
-            raise ValueError("head_mask is not supported")
-        if not torch.compiler.is_compiling():  # a compiled graph cannot log
-            logger.warning_once(f"{type(model).__name__} ignores the unknown keyword {name!r}")
+        if value is not None and name not in known:
+            raise TypeError(f"{type(model).__name__}.forward() got an unexpected keyword argument {name!r}")
 
 
 def checked_tp_plan(model: Any) -> dict[str, str]:

@@ -167,6 +167,116 @@ def test_documents_in_a_row_do_not_see_each_other(
     assert_logits(logits, expected[:1])
 
 
+def tree() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[list[int]]]:
+    """Three continuations behind one prompt: ids and positions [1, 40], what each token sees, and the paths.
+
+    The visible keys are bool [1, 1, 40, 40]. A path is the places of the prompt and of one continuation,
+    whose tokens take turns with those of the others.
+    """
+    prompt, branches = 19, 3
+    ids, _ = batch(rows=1, length=40)
+    places = torch.arange(40)
+    paths = [[*range(prompt), *range(prompt + branch, 40, branches)] for branch in range(branches)]
+    positions, visible = places.clone(), torch.zeros(40, 40).bool()
+    for path in paths:
+        positions[path] = torch.arange(len(path))
+        visible[torch.tensor(path)[:, None], torch.tensor(path)] = True
+    return ids, positions[None], (visible & (places[:, None] >= places))[None, None], paths
+
+
+def added(visible: torch.Tensor) -> torch.Tensor:
+    """The mask as stock models take it: numbers to add to the scores."""
+    return torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "scaling", "function"),
+    [
+        *dealt(FAMILIES, ("ntk", "ntk-position"), ("eager", "sdpa"), each=2),
+        pytest.param("bloom", "ntk-position", "flex_attention", marks=pytest.mark.slow),
+    ],
+)
+def test_own_masks(converted: Convert, family: str, scaling: str, function: str) -> None:
+    """A mask of four dimensions and positions: each path of a tree is a row of the reference."""
+    folder = converted(family, 12, scaling)
+    model = load(folder, attn_implementation=function)
+    ids, positions, visible, paths = tree()
+    expected = torch.empty(40, model.config.vocab_size, dtype=torch.double)
+    for path in paths:
+        expected[path] = torch.as_tensor(reference(folder, family, ids[:, path], None)[0])
+    for mask in (visible, added(visible)):
+        found = model(ids, position_ids=positions, attention_mask=mask).logits
+        assert_logits(found, expected[None])
+    # Rows with masks of their own, over caches, in several steps.
+    rows, later = ids.repeat(2, 1), positions.repeat(2, 1)
+    plain = torch.ones(40, 40).tril().bool()
+    both = torch.stack([visible[0], plain[None]])
+    later[1] = torch.arange(40)
+    expected = torch.stack([expected, torch.as_tensor(reference(folder, family, ids, None)[0])])
+    for cache, size in (
+        (DynamicCache(), 0),
+        (StaticCache(config=model.config, max_cache_len=48), 48),
+    ):
+        steps = []
+        for start, end in ((0, 25), (25, 39), (39, 40)):
+            mask = both[:, :, start:end, :end]
+            mask = torch.nn.functional.pad(mask, (0, max(0, size - end)))
+            steps.append(
+                model(
+                    rows[:, start:end],
+                    position_ids=later[:, start:end],
+                    attention_mask=mask,
+                    past_key_values=cache,
+                ).logits
+            )
+        assert_logits(torch.cat(steps, dim=1), expected)
+
+
+@torch.no_grad()
+def test_own_masks_in_half_precision(converted: Convert) -> None:
+    """A float32 mask has numbers that half precision does not."""
+    folder = converted("bloom", 4, "ntk-position")
+    ids, positions, visible, _ = tree()
+    expected = load(folder)(ids, position_ids=positions, attention_mask=visible).logits
+    for function in ("sdpa", "eager"):
+        model = load(folder, attn_implementation=function, dtype=torch.bfloat16)
+        for mask in (visible, added(visible)):
+            found = model(ids, position_ids=positions, attention_mask=mask).logits.float()
+            assert (found - expected).norm() / expected.norm() < 0.02
+
+
+@torch.no_grad()
+def test_own_masks_that_cannot_work(converted: Convert) -> None:
+    model = load(converted("bloom", 4, "ntk-position"))
+    ids, positions, visible, _ = tree()
+    for changes, message in (
+        ({"position_ids": None}, "a 4-D attention_mask needs position_ids"),
+        ({"position_ids": positions[:, 1:]}, r"position_ids must be \[1, 40\], got \[1, 39\]"),
+        ({"attention_mask": visible[..., 1:]}, r"must be \[1, 1, 40, 40\] here, got \[1, 1, 40, 39\]"),
+        ({"attention_mask": visible.expand(-1, 4, -1, -1)}, r"got \[1, 4, 40, 40\]"),
+        ({"attention_mask": visible.expand(3, -1, -1, -1)}, r"got \[3, 1, 40, 40\]"),
+        ({"attention_mask": visible.long()}, "must hold booleans or floats, got torch.int64"),
+        (
+            {"attention_mask": visible[0]},
+            r"must be \[rows, tokens\], got \[1, 40, 40\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(ids, **{"position_ids": positions, "attention_mask": visible, **changes})
+    model.config._attn_implementation = FLASH
+    with pytest.raises(ValueError, match=f"{FLASH} takes no 4-D attention_mask; use one of: sdpa"):
+        model(ids, position_ids=positions, attention_mask=visible)
+
+
+@torch.no_grad()
+def test_own_masks_do_not_say_lengths(converted: Convert) -> None:
+    model = load(converted("mpt", 4, "ntk-length"))
+    ids, positions, visible, _ = tree()
+    with pytest.raises(ValueError, match="convert the model with --dynamic position"):
+        model(ids, position_ids=positions, attention_mask=visible)
+
+
 def test_padding_free_training(converted: Convert) -> None:
     """The collator of transformers gives the loss of the documents one by one."""
     model = load(converted("bloom", 4, "ntk-position"))

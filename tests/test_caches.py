@@ -96,10 +96,12 @@ def test_wrong_masks_and_caches_are_refused(converted: Convert, family: str) -> 
     with pytest.raises(ValueError, match="must cover the cached ones too"):
         model(ids[:, :1], attention_mask=mask[:, :1], past_key_values=cache)
     with pytest.raises(ValueError, match=r"attention_mask must be \[rows, tokens\]"):
+        model(ids, attention_mask=torch.ones(2, 40, 40))
+    with pytest.raises(ValueError, match="4-D attention_mask needs position_ids"):
         model(ids, attention_mask=torch.ones(2, 1, 40, 40))
     with pytest.raises(ValueError, match="must be a transformers Cache, got tuple"):
         model(ids[:, :1], past_key_values=((torch.zeros(1), torch.zeros(1)),))
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
         model(ids, inputs_embeds=torch.zeros(2, 40, model.config.hidden_size))
-    with pytest.raises(ValueError, match="head_mask"):
+    with pytest.raises(TypeError, match="head_mask"):
         model(ids, head_mask=torch.ones(4))

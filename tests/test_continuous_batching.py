@@ -17,6 +17,8 @@ from tests.patched import FAMILIES, Convert, load
 OLD = transformers.__version__.startswith("4.")
 LENGTHS = (5, 64, 129, 700)
 NEW_TOKENS = 6
+QUICK = ("bloom", "mpt", "baichuan", "jais")
+"""Families of each shape of cache: of its own projections, fused, with few key heads, scaled queries."""
 FUNCTIONS = {"sdpa": "sdpa_paged", "eager": "eager_paged"} if OLD else {"sdpa": "sdpa", "eager": "eager"}
 """Attention of ``generate`` -> attention of continuous batching; the newest makes eager paged by itself."""
 
@@ -78,7 +80,10 @@ def batched(model: Any, rows: Sequence[list[int]]) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("family", "scaling", "attention"),
-    dealt(FAMILIES, ["ntk", "ntk-position"], FUNCTIONS, each=1),
+    [
+        case if case.values[0] in QUICK else pytest.param(*case.values, marks=pytest.mark.slow)
+        for case in dealt(FAMILIES, ["ntk", "ntk-position"], FUNCTIONS, each=1)
+    ],
 )
 def test_tokens_are_those_of_generate(converted: Convert, family: str, scaling: str, attention: str) -> None:
     model = load(converted(family, 12, scaling), attn_implementation=attention)

@@ -159,6 +159,7 @@ def add_method(checkout: Checkout) -> set[str]:
     return set(listed)
 
 
+@pytest.mark.slow
 def test_a_family(checkout: Checkout) -> None:
     files = add_family(checkout)
     assert checkout.touched() == files

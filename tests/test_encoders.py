@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
+    AttentionInterface,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    DataCollatorWithFlattening,
 )
 
 from converter import convert
@@ -191,8 +194,50 @@ def test_outputs_are_those_of_transformers_classes(converted: Convert, head: str
         model(ids, inputs_embeds=embeds)
     with pytest.raises(ValueError, match=r"attention_mask must be \[rows, tokens\]"):
         model(ids, attention_mask=mask[:, :-1])
-    with pytest.raises(ValueError, match="head_mask"):
+    with pytest.raises(TypeError, match="head_mask"):
         model(ids, head_mask=torch.ones(4))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_attention_functions_are_refused(
+    converted: Convert, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, when loading and later, even if transformers knows them; none computes the bias."""
+    folder = converted(family)
+    monkeypatch.setitem(AttentionInterface._global_mapping, "mine", lambda *_: None)
+    ids, mask = batch(rows=2, length=20)
+    model = load(folder)
+    expected = model(ids, attention_mask=mask).logits
+    flash = ("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn")
+    for name in (*flash, "flex_attention", "sdpa_paged", "paged|eager", "mine"):
+        message = f"'{re.escape(name)}' cannot compute .*; load the model with attn_implementation='sdpa' or"
+        with pytest.raises(ValueError, match=message):
+            load(folder, attn_implementation=name)
+        with pytest.raises(ValueError, match=message):
+            model.set_attn_implementation(name)
+        model.config._attn_implementation = name
+        with pytest.raises(ValueError, match=message):
+            model(ids, attention_mask=mask)
+        model.set_attn_implementation("eager")
+        assert_logits(model(ids, attention_mask=mask).logits, expected, mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_several_texts_in_a_row_are_refused(converted: Convert, family: str) -> None:
+    model = load(converted(family))
+    ids, mask = batch(rows=2, length=20)
+    plain, padded = model(ids).logits, model(ids, attention_mask=mask).logits
+    for positions in (torch.arange(20)[None], torch.arange(20).repeat(2, 1) + 2):
+        assert torch.equal(model(ids, position_ids=positions).logits, plain)
+    for positions in (torch.arange(20)[None], (mask.cumsum(-1) - 1).clamp(min=0)):
+        assert torch.equal(model(ids, attention_mask=mask, position_ids=positions).logits, padded)
+    packed = DataCollatorWithFlattening()([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}])
+    with pytest.raises(ValueError, match="an encoder reads one text in a row; pad the texts instead"):
+        model(**packed)
+    with pytest.raises(TypeError, match="'cu_seq_lens_q'"):
+        model(ids, cu_seq_lens_q=torch.tensor([0, 20]))
 
 
 @torch.no_grad()

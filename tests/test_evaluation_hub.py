@@ -7,12 +7,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.hub_commands import Command
 from tests.hub_server import HubServer
 
 ID = "org/tiny-bloom"
 
 
+@pytest.mark.slow
 def test_an_id_is_measured_as_its_folder(
     pristine: Callable[..., Path], tmp_path: Path, hub: HubServer, command: Command, work: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_report_of_the_source_is_not_copied(
     assert (work / "other/made_up_report.json").exists()
 
 
+@pytest.mark.slow
 def test_push(pristine: Pristine, made_up: Command, hub: HubServer, work: Path) -> None:
     hub.accounts[TOKEN] = Account("ada", ())
     words = (pristine("bloom"), "--scale", "2", "--no-verify", "--out", "out", "--made-up")

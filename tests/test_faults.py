@@ -58,6 +58,10 @@ def of(*kinds: Kind) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("runs", kinds, indirect=True, ids=name)
 
 
+def slowly(kind: Kind) -> Any:
+    return pytest.param(kind, marks=pytest.mark.slow)
+
+
 def survived(result: Sequence[Row], tried: int = 1) -> None:
     """Every fault was tried at so many points, and none did harm."""
     assert not any(row.failures for row in result), table(result)
@@ -67,7 +71,7 @@ def survived(result: Sequence[Row], tried: int = 1) -> None:
 # Signals
 
 
-@of(COPY, OVERWRITE, RESUME, HUB)
+@of(COPY, OVERWRITE, RESUME, slowly(HUB))
 def test_signals(runs: Trial) -> None:
     survived(rows(runs, SIGNALS, 2), 2)
 
@@ -79,18 +83,20 @@ def test_signals_while_one_folder_replaces_another(runs: Trial) -> None:
     survived(rows(runs, SIGNALS, PUBLISHING // 3, last=PUBLISHING), PUBLISHING // 3)
 
 
-@of(COPY, DTYPE)
+@of(COPY, slowly(DTYPE))
 def test_signals_before_a_run_that_resumes(runs: Trial) -> None:
     faults = SIGNALS if runs.kind is COPY else {"SIGKILL": SIGNALS["SIGKILL"]}  # a worker takes seconds
     survived(rows(runs, faults, 1, options=["--resume"]), 1)
 
 
+@pytest.mark.slow
 @of(BIN)
 def test_signals_while_workers_convert(runs: Trial) -> None:
     survived(rows(runs, {"Ctrl-C": SIGNALS["Ctrl-C"]}, 1, last=len(runs.events["main"]) // 2))
     survived(rows(runs, {"its process crashed": IN_WORKER["its process crashed"]}, 1))
 
 
+@pytest.mark.slow
 @of(VERIFIED)
 def test_signals_while_the_result_is_verified(runs: Trial) -> None:
     survived(campaign.rows_in_time(runs, 1), 1)
@@ -138,6 +144,7 @@ def test_a_shard_changes_while_it_is_copied(runs: Trial) -> None:
     survived(rows(runs, changes(runs), 2), 2)
 
 
+@pytest.mark.slow
 @of(BIN)
 def test_a_shard_changes_while_it_is_converted(runs: Trial) -> None:
     """A mapped file that ends short ends the process that reads it, and not the run."""
@@ -343,6 +350,7 @@ def test_a_defect_is_found(
         assert any(found in failure for failure in row.failures), row
 
 
+@pytest.mark.slow
 def test_the_report(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults", "--seconds", "0", "--kind", "hard-link"],

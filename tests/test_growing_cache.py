@@ -88,7 +88,8 @@ def test_it_is_the_stock_layer_after_any_operations(operations: list[tuple[str, 
     generator = torch.Generator().manual_seed(0)
     stock, growing, kept = DynamicLayer(), GrowingLayer(), []
     for name, argument in operations:
-        rows = ROWS if stock.keys is None else stock.keys.shape[0]  # a layer cropped to nothing keeps its rows
+        # A layer that was cropped to nothing keeps its rows.
+        rows = ROWS if stock.keys is None else stock.keys.shape[0]
         shape = (rows, HEADS, argument if name == "update" else 1, SIZE)
         states = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
         stock, growing = apply(stock, name, argument, states), apply(growing, name, argument, states)
@@ -214,6 +215,9 @@ def test_other_caches_are_left_alone(converted: Convert, family: str) -> None:
     assert error < 0.02
     with pytest.raises(ValueError, match="documents in one row cannot share a cache"):
         model(ids, position_ids=torch.arange(50)[None] % 25, past_key_values=Cache(layers=[Rounded()] * 2))
+    seen, positions = torch.ones(1, 1, 50, 50).bool().tril(), torch.arange(50)[None]
+    with pytest.raises(ValueError, match="does not work with a quantised cache"):
+        model(ids, attention_mask=seen, position_ids=positions, past_key_values=Cache(layers=[Rounded()] * 2))
 
 
 @torch.no_grad()

@@ -221,7 +221,12 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
+SLOW = ("package", "exit", "crash", "paths", "lines")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else []) for kind in BROKEN]
+)
 def test_code_that_does_not_run_is_a_skipped_check(prepared: Prepare, trace: Path, kind: str) -> None:
     code, reason = BROKEN[kind]
     source, out = prepared("mpt")

@@ -74,13 +74,11 @@ def test_attention_output(length: int, dtype: torch.dtype, factor: float) -> Non
             assert error(stock_form(last[0], key, value, alibi.slopes), expected) > 10 * LIMITS[dtype]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(
     "dtype",
-    [
-        torch.bfloat16,
-        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float16, torch.float32)),
-    ],
+    [torch.bfloat16, torch.float16, torch.float32],
     ids=lambda dtype: str(dtype).removeprefix("torch."),
 )
 def test_whole_prefill(dtype: torch.dtype) -> None:

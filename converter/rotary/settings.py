@@ -16,7 +16,7 @@ from converter.config import LONGEST, Config, Geometry, agreed, count, head_dim,
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.rotary.models import MODELS, REFUSED, RotaryModel
 from converter.scaling.frequencies import METHODS, Frequencies, frequencies, ntk_base, scaled_frequencies
-from converter.scaling.scaling import Dynamic, Scaling, Static
+from converter.scaling.scaling import FITTED, Dynamic, Scaling, Static
 
 LENGTH, SCALING, PARAMETERS = "max_position_embeddings", "rope_scaling", "rope_parameters"
 OWN_BASE, OWN_PARTIAL = "rope_theta", "partial_rotary_factor"
@@ -164,6 +164,8 @@ def check_scaling(rotary: Rotary, scaling: Scaling) -> None:
             says what to give instead.
     """
     model_type = rotary.model.model_type
+    if scaling.method == FITTED:
+        raise UsageError(f"--slopes scales slopes, and the rotary {model_type!r} has none; give --method ntk")
     if scaling.method not in METHODS:
         raise UsageError(
             f"--method {scaling.method} scales slopes only and cannot scale the rotary {model_type!r}; "

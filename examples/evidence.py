@@ -57,7 +57,9 @@ PICTURES = {"evidence-lines.png": ("lines-8-0", "prompts"), "evidence-text.png":
 def train(model: Model, folder: Path) -> None:
     """Trains a model in a separate process, since training changes torch's global settings."""
     command = [sys.executable, str(EXAMPLES / "train.py"), "--task", model.task, "--heads", str(model.heads)]
-    subprocess.run([*command, "--seed", str(model.seed), "--out", str(folder)], check=True)
+    command += ["--seed", str(model.seed)]
+    command += [] if model.bias_max is None else ["--bias-max", str(model.bias_max)]
+    subprocess.run([*command, "--out", str(folder)], check=True)
 
 
 def measure(model: Model, models: Path) -> Results:

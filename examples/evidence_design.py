@@ -66,11 +66,14 @@ class Model:
     task: str
     heads: int
     seed: int
+    bias_max: int | None = None
+    """``alibi_bias_max`` of an MPT; None for a BLOOM."""
 
     @property
     def name(self) -> str:
         """Its name in results."""
-        return f"{self.task}-{self.heads}-{self.seed}"
+        kind = "" if self.bias_max is None else f"-max-{self.bias_max}"
+        return f"{self.task}-{self.heads}-{self.seed}{kind}"
 
     def folder(self, models: Path) -> Path:
         """The folder of its weights; the first model's are in this repository."""

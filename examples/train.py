@@ -2,10 +2,14 @@
 
     python examples/train.py --task lines --heads 8 --out examples/tiny-bloom
     python examples/train.py --task text --heads 12 --seed 1 --out text-12-1
+    python examples/train.py --task lines --bias-max 5 --out lines-8-0-max-5
 
 The models are transformers' own `BloomForCausalLM`, trained on sequences of at most 256 tokens, so that
 longer lengths are cheap to test. Training takes minutes on one core. There are two tasks: looking up values
 in a list (`lines_task`), and predicting the next byte of Python source (`text_task`).
+
+BLOOM's flattest slope is 2^-8. With `--bias-max` it is another power of two, and the model is saved as an MPT
+(`as_mpt`), because the config of a BLOOM has no key for it.
 
 The lines need a special training: with all keys and few questions, plain AdamW stays on a plateau where the
 model guesses among the values it has seen. Three things overcome that: many questions in each sequence
@@ -40,6 +44,8 @@ from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 from transformers import BloomConfig, BloomForCausalLM
+
+from converter.scaling.slopes import stock_slopes
 
 Task = Literal["lines", "text"]
 
@@ -78,6 +84,8 @@ class Training:
     cpu_seconds: int
     python: str = platform.python_version()
     torch: str = torch.__version__
+    bias_max: int | None = None
+    """`alibi_bias_max` of an MPT; None for a BLOOM."""
     text_sha256: str | None = None
     """SHA-256 of the text in UTF-8; None for lines, which are generated."""
 
@@ -107,6 +115,29 @@ def config(task: Task, heads: int) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
         "unk_token_id": vocabulary(task).index(UNK),
+        "use_cache": True,
+        "vocab_size": len(vocabulary(task)),
+    }
+
+
+def mpt_config(task: Task, heads: int, bias_max: int) -> dict[str, Any]:
+    """The config.json of a model that `as_mpt` made, with the keys of llm-foundry."""
+    return {
+        "architectures": ["MPTForCausalLM"],
+        "attn_config": {"alibi": True, "alibi_bias_max": bias_max, "attn_type": "multihead_attention"},
+        "bos_token_id": vocabulary(task).index(BOS),
+        "d_model": HIDDEN_SIZES[task, heads],
+        "eos_token_id": vocabulary(task).index(EOS),
+        "expansion_ratio": 4,
+        "max_seq_len": TRAINED_LENGTH,
+        "model_type": "mpt",
+        "n_heads": heads,
+        "n_layers": LAYERS[task],
+        "no_bias": False,
+        "norm_type": "layernorm",
+        "pad_token_id": vocabulary(task).index(PAD),
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
         "use_cache": True,
         "vocab_size": len(vocabulary(task)),
     }
@@ -146,13 +177,25 @@ def build_tokenizer(task: Task) -> Tokenizer:
     return lines_task.build_tokenizer() if task == "lines" else text_task.build_tokenizer()
 
 
-def build_model(task: Task, heads: int, seed: int) -> BloomForCausalLM:
-    """A fresh float32 model; the seed decides its weights."""
+def build_model(task: Task, heads: int, seed: int, bias_max: int | None = None) -> BloomForCausalLM:
+    """A fresh float32 model; the seed decides its weights. With `bias_max`, slopes and GELU are MPT's."""
     torch.manual_seed(seed)
-    model: BloomForCausalLM = BloomForCausalLM(BloomConfig.from_dict(config(task, heads)))
+    model: Any = BloomForCausalLM(BloomConfig.from_dict(config(task, heads)))
+    if bias_max is not None:
+        slopes = torch.tensor(stock_slopes(heads, bias_max))
+
+        def bias(mask: torch.Tensor, _: int, dtype: torch.dtype) -> torch.Tensor:
+            rows, tokens = mask.shape
+            each = slopes[:, None, None] * torch.arange(tokens)
+            return each.repeat(rows, 1, 1).to(dtype)
+
+        model.transformer.build_alibi_tensor = bias
+        for layer in model.transformer.h:
+            layer.mlp.gelu_impl = nn.GELU()
     nn.init.normal_(model.transformer.word_embeddings.weight, std=EMBEDDING_STD)
     model.train()
-    return model
+    trained: BloomForCausalLM = model
+    return trained
 
 
 def build_optimizers(model: BloomForCausalLM) -> list[torch.optim.Optimizer]:
@@ -164,11 +207,44 @@ def build_optimizers(model: BloomForCausalLM) -> list[torch.optim.Optimizer]:
     return [Muon(matrices, lr=MUON_LEARNING_RATE), adam]
 
 
+def as_mpt(model: BloomForCausalLM) -> dict[str, torch.Tensor]:
+    """The weights of an MPT that computes the same as a BLOOM with MPT's slopes and GELU.
+
+    MPT does not normalise its embeddings, so they are stored normalised, and the head as it is. MPT stores
+    all queries, then all keys, then all values; BLOOM stores the three of one head after the other.
+    """
+    trunk: Any = model.transformer
+    heads = model.config.n_head
+    weights = {
+        "transformer.wte.weight": trunk.word_embeddings_layernorm(trunk.word_embeddings.weight),
+        "lm_head.weight": trunk.word_embeddings.weight,
+    }
+
+    def add(name: str, module: nn.Module) -> None:
+        weights.update({f"transformer.{name}.{part}": value for part, value in module.named_parameters()})
+
+    for number, layer in enumerate(trunk.h):
+        block = f"blocks.{number}"
+        add(f"{block}.norm_1", layer.input_layernorm)
+        add(f"{block}.attn.Wqkv", layer.self_attention.query_key_value)
+        add(f"{block}.attn.out_proj", layer.self_attention.dense)
+        add(f"{block}.norm_2", layer.post_attention_layernorm)
+        add(f"{block}.ffn.up_proj", layer.mlp.dense_h_to_4h)
+        add(f"{block}.ffn.down_proj", layer.mlp.dense_4h_to_h)
+        for part in ("weight", "bias"):
+            name = f"transformer.{block}.attn.Wqkv.{part}"
+            by_head = weights[name].unflatten(0, (heads, 3, -1))
+            weights[name] = by_head.transpose(0, 1).flatten(0, 2)
+    add("norm_f", trunk.ln_f)
+    return {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+
+
 class Trainer:
     """A model with its optimisers, and the steps and tokens done."""
 
-    def __init__(self, task: Task, heads: int, seed: int) -> None:
-        self.model = build_model(task, heads, seed)
+    def __init__(self, task: Task, heads: int, seed: int, bias_max: int | None = None) -> None:
+        self.bias_max = bias_max
+        self.model = build_model(task, heads, seed, bias_max)
         self.optimizers = build_optimizers(self.model)
         self.rng = np.random.default_rng(seed)
         self.steps = self.tokens = 0
@@ -191,7 +267,9 @@ class Trainer:
             tensor of shape [targets with a loss].
         """
         ids, wanted = torch.from_numpy(input_ids), torch.from_numpy(targets)
-        hidden = self.model.transformer(ids, use_cache=False).last_hidden_state
+        # transformers would not ask for the bias of another model if there were no mask.
+        mask = None if self.bias_max is None else torch.ones_like(ids)
+        hidden = self.model.transformer(ids, attention_mask=mask, use_cache=False).last_hidden_state
         asked = wanted != IGNORE
         logits = self.model.lm_head(hidden[asked])  # computes logits only for targets with a loss
         loss = F.cross_entropy(logits, wanted[asked])
@@ -289,14 +367,16 @@ def train_on_text(trainer: Trainer, text: str) -> None:
             progress.set_postfix(bits_per_byte=f"{loss / math.log(2):.2f}")
 
 
-def train(task: Task, heads: int, seed: int) -> tuple[BloomForCausalLM, Training]:
+def train(
+    task: Task, heads: int, seed: int, bias_max: int | None = None
+) -> tuple[BloomForCausalLM, Training]:
     """Train a model.
 
     Raises:
         RuntimeError: the model did not learn the lines.
     """
     started = time.process_time()
-    trainer = Trainer(task, heads, seed)
+    trainer = Trainer(task, heads, seed, bias_max)
     sha256 = None
     if task == "lines":
         train_on_lines(trainer)
@@ -305,7 +385,9 @@ def train(task: Task, heads: int, seed: int) -> tuple[BloomForCausalLM, Training
         train_on_text(trainer, text)
         sha256 = hashlib.sha256(text.encode()).hexdigest()
     seconds = round(time.process_time() - started)
-    record = Training(task, heads, seed, trainer.steps, trainer.tokens, seconds, text_sha256=sha256)
+    record = Training(
+        task, heads, seed, trainer.steps, trainer.tokens, seconds, bias_max=bias_max, text_sha256=sha256
+    )
     return trainer.model.eval(), record
 
 
@@ -316,12 +398,17 @@ def save(model: BloomForCausalLM, training: Training, out: Path) -> None:
     versions of transformers.
     """
     out.mkdir(parents=True, exist_ok=True)
-    # lm_head shares storage with the embeddings; transformers ties them again when it loads the model.
-    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    if training.bias_max is None:
+        # lm_head shares storage with the embeddings; transformers ties them again when it loads the model.
+        weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+        settings = config(training.task, training.heads)
+    else:
+        weights = as_mpt(model)
+        settings = mpt_config(training.task, training.heads, training.bias_max)
     (out / "model.safetensors").write_bytes(to_safetensors(weights, metadata={"format": "pt"}))
     build_tokenizer(training.task).save(str(out / "tokenizer.json"))
     for name, content in (
-        ("config.json", config(training.task, training.heads)),
+        ("config.json", settings),
         ("generation_config.json", generation_config(training.task)),
         ("tokenizer_config.json", TOKENIZER_CONFIG),
         ("training.json", vars(training)),
@@ -331,10 +418,13 @@ def save(model: BloomForCausalLM, training: Training, out: Path) -> None:
 
 def main() -> None:
     """Read the command line, train, save."""
-    parser = argparse.ArgumentParser(description="Train a small BLOOM checkpoint.")
+    parser = argparse.ArgumentParser(description="Train a small checkpoint.")
     parser.add_argument("--task", choices=LAYERS, default="lines", help="what it learns [%(default)s]")
     parser.add_argument("--heads", type=int, choices=(8, 12), default=8, help="attention heads [%(default)s]")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and data [%(default)s]")
+    parser.add_argument(
+        "--bias-max", type=int, help="save an MPT whose flattest slope is 2^-bias_max, not a BLOOM"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument(
         "--threads", type=int, default=1, help="CPU threads; the weights depend on them [%(default)s]"
@@ -345,7 +435,7 @@ def main() -> None:
     torch.set_flush_denormal(True)  # the softmax of far keys underflows, and denormals are slow on CPUs
     torch.use_deterministic_algorithms(True)
     try:
-        model, training = train(arguments.task, arguments.heads, arguments.seed)
+        model, training = train(arguments.task, arguments.heads, arguments.seed, arguments.bias_max)
     except RuntimeError as error:
         sys.exit(f"error: {error}")
     save(model, training, arguments.out)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import evidence_ramps
 import evidence_tables
 import lines_task
 import numpy as np
@@ -16,7 +17,19 @@ import pytest
 import text_task
 import torch
 import train
-from evidence_design import EXAMPLES, HEADS, LENGTHS, MODELS, NONE, NTK, PROMPTS, SCALE, SMALL_SCALE, WINDOWS
+from evidence_design import (
+    EXAMPLES,
+    HEADS,
+    LENGTHS,
+    MODELS,
+    NONE,
+    NTK,
+    PROMPTS,
+    SCALE,
+    SMALL_SCALE,
+    WINDOWS,
+    Model,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -24,6 +37,7 @@ from scipy import stats
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.bloom import modeling_bloom
 
+from converter import convert
 from converter.evaluation.results import Measurement, Results
 
 TINY_BLOOM = EXAMPLES / "tiny-bloom"
@@ -41,6 +55,24 @@ def results() -> Results:
 def test_the_tables_are_what_the_results_give(path: Path, results: Results) -> None:
     document = path.read_text(encoding="utf-8")
     assert evidence_tables.with_tables(document, results) == document, "python examples/evidence.py --tables"
+
+
+def test_the_table_of_ramps_is_what_its_results_give() -> None:
+    results = Results.from_json(json.loads(evidence_ramps.RESULTS.read_text(encoding="utf-8")))
+    [block] = evidence_ramps.BLOCK.finditer(evidence_ramps.DOCUMENT.read_text(encoding="utf-8"))
+    assert block[0] == block["start"] + evidence_ramps.table(results) + block["end"]
+    assert list(results.models) == [model.name for model in evidence_ramps.MODELS]
+    for each in results.measurements:
+        lines = each.metric != "perplexity"
+        assert each.items == (evidence_ramps.PROMPTS[each.length] if lines else evidence_ramps.WINDOWS)
+        mean = np.mean(each.scores)
+        assert each.value == pytest.approx(mean if lines else math.exp(mean), rel=1e-5)
+
+
+def test_a_ramp_by_rank_lies_between_spans() -> None:
+    # 8 heads have spans of 10 to 1280 tokens, each twice the one before; trained at 256 tokens.
+    start, end = evidence_ramps.by_rank(Model("lines", 8, 0), (0, 3 / 7))
+    assert (start * 256, end * 256) == pytest.approx((10, 80))
 
 
 def test_every_table_but_the_summary_is_in_the_evidence() -> None:
@@ -249,6 +281,23 @@ def test_the_same_seed_gives_a_model_that_loads(
     inputs = AutoTokenizer.from_pretrained(tmp_path / "one")(text, return_tensors="pt")
     assert inputs["input_ids"].shape[1] == (len(text.split()) if task == "lines" else len(text))
     assert model(**inputs).logits.shape[-1] == len(train.vocabulary(task))
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_model_with_other_slopes_is_saved_as_an_mpt(heads: int, tmp_path: Path) -> None:
+    trained = train.build_model("lines", heads, 0, bias_max=5).eval()
+    with torch.no_grad():
+        for parameter in trained.parameters():  # biases and norms start at 0 and 1
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    record = train.Training("lines", heads, 0, steps=1, tokens=1, cpu_seconds=1, bias_max=5)
+    train.save(trained, record, tmp_path / "mpt")
+    convert(tmp_path / "mpt", tmp_path / "out", method="none")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    assert model.base_model.alibi.slopes[: min(heads, 8)] == [2 ** (-5 * head / 8) for head in range(1, 9)]
+    ids = torch.arange(300)[None] % len(train.vocabulary("lines"))
+    with torch.no_grad():
+        expected, found = trained(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_the_embedded_checkpoint_is_what_the_script_describes() -> None:

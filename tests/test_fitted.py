@@ -58,6 +58,7 @@ def test_json_and_back(value: dict[str, Any]) -> None:
 def test_each_layer_has_its_own_exponents(exponents: list[list[float]], factor: float) -> None:
     from templates import ntk_alibi
 
+    exponents[0][0] = 1.0
     value = {"type": "fitted", "factor": factor, "exponents": exponents}
     scaling, stock = read_scaling(value), stock_slopes(len(exponents[0]))
     code = ntk_alibi.Alibi(stock, value, len(exponents)).slopes
@@ -95,6 +96,7 @@ def test_the_mean_is_geometric() -> None:
         ({"exponents": [["1"]]}, "exponent '1'"),
         ({"exponents": [[True]]}, "exponent True"),
         ({"exponents": [[float("nan")]]}, "exponent nan"),
+        ({"exponents": [[0.0, 0.0], [0, 0]]}, "would scale no head"),
         ({"factor": 1.0}, "factor 1"),
         ({"factor": 1e5}, "factor 100000"),
         ({"factor": "8"}, "not a scaling"),

@@ -31,6 +31,7 @@ SCALINGS: dict[str, dict[str, Any] | None] = {
     "linear": {"type": "linear", "factor": 2.0},
     "ntk": NTK,
     "ntk-published": {"type": "ntk-published", "factor": 4.0},
+    "by-parts": {"type": "by-parts", "factor": 4.0, "ramp": [16.0, 64.0]},
     "ntk by length": {"type": "ntk", "dynamic": "length", "rate": 2.0, "train_seq_len": 16},
     "ntk by position": {"type": "ntk", "dynamic": "position", "rate": 2.0, "train_seq_len": 16},
 }
@@ -85,6 +86,12 @@ def test_ntk_by_hand() -> None:
     # Three heads, 2^-4, 2^-8, 2^-2 in this order: t = 1/3, 1, 0.
     scaled = alibi.scaled_slopes(alibi.press_slopes(3), "ntk", 8.0)
     assert_allclose(scaled, [2**-5, 2**-11, 2**-2])
+
+
+def test_by_parts_by_hand() -> None:
+    # Four heads have spans of 20, 80, 320 and 1280 tokens. From 20 to 320 tokens: t = 0, 1/2, 1, 1.
+    scaled = alibi.scaled_slopes(alibi.press_slopes(4), "by-parts", 16.0, (20, 320))
+    assert_allclose(scaled, [2**-2, 2**-6, 2**-10, 2**-12])
 
 
 @pytest.mark.parametrize("heads", [1, 2, 8, 12, 16, 40, 71, 112])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,7 @@ from converter.recipes import RotaryRecipe
 from converter.result.converted import ConvertedRepository
 from converter.rotary import settings
 from converter.rotary.models import MODELS, REFUSED
-from converter.scaling.frequencies import METHODS, frequencies, ntk_base, scaled_frequencies
+from converter.scaling.frequencies import METHODS, frequencies, ntk_base, scaled_frequencies, yarn_attention
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
 from converter.source.checkpoint import read_checkpoint
 from converter.verification.check import Check, Context
@@ -95,10 +96,60 @@ def test_linear_divides_every_frequency(base: float, dim: int, factor: float) ->
     assert scaled == pytest.approx([frequency / factor for frequency in stock])
 
 
+@given(BASES, DIMS, FACTORS, st.floats(4, 1e5))
+def test_yarn_keeps_short_wavelengths_and_divides_long_ones(
+    base: float, dim: int, factor: float, length: float
+) -> None:
+    stock = np.array(frequencies(base, dim))
+    scaled = np.array(scaled_frequencies(base, dim, "by-parts", factor, (length / 32, length)))
+    divisors = stock / scaled
+    assert np.all(divisors[:-1] <= divisors[1:] * (1 + 1e-12))
+    assert np.all((divisors >= 1 - 1e-12) & (divisors <= factor * (1 + 1e-12)))
+    # Its ends are rounded outwards, to whole pairs.
+    step = base ** (2 / dim)
+    wavelengths = 2 * math.pi / stock
+    np.testing.assert_array_equal(
+        scaled[wavelengths * step < length / 32], stock[wavelengths * step < length / 32]
+    )
+    beyond = wavelengths > length * step
+    if length > 2 * math.pi:
+        np.testing.assert_allclose(divisors[beyond], factor, rtol=1e-9)
+
+
+@given(
+    st.sampled_from([64, 2048]),
+    st.sampled_from([1.0, 2.5, 16.0]),
+    st.sampled_from([8, 20, 128]),
+    st.sampled_from([(1 / 32, 1.0), (0.125, 0.5), (0.1, 8.0)]),
+)
+def test_transformers_yarn_is_this_projects(
+    trained: int, factor: float, dim: int, parts: tuple[float, float]
+) -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=dim,
+        num_attention_heads=1,
+        max_position_embeddings=round(trained * factor),
+        rope_theta=10_000.0,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": trained,
+            "beta_fast": 1 / parts[0],
+            "beta_slow": 1 / parts[1],
+        },
+    )
+    theirs, attention = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    ramp = (parts[0] * trained, parts[1] * trained)
+    expected = scaled_frequencies(10_000.0, dim, "by-parts", factor, ramp)
+    assert theirs.double().tolist() == pytest.approx(expected, rel=1e-5)
+    assert attention == pytest.approx(yarn_attention(factor))
+
+
 @given(BASES, DIMS)
 def test_a_factor_of_one_changes_nothing(base: float, dim: int) -> None:
     for method in METHODS:
-        assert scaled_frequencies(base, dim, method, 1.0) == frequencies(base, dim)
+        scaled = scaled_frequencies(base, dim, method, 1.0, (64, 2048))
+        assert scaled == pytest.approx(frequencies(base, dim), rel=1e-15)
 
 
 def test_known_values() -> None:
@@ -145,6 +196,8 @@ def test_every_scaling_of_every_model_type(
     scalings: dict[str, dict[str, Any]] = {"ntk": {"scale": 4}, "none": {"method": "none"}}
     if "linear" in MODELS[model_type].reads:
         scalings["linear"] = {"scale": 2.5, "method": "linear"}
+    if "yarn" in MODELS[model_type].reads:
+        scalings["by-parts"] = {"scale": 2.5, "method": "by-parts", "train_length": 48}
     if "dynamic" in MODELS[model_type].reads:
         scalings["dynamic"] = {"dynamic": "length", "rate": 2, "train_length": 64}
     for name, options in scalings.items():
@@ -176,10 +229,12 @@ def test_every_supported_type_has_a_tiny_checkpoint() -> None:
         {"method": "none"},
         {"scale": 4},
         {"scale": 4, "method": "linear"},
+        {"scale": 4, "method": "by-parts"},
+        {"scale": 4, "method": "by-parts", "ramp": (0.1, 2.0)},
         {"dynamic": "length"},
         {"dynamic": "length", "rate": 2},
     ],
-    ids=["none", "ntk", "linear", "dynamic", "dynamic at rate 2"],
+    ids=["none", "ntk", "linear", "yarn", "yarn with a ramp", "dynamic", "dynamic at rate 2"],
 )
 def test_logits(
     model_type: str, options: dict[str, Any], pristine_rotary: MakeRotary, tmp_path: Path
@@ -194,17 +249,31 @@ def test_logits(
         logits = model(torch.from_numpy(tokens)[None]).logits[0].double().numpy()
     # The expected frequencies are computed again, from the result's numbers alone.
     factor = result.scaling.factor_at(len(tokens))
-    base, divisor = rotary.base, 1.0
+    base, divisors, amplitude = rotary.base, np.ones(rotary.dim // 2), 1.0
     if result.scaling.method == "linear":
-        divisor = factor
+        divisors *= factor
+    elif result.scaling.method == "by-parts":
+        divisors = yarn_divisors(rotary.dim, base, factor, options.get("ramp", (1 / 32, 1)))
+        amplitude = 0.1 * math.log(factor) + 1
     else:
         base *= factor ** (rotary.dim / (rotary.dim - 2))
-    expected = tuple(1 / (divisor * base ** (2 * pair / rotary.dim)) for pair in range(rotary.dim // 2))
-    wanted = reference.logits(config, tensors, tokens, expected)
+    expected = tuple(base ** (-np.arange(0, rotary.dim, 2) / rotary.dim) / divisors)
+    wanted = reference.logits(config, tensors, tokens, expected, amplitude)
     assert np.abs(logits - wanted).max() < 1e-4 * np.abs(wanted).max()
     if factor != 1:
         stock = reference.logits(config, tensors, tokens, rotary.frequencies)
         assert np.abs(stock - wanted).max() > 1e-2 * np.abs(wanted).max()
+
+
+def yarn_divisors(dim: int, base: float, factor: float, ramp: tuple[float, float]) -> np.ndarray:
+    """What the code of YaRN's authors divides each frequency by; the ramp in parts of the trained length."""
+    # A pair turns rotations = length / wavelength times: beta_fast at the ramp's start, beta_slow at its end.
+    rotations = 1 / np.array(ramp)
+    ends = dim * np.log(tiny_rotary.LENGTH / (rotations * 2 * math.pi)) / (2 * math.log(base))
+    low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), dim - 1)
+    kept = 1 - np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
+    divisors: np.ndarray = 1 / ((1 - kept) / factor + kept)
+    return divisors
 
 
 def test_a_static_scaling_decodes_over_a_cache(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
@@ -242,6 +311,25 @@ def test_a_dynamic_config_starts_where_it_scales(pristine_rotary: MakeRotary, tm
     assert config["max_position_embeddings"] == tiny_rotary.LENGTH // 2
     assert config["rope_scaling"] == {"rope_type": "dynamic", "type": "dynamic", "factor": 1.0}
     assert config["rotary_emb_base"] == 10_000
+
+
+def test_the_config_of_yarn(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
+    result = convert(pristine_rotary("llama"), tmp_path / "out", scale=4, method="by-parts", train_length=32)
+    config = config_of(tmp_path / "out")
+    assert config["rope_scaling"] == {
+        "rope_type": "yarn",
+        "type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }
+    assert (config["rope_theta"], config["max_position_embeddings"]) == (10_000, 128)
+    assert result.rotary is not None
+    assert (result.rotary.ramp, result.rotary.divisor) == ((1.0, 32.0), 4.0)
+    assert result.rotary.attention == pytest.approx(0.1 * math.log(4) + 1)
+    assert "wavelengths up to 1 tokens kept, from 32 on multiplied by 4" in str(result.rotary)
+    assert inspect(tmp_path / "out").frequencies.factor == 4
 
 
 def test_other_lengths(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
@@ -545,6 +633,38 @@ def test_verification_sees_a_dynamic_scaling_that_starts_elsewhere(
     edit_json(tmp_path / "out" / "config.json", {"max_position_embeddings": 128})
     with pytest.raises(VerificationError, match="at 128 tokens"):
         verified(source, tmp_path / "out", scaling)
+
+
+def test_verification_measures_the_attention_factor(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
+    source = pristine_rotary("llama")
+    result = convert(source, tmp_path / "out", scale=2, method="by-parts")
+    rope_scaling = config_of(tmp_path / "out")["rope_scaling"]
+    for change, words in (
+        ({"attention_factor": 1.0}, "multiplies queries and keys by 1, not 1.069"),
+        ({"beta_fast": 4.0}, "turns pair"),
+        ({"original_max_position_embeddings": 32}, "turns pair"),
+        ({"factor": 2.01}, "turns pair"),
+    ):
+        edit_json(tmp_path / "out" / "config.json", {"rope_scaling": {**rope_scaling, **change}})
+        with pytest.raises(VerificationError, match=words):
+            verified(source, tmp_path / "out", result.scaling)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "words"),
+    [
+        ("llama", {"dynamic": "length"}, "no dynamic by-parts"),
+        ("llama", {"dynamic": "position"}, "no dynamic by-parts"),
+        ("llama", {"scale": 2, "ramp": (300, 400)}, "would scale nothing"),
+        ("llama", {"scale": 2, "ramp": (0.001, 0.01)}, "would scale nothing"),
+        ("phi3", {"scale": 2}, "does not read YaRN"),
+    ],
+)
+def test_what_yarn_cannot_do(
+    model_type: str, options: dict[str, Any], words: str, pristine_rotary: MakeRotary
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        inspect(pristine_rotary(model_type), method="by-parts", **options)
 
 
 def test_inspect_refuses_a_scaling_without_rotary_form(pristine_rotary: MakeRotary) -> None:

@@ -93,6 +93,8 @@ def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | N
             ({"method": "by-parts", "scale": 2.0, "ramp": ramp}, ["--ramp", "not a ramp", "trained length"])
             for ramp in [
                 (0.5, 0.5),
+                (0.5, 0.5000001),
+                (0.5, 1e300),
                 (0.5, 0.25),
                 (0.0, 0.5),
                 (-1.0, 1.0),
@@ -187,7 +189,17 @@ def test_what_btlm_and_jais_write_is_understood(value: dict[str, Any], expected:
         {"type": "by-parts", "train_seq_len": 2048, "ramp": None},
         *(
             {"type": "by-parts", "factor": 2.0, "ramp": ramp}
-            for ramp in [[512, 128], [128, 128], [0, 128], [128, math.inf], [128], ["1", "2"], 128, [True, 2]]
+            for ramp in [
+                [512, 128],
+                [128, 128],
+                [1e15, 1e15 + 0.125],  # their logarithms are equal
+                [0, 128],
+                [128, math.inf],
+                [128],
+                ["1", "2"],
+                128,
+                [True, 2],
+            ]
         ),
     ],
 )

@@ -209,6 +209,18 @@ def test_wrong_dynamic_code_is_caught(converted: Convert, mistaken: Mistaken, tm
         run(folder, tmp_path / "source")
 
 
+@pytest.mark.parametrize(
+    ("family", "scaling"), [("bloom", "by-parts"), ("falcon", "by-parts"), ("mpt", "by-parts-length")]
+)
+def test_a_wrong_span_is_caught(
+    family: str, scaling: str, converted: Convert, mistaken: Mistaken, tmp_path: Path
+) -> None:
+    mistaken("ntk_alibi.py", "math.log(5 / m)", "math.log(6 / m)")
+    folder = converted(family, 12, scaling)
+    with pytest.raises(VerificationError, match="runs with slope"):
+        run(folder, tmp_path / "source")
+
+
 def test_wrong_mpt_bias_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: Path) -> None:
     mistaken("modeling_ntk_mpt.py", 'config.attn_config.get("alibi_bias_max", 8)', "8")
     folder = converted("mpt", 12, "ntk", attn_config={"alibi_bias_max": 16})

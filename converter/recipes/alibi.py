@@ -16,7 +16,7 @@ from converter.families.refusals import check_source
 from converter.recipes.stored_slopes import check_positions, read_slopes
 from converter.recipes.words import Words, alibi_words
 from converter.scaling.request import RAMP, Parts
-from converter.scaling.scaling import Basis, Scaling, Static, Unscaled, read_scaling, stretched
+from converter.scaling.scaling import Basis, Scaling, Static, read_scaling, stretched
 from converter.scaling.slopes import NATS, Slopes
 from converter.scaling.train_length import TrainLength, recorded_length
 from converter.source.base import Source
@@ -107,7 +107,7 @@ class AlibiRecipe:
     def check_scaling(self, scaling: Scaling) -> None:
         if (problem := self._misfit(scaling)) is not None:
             raise UsageError(f"the slopes are not this model's: they have {problem}")
-        if isinstance(scaling, Unscaled) or scaling.ramp is None:
+        if scaling.ramp is None:
             return
         stock = self.stock({})
         spans = [NATS / (slope * self._bias_scale) for slope in stock]
@@ -119,7 +119,7 @@ class AlibiRecipe:
 
     def _misfit(self, scaling: Scaling) -> str | None:
         """How fitted exponents contradict the model's sizes; None if they do not."""
-        fitted = None if isinstance(scaling, Unscaled) else scaling.exponents
+        fitted = scaling.exponents
         if fitted is None:
             return None
         heads, layers = self.geometry.num_heads, self.geometry.num_layers

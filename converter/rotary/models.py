@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-RopeType = Literal["linear", "dynamic"]
+RopeType = Literal["linear", "dynamic", "yarn"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RotaryModel:
     partial_key: str = "partial_rotary_factor"
     own_head_dim: bool = False
     """Whether config.json must have head_dim, since its default is not hidden_size / num_attention_heads."""
-    reads: tuple[RopeType, ...] = ("linear", "dynamic")
+    reads: tuple[RopeType, ...] = ("linear", "dynamic", "yarn")
     """The types of ``rope_scaling`` that both versions honour with the factors used here. A dynamic scaling
     always has factor 1 here; OLMo's class in 4.57 requires a larger one."""
     legacy: bool = False

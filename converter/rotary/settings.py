@@ -15,14 +15,24 @@ from typing import Any
 from converter.config import LONGEST, Config, Geometry, agreed, count, head_dim, is_integer, is_number
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.rotary.models import MODELS, REFUSED, RotaryModel
-from converter.scaling.frequencies import METHODS, Frequencies, frequencies, ntk_base, scaled_frequencies
+from converter.scaling.frequencies import (
+    METHODS,
+    Frequencies,
+    frequencies,
+    ntk_base,
+    scaled_frequencies,
+    yarn_attention,
+)
 from converter.scaling.scaling import FITTED, Dynamic, Scaling, Static
+from converter.scaling.slopes import Ramp
 
 LENGTH, SCALING, PARAMETERS = "max_position_embeddings", "rope_scaling", "rope_parameters"
 OWN_BASE, OWN_PARTIAL = "rope_theta", "partial_rotary_factor"
 """Key names inside ``rope_parameters``; at the top level, some model types use other names."""
 YARN_RAMP = (1 / 32, 1.0)
 """YaRN's ramp in parts of the trained length: wavelengths that fit 32 times into it, and once."""
+YARN_KEYS = ("original_max_position_embeddings", "beta_fast", "beta_slow")
+"""What ``rope_scaling`` has for YaRN beside type and factor."""
 LARGEST_BASE = 1e30
 """The largest base accepted, before and after scaling; the largest published one is about 1e9."""
 
@@ -50,7 +60,8 @@ class Rotary:
 
     def scaled(self, scaling: Scaling, tokens: int = 0) -> Frequencies:
         """The scaled frequencies in a forward pass that reaches ``tokens`` tokens."""
-        return scaled_frequencies(self.base, self.dim, scaling.method, scaling.factor_at(tokens))
+        factor = scaling.factor_at(tokens)
+        return scaled_frequencies(self.base, self.dim, scaling.method, factor, scaling.ramp)
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,11 @@ class Change:
     scaled_base: float
     """The base in the converted config."""
     divisor: float
-    """The number that positions are divided by."""
+    """The number that positions are divided by; with a ramp, for long wavelengths only."""
+    ramp: Ramp | None
+    """Wavelengths in tokens at which YaRN starts to divide and divides fully; None without YaRN."""
+    attention: float
+    """The number that rotated queries and keys are multiplied by."""
     dynamic_from: int | None
     """Tokens beyond which transformers raises the base while the model runs; None if it never does."""
     scaling: dict[str, Any] | None
@@ -74,6 +89,12 @@ class Change:
         if self.dynamic_from is not None:
             power = f"(tokens / {self.dynamic_from})^({self.channels}/{self.channels - 2})"
             return f"base {self.base:.10g} * {power} beyond {self.dynamic_from} tokens"
+        if self.ramp is not None:
+            start, end = self.ramp
+            return (
+                f"YaRN: wavelengths up to {start:g} tokens kept, from {end:g} on multiplied by "
+                f"{self.divisor:g}; queries and keys multiplied by {self.attention:.6g}"
+            )
         if self.divisor != 1:
             return f"positions divided by {self.divisor:g}, base {self.base:.10g} kept"
         if self.scaled_base != self.base:
@@ -184,6 +205,8 @@ def check_scaling(rotary: Rotary, scaling: Scaling) -> None:
         raise UsageError(
             f"transformers does not read a linear rope_scaling for {model_type!r}; give --method ntk"
         )
+    elif scaling.ramp is not None:
+        _check_yarn(rotary, scaling.ramp)
 
 
 def _check_base(rotary: Rotary, factor: float) -> None:
@@ -198,11 +221,24 @@ def _check_base(rotary: Rotary, factor: float) -> None:
         )
 
 
+def _check_yarn(rotary: Rotary, ramp: Ramp) -> None:
+    if "yarn" not in rotary.model.reads:
+        raise UsageError(
+            f"transformers does not read YaRN's rope_scaling for {rotary.model.model_type!r}; "
+            "give --method ntk"
+        )
+    if scaled_frequencies(rotary.base, rotary.dim, "by-parts", 2.0, ramp) == rotary.frequencies:
+        raise UsageError(
+            f"--method by-parts would scale nothing: YaRN's ramp from {ramp[0]:g} to {ramp[1]:g} tokens lies "
+            "beside the model's wavelengths; give another --ramp, or --method ntk"
+        )
+
+
 def _check_dynamic(rotary: Rotary, scaling: Dynamic) -> None:
     model_type = rotary.model.model_type
-    if scaling.method == "linear":
+    if scaling.method in ("linear", "by-parts"):
         raise UsageError(
-            f"transformers has no dynamic linear scaling for rotary models such as {model_type!r}; "
+            f"transformers has no dynamic {scaling.method} scaling for rotary models such as {model_type!r}; "
             "give --method ntk, or --scale"
         )
     if scaling.dynamic == "position":
@@ -242,6 +278,13 @@ def scaled_config(
     elif isinstance(scaling, Static):
         if scaling.method == "ntk":
             base = ntk_base(base, rotary.dim, scaling.factor)
+        elif scaling.ramp is not None and train_length is not None:
+            rope_scaling = {
+                **_rope_scaling(rotary.model, "yarn", scaling.factor),
+                "original_max_position_embeddings": train_length,
+                "beta_fast": train_length / scaling.ramp[0],
+                "beta_slow": train_length / scaling.ramp[1],
+            }
         elif scaling.factor > 1:
             rope_scaling = _rope_scaling(rotary.model, "linear", scaling.factor)
         trained = train_length or rotary.max_length
@@ -269,10 +312,17 @@ def change(rotary: Rotary, scaling: Scaling) -> Change:
         channels=rotary.dim,
         base=rotary.base,
         scaled_base=ntk_base(rotary.base, rotary.dim, scaling.factor_at(0)) if ntk else rotary.base,
-        divisor=scaling.factor_at(0) if scaling.method == "linear" else 1.0,
+        divisor=scaling.factor_at(0) if scaling.method in ("linear", "by-parts") else 1.0,
+        ramp=scaling.ramp,
+        attention=attention_factor(scaling),
         dynamic_from=_start(scaling) if isinstance(scaling, Dynamic) else None,
         scaling=scaling.to_json(),
     )
+
+
+def attention_factor(scaling: Scaling) -> float:
+    """What rotated queries and keys are multiplied by: 1, or with YaRN more."""
+    return 1.0 if scaling.ramp is None else yarn_attention(scaling.factor_at(0))
 
 
 def _start(scaling: Dynamic) -> int:
@@ -323,7 +373,8 @@ def respelled(config: Config) -> dict[str, Any]:
             result[model.partial_key] = parameters[OWN_PARTIAL]
         kind = parameters.get("rope_type", "default")
         if kind != "default":
-            result[SCALING] = _rope_scaling(model, kind, parameters.get("factor", 1.0))
+            own = {key: parameters[key] for key in YARN_KEYS if kind == "yarn" and key in parameters}
+            result[SCALING] = {**_rope_scaling(model, kind, parameters.get("factor", 1.0)), **own}
     if model.base_key != OWN_BASE and result.get(OWN_BASE) == result.get(model.base_key):
         result.pop(OWN_BASE, None)
     return result

@@ -11,13 +11,21 @@ tokens, it is ``base * (f * L / M - (f - 1)) ** (d / (d - 2))``, where f is the 
 ``max_position_embeddings`` and L at least M (``modeling_rope_utils.py``, the same in 4.57 and 5.23). With
 f = 1 the parenthesis becomes L / M. This project's a = max(1, rate * L / trained length) therefore needs
 f = 1 and M = trained length / rate; no other f gives it.
+
+``by-parts`` is YaRN (Peng et al., arXiv 2309.00071) as its authors' code and transformers' ``rope_type:
+yarn`` compute it: frequencies with short wavelengths stay, those with long ones are divided by a, and those
+between are mixed by the number of their pair. Queries and keys are multiplied by ``yarn_attention(a)`` each.
 """
 
 from __future__ import annotations
 
+import math
+
+from converter.scaling.slopes import Ramp
+
 Frequencies = tuple[float, ...]
 """One frequency per pair of channels, in radians per token, the highest first."""
-METHODS = ("ntk", "linear", "none")
+METHODS = ("ntk", "by-parts", "linear", "none")
 """The methods that have a rotary form."""
 
 
@@ -37,12 +45,44 @@ def ntk_base(base: float, dim: int, factor: float) -> float:
     return float(base * factor ** (dim / (dim - 2)))
 
 
-def scaled_frequencies(base: float, dim: int, method: str, factor: float) -> Frequencies:
+def yarn_frequencies(base: float, dim: int, factor: float, ramp: Ramp) -> Frequencies:
+    """The frequencies of YaRN.
+
+    A wavelength is 2 pi / frequency, in tokens. The ends of the ramp are rounded outwards to whole pairs.
+
+    Args:
+        base: the base as trained.
+        dim: number of rotated channels; even.
+        factor: scale factor a, at least 1, no unit.
+        ramp: the wavelengths at which scaling starts and is complete.
+    """
+
+    def pair_of(wavelength: float) -> float:
+        return dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(base))
+
+    first = max(math.floor(pair_of(ramp[0])), 0)
+    last = min(math.ceil(pair_of(ramp[1])), dim - 1)
+    width = last - first or 0.001
+    places = (min(max((pair - first) / width, 0.0), 1.0) for pair in range(dim // 2))
+    stock = frequencies(base, dim)
+    return tuple(value * (1 - t + t / factor) for value, t in zip(stock, places, strict=True))
+
+
+def yarn_attention(factor: float) -> float:
+    """What YaRN multiplies rotated queries and keys by, for a scale factor of at least 1."""
+    return 0.1 * math.log(factor) + 1
+
+
+def scaled_frequencies(
+    base: float, dim: int, method: str, factor: float, ramp: Ramp | None = None
+) -> Frequencies:
     """The frequencies scaled by ``method`` with scale factor a = ``factor`` (at least 1, no unit).
 
     Raises:
-        ValueError: the method has no rotary form.
+        ValueError: the method has no rotary form, or ``by-parts`` has no ramp.
     """
+    if method == "by-parts" and ramp is not None:
+        return yarn_frequencies(base, dim, factor, ramp)
     if method == "ntk":
         return frequencies(ntk_base(base, dim, factor), dim)
     if method == "linear":

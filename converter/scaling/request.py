@@ -25,7 +25,10 @@ BY_PARTS: Method = "by-parts"
 Parts = tuple[float, float]
 """A ramp in parts of the trained length."""
 RAMP: Parts = (1 / 16, 1 / 4)
-"""The ramp of ALiBi models if none is given."""
+"""The ramp of ALiBi models if none is given: the one that held best where it was measured
+(examples/evidence/README.md)."""
+NARROWEST = 1.001
+"""The smallest ratio of a ramp's ends; rounding must not make them equal."""
 SLOPES_FILE = "slopes.json"
 """The name of a file of fitted slopes where none is known."""
 
@@ -109,7 +112,8 @@ class Request:
     def _check_ramp(self, ramp: Parts) -> None:
         if self.method != BY_PARTS:
             raise UsageError(f"--ramp needs --method {BY_PARTS}; give that method or drop --ramp")
-        if len(ramp) != 2 or not all(map(is_number, ramp)) or not 0 < ramp[0] < ramp[1]:
+        numbers = len(ramp) == 2 and all(map(is_number, ramp))
+        if not numbers or not 0 < NARROWEST * ramp[0] <= ramp[1] <= LONGEST:
             raise UsageError(
                 f"--ramp {' '.join(map(str, ramp))} is not a ramp; give two parts of the trained length, "
                 "above 0 and the smaller first"

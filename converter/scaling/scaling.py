@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast, get_args
@@ -30,6 +31,8 @@ class Unscaled:
     """The slopes or frequencies as trained."""
 
     method: ClassVar[Method] = "none"
+    ramp: ClassVar[Ramp | None] = None
+    exponents: ClassVar[Exponents | None] = None
 
     def factor_at(self, tokens: int) -> float:  # noqa: ARG002 -- the same signature as the other kinds
         """The scale factor a: 1."""
@@ -127,13 +130,12 @@ def exponents_of(scaling: Static | Dynamic, stock: Slopes, layer: int = 0) -> tu
 
 def rows(scaling: Scaling) -> int:
     """In how many rows of slopes, one per layer, the layers differ; 1 if all are the same."""
-    fitted = None if isinstance(scaling, Unscaled) else scaling.exponents
-    return 1 if fitted is None else len(fitted)
+    return 1 if scaling.exponents is None else len(scaling.exponents)
 
 
 def averaged(scaling: Scaling) -> Scaling:
     """The same for all layers: each slope is the geometric mean of the layers'."""
-    if isinstance(scaling, Unscaled) or scaling.exponents is None:
+    if scaling.exponents is None or isinstance(scaling, Unscaled):
         return scaling
     count = len(scaling.exponents)
     mean = tuple(sum(heads) / count for heads in zip(*scaling.exponents, strict=True))
@@ -142,7 +144,7 @@ def averaged(scaling: Scaling) -> Scaling:
 
 def first_layers(scaling: Scaling, layers: int) -> Scaling:
     """The scaling of a model's first ``layers`` layers."""
-    if rows(scaling) == 1 or isinstance(scaling, Unscaled) or scaling.exponents is None:
+    if scaling.exponents is None or isinstance(scaling, Unscaled) or len(scaling.exponents) == 1:
         return scaling
     return replace(scaling, exponents=scaling.exponents[:layers])
 
@@ -233,6 +235,8 @@ def _read_exponents(value: object, where: str) -> Exponents:
                     f"{where} has the exponent {repr(exponent)[:LONGEST_SHOWN]} for head {head} of layer "
                     f"{layer}; give numbers from {least:g} to {largest:g}"
                 )
+    if not any(any(row) for row in value):
+        raise SourceError(f"{where} has no exponent other than 0, so it would scale no head")
     return tuple(tuple(map(float, row)) for row in value)
 
 
@@ -242,6 +246,6 @@ def _read_ramp(value: object) -> Ramp | None:
     if not (isinstance(value, list) and len(value) == 2 and all(map(is_number, value))):
         raise ValueError(f"{value!r} is not a ramp")
     start, end = map(float, value)
-    if not 0 < start < end:
+    if not (0 < start < end and math.log(start) < math.log(end)):
         raise ValueError(f"{value!r} is not a ramp")
     return start, end

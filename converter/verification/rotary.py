@@ -15,7 +15,7 @@ import torch
 from converter.errors import ConverterError, VerificationError
 from converter.recipes import RotaryRecipe
 from converter.result.converted import ConvertedRepository
-from converter.rotary.settings import Rotary
+from converter.rotary.settings import Rotary, attention_factor
 from converter.scaling.scaling import Dynamic, Scaling
 from converter.source.checkpoint import Checkpoint
 from converter.verification.check import Check, Context
@@ -138,11 +138,11 @@ def check_frequencies(model: Any, rotary: Rotary, scaling: Scaling) -> Check:
     }
     if not kinds:
         raise VerificationError(f"{type(model).__name__} has no rotary module to measure")
-    worst = 0.0
+    worst, attention = 0.0, attention_factor(scaling)
     for kind in kinds:
         module = kind(config=model.config)
         for tokens in lengths:
-            measured = measure(module, tokens)
+            measured, amplitude = measure(module, tokens)
             expected = torch.tensor(rotary.scaled(scaling, tokens), dtype=torch.float64)
             if measured.shape != expected.shape:
                 raise VerificationError(
@@ -156,6 +156,10 @@ def check_frequencies(model: Any, rotary: Rotary, scaling: Scaling) -> Check:
                     f"tokens, not {expected[pair]:.6g}"
                 )
             worst = max(worst, float(deviations[pair]))
+            if not abs(amplitude / attention - 1) < TOLERANCE:
+                raise VerificationError(
+                    f"{kind.__name__} multiplies queries and keys by {amplitude:.6g}, not {attention:.6g}"
+                )
     where = f" at {', '.join(map(str, lengths))} tokens" if isinstance(scaling, Dynamic) else ""
     return Check(
         "frequencies",
@@ -166,10 +170,14 @@ def check_frequencies(model: Any, rotary: Rotary, scaling: Scaling) -> Check:
 
 
 @torch.no_grad()
-def measure(module: Any, tokens: int) -> torch.Tensor:
-    """The angles by which a row of ``tokens`` tokens is turned at position 1; float64, largest first."""
+def measure(module: Any, tokens: int) -> tuple[torch.Tensor, float]:
+    """The angles by which a row of ``tokens`` tokens is turned at position 1, and the factor on its length.
+
+    Returns:
+        Angles, float64, largest first; and the length of the pair of cosine and sine.
+    """
     positions = torch.tensor([[1, tokens - 1]])
     cosines, sines = (output[0, 0].double() for output in module(torch.zeros(1), positions))
     angles = torch.atan2(sines, cosines).sort(descending=True).values
     # Both channels of a pair are listed, side by side or in two halves.
-    return angles[::2]
+    return angles[::2], float(torch.hypot(cosines, sines).mean())

@@ -12,8 +12,9 @@ from converter.model import Model, open_model
 from converter.recipes.base import Recipe
 from converter.rotary.settings import Change
 from converter.scaling.request import Parts, Request
-from converter.scaling.scaling import Basis, Dynamic, Method, Scaling, Unscaled
+from converter.scaling.scaling import Basis, Dynamic, Method, Scaling, Unscaled, averaged, rows
 from converter.source.checkpoint import weight_index
+from converter.source.slopes_file import read_slopes_file
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class SlopeTable:
     """The scale factor a of ``scaled``."""
     at_length: int | None
     """Number of tokens at which a dynamic scaling has this factor; None for a static one."""
+    layers: int = 1
+    """If the layers' slopes differ: how many layers ``scaled`` is the geometric mean of."""
 
 
 EMPTY = SlopeTable((), None, None, None)
@@ -80,6 +83,7 @@ def inspect(
     dynamic: Basis | None = None,
     rate: float | None = None,
     ramp: Parts | None = None,
+    slopes: str | Path | Mapping[str, Any] | None = None,
     train_length: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     revision: str | None = None,
@@ -92,9 +96,9 @@ def inspect(
 
     Args:
         model: a local folder, or a Hub id.
-        scale, target_length, method, dynamic, rate, ramp, train_length: as for ``convert``. If none of scale,
-            target_length and dynamic is given, a converted repository shows its own scaling. For a
-            dynamic scaling, the scaled slopes are those at twice the trained length.
+        scale, target_length, method, dynamic, rate, ramp, slopes, train_length: as for ``convert``. If none
+            of scale, target_length, dynamic and slopes is given, a converted repository shows its own
+            scaling. For a dynamic scaling, the scaled slopes are those at twice the trained length.
         overrides, revision, token, cache_dir: as for ``convert``.
 
     Raises:
@@ -103,7 +107,8 @@ def inspect(
         UnsupportedModel: it is neither an ALiBi model of a supported family nor a rotary model that can
             be scaled.
     """
-    request = Request(method, scale, target_length, dynamic, rate, train_length, ramp)
+    given = None if slopes is None else read_slopes_file(slopes)
+    request = Request(method, scale, target_length, dynamic, rate, train_length, ramp, given)
     opened = open_model(
         model,
         train_length=train_length,
@@ -168,5 +173,5 @@ def _slopes(recipe: Recipe, stored: Config, scaling: Scaling) -> SlopeTable:
     if isinstance(scaling, Unscaled):
         return SlopeTable(stock, None, None, None)
     length = 2 * scaling.train_length if isinstance(scaling, Dynamic) else None
-    scaled = recipe.scaled(stock, scaling, length or 0)
-    return SlopeTable(stock, scaled, scaling.factor_at(length or 0), length)
+    scaled = recipe.scaled(stock, averaged(scaling), length or 0)
+    return SlopeTable(stock, scaled, scaling.factor_at(length or 0), length, rows(scaling))

@@ -25,6 +25,7 @@ from converter.source.base import CARD
 from converter.source.checkpoint import Checkpoint
 from converter.source.hub import bytes_to_download, is_repo_id
 from converter.source.remote_code import find
+from converter.source.slopes_file import read_slopes_file
 from converter.weights.files import Link
 from converter.weights.journal import JOURNAL, Journal
 from converter.weights.transfer import Dtype
@@ -117,6 +118,7 @@ def convert(
     dynamic: Basis | None = None,
     rate: float | None = None,
     ramp: Parts | None = None,
+    slopes: str | Path | Mapping[str, Any] | None = None,
     train_length: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     revision: str | None = None,
@@ -157,6 +159,7 @@ def convert(
         rate: rate of a dynamic scaling, above 0 and usually 1 to 2; 1 by default.
         ramp: start and end of the ramp of ``by-parts``, in parts of the trained length; by default 1/16 and
             1/4, or for rotary models 1/32 and 1.
+        slopes: a JSON file of fitted slopes, or its content, instead of the six options above.
         train_length: trained length in tokens, if the checkpoint is not a known one.
         overrides: values for keys of the source's config.json that it lacks or has wrong. Dots in a key lead
             into objects (``attn_config.alibi``); None removes a key. They cannot lift a refusal.
@@ -199,7 +202,8 @@ def convert(
         exports = [*exports, onnx]
     about_push = private or branch is not None or create_pr
     _check_options(exports, base_model, dtype, link, push_to_hub, about_push, verify, trust_remote_code)
-    request = Request(method, scale, target_length, dynamic, rate, train_length, ramp)
+    given = None if slopes is None else read_slopes_file(slopes)
+    request = Request(method, scale, target_length, dynamic, rate, train_length, ramp, given)
     opened = open_model(
         model,
         train_length=train_length,

@@ -108,7 +108,9 @@ class NtkBaichuanPreTrainedModel(DecoderSupport, PreTrainedModel):
 class NtkBaichuanModel(AlibiDecoder, NtkBaichuanPreTrainedModel):
     def __init__(self, config: NtkBaichuanConfig):
         super().__init__(config)
-        self.alibi = Alibi(stock_slopes(config.num_attention_heads), config.alibi_scaling)
+        self.alibi = Alibi(
+            stock_slopes(config.num_attention_heads), config.alibi_scaling, config.num_hidden_layers
+        )
         self.softmax_scale = (config.hidden_size // config.num_attention_heads) ** -0.5
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         layers = [NtkBaichuanLayer(config, index) for index in range(config.num_hidden_layers)]

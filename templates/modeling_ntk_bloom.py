@@ -82,7 +82,7 @@ class NtkBloomPreTrainedModel(DecoderSupport, PreTrainedModel):
 class NtkBloomModel(AlibiDecoder, NtkBloomPreTrainedModel):
     def __init__(self, config: NtkBloomConfig):
         super().__init__(config)
-        self.alibi = Alibi(stock_slopes(config.n_head), config.alibi_scaling)
+        self.alibi = Alibi(stock_slopes(config.n_head), config.alibi_scaling, config.num_hidden_layers)
         self.softmax_scale = (config.hidden_size // config.n_head) ** -0.5
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.word_embeddings_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)

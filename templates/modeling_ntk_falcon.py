@@ -110,7 +110,7 @@ class NtkFalconModel(AlibiDecoder, NtkFalconPreTrainedModel):
         self.softmax_scale = (config.hidden_size // config.num_attention_heads) ** -0.5
         # Falcon divides the bias by sqrt(head size) together with the scores.
         slopes = [slope * self.softmax_scale for slope in stock_slopes(config.num_attention_heads)]
-        self.alibi = Alibi(slopes, config.alibi_scaling)
+        self.alibi = Alibi(slopes, config.alibi_scaling, config.num_hidden_layers)
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         layers = [NtkFalconDecoderLayer(config, index) for index in range(config.num_hidden_layers)]
         self.h = nn.ModuleList(layers)

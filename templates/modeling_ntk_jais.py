@@ -95,7 +95,7 @@ class NtkJaisModel(AlibiDecoder, NtkJaisPreTrainedModel):
     def __init__(self, config: NtkJaisConfig):
         super().__init__(config)
         slopes = stock_slopes(config.n_head) if config.alibi_slopes is None else config.alibi_slopes
-        self.alibi = Alibi(slopes, config.alibi_scaling)
+        self.alibi = Alibi(slopes, config.alibi_scaling, config.num_hidden_layers)
         self.softmax_scale = softmax_scale(config)
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.h = nn.ModuleList([NtkJaisBlock(config, index) for index in range(config.n_layer)])

@@ -139,7 +139,9 @@ class NtkJinaBertModel(SentenceEncoding, AlibiEncoder, NtkJinaBertPreTrainedMode
     def __init__(self, config: NtkJinaBertConfig, add_pooling_layer: bool | None = None):
         self.layer_class = NtkJinaBertQkLayer if config.qk_post_norm else NtkJinaBertLayer
         super().__init__(config, add_pooling_layer)
-        self.alibi = Alibi(stock_slopes(config.num_attention_heads), config.alibi_scaling)
+        self.alibi = Alibi(
+            stock_slopes(config.num_attention_heads), config.alibi_scaling, config.num_hidden_layers
+        )
 
 
 class NtkJinaBertForMaskedLM(MaskedLMHead, NtkJinaBertPreTrainedModel):

@@ -61,7 +61,9 @@ class NtkMosaicBertModel(AlibiEncoder, NtkMosaicBertPreTrainedModel):
 
     def __init__(self, config: NtkMosaicBertConfig, add_pooling_layer: bool | None = None):
         super().__init__(config, add_pooling_layer)
-        self.alibi = Alibi(stock_slopes(config.num_attention_heads), config.alibi_scaling)
+        self.alibi = Alibi(
+            stock_slopes(config.num_attention_heads), config.alibi_scaling, config.num_hidden_layers
+        )
 
 
 class NtkMosaicBertForMaskedLM(MaskedLMHead, NtkMosaicBertPreTrainedModel):

@@ -103,7 +103,7 @@ class NtkMosaicGptPreTrainedModel(DecoderSupport, PreTrainedModel):
 class NtkMosaicGptModel(AlibiDecoder, NtkMosaicGptPreTrainedModel):
     def __init__(self, config: NtkMosaicGptConfig):
         super().__init__(config)
-        self.alibi = Alibi(plain_slopes(config), config.alibi_scaling)
+        self.alibi = Alibi(plain_slopes(config), config.alibi_scaling, config.num_hidden_layers)
         self.softmax_scale = softmax_scale(config)
         self.wte = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList([NtkMosaicGptBlock(config, index) for index in range(config.n_layers)])

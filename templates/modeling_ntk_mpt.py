@@ -118,7 +118,9 @@ class NtkMptModel(AlibiDecoder, NtkMptPreTrainedModel):
     def __init__(self, config: NtkMptConfig):
         super().__init__(config)
         bias_max = config.attn_config.get("alibi_bias_max", 8)
-        self.alibi = Alibi(stock_slopes(config.n_heads, bias_max), config.alibi_scaling)
+        self.alibi = Alibi(
+            stock_slopes(config.n_heads, bias_max), config.alibi_scaling, config.num_hidden_layers
+        )
         self.softmax_scale = softmax_scale(config)
         self.wte = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList([NtkMptBlock(config, index) for index in range(config.n_layers)])

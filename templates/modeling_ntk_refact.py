@@ -107,7 +107,7 @@ class NtkRefactModel(AlibiDecoder, NtkRefactPreTrainedModel):
 
     def __init__(self, config: NtkRefactConfig):
         super().__init__(config)
-        self.alibi = Alibi(stock_slopes(config.n_head), config.alibi_scaling)
+        self.alibi = Alibi(stock_slopes(config.n_head), config.alibi_scaling, config.num_hidden_layers)
         self.softmax_scale = (config.n_embd // config.n_head) ** -0.5
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.h = nn.ModuleList([NtkRefactBlock(config, index) for index in range(config.n_layer)])

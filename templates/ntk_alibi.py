@@ -28,6 +28,9 @@ CHANNELS = 8
 # Positions are written in base 256: one digit is exact in bfloat16's 8 bits, and three digits reach 2 ** 24.
 # The kernel sums in float32, so the rounding error grows with slope * position, as in stock models.
 BASE = 256
+# The exponents that a scaling of type fitted may have; below 0, a head gets steeper. With the largest factor
+# and rate, all slopes stay within float32.
+EXPONENTS, LARGEST_FACTOR, LARGEST_RATE = (-1.0, 4.0), 65536.0, 16.0
 # The score of a padded key is the product of these two, below the score of any real key. float16 can
 # hold both factors for every softmax scale down to 1 / 256.
 PADDED_QUERY, PADDED_KEY = 128.0, -256.0
@@ -71,6 +74,23 @@ def exponents(method: str, slopes: Sequence[float], ramp: Sequence[float] = ()) 
     raise ValueError(f"alibi_scaling: unknown type {method!r}")
 
 
+def fitted_exponents(rows: Any, heads: int, layers: int) -> list[list[float]]:
+    """The exponents that a scaling of type fitted holds: one row for all layers, or one row per layer.
+
+    Raises:
+        ValueError: they are not such numbers, or do not fit the model's heads and layers.
+    """
+    shape = [len(row) if isinstance(row, list) else 0 for row in rows] if isinstance(rows, list) else []
+    if len(shape) not in (1, layers) or any(length != heads for length in shape):
+        raise ValueError(
+            f"alibi_scaling: exponents must be 1 or {layers} rows of {heads} numbers, got rows of {shape}"
+        )
+    least, largest = EXPONENTS
+    if not all(isinstance(t, int | float) and least <= t <= largest for row in rows for t in row):
+        raise ValueError(f"alibi_scaling: exponents must be numbers from {least:g} to {largest:g}")
+    return rows
+
+
 class Alibi:
     """The slopes of one model, scaled as ``alibi_scaling`` in its config says.
 
@@ -80,40 +100,54 @@ class Alibi:
         slopes: the stock slopes, one per head.
         scaling: None (no scaling); ``{"type", "factor"}`` (static); or ``{"type", "train_seq_len"}``
             with optional ``"dynamic"`` ("length", the default, or "position") and ``"rate"`` (1.0). The type
-            by-parts, and no other, has a ``"ramp"``.
+            by-parts, and no other, has a ``"ramp"``; the type fitted, and no other, has ``"exponents"``.
+        layers: the number of layers, which fitted exponents may tell apart.
 
     Raises:
         ValueError: the scaling is unknown or incomplete. The model must not silently run unscaled.
     """
 
-    def __init__(self, slopes: Sequence[float], scaling: Mapping[str, Any] | None = None):
-        self.slopes = list(slopes)
-        self.exponents = [0.0] * len(self.slopes)
+    def __init__(self, slopes: Sequence[float], scaling: Mapping[str, Any] | None = None, layers: int = 1):
+        # One row for all layers, or one row per layer.
+        self.slopes = [list(slopes)]
+        self.exponents = [[0.0] * len(slopes)]
         self.dynamic: str | None = None
         self._tensors: dict[torch.device, torch.Tensor] = {}
         if scaling is None:
             return
         known = {"type", "factor", "train_seq_len", "dynamic", "rate"}
-        if scaling.get("type") == "by-parts":
-            known.add("ramp")
+        fitted = scaling.get("type") == "fitted"
+        known |= {"exponents"} if fitted else {"ramp"} if scaling.get("type") == "by-parts" else set()
         if "type" not in scaling or set(scaling) - known:
             raise ValueError(
                 f"alibi_scaling: expected 'type' and keys from {sorted(known)}, got {dict(scaling)}"
             )
-        self.exponents = exponents(scaling["type"], self.slopes, scaling.get("ramp", ()))
+        if fitted:
+            self.exponents = fitted_exponents(scaling.get("exponents"), len(slopes), layers)
+        else:
+            self.exponents = [exponents(scaling["type"], slopes, scaling.get("ramp", ()))]
+        self.slopes = [list(slopes) for _ in self.exponents]
         if "factor" in scaling:
             factor = float(scaling["factor"])
-            if "train_seq_len" in scaling or "dynamic" in scaling or not 1 <= factor < math.inf:
+            in_range = 1 < factor <= LARGEST_FACTOR if fitted else 1 <= factor < math.inf
+            if "train_seq_len" in scaling or "dynamic" in scaling or not in_range:
                 raise ValueError(
-                    f"alibi_scaling: a static scaling needs only a factor of at least 1, got {dict(scaling)}"
+                    f"alibi_scaling: a static scaling needs only a factor of at least 1 (fitted: above 1, at "
+                    f"most {LARGEST_FACTOR:g}), got {dict(scaling)}"
                 )
-            self.slopes = [m * factor**-t for m, t in zip(self.slopes, self.exponents, strict=True)]
+            self.slopes = [
+                [m * factor**-t for m, t in zip(slopes, row, strict=True)] for row in self.exponents
+            ]
             return
         self.dynamic = scaling.get("dynamic", "length")
         self.train_length = float(scaling.get("train_seq_len", 0))
         self.rate = float(scaling.get("rate", 1.0))
         positive = 0 < self.train_length < math.inf and 0 < self.rate < math.inf
-        if self.dynamic not in ("length", "position") or not positive:
+        if (
+            self.dynamic not in ("length", "position")
+            or not positive
+            or (fitted and self.rate > LARGEST_RATE)
+        ):
             raise ValueError(f"alibi_scaling: cannot honour {dict(scaling)}")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -121,7 +155,7 @@ class Alibi:
         return {**self.__dict__, "_tensors": {}}
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """Slopes and exponents as one tensor, float32 [2, 1, H, 1], copied to the device on first use.
+        """Slopes and exponents as one tensor, float32 [2, rows, 1, H, 1], copied to the device on first use.
 
         This is not a buffer, because ``from_pretrained`` of transformers 5 would leave it uninitialised and
         ``model.half()`` would round it. A graph that is compiled before the first eager forward pass on its
@@ -131,14 +165,14 @@ class Alibi:
         if tensor is None:
             with torch.inference_mode(False):  # training cannot use a tensor made in inference mode
                 values = torch.tensor([self.slopes, self.exponents], dtype=torch.float32, device=device)
-                tensor = values[:, None, :, None]
+                tensor = values[:, :, None, :, None]
             # While a graph is traced, this is only a placeholder for a tensor: do not keep it.
             if type(tensor) is torch.Tensor and not torch.compiler.is_compiling():
                 self._tensors[device] = tensor
         return tensor
 
     def at(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
-        """The slopes for queries at the given positions.
+        """The slopes for queries at the given positions, in one row for all layers or one row per layer.
 
         Args:
             positions: int64 [B or 1, T], the queries' positions.
@@ -146,7 +180,8 @@ class Alibi:
                 None if a row's last position is its length - 1.
 
         Returns:
-            float32 [1, H, 1] (static), [B or 1, H, 1 or T] (length) or [B or 1, H, T] (position).
+            float32 [rows, 1, H, 1] (static), [rows, B or 1, H, 1 or T] (length) or [rows, B or 1, H, T]
+            (position).
         """
         slopes, power = self.on(positions.device)
         if self.dynamic is None:
@@ -164,11 +199,11 @@ def query_channels(slopes: torch.Tensor, scaling: float) -> torch.Tensor:
     two, its 8 leading bits and the rest, so 16 bits of it survive rounding to bfloat16.
 
     Args:
-        slopes: float32 [B or 1, H, 1 or T], from ``Alibi.at``.
+        slopes: float32 [..., B or 1, H, 1 or T], from ``Alibi.at``.
         scaling: the factor on q.k.
 
     Returns:
-        float32 [B or 1, H, 1 or T, CHANNELS].
+        float32 [..., B or 1, H, 1 or T, CHANNELS].
     """
     weight = slopes * (BASE / scaling)
     leading = weight.to(torch.bfloat16).float()

@@ -47,8 +47,8 @@ class AttentionPlan(NamedTuple):
     """What transformers' mask functions make for it; None if its own causal mask is right."""
     keywords: Mapping[str, Any]
     """Other arguments of the attention function."""
-    query_channels: torch.Tensor
-    """[B or 1, H, 1 or Q, CHANNELS]: the slopes, to append to the queries."""
+    query_channels: tuple[torch.Tensor, ...]
+    """The slopes, to append to queries: [B or 1, H, 1 or Q, CHANNELS], one for all layers or one each."""
     key_channels: torch.Tensor
     """[B or 1, 1, Q or K, CHANNELS]: the positions, to append to the new keys, or all if ``fold_cached``."""
     fold_cached: bool
@@ -171,7 +171,7 @@ def plan_attention(
         attention=attention,
         mask=mask,
         keywords=keywords,
-        query_channels=query_channels(slopes, scaling).to(hidden_states.dtype),
+        query_channels=query_channels(slopes, scaling).to(hidden_states.dtype).unbind(),
         key_channels=key_channels(positions.keys, positions.real).to(hidden_states.dtype),
         fold_cached=fold_cached,
         slots=slots,
@@ -504,7 +504,7 @@ class AlibiAttention(nn.Module):
             ValueError: continuous batching in tensor parallelism.
         """
         size = query.shape[-1]
-        slopes = plan.query_channels
+        slopes = plan.query_channels[self.layer_idx if len(plan.query_channels) > 1 else 0]
         if (mesh := head_mesh(self)) is not None:
             if plan.keywords.get("cache") is not None:
                 raise ValueError("continuous batching does not work with tensor parallelism; use generate")

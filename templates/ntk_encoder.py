@@ -222,16 +222,17 @@ class AlibiEncoder:
 
         hidden_states = self.embeddings(inputs_embeds, token_type_ids)
         eager = output_attentions or config._attn_implementation == "eager"
-        plan = plan_attention(self.alibi, hidden_states, attention_mask, eager)
+        plans = plan_attention(self.alibi, hidden_states, attention_mask, eager)
+        real = plans[0].real
         if position_ids is not None:
-            check_one_text(position_ids, plan.real)
+            check_one_text(position_ids, real)
         all_hidden_states, all_attentions = [hidden_states], []
-        for layer in self.encoder.layer:
-            hidden_states, weights = layer(hidden_states, plan=plan)
+        for index, layer in enumerate(self.encoder.layer):
+            hidden_states, weights = layer(hidden_states, plan=plans[index if len(plans) > 1 else 0])
             all_hidden_states.append(hidden_states)
             all_attentions.append(weights)
-        if self.zero_padding and plan.real is not None:
-            hidden_states = hidden_states.masked_fill(~plan.real[..., None], 0.0)
+        if self.zero_padding and real is not None:
+            hidden_states = hidden_states.masked_fill(~real[..., None], 0.0)
             all_hidden_states[-1] = hidden_states
 
         output = BaseModelOutputWithPooling(

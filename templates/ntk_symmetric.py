@@ -32,7 +32,7 @@ CPU_BLOCK, BLOCK = 128, 1024
 
 
 class SymmetricPlan(NamedTuple):
-    """How one forward pass applies ALiBi; made once and used by every layer."""
+    """How the layers of one forward pass apply ALiBi."""
 
     slopes: torch.Tensor
     """float32 [1 or B, H, 1 or L]; the last size is L if every query has its own slopes."""
@@ -44,8 +44,8 @@ class SymmetricPlan(NamedTuple):
 
 def plan_attention(
     alibi: Alibi, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, eager: bool
-) -> SymmetricPlan:
-    """Prepares this forward pass.
+) -> list[SymmetricPlan]:
+    """Prepares this forward pass: one plan for all layers, or one per layer if their slopes differ.
 
     Distances are measured between places in the row, padded ones included. Only a dynamic scaling counts
     the real tokens.
@@ -61,12 +61,12 @@ def plan_attention(
     rows, length = hidden_states.shape[:2]
     if attention_mask is None:
         positions = torch.arange(length, device=hidden_states.device)[None]
-        return SymmetricPlan(alibi.at(positions), None, eager)
+        return [SymmetricPlan(slopes, None, eager) for slopes in alibi.at(positions)]
     if attention_mask.shape != (rows, length):
         shape = list(attention_mask.shape)
         raise ValueError(f"attention_mask must be [rows, tokens], here [{rows}, {length}], got {shape}")
     real = attention_mask.to(device=hidden_states.device, dtype=torch.bool)
-    return SymmetricPlan(alibi.at((real.cumsum(-1) - 1).clamp(min=0)), real, eager)
+    return [SymmetricPlan(slopes, real, eager) for slopes in alibi.at((real.cumsum(-1) - 1).clamp(min=0))]
 
 
 class SymmetricAttention(nn.Module):

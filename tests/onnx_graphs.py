@@ -104,9 +104,10 @@ def expected(
             than the tokens that are there at the step, whose keys then stay in the cache as they are.
     """
 
-    def so_far(config: Any, stock: Any, row: Any, **more: Any) -> Any:
+    def so_far(config: Any, stock: Any, row: Any, layer: int, **more: Any) -> Any:
         pieces = [
-            query_slopes(config, stock, row[:end], **more)[:, start:] for start, end in pairwise((0, *ends))
+            query_slopes(config, stock, row[:end], layer, **more)[:, start:]
+            for start, end in pairwise((0, *ends))
         ]
         return np.concatenate(pieces, axis=1)
 

@@ -45,6 +45,26 @@ DYNAMIC = {
 }
 SCALINGS: dict[str, dict[str, Any]] = {**STATIC, **DYNAMIC}
 
+# With a row of exponents per layer; converted with ``options_for``.
+FITTED = ("fitted", "fitted-position")
+
+
+def fitted_scaling(heads: int, layers: int, dynamic: str | None = None) -> dict[str, Any]:
+    """A fitted ``alibi_scaling``: exponents from -0.3 to 1.2, others in each layer; 4 times at most."""
+    rows = [[((7 * head + 4 * layer) % 16) / 10 - 0.3 for head in range(heads)] for layer in range(layers)]
+    strength = (
+        {"train_seq_len": TRAIN_LENGTH, "dynamic": dynamic, "rate": 1.5} if dynamic else {"factor": 4.0}
+    )
+    return {"type": "fitted", **strength, "exponents": rows}
+
+
+def options_for(scaling: str, heads: int, layers: int = 2) -> dict[str, Any]:
+    """The options of ``convert`` for one of ``SCALINGS`` or of ``FITTED``."""
+    if scaling not in FITTED:
+        return SCALINGS[scaling]
+    return {"slopes": fitted_scaling(heads, layers, scaling.partition("-")[2] or None)}
+
+
 VARIANTS = {
     f"{name}-{variant}".replace("_", "-"): (name, dict(changes))
     for name in FAMILIES
@@ -67,7 +87,7 @@ def converted(tmp_path: Path) -> Convert:
         # MPT's configs switch the cache off; the others' do not.
         source = tiny.FACTORIES[family](tmp_path / "source", num_heads, **{"use_cache": True, **changes})
         out = tmp_path / "out"
-        convert(source, out, verify=False, **SCALINGS[scaling])
+        convert(source, out, verify=False, **options_for(scaling, num_heads))
         return out
 
     return build

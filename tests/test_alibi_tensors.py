@@ -65,9 +65,9 @@ def test_each_device_has_its_own() -> None:
     for device in (torch.device("cpu"), torch.device("meta")):
         first = alibi.on(device)
         assert first is alibi.on(device)
-        assert (first.shape, first.dtype, first.device) == ((2, 1, 6, 1), torch.float32, device)
+        assert (first.shape, first.dtype, first.device) == ((2, 1, 1, 6, 1), torch.float32, device)
     values = [alibi.slopes, alibi.exponents]
-    assert torch.equal(alibi.on(torch.device("cpu")).flatten(1), torch.tensor(values))
+    assert torch.equal(alibi.on(torch.device("cpu")).flatten(2), torch.tensor(values))
 
 
 def test_copies_and_pickles_start_without_tensors() -> None:
@@ -116,7 +116,7 @@ def test_casting_and_moving_a_model_keeps_them_exact(converted: Convert) -> None
     model(ids)
     model.half().bfloat16().float()
     slopes = model.base_model.alibi.at(torch.arange(40)[None])
-    assert torch.equal(slopes.flatten(), torch.tensor(model.base_model.alibi.slopes))
+    assert torch.equal(slopes.flatten(1), torch.tensor(model.base_model.alibi.slopes))
     model.to("meta")
     assert model(ids.to("meta")).logits.device.type == "meta"
 

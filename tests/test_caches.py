@@ -30,7 +30,12 @@ def in_steps(model, ids, mask, step, cache):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("family", "scaling", "step", "kind"), dealt(FAMILIES, CAUSAL, STEPS, ["dynamic", "static"])
+    ("family", "scaling", "step", "kind"),
+    [
+        *dealt(FAMILIES, CAUSAL, STEPS, ["dynamic", "static"]),
+        ("bloom", "fitted-position", 7, "dynamic"),
+        ("mpt", "fitted", 7, "static"),
+    ],
 )
 def test_steps_give_what_one_pass_gives(
     converted: Convert, family: str, scaling: str, step: int, kind: str

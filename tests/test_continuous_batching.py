@@ -84,7 +84,8 @@ def batched(model: Any, rows: Sequence[list[int]]) -> list[Any]:
     [
         case if case.values[0] in QUICK else pytest.param(*case.values, marks=pytest.mark.slow)
         for case in dealt(FAMILIES, ["ntk", "ntk-position"], FUNCTIONS, each=1)
-    ],
+    ]
+    + [("bloom", "fitted-position", "sdpa")],
 )
 def test_tokens_are_those_of_generate(converted: Convert, family: str, scaling: str, attention: str) -> None:
     model = load(converted(family, 12, scaling), attn_implementation=attention)

@@ -30,7 +30,7 @@ from templates.ntk_alibi import Alibi, stock_slopes
 from templates.ntk_symmetric import SymmetricAttention, plan_attention
 from tests import tiny
 from tests.dealt import dealt
-from tests.patched import SCALINGS, assert_logits, batch, config_of
+from tests.patched import FITTED, SCALINGS, assert_logits, batch, config_of, options_for
 from tests.reference import ENCODERS as REFERENCES
 
 FAMILIES = tuple(tiny.ENCODERS)
@@ -68,7 +68,7 @@ def converted(tmp_path: Path) -> Convert:
         config = json.loads((source / "config.json").read_text())
         kept = {key: value for key, value in config.items() if changes.get(key, "") is not None}
         (source / "config.json").write_text(json.dumps(kept))
-        convert(source, tmp_path / "out", verify=False, **SCALINGS[scaling])
+        convert(source, tmp_path / "out", verify=False, **options_for(scaling, num_heads))
         return tmp_path / "out"
 
     return build
@@ -104,7 +104,10 @@ def prediction_bias(model: Any) -> torch.Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("layer", "scaling", "heads"), dealt(LAYERS, SCALINGS, [12, 8, 6]))
+@pytest.mark.parametrize(
+    ("layer", "scaling", "heads"),
+    [*dealt(LAYERS, SCALINGS, [12, 8, 6]), *dealt(LAYERS, FITTED, [12], each=1)],
+)
 def test_logits_are_the_reference_s(converted: Convert, layer: str, scaling: str, heads: int) -> None:
     family, changes = LAYERS[layer]
     folder = converted(family, heads, scaling, **changes)
@@ -539,7 +542,9 @@ def test_attention_at_long_range(scaling: str, dtype: torch.dtype) -> None:
     mask = torch.ones(2, 1501, dtype=torch.long)
     mask[0, :700] = 0
     attention = SymmetricAttention(6, 0.0).eval()
-    plan = plan_attention(Alibi(stock_slopes(6), SCALED[scaling]), torch.zeros(2, 1501, 1), mask, eager=False)
+    plan = plan_attention(
+        Alibi(stock_slopes(6), SCALED[scaling]), torch.zeros(2, 1501, 1), mask, eager=False
+    )[0]
     output, weights = attention.attend(query, key, value, plan)
     assert weights is None
     expected = exact(query, key, value, plan.slopes, mask.bool())
@@ -561,7 +566,7 @@ def test_no_bias_tensor_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     states = torch.randn(1, 6, 500, 8)
     for scaling in ("static", "position"):
         alibi = Alibi(stock_slopes(6), SCALED[scaling])
-        plan = plan_attention(alibi, torch.zeros(1, 500, 1), None, eager=False)
+        plan = plan_attention(alibi, torch.zeros(1, 500, 1), None, eager=False)[0]
         SymmetricAttention(6, 0.0).eval().attend(states, states, states, plan)
     block = ntk_symmetric.CPU_BLOCK
     assert shapes[0] == ((1, 6, 500, 500), 6 * 999)
@@ -572,7 +577,7 @@ def test_attention_dropout_keeps_the_mean() -> None:
     attention = SymmetricAttention(4, 0.5).train()
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 4, 24, 8) for _ in range(3))
-    plan = plan_attention(Alibi(stock_slopes(4)), torch.zeros(1, 24, 1), None, eager=False)
+    plan = plan_attention(Alibi(stock_slopes(4)), torch.zeros(1, 24, 1), None, eager=False)[0]
     mean = sum(attention.attend(query, key, value, plan)[0] for _ in range(4000)) / 4000
     expected = attention.eval().attend(query, key, value, plan)[0]
     assert (mean - expected).abs().max() < 0.1

@@ -26,7 +26,7 @@ from converter import convert
 from converter.families import recognise
 from tests import tiny
 from tests.dealt import dealt
-from tests.patched import FAMILIES, STOCK, Convert, assert_logits, batch, config_of, load
+from tests.patched import FAMILIES, FITTED, STOCK, Convert, assert_logits, batch, config_of, load
 from tests.reference import FAMILIES as REFERENCES
 
 # One that transformers has a class for, and one that it has not; the others are slow tests.
@@ -207,7 +207,11 @@ def test_device_maps(converted: Convert, family: str, tmp_path: Path) -> None:
     ("family", "scaling"),
     [
         *((family, "ntk-position") for family in FAMILIES),
-        *((family, scaling) for family in ("bloom", "baichuan") for scaling in ("ntk", "ntk-length")),
+        *(
+            (family, scaling)
+            for family in ("bloom", "baichuan")
+            for scaling in ("ntk", "ntk-length", *FITTED)
+        ),
     ],
 )
 def test_compiling_as_one_graph(converted: Convert, family: str, scaling: str) -> None:
@@ -283,6 +287,15 @@ def test_some_logits_only(converted: Convert, family: str) -> None:
         {"type": "ntk", "train_seq_len": 2048, "dynamic": "row"},
         {"type": "ntk", "train_seq_len": 2048, "rate": -1},
         {"type": "ntk", "factor": 2.0, "slope": 3},
+        {"type": "ntk", "factor": 2.0, "exponents": [[0, 0, 0, 1]]},
+        {"type": "fitted", "factor": 2.0},
+        {"type": "fitted", "factor": 2.0, "exponents": [0, 0, 0, 1]},
+        {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 1]]},
+        {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 1]] * 3},
+        {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, 5]]},
+        {"type": "fitted", "factor": 2.0, "exponents": [[0, 0, 0, "1"]]},
+        {"type": "fitted", "factor": 1.0, "exponents": [[0, 0, 0, 1]]},
+        {"type": "fitted", "train_seq_len": 64, "rate": 17, "exponents": [[0, 0, 0, 1]]},
     ],
     ids=str,
 )

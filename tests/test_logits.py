@@ -16,6 +16,7 @@ from tests import tiny
 from tests.dealt import dealt
 from tests.patched import (
     FAMILIES,
+    FITTED,
     HEADS,
     SCALINGS,
     STOCK,
@@ -36,7 +37,10 @@ def reference_logits(folder: Path, family: str, ids: torch.Tensor, mask: torch.T
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("family", "scaling", "heads"), dealt(FAMILIES, SCALINGS, HEADS))
+@pytest.mark.parametrize(
+    ("family", "scaling", "heads"),
+    [*dealt(FAMILIES, SCALINGS, HEADS), *dealt(FAMILIES, FITTED, [12], each=1)],
+)
 def test_logits_are_the_reference_s(converted: Convert, family: str, scaling: str, heads: int) -> None:
     folder = converted(family, heads, scaling)
     model = load(folder)

@@ -22,7 +22,7 @@ from tests import tiny
 from tests.conftest import edit_json
 from tests.dealt import dealt
 from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, assert_close, build, edit, nodes_of
-from tests.patched import SCALINGS, config_of
+from tests.patched import FITTED, SCALINGS, config_of, options_for
 from tests.reference import ENCODERS as REFERENCES
 from tests.test_encoders import HEADS, LAYERS, VARIANTS
 
@@ -31,7 +31,7 @@ Array = NDArray[Any]
 
 def converted(folder: Path, family: str, heads: int = 4, scaling: str = "ntk", **options: Any) -> Path:
     source = tiny.ENCODERS[family](folder / "source", heads, **options)
-    convert(source, folder / "out", verify=False, **SCALINGS[scaling])
+    convert(source, folder / "out", verify=False, **options_for(scaling, heads))
     return folder / "out"
 
 
@@ -52,7 +52,10 @@ def expected(folder: Path, family: str, head: str, ids: Array, mask: Array | Non
     return right if right.ndim == 3 else right[:, None]
 
 
-@pytest.mark.parametrize(("layer", "profile", "scaling"), dealt(LAYERS, PROFILES, SCALINGS))
+@pytest.mark.parametrize(
+    ("layer", "profile", "scaling"),
+    [*dealt(LAYERS, PROFILES, SCALINGS), *dealt(LAYERS, PROFILES[:1], FITTED, each=1)],
+)
 def test_every_scaling_is_the_reference_s(tmp_path: Path, profile: Profile, layer: str, scaling: str) -> None:
     family, changes = LAYERS[layer]
     folder = converted(tmp_path, family, 12, scaling, **changes)

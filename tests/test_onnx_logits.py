@@ -15,7 +15,7 @@ from converter.exports.onnx.choices import Profile
 from tests import tiny
 from tests.dealt import dealt
 from tests.onnx_graphs import PROFILES, Array, Engine, assert_close, build, expected
-from tests.patched import FAMILIES, SCALINGS, VARIANTS, Convert, config_of
+from tests.patched import FAMILIES, FITTED, SCALINGS, VARIANTS, Convert, config_of
 
 CHUNKS = (20, 33, 34, 48)
 """Where the pieces of a chunked prefill end."""
@@ -48,7 +48,11 @@ def check_all_ways(folder: Path, family: str, profile: Profile) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "profile", "scaling", "heads"), dealt(FAMILIES, PROFILES, SCALINGS, [4, 12], each=6)
+    ("family", "profile", "scaling", "heads"),
+    [
+        *dealt(FAMILIES, PROFILES, SCALINGS, [4, 12], each=6),
+        *dealt(FAMILIES, PROFILES, FITTED, [12], each=1),
+    ],
 )
 def test_every_scaling_of_every_family_is_the_reference_s(
     converted: Convert, profile: Profile, family: str, scaling: str, heads: int

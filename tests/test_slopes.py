@@ -210,7 +210,7 @@ def test_the_template_refuses_a_ramp_that_it_cannot_honour(changes: dict[str, ob
     from templates import ntk_alibi
 
     scaling = {"type": "by-parts", "factor": 2.0, "ramp": [64, 256]}
-    assert ntk_alibi.Alibi(ntk_alibi.stock_slopes(8), scaling).exponents[-1] == 1
+    assert ntk_alibi.Alibi(ntk_alibi.stock_slopes(8), scaling).exponents[0][-1] == 1
     with pytest.raises((ValueError, TypeError)):
         ntk_alibi.Alibi(ntk_alibi.stock_slopes(8), {**scaling, **changes})
 
@@ -224,7 +224,7 @@ def test_the_template_states_the_same_formula(
     slopes = ntk_alibi.stock_slopes(num_heads, bias_max)
     np.testing.assert_allclose(slopes, stock_slopes(num_heads, bias_max), rtol=1e-14)
     ramp = {"ramp": list(RAMP)} if method == "by-parts" else {}
-    scaled = ntk_alibi.Alibi(slopes, {"type": method, "factor": factor, **ramp}).slopes
+    scaled = ntk_alibi.Alibi(slopes, {"type": method, "factor": factor, **ramp}).slopes[0]
     np.testing.assert_allclose(scaled, scaled_slopes(np.array(slopes), method, factor), rtol=1e-12)
     stated_once_more = reference.scaled_slopes(np.array(slopes), method, factor, RAMP)
     np.testing.assert_allclose(scaled, stated_once_more, rtol=1e-12)

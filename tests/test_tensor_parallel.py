@@ -15,7 +15,7 @@ import transformers
 
 from converter import convert
 from tests import forks, tiny
-from tests.patched import FAMILIES, SCALINGS, VARIANTS
+from tests.patched import FAMILIES, VARIANTS, options_for
 
 # JAIS stores its weights as GPT-2 does, and transformers has no way to divide those.
 DIVIDED = [family for family in FAMILIES if family != "jais"]
@@ -29,7 +29,7 @@ def build(
 ) -> Path:
     """A converted checkpoint. Its folder has a name of its own: under it, transformers caches the code."""
     source = tiny.FACTORIES[family](folder / f"{name} source", heads, **{"use_cache": True, **changes})
-    convert(source, folder / name, verify=False, **SCALINGS[scaling])
+    convert(source, folder / name, verify=False, **options_for(scaling, heads))
     return folder / name
 
 
@@ -75,6 +75,7 @@ def wrong(results: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 def test_two_processes_give_the_logits_of_one(tmp_path: Path) -> None:
     right = {name: ("tensor_parallel", build(tmp_path, name, name)) for name in ("bloom", "replit")}
+    right["fitted"] = ("tensor_parallel", build(tmp_path, "fitted", "bloom", scaling="fitted-position"))
     others = {
         "rows": ("tensor_parallel", build(tmp_path, "rows", "replit")),
         "slopes": ("tensor_parallel", build(tmp_path, "slopes", "bloom")),

@@ -45,10 +45,15 @@ def test_gradients_are_those_of_plain_attention(converted: Convert, family: str)
     assert_same_gradients(fused, plain)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_gradient_checkpointing(converted: Convert, family: str, reentrant: bool) -> None:
-    model = load(converted(family, 4, "ntk")).train()
+@pytest.mark.parametrize(
+    ("family", "scaling", "reentrant"),
+    [
+        *((family, "ntk", reentrant) for family in FAMILIES for reentrant in (True, False)),
+        ("bloom", "fitted-position", True),
+    ],
+)
+def test_gradient_checkpointing(converted: Convert, family: str, scaling: str, reentrant: bool) -> None:
+    model = load(converted(family, 4, scaling)).train()
     ids, mask = batch(rows=2, length=40)
     loss, expected = gradients(model, ids, mask)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})

@@ -16,7 +16,7 @@ from converter.verification import verify
 from tests import tiny
 from tests.conftest import edit_json
 from tests.dealt import dealt
-from tests.patched import CHECKED, FAMILIES, HEADS, SCALINGS, STOCK, VARIANTS, Convert, Mistaken
+from tests.patched import CHECKED, FAMILIES, FITTED, HEADS, SCALINGS, STOCK, VARIANTS, Convert, Mistaken
 
 Tensors = dict[str, torch.Tensor]
 
@@ -31,7 +31,10 @@ def test_the_checks_by_their_names() -> None:
     assert [name for name in CHECKED if name in known] == known
 
 
-@pytest.mark.parametrize(("family", "scaling", "heads"), dealt(FAMILIES, SCALINGS, HEADS))
+@pytest.mark.parametrize(
+    ("family", "scaling", "heads"),
+    [*dealt(FAMILIES, SCALINGS, HEADS), *dealt(FAMILIES, FITTED, [12], each=1)],
+)
 def test_right_repositories_pass(
     converted: Convert, tmp_path: Path, family: str, heads: int, scaling: str
 ) -> None:
@@ -78,8 +81,8 @@ WRONG_CODE = {
     ),
     "not-scaled": (
         "ntk_alibi.py",
-        "self.slopes = [m * factor**-t for m, t in zip(self.slopes, self.exponents, strict=True)]",
-        "pass",
+        "[m * factor**-t for m, t in zip(slopes, row, strict=True)]",
+        "list(slopes)",
         "runs with slope",
     ),
     "lowest-digit": (
@@ -135,6 +138,24 @@ def test_wrong_code_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: 
     mistaken(*where)
     folder = converted("bloom", 12, "ntk")
     with pytest.raises(VerificationError, match=message):
+        run(folder, tmp_path / "source")
+
+
+WRONG_LAYERS = {
+    # the correct code, the mistake that replaces it
+    "the-first-s": ("self.layer_idx if len(plan.query_channels) > 1 else 0", "0"),
+    "the-other-s": ("self.layer_idx if len(plan.query_channels) > 1", "1 - self.layer_idx if True"),
+}
+
+
+@pytest.mark.parametrize("scaling", FITTED)
+@pytest.mark.parametrize("mistake", WRONG_LAYERS)
+def test_slopes_of_another_layer_are_caught(
+    converted: Convert, mistaken: Mistaken, tmp_path: Path, mistake: str, scaling: str
+) -> None:
+    mistaken("ntk_attention.py", *WRONG_LAYERS[mistake])
+    folder = converted("bloom", 12, scaling)
+    with pytest.raises(VerificationError, match=r"head \d+ of layer [01] runs with slope"):
         run(folder, tmp_path / "source")
 
 

@@ -10,7 +10,7 @@ import pytest
 from converter import VerificationError, convert
 from tests import tiny
 from tests.dealt import dealt
-from tests.patched import CHECKED, SCALINGS, Mistaken
+from tests.patched import CHECKED, FITTED, SCALINGS, Mistaken, options_for
 from tests.test_encoders import LAYERS
 from tests.test_verification import run
 
@@ -20,12 +20,12 @@ def converted(folder: Path, family: str, scaling: str, **changes: Any) -> Path:
         tiny.ENCODERS[family](folder / "source", 12, **changes),
         folder / "out",
         verify=False,
-        **SCALINGS[scaling],
+        **options_for(scaling, 12),
     )
     return folder / "out"
 
 
-@pytest.mark.parametrize(("layer", "scaling"), dealt(LAYERS, SCALINGS))
+@pytest.mark.parametrize(("layer", "scaling"), [*dealt(LAYERS, SCALINGS), *dealt(LAYERS, FITTED, each=1)])
 def test_right_repositories_pass(tmp_path: Path, layer: str, scaling: str) -> None:
     family, changes = LAYERS[layer]
     checks = run(converted(tmp_path, family, scaling, **changes), tmp_path / "source")
@@ -53,9 +53,16 @@ WRONG_CODE = {
     "padding-counts": ("ntk_symmetric.py", "(real.cumsum(-1) - 1)", "(0 * real + 200)", "ntk-length", SLOPES),
     "not-scaled": (
         "ntk_alibi.py",
-        "self.slopes = [m * factor**-t for m, t in zip(self.slopes, self.exponents, strict=True)]",
-        "pass",
+        "[m * factor**-t for m, t in zip(slopes, row, strict=True)]",
+        "list(slopes)",
         "ntk",
+        SLOPES,
+    ),
+    "other-layer's-slopes": (
+        "ntk_encoder.py",
+        "plans[index if len(plans) > 1 else 0]",
+        "plans[0]",
+        "fitted",
         SLOPES,
     ),
     "toeplitz-shifted": ("ntk_symmetric.py", "- (length - 1)).abs()", "- length).abs()", "ntk", PATHS),

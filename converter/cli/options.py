@@ -113,8 +113,23 @@ scaling_options = options(
         metavar="LO HI",
         help="Spans where by-parts starts to scale, and scales fully, in parts of the trained length.",
     ),
+    scaling_option(
+        "--slopes",
+        type=PATH,
+        metavar="FILE",
+        help="Fitted slopes (JSON), instead of a method and its strength.",
+    ),
     train_length_option,
 )
+
+
+def check_method(arguments: Mapping[str, Any]) -> None:
+    """Raises ``UsageError`` for ``--slopes`` beside ``--method``, even with that option's default."""
+    source = click.get_current_context().get_parameter_source("method")
+    if arguments["slopes"] is not None and source is click.core.ParameterSource.COMMANDLINE:
+        raise UsageError("--slopes cannot be combined with --method; drop one of them")
+
+
 token_option = hub_option(
     "--token", metavar="TOKEN", help="Hub access token; by default HF_TOKEN or the saved login."
 )

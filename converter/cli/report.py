@@ -289,6 +289,7 @@ def inspection(found: Inspection) -> str:
         lines += [f"{head:4}  {stock:10.8f}" for head, stock in enumerate(slopes.stock)]
     else:
         at = f" at {slopes.at_length} tokens" if slopes.at_length else ""
+        at += f"; mean of {slopes.layers} layers" if slopes.layers > 1 else ""
         lines += ["", f"{row}       stock      scaled  divided by (factor {slopes.factor:g}{at})"]
         for head, (stock, scaled) in enumerate(zip(slopes.stock, slopes.scaled, strict=True)):
             lines.append(f"{head:4}  {stock:10.8f}  {scaled:10.8f}  {stock / scaled:.4f}")

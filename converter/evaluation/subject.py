@@ -107,7 +107,8 @@ class Subject:
         if self.patched is not None:
             model = self._loaded[1] if self._loaded else self._load_patched(self.patched)
             alibi = model.base_model.alibi
-            model.base_model.alibi = type(alibi)(self._stock, scaling.to_json())
+            layers = self.recipe.geometry.num_layers
+            model.base_model.alibi = type(alibi)(self._stock, scaling.to_json(), layers)
         else:
             self._loaded = None
             gc.collect()
@@ -136,7 +137,7 @@ class Subject:
         model_class = getattr(patched.modeling, reference.partition(".")[2])
         config = patched.build_config(alibi_scaling=None)
         model = self._load(model_class, patched.folder, config=config)
-        self._stock = tuple(model.base_model.alibi.slopes)
+        self._stock = tuple(model.base_model.alibi.slopes[0])
         return model
 
     def _load_rotary(self, scaling: Scaling) -> Any:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from converter.config import LONGEST
 from converter.errors import UsageError
 from converter.pictures.per_head import spans
-from converter.pictures.positions import Positions, dynamic_lengths
+from converter.pictures.positions import Positions, dynamic_lengths, shown
 from converter.pictures.style import HEADING, plain, styled
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
 from converter.scaling.slopes import NATS
@@ -56,9 +56,9 @@ def query_slopes(
         Slopes, float64 [N].
     """
     if not (isinstance(scaling, Dynamic) and scaling.dynamic == "position"):
-        slope = model.scale(model.stock, scaling, tokens)[head]
+        slope = model.slopes_at(scaling, tokens)[head]
         return np.full(len(positions), model.bias_scale * slope)
-    slopes = [model.scale(model.stock, scaling, int(position) + 1)[head] for position in positions]
+    slopes = [model.slopes_at(scaling, int(position) + 1)[head] for position in positions]
     return model.bias_scale * np.array(slopes)
 
 
@@ -106,7 +106,7 @@ def draw_bias(
     """
     chosen = _heads(model, heads)
     panels = _panels(model, scaling)
-    return draw_panels(model, panels, chosen, nats, f"{plain(model.name)}: bias under {scaling}")
+    return draw_panels(model, panels, chosen, nats, f"{plain(model.name)}: bias under {shown(scaling)}")
 
 
 @styled

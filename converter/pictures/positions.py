@@ -11,7 +11,7 @@ from converter.config import LONGEST, Config
 from converter.model import Model, open_model
 from converter.recipes import AlibiRecipe
 from converter.scaling.request import Request
-from converter.scaling.scaling import Dynamic, Scaling, Unscaled
+from converter.scaling.scaling import Dynamic, Scaling, Unscaled, averaged, rows
 
 MULTIPLES = (1, 2, 4)
 """Multiples of the trained length at which a dynamic scaling is shown."""
@@ -58,14 +58,18 @@ class Positions:
             if not isinstance(scaling, Dynamic):
                 factor = scaling.factor_at(0)
                 tokens = None if self.train_length is None else min(factor * self.train_length, LONGEST)
-                found.append(Variant(str(scaling), self.scale(self.stock, scaling, 0), tokens))
+                found.append(Variant(shown(scaling), self.slopes_at(scaling, 0), tokens))
                 continue
             for length in dynamic_lengths(scaling):
                 label = (
                     f"{scaling.method}, {scaling.dynamic}-dynamic, rate {scaling.rate:g}, at {length} tokens"
                 )
-                found.append(Variant(label, self.scale(self.stock, scaling, length), length))
+                found.append(Variant(f"{label}{mean_of(scaling)}", self.slopes_at(scaling, length), length))
         return found
+
+    def slopes_at(self, scaling: Scaling, tokens: int) -> Values:
+        """The values for a row of ``tokens`` tokens; the layers' geometric mean if they differ."""
+        return self.scale(self.stock, averaged(scaling), tokens)
 
     @property
     def target_length(self) -> float | None:
@@ -73,6 +77,16 @@ class Positions:
         lengths = [variant.tokens for variant in self.variants if variant.tokens is not None]
         longest = max(lengths, default=None)
         return None if longest == self.train_length else longest
+
+
+def shown(scaling: Scaling) -> str:
+    """A scaling as pictures call it."""
+    return f"{scaling}{mean_of(scaling)}"
+
+
+def mean_of(scaling: Scaling) -> str:
+    """What a label adds where the layers' slopes differ: a picture shows their geometric mean."""
+    return ", mean over layers" if rows(scaling) > 1 else ""
 
 
 def dynamic_lengths(scaling: Dynamic) -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from converter.config import LONGEST, PROVENANCE, Config, Geometry, Provenance
-from converter.errors import UsageError
+from converter.errors import SourceError, UsageError
 from converter.families import SLOPES, Family, converted, recognise
 from converter.families.refusals import check_source
 from converter.recipes.stored_slopes import check_positions, read_slopes
@@ -68,7 +68,10 @@ class AlibiRecipe:
     @property
     def own_scaling(self) -> Scaling:
         own = self.converted or self.family.own_scaling
-        return read_scaling(self.config.get("alibi_scaling") if own else None)
+        scaling = read_scaling(self.config.get("alibi_scaling") if own else None)
+        if (problem := self._misfit(scaling)) is not None:
+            raise SourceError(f"config.json: alibi_scaling has {problem}")
+        return scaling
 
     def trained_length(self, source: Source, given: int | None) -> TrainLength:
         """The first that there is: given, recorded by a conversion, of a known checkpoint, in the config.
@@ -102,6 +105,8 @@ class AlibiRecipe:
         return RAMP
 
     def check_scaling(self, scaling: Scaling) -> None:
+        if (problem := self._misfit(scaling)) is not None:
+            raise UsageError(f"the slopes are not this model's: they have {problem}")
         if scaling.ramp is None:
             return
         stock = self.stock({})
@@ -111,6 +116,18 @@ class AlibiRecipe:
                 f"--method {scaling.method} would scale no head: the longest span is {max(spans):.0f} "
                 f"tokens, and the ramp starts at {scaling.ramp[0]:g}; give a --ramp that starts lower"
             )
+
+    def _misfit(self, scaling: Scaling) -> str | None:
+        """How fitted exponents contradict the model's sizes; None if they do not."""
+        fitted = scaling.exponents
+        if fitted is None:
+            return None
+        heads, layers = self.geometry.num_heads, self.geometry.num_layers
+        if len(fitted[0]) != heads:
+            return f"exponents for {len(fitted[0])} heads, and the model has {heads}"
+        if len(fitted) not in (1, layers):
+            return f"exponents for {len(fitted)} layers, and the model has {layers}"
+        return None
 
     def reach(self, scaling: Scaling, train_length: int | None) -> int | None:
         """The trained length, or else the config's own limit, times the factor."""
@@ -163,8 +180,8 @@ class AlibiRecipe:
     def stock(self, stored: Config) -> Slopes:
         return self.family.stock_slopes({**self.config, **stored})
 
-    def scaled(self, stock: Slopes, scaling: Scaling, tokens: int) -> Slopes:
-        return stretched(scaling, self._bias_scale).slopes(stock, tokens)
+    def scaled(self, stock: Slopes, scaling: Scaling, tokens: int, layer: int = 0) -> Slopes:
+        return stretched(scaling, self._bias_scale).slopes(stock, tokens, layer)
 
     @property
     def _bias_scale(self) -> float:

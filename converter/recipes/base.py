@@ -101,8 +101,10 @@ class Recipe(Protocol):
         """The slopes or frequencies as trained; ``stored`` is what the method ``stored`` returned."""
         ...
 
-    def scaled(self, stock: tuple[float, ...], scaling: Scaling, tokens: int) -> tuple[float, ...]:
-        """The slopes or frequencies for a sequence of ``tokens`` tokens."""
+    def scaled(
+        self, stock: tuple[float, ...], scaling: Scaling, tokens: int, layer: int = 0
+    ) -> tuple[float, ...]:
+        """The slopes or frequencies of a layer for a sequence of ``tokens`` tokens."""
         ...
 
     def change(self, scaling: Scaling) -> Change | None:

@@ -150,7 +150,7 @@ class RotaryRecipe:
     def stock(self, stored: Config) -> Frequencies:
         return self.rotary.frequencies
 
-    def scaled(self, stock: Frequencies, scaling: Scaling, tokens: int) -> Frequencies:
+    def scaled(self, stock: Frequencies, scaling: Scaling, tokens: int, layer: int = 0) -> Frequencies:
         return self.rotary.scaled(scaling, tokens)
 
     def change(self, scaling: Scaling) -> Change:

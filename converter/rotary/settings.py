@@ -23,7 +23,7 @@ from converter.scaling.frequencies import (
     scaled_frequencies,
     yarn_attention,
 )
-from converter.scaling.scaling import Dynamic, Scaling, Static
+from converter.scaling.scaling import FITTED, Dynamic, Scaling, Static
 from converter.scaling.slopes import Ramp
 
 LENGTH, SCALING, PARAMETERS = "max_position_embeddings", "rope_scaling", "rope_parameters"
@@ -185,6 +185,8 @@ def check_scaling(rotary: Rotary, scaling: Scaling) -> None:
             says what to give instead.
     """
     model_type = rotary.model.model_type
+    if scaling.method == FITTED:
+        raise UsageError(f"--slopes scales slopes, and the rotary {model_type!r} has none; give --method ntk")
     if scaling.method not in METHODS:
         raise UsageError(
             f"--method {scaling.method} scales slopes only and cannot scale the rotary {model_type!r}; "

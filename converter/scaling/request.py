@@ -29,6 +29,17 @@ RAMP: Parts = (1 / 16, 1 / 4)
 (examples/evidence/README.md)."""
 NARROWEST = 1.001
 """The smallest ratio of a ramp's ends; rounding must not make them equal."""
+SLOPES_FILE = "slopes.json"
+"""The name of a file of fitted slopes where none is known."""
+
+
+@dataclass(frozen=True)
+class GivenSlopes:
+    """The fitted slopes of ``--slopes``."""
+
+    name: str
+    """Of the file, without its folder."""
+    scaling: Static | Dynamic
 
 
 @dataclass(frozen=True)
@@ -47,8 +58,12 @@ class Request:
     train_length: int | None = None
     ramp: Parts | None = None
     """Of ``by-parts``; None for the model's default."""
+    slopes: GivenSlopes | None = None
+    """Fitted slopes, instead of a method and its strength."""
 
     def __post_init__(self) -> None:
+        if self.slopes is not None:
+            self._check_alone()
         if self.method not in METHODS:
             raise UsageError(f"--method {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
         if self.dynamic is not None and self.dynamic not in BASES:
@@ -61,7 +76,7 @@ class Request:
                 )
         elif len(given) > 1:
             raise UsageError(f"{' and '.join(given)} cannot be combined; give one of them")
-        elif not given and not self.by_default:
+        elif not given and not self.by_default and self.slopes is None:
             raise UsageError(
                 f"--method {self.method} needs a strength: give --scale, --target-length or --dynamic"
             )
@@ -69,6 +84,9 @@ class Request:
             raise UsageError(
                 "--rate needs --dynamic length or --dynamic position; give one of them or drop --rate"
             )
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
         if self.scale is not None and (not is_number(self.scale) or self.scale < 1):
             raise UsageError(f"--scale {self.scale} is out of range; give a finite number of at least 1")
         if self.rate is not None and (not is_number(self.rate) or self.rate <= 0):
@@ -80,6 +98,16 @@ class Request:
         for name, length in (("--target-length", self.target_length), ("--train-length", self.train_length)):
             if length is not None and not is_count(length, LONGEST):
                 raise UsageError(f"{name} {length} is out of range; give a number of tokens, at least 1")
+
+    def _check_alone(self) -> None:
+        others = {
+            "--method": self.method != DEFAULT_METHOD,
+            **{name: value is not None for name, value in self._strengths.items()},
+            "--rate": self.rate is not None,
+            "--ramp": self.ramp is not None,
+        }
+        for name in (name for name, given in others.items() if given):
+            raise UsageError(f"--slopes cannot be combined with {name}; drop one of them")
 
     def _check_ramp(self, ramp: Parts) -> None:
         if self.method != BY_PARTS:
@@ -98,9 +126,8 @@ class Request:
     @property
     def by_default(self) -> bool:
         """Whether the user left the strength to this tool, which then scales dynamically; see ``resolve``."""
-        return self.method == DEFAULT_METHOD and not any(
-            value is not None for value in self._strengths.values()
-        )
+        strengths = (self.slopes, *self._strengths.values())
+        return self.method == DEFAULT_METHOD and not any(value is not None for value in strengths)
 
     @property
     def asked(self) -> bool:
@@ -117,6 +144,7 @@ class Request:
             "--dynamic": self.dynamic,
             "--rate": None if self.rate is None else f"{self.rate:g}",
             "--train-length": self.train_length,
+            "--slopes": None if self.slopes is None else self.slopes.name,
         }
         words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
         return words if self.ramp is None else [*words, "--ramp", *(f"{end:g}" for end in self.ramp)]
@@ -138,8 +166,10 @@ class Request:
 
         Raises:
             UsageError: the trained length is needed but not known, the target is below the trained length,
-                or a strength is missing.
+                a strength is missing, or the slopes were fitted from another trained length.
         """
+        if self.slopes is not None:
+            return self._given(self.slopes, trained)
         if self.method == "none":
             return UNSCALED
         ramp = None
@@ -166,6 +196,15 @@ class Request:
         rate = 1.0 if self.rate is None else float(self.rate)
         return Dynamic(self.method, basis, rate, self._needed(trained, name, option), ramp)
 
+    def _given(self, slopes: GivenSlopes, trained: TrainLength) -> Scaling:
+        scaling = slopes.scaling
+        if isinstance(scaling, Dynamic) and trained.tokens not in (None, scaling.train_length):
+            raise UsageError(
+                f"{slopes.name} grows from {scaling.train_length} tokens, but the trained length is "
+                f"{trained.tokens}; take slopes that were made for this model, or give --train-length"
+            )
+        return scaling
+
     def _needed(self, trained: TrainLength, name: str, option: str) -> int:
         if trained.tokens is None:
             raise UsageError(
@@ -186,6 +225,8 @@ def request_for(scaling: Scaling, trained: int | None, *, told: bool = True) -> 
     length = trained if told else None
     if isinstance(scaling, Unscaled):
         return Request("none", train_length=length)
+    if scaling.exponents is not None:
+        return Request(train_length=length, slopes=GivenSlopes(SLOPES_FILE, scaling))
     ramp = None
     if scaling.ramp is not None and trained is not None:
         ramp = (scaling.ramp[0] / trained, scaling.ramp[1] / trained)

@@ -9,15 +9,21 @@ from typing import Any, ClassVar, Literal, cast, get_args
 
 from converter.config import is_count, is_number
 from converter.errors import SourceError
-from converter.scaling.slopes import Ramp, Slopes, scaled_slopes
+from converter.scaling.slopes import Exponents, Ramp, Slopes, exponents, with_exponents
 
-Method = Literal["ntk", "by-parts", "linear", "ntk-published", "none"]
+Method = Literal["ntk", "by-parts", "linear", "ntk-published", "none", "fitted"]
+FITTED: Method = "fitted"
+"""The method without a formula: its exponents are in the scaling itself."""
 Basis = Literal["length", "position"]
 """What a dynamic factor grows with: the number of tokens in the sequence, or the position of each query."""
 
-METHODS: tuple[Method, ...] = get_args(Method)
+METHODS: tuple[Method, ...] = tuple(method for method in get_args(Method) if method != FITTED)
 """The formula of each is in ``slopes.exponents``, and once more in ``templates/ntk_alibi.py``."""
 BASES: tuple[Basis, ...] = get_args(Basis)
+EXPONENTS = (-1.0, 4.0)
+"""The least and the largest exponent of a fitted scaling; below 0, a head gets steeper."""
+LARGEST_FACTOR, LARGEST_RATE = 65536.0, 16.0
+"""Of a fitted scaling. With ``EXPONENTS``, they keep all slopes within float32."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +32,13 @@ class Unscaled:
 
     method: ClassVar[Method] = "none"
     ramp: ClassVar[Ramp | None] = None
+    exponents: ClassVar[Exponents | None] = None
 
     def factor_at(self, tokens: int) -> float:  # noqa: ARG002 -- the same signature as the other kinds
         """The scale factor a: 1."""
         return 1.0
 
-    def slopes(self, stock: Slopes, tokens: int = 0) -> Slopes:  # noqa: ARG002
+    def slopes(self, stock: Slopes, tokens: int = 0, layer: int = 0) -> Slopes:  # noqa: ARG002
         """The stock slopes."""
         return stock
 
@@ -51,21 +58,23 @@ class Static:
     """Scale factor a >= 1, no unit."""
     ramp: Ramp | None = None
     """Of ``by-parts``; None for other methods."""
+    exponents: Exponents | None = None
+    """Of ``fitted``; None for other methods."""
 
     def factor_at(self, tokens: int) -> float:  # noqa: ARG002
         """The scale factor a, whatever the length."""
         return self.factor
 
-    def slopes(self, stock: Slopes, tokens: int = 0) -> Slopes:  # noqa: ARG002
-        """The scaled slopes."""
-        return scaled_slopes(stock, self.method, self.factor, self.ramp)
+    def slopes(self, stock: Slopes, tokens: int = 0, layer: int = 0) -> Slopes:  # noqa: ARG002
+        """The scaled slopes of a layer."""
+        return with_exponents(stock, exponents_of(self, stock, layer), self.factor)
 
     def to_json(self) -> dict[str, Any]:
         """The value of ``alibi_scaling``, in the convention of BTLM and JAIS."""
-        return {"type": self.method, "factor": self.factor, **_ramp_json(self.ramp)}
+        return {"type": self.method, "factor": self.factor, **_details(self)}
 
     def __str__(self) -> str:
-        return f"{self.method}, factor {self.factor:g}{_ramp_text(self.ramp)}"
+        return f"{self.method}, factor {self.factor:g}{_details_text(self)}"
 
 
 @dataclass(frozen=True)
@@ -80,14 +89,16 @@ class Dynamic:
     """Trained length in tokens."""
     ramp: Ramp | None = None
     """Of ``by-parts``; None for other methods."""
+    exponents: Exponents | None = None
+    """Of ``fitted``; None for other methods."""
 
     def factor_at(self, tokens: int) -> float:
         """The scale factor a for a sequence of ``tokens`` tokens, or a query at position ``tokens - 1``."""
         return max(1.0, self.rate * tokens / self.train_length)
 
-    def slopes(self, stock: Slopes, tokens: int = 0) -> Slopes:
-        """The slopes for a sequence of ``tokens`` tokens."""
-        return scaled_slopes(stock, self.method, self.factor_at(tokens), self.ramp)
+    def slopes(self, stock: Slopes, tokens: int = 0, layer: int = 0) -> Slopes:
+        """The slopes of a layer for a sequence of ``tokens`` tokens."""
+        return with_exponents(stock, exponents_of(self, stock, layer), self.factor_at(tokens))
 
     def to_json(self) -> dict[str, Any]:
         """The value of ``alibi_scaling``, in the convention of BTLM and JAIS, extended."""
@@ -96,24 +107,62 @@ class Dynamic:
             "train_seq_len": self.train_length,
             "dynamic": self.dynamic,
             "rate": self.rate,
-            **_ramp_json(self.ramp),
+            **_details(self),
         }
 
     def __str__(self) -> str:
         rate = f"rate {self.rate:g} from {self.train_length} tokens"
-        return f"{self.method}, {self.dynamic}-dynamic, {rate}{_ramp_text(self.ramp)}"
+        return f"{self.method}, {self.dynamic}-dynamic, {rate}{_details_text(self)}"
 
 
 Scaling = Unscaled | Static | Dynamic
 UNSCALED = Unscaled()
+LONGEST_SHOWN = 200
+"""Characters of a value in a message."""
 
 
-def _ramp_json(ramp: Ramp | None) -> dict[str, Any]:
-    return {} if ramp is None else {"ramp": list(ramp)}
+def exponents_of(scaling: Static | Dynamic, stock: Slopes, layer: int = 0) -> tuple[float, ...]:
+    """The exponent t of each head of a layer: that of the formula, or the fitted one."""
+    if scaling.exponents is not None:
+        return scaling.exponents[layer if len(scaling.exponents) > 1 else 0]
+    return exponents(scaling.method, stock, scaling.ramp)
 
 
-def _ramp_text(ramp: Ramp | None) -> str:
-    return "" if ramp is None else f", ramp {ramp[0]:g} to {ramp[1]:g} tokens"
+def rows(scaling: Scaling) -> int:
+    """In how many rows of slopes, one per layer, the layers differ; 1 if all are the same."""
+    return 1 if scaling.exponents is None else len(scaling.exponents)
+
+
+def averaged(scaling: Scaling) -> Scaling:
+    """The same for all layers: each slope is the geometric mean of the layers'."""
+    if scaling.exponents is None or isinstance(scaling, Unscaled):
+        return scaling
+    count = len(scaling.exponents)
+    mean = tuple(sum(heads) / count for heads in zip(*scaling.exponents, strict=True))
+    return replace(scaling, exponents=(mean,))
+
+
+def first_layers(scaling: Scaling, layers: int) -> Scaling:
+    """The scaling of a model's first ``layers`` layers."""
+    if scaling.exponents is None or isinstance(scaling, Unscaled) or len(scaling.exponents) == 1:
+        return scaling
+    return replace(scaling, exponents=scaling.exponents[:layers])
+
+
+def _details(scaling: Static | Dynamic) -> dict[str, Any]:
+    found: dict[str, Any] = {} if scaling.ramp is None else {"ramp": list(scaling.ramp)}
+    if scaling.exponents is not None:
+        found["exponents"] = [list(row) for row in scaling.exponents]
+    return found
+
+
+def _details_text(scaling: Static | Dynamic) -> str:
+    if scaling.ramp is not None:
+        return f", ramp {scaling.ramp[0]:g} to {scaling.ramp[1]:g} tokens"
+    if scaling.exponents is None:
+        return ""
+    layers, heads = len(scaling.exponents), len(scaling.exponents[0])
+    return f", {heads} heads, {'all layers alike' if layers == 1 else f'{layers} layers'}"
 
 
 def stretched(scaling: Scaling, ratio: float) -> Scaling:
@@ -124,16 +173,26 @@ def stretched(scaling: Scaling, ratio: float) -> Scaling:
     return replace(scaling, ramp=(start * ratio, end * ratio))
 
 
-def read_scaling(value: object) -> Scaling:
+def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Scaling:
     """Reads ``alibi_scaling``; ``dynamic`` defaults to length and ``rate`` to 1, as in BTLM.
+
+    Args:
+        value: the value, as JSON.
+        where: where it is, for messages.
 
     Raises:
         SourceError: the value is not a scaling.
     """
     if value is None:
         return UNSCALED
-    problem = SourceError(f"config.json: alibi_scaling is {value!r}, which is not a scaling this tool knows")
-    if not isinstance(value, Mapping) or value.get("type") not in METHODS or value["type"] == "none":
+    shown = repr(value)
+    shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
+    problem = SourceError(f"{where} is {shown}, which is not a scaling this tool knows")
+    if (
+        not isinstance(value, Mapping)
+        or value.get("type") not in (*METHODS, FITTED)
+        or value["type"] == "none"
+    ):
         raise problem
     method = cast(Method, value["type"])
     factor, length, rate = value.get("factor"), value.get("train_seq_len"), value.get("rate", 1.0)
@@ -143,14 +202,42 @@ def read_scaling(value: object) -> Scaling:
         raise problem from None
     if (ramp is not None) != (method == "by-parts"):
         raise problem
+    fitted = _read_exponents(value.get("exponents"), where) if method == FITTED else None
+    if fitted is None and "exponents" in value:
+        raise problem
     if factor is not None:
         if length is not None or not is_number(factor) or factor < 1:
             raise problem
-        return Static(method, float(factor), ramp)
+        if fitted is not None and not 1 < factor <= LARGEST_FACTOR:
+            raise SourceError(
+                f"{where} has factor {factor:g}; a fitted scaling needs one above 1, "
+                f"and at most {LARGEST_FACTOR:g}"
+            )
+        return Static(method, float(factor), ramp, fitted)
     dynamic = value.get("dynamic", "length")
     if dynamic not in BASES or not is_count(length) or not is_number(rate) or rate <= 0:
         raise problem
-    return Dynamic(method, dynamic, float(rate), length, ramp)
+    if fitted is not None and rate > LARGEST_RATE:
+        raise SourceError(f"{where} has rate {rate:g}; that of a fitted scaling is at most {LARGEST_RATE:g}")
+    return Dynamic(method, dynamic, float(rate), length, ramp, fitted)
+
+
+def _read_exponents(value: object, where: str) -> Exponents:
+    least, largest = EXPONENTS
+    if not isinstance(value, list) or not value or not all(isinstance(row, list) and row for row in value):
+        raise SourceError(f"{where} needs exponents: one list for all layers in a list, or one per layer")
+    if len({len(row) for row in value}) > 1:
+        raise SourceError(f"{where} has exponents of different numbers of heads; give one per head and layer")
+    for layer, row in enumerate(value):
+        for head, exponent in enumerate(row):
+            if not is_number(exponent) or not least <= exponent <= largest:
+                raise SourceError(
+                    f"{where} has the exponent {repr(exponent)[:LONGEST_SHOWN]} for head {head} of layer "
+                    f"{layer}; give numbers from {least:g} to {largest:g}"
+                )
+    if not any(any(row) for row in value):
+        raise SourceError(f"{where} has no exponent other than 0, so it would scale no head")
+    return tuple(tuple(map(float, row)) for row in value)
 
 
 def _read_ramp(value: object) -> Ramp | None:

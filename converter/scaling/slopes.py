@@ -19,6 +19,8 @@ Slopes = tuple[float, ...]
 Ramp = tuple[float, float]
 """Two spans in tokens, the shorter first: ``by-parts`` keeps heads up to the first and scales those from the
 second on."""
+Exponents = tuple[tuple[float, ...], ...]
+"""Of ``fitted``: one t per head, in one row for all layers or in one row per layer."""
 NATS = 5.0
 """A head's span ends where its bias is -5 nats: a key there has e^-5 = 0.7 % of its weight without a bias."""
 
@@ -82,5 +84,9 @@ def exponents(method: str, slopes: Slopes, ramp: Ramp | None = None) -> tuple[fl
 
 def scaled_slopes(slopes: Slopes, method: str, factor: float, ramp: Ramp | None = None) -> Slopes:
     """``slopes`` scaled by ``method`` with scale factor a = ``factor`` (at least 1, no unit); see above."""
-    strengths = exponents(method, slopes, ramp)
+    return with_exponents(slopes, exponents(method, slopes, ramp), factor)
+
+
+def with_exponents(slopes: Slopes, strengths: tuple[float, ...], factor: float) -> Slopes:
+    """``m * a ** -t`` for each slope m in ``slopes`` and its t in ``strengths``, with a = ``factor``."""
     return tuple(slope * factor**-t for slope, t in zip(slopes, strengths, strict=True))

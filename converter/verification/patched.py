@@ -18,7 +18,7 @@ from safetensors import safe_open
 from converter.families.base import Family
 from converter.families.templates import templates_folder
 from converter.result.converted import ConvertedRepository
-from converter.scaling.scaling import Scaling, stretched
+from converter.scaling.scaling import Scaling, first_layers, stretched
 from converter.source.checkpoint import Checkpoint
 
 # Sizes of the small models that checks build: enough for every layout, cheap for any head count.
@@ -81,15 +81,20 @@ class Patched:
         """The class of the model without a head."""
         return getattr(self.modeling, f"Ntk{self.family.camel}Model")
 
-    def probe_config(self, scaling: Scaling) -> Any:
-        """The repository's config shrunk to a small model with the same heads and options."""
+    def probe_config(self, scaling: Scaling, layers: int = PROBE_LAYERS) -> Any:
+        """The repository's config shrunk to a small model with the same heads and options.
+
+        Args:
+            scaling: of the model.
+            layers: how many layers the small model has; they get the slopes of the first ones.
+        """
         # Where the bias depends on the head size, so do the spans. The probe's ramp follows them.
         bias_scale, head_dim = self.family.bias_scale, self.repository.recipe.geometry.head_dim
         scaling = stretched(scaling, bias_scale(head_dim) / bias_scale(PROBE_HEAD_DIM))
-        config = self.build_config(alibi_scaling=scaling.to_json())
+        config = self.build_config(alibi_scaling=first_layers(scaling, layers).to_json())
         config.hidden_size = config.num_attention_heads * PROBE_HEAD_DIM
         config.vocab_size = PROBE_VOCABULARY
-        config.num_hidden_layers = PROBE_LAYERS
+        config.num_hidden_layers = layers
         config.pad_token_id = None  # may lie outside the small vocabulary
         for width in ("ffn_hidden_size", "intermediate_size", "n_inner"):
             if getattr(config, width, None) is not None:

@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
-from converter.scaling.scaling import Dynamic
+from converter.scaling.scaling import Dynamic, rows
 from converter.verification.check import Check, Context
 from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
 
@@ -29,8 +29,10 @@ NAME = "slopes"
 SPAN = 40
 # TOLERANCE is relative. ROUNDING, in nats over the span, is float32's rounding of the measured weights.
 TOLERANCE, ROUNDING = 1e-3, 2e-6
-# Most keys in a probe. This bounds the memory: of a decoder's cache, or of an encoder's attention weights,
-# which grow with the square.
+# Of a steep head, only the nearest keys have weights that float32 can hold: within so many nats.
+DEEPEST = 80.0
+# Most keys in a probe, in all layers of a decoder together. This bounds the memory: of a decoder's cache, or
+# of an encoder's attention weights, which grow with the square.
 LONGEST = {"decoder": 1 << 17, "encoder": 256}
 # Tokens with which a decoder's cache is filled at a time. This bounds the memory of their hidden states.
 CHUNK = 4096
@@ -39,22 +41,24 @@ CHUNK = 4096
 def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it
     """Compares measured slopes with ``converter.scaling.slopes``: at one length, or two if dynamic.
 
+    Where the layers' slopes differ, every layer is measured; else one is enough, since all share them.
+
     Raises:
         VerificationError: a slope differs; the message names the head and both values.
     """
     family = patched.family
     scaling = patched.repository.scaling
     stock = family.stock_slopes(patched.config)
+    layers = rows(scaling)
     lengths = [2 * SPAN]
     if isinstance(scaling, Dynamic):
         # The factor depends only on rate * tokens / train_length, so a shorter train_length tests the same.
-        longest = int(LONGEST[family.kind] * min(1.0, scaling.rate / 2))
+        room = LONGEST[family.kind] // (layers if family.kind == "decoder" else 1)
+        longest = int(room * min(1.0, scaling.rate / 2))
         scaling = replace(scaling, train_length=max(1, min(scaling.train_length, longest)))
         # The length at which the factor is 2 (or the rate, if that is larger).
         lengths.append(max(2 * SPAN, math.ceil(scaling.train_length * max(1.0, 2 / scaling.rate))))
-    config = patched.probe_config(scaling)
-    config.num_hidden_layers = 1
-    model = build(patched.trunk, config)
+    model = build(patched.trunk, patched.probe_config(scaling, layers))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -62,28 +66,30 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
     for tokens in lengths:
         found = (measure if family.kind == "decoder" else measure_both_sides)(model, tokens)
         measured = found / family.bias_scale(PROBE_HEAD_DIM)
-        scaled = patched.repository.recipe.scaled(stock, scaling, tokens)
-        expected = np.tile(scaled, len(measured) // len(stock))
+        scaled = [patched.repository.recipe.scaled(stock, scaling, tokens, layer) for layer in range(layers)]
+        expected = np.tile(scaled, measured.shape[-1] // len(stock))
         differences = np.abs(measured - expected)
         wrong = ~((differences < TOLERANCE * expected) | (differences * SPAN < ROUNDING))
-        first = int(wrong.argmax())
-        if wrong[first]:
+        layer, head = np.unravel_index(wrong.argmax(), wrong.shape)
+        if wrong[layer, head]:
+            where = f"head {head % len(stock)}" + (f" of layer {layer}" if layers > 1 else "")
             raise VerificationError(
-                f"head {first % len(stock)} runs with slope {measured[first]:.6g} at {tokens} tokens, "
-                f"not {expected[first]:.6g}"
+                f"{where} runs with slope {measured[layer, head]:.6g} at {tokens} tokens, "
+                f"not {expected[layer, head]:.6g}"
             )
         worst = max(worst, float((differences / expected).max()))
     where = " and ".join(str(tokens) for tokens in lengths)
+    each = f" in each of {layers} layers" if layers > 1 else ""
     return Check(
         NAME,
-        f"{len(stock)} slopes measured from attention weights at {where} tokens; "
+        f"{len(stock)} slopes{each} measured from attention weights at {where} tokens; "
         f"largest relative deviation {worst:.1e}",
     )
 
 
 @torch.no_grad()
 def measure(model: Any, tokens: int) -> np.ndarray:
-    """The slopes that the last of ``tokens`` tokens sees in an all-zero model, float64 [num_heads].
+    """The slopes that the last of ``tokens`` tokens sees in an all-zero model, float64 [layers, num_heads].
 
     The cache is filled without computing attention: the output of all-zero values is zero.
     """
@@ -93,8 +99,22 @@ def measure(model: Any, tokens: int) -> np.ndarray:
             chunk = torch.zeros(1, min(CHUNK, tokens - 1 - start), dtype=torch.long)
             model(chunk, past_key_values=cache, use_cache=True)
     output = model(torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, output_attentions=True)
-    logs: np.ndarray = output.attentions[0][0, :, 0].double().log().numpy()  # [num_heads, tokens]
-    slopes: np.ndarray = (logs[:, -1] - logs[:, -1 - SPAN]) / SPAN
+    return np.stack([slopes_of(weights[0, :, 0], tokens - 1, -1, SPAN) for weights in output.attentions])
+
+
+def slopes_of(weights: torch.Tensor, at: int, side: int, span: int) -> np.ndarray:
+    """The slopes that a query's attention weights show, float64 [num_heads].
+
+    Args:
+        weights: the query's weights of all keys, [num_heads, keys].
+        at: the key from which distances are measured.
+        side: 1 to measure among the keys after it, -1 among those before it.
+        span: the distance in keys; for steep heads it is as much shorter as float32 asks for.
+    """
+    logs: np.ndarray = weights.double().log().numpy()
+    nearest = logs[:, at] - logs[:, at + side]
+    spans = np.clip(DEEPEST // np.maximum(nearest, 1e-9), 1, span).astype(int)
+    slopes: np.ndarray = (logs[:, at] - logs[np.arange(len(logs)), at + side * spans]) / spans
     return slopes
 
 
@@ -119,7 +139,7 @@ def measure_both_sides(model: Any, tokens: int) -> np.ndarray:
     """The slopes of an all-zero encoder to the left of a token, followed by those to its right.
 
     Returns:
-        Slopes, float64 [2 * num_heads]. For a length-dynamic scaling, the factor is that of a row of
+        Slopes, float64 [layers, 2 * num_heads]. For a length-dynamic scaling, the factor is that of a row of
         ``tokens`` tokens. For a position-dynamic one, it is that of the last of ``tokens`` tokens; the row is
         longer, so that this token has a right side.
     """
@@ -131,5 +151,9 @@ def measure_both_sides(model: Any, tokens: int) -> np.ndarray:
     if not own:
         mask[:, tokens:] = 0  # tests that the length comes from the mask, not from the tensor's shape
     output = model(torch.zeros_like(mask), attention_mask=mask, output_attentions=True)
-    logs: np.ndarray = output.attentions[0][0, :, at].double().log().numpy()  # [num_heads, length]
-    return np.concatenate([(logs[:, at] - logs[:, at + step]) / side for step in (-side, side)])
+    return np.stack(
+        [
+            np.concatenate([slopes_of(weights[0, :, at], at, sign, side) for sign in (-1, 1)])
+            for weights in output.attentions
+        ]
+    )

@@ -49,7 +49,9 @@ def mpt_slopes(num_heads: int, bias_max: float = 8.0) -> Array:
     return np.array((every[1::2] + every[0::2])[:num_heads])
 
 
-def scaled_slopes(slopes: Array, method: str, factor: float, ramp: Sequence[float] = ()) -> Array:
+def scaled_slopes(
+    slopes: Array, method: str, factor: float, ramp: Sequence[float] = (), fitted: Sequence[float] = ()
+) -> Array:
     """``slopes`` [num_heads] for contexts ``factor`` = a times as long as the trained ones.
 
     none           m
@@ -59,6 +61,7 @@ def scaled_slopes(slopes: Array, method: str, factor: float, ramp: Sequence[floa
                    m for the heads after them
     by-parts       m * a^-t with s = 5 / m tokens; t = 0 for s <= ramp[0], 1 for s >= ramp[1], and between
                    them ln(s / ramp[0]) / ln(ramp[1] / ramp[0])
+    fitted         m * a^-t with the t of each head in ``fitted``
     """
     heads = len(slopes)
     if method == "none":
@@ -88,6 +91,9 @@ def scaled_slopes(slopes: Array, method: str, factor: float, ramp: Sequence[floa
             elif span > start:
                 by_span[h] /= factor ** (math.log(span / start) / math.log(end / start))
         return by_span
+    if method == "fitted":
+        one_each: Array = slopes / factor ** np.asarray(fitted, dtype=np.float64)
+        return one_each
     raise ValueError(f"no such scaling: {method!r}")
 
 
@@ -118,9 +124,9 @@ def query_factors(scaling: Mapping[str, Any], mask: NDArray[np.int64]) -> Array:
 
 
 def query_slopes(
-    config: Mapping[str, Any], stock: Array, mask: NDArray[np.int64], bias_scale: float = 1.0
+    config: Mapping[str, Any], stock: Array, mask: NDArray[np.int64], layer: int, bias_scale: float = 1.0
 ) -> Array:
-    """The slope of every head for every query of a row, [num_heads, L].
+    """The slope of every head of a layer, counted from 0, for every query of a row, [num_heads, L].
 
     ``stock`` [num_heads] are the slopes the checkpoint was trained with; without ``alibi_scaling``
     in ``config`` every query has these. ``bias_scale`` is that of ``attention``.
@@ -129,8 +135,9 @@ def query_slopes(
     if scaling is None:
         return np.repeat(stock[:, None], len(mask), axis=1)
     factors = query_factors(scaling, mask)
-    ramp = scaling.get("ramp", ())
-    each = [scaled_slopes(stock * bias_scale, scaling["type"], a, ramp) / bias_scale for a in factors]
+    ramp, rows = scaling.get("ramp", ()), scaling.get("exponents", [()])
+    fitted = rows[layer] if len(rows) > 1 else rows[0]
+    each = [scaled_slopes(stock * bias_scale, scaling["type"], a, ramp, fitted) / bias_scale for a in factors]
     return np.stack(each, axis=1)
 
 

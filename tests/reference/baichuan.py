@@ -27,7 +27,6 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
         raise ValueError(f"no such activation here: {config['hidden_act']!r}")
     heads = setting(config, "num_attention_heads")
     epsilon = setting(config, "rms_norm_eps", default=1e-6)
-    slopes = query_slopes(config, press_slopes(heads), mask)
     attentions = []
 
     x = weights["embed_tokens.weight"][ids]
@@ -37,6 +36,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
         packed = weights.linear(normed, f"layers.{n}.self_attn.W_pack", bias=False)
         # All of q, then all of k, then all of v; each head by head.
         q, k, v = packed.reshape(length, 3, heads, width // heads).transpose(1, 2, 0, 3)
+        slopes = query_slopes(config, press_slopes(heads), mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, 1 / math.sqrt(width // heads))
         attentions.append(probabilities)
         x = x + weights.linear(context, f"layers.{n}.self_attn.o_proj", bias=False)

@@ -47,12 +47,12 @@ class Encoder:
     def _row(self, config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array, list[Array]]:
         heads = config["num_attention_heads"]
         epsilon = setting(config, "layer_norm_eps", default=1e-12)
-        slopes = query_slopes(config, press_slopes(heads), mask)
         attentions: list[Array] = []
 
         def attend(q: Array, k: Array, v: Array) -> Array:
             length, width = q.shape
             q, k, v = (part.reshape(length, heads, width // heads).transpose(1, 0, 2) for part in (q, k, v))
+            slopes = query_slopes(config, press_slopes(heads), mask, len(attentions))
             output, probabilities = symmetric_attention(
                 q, k, v, slopes, mask, score_scale=1 / math.sqrt(width // heads)
             )

@@ -13,7 +13,6 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
     layers = setting(config, "n_layer", "num_hidden_layers")
     epsilon = setting(config, "layer_norm_epsilon", default=1e-5)
     residual_after_norm = config.get("apply_residual_connection_post_layernorm", False)
-    slopes = query_slopes(config, press_slopes(heads), mask)
     attentions = []
 
     x = weights.layer_norm(weights["word_embeddings.weight"][ids], "word_embeddings_layernorm", epsilon)
@@ -25,6 +24,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
         fused = weights.linear(normed, f"h.{n}.self_attention.query_key_value", bias=True)
         # The fused outputs go head by head, each with its q, its k and its v.
         q, k, v = fused.reshape(length, heads, 3, head_dim).transpose(2, 1, 0, 3)
+        slopes = query_slopes(config, press_slopes(heads), mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, 1 / math.sqrt(head_dim))
         attentions.append(probabilities)
         x = residual + weights.linear(context, f"h.{n}.self_attention.dense", bias=True)

@@ -54,11 +54,11 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
 
     x = weights["word_embeddings.weight"][ids]
     shrink = 1 / math.sqrt(x.shape[1] // heads)
-    slopes = query_slopes(config, press_slopes(heads), mask, bias_scale=shrink)
     for n in range(layers):
         normed = weights.layer_norm(x, f"h.{n}.ln_attn" if two_norms else f"h.{n}.input_layernorm", epsilon)
         fused = weights.linear(normed, f"h.{n}.self_attention.query_key_value", bias)
         q, k, v = _split(fused, heads, kv_heads)
+        slopes = query_slopes(config, press_slopes(heads), mask, n, bias_scale=shrink)
         context, probabilities = attention(q, k, v, slopes, mask, score_scale=shrink, bias_scale=shrink)
         attentions.append(probabilities)
         attended = weights.linear(context, f"h.{n}.self_attention.dense", bias)

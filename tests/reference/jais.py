@@ -43,7 +43,6 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
     heads = setting(config, "n_head", "num_attention_heads")
     layers = setting(config, "n_layer", "num_hidden_layers")
     epsilon = setting(config, "layer_norm_epsilon", default=1e-5)
-    slopes = query_slopes(config, _stock_slopes(weights, heads), mask)
     attentions = []
 
     x = weights["wte.weight"][ids]
@@ -57,6 +56,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
         fused = _conv(weights, normed, f"h.{n}.attn.c_attn")
         # Queries of all heads, then keys of all heads, then values.
         q, k, v = fused.reshape(length, 3, heads, head_dim).transpose(1, 2, 0, 3)
+        slopes = query_slopes(config, _stock_slopes(weights, heads), mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, 1 / divisor)
         attentions.append(probabilities)
         x = x + _conv(weights, context, f"h.{n}.attn.c_proj")

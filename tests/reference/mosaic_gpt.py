@@ -25,7 +25,6 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
     steepness = setting(config, "alibi_bias_max", default=8)
     bias = not config.get("no_bias", False)
     stock = np.array([2.0 ** (-steepness * h / heads) for h in range(1, heads + 1)])
-    slopes = query_slopes(config, stock, mask)
     attentions = []
 
     x = weights["wte.weight"][ids]
@@ -43,6 +42,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
             q = weights.layer_norm(q, f"blocks.{n}.attn.q_ln", EPSILON, bias)
             k = weights.layer_norm(k, f"blocks.{n}.attn.k_ln", EPSILON, bias)
         q, k, v = (part.reshape(length, heads, head_dim).transpose(1, 0, 2) for part in (q, k, v))
+        slopes = query_slopes(config, stock, mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, score_scale)
         attentions.append(probabilities)
         x = x + weights.linear(context, f"blocks.{n}.attn.out_proj", bias)

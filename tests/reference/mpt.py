@@ -35,7 +35,6 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
     epsilon = setting(config, "norm_eps", "layer_norm_epsilon", default=1e-5)
     bias = not config.get("no_bias", True)
     stock = mpt_slopes(heads, setting(options, "alibi_bias_max", default=8))
-    slopes = query_slopes(config, stock, mask)
     attentions = []
 
     def norm(x: Array, name: str) -> Array:
@@ -66,6 +65,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
             k = weights.layer_norm(k, f"blocks.{n}.attn.k_ln", epsilon, bias)
         q, k, v = (part.reshape(length, -1, head_dim).transpose(1, 0, 2) for part in (q, k, v))
         k, v = (np.repeat(part, heads // kv_heads, axis=0) for part in (k, v))
+        slopes = query_slopes(config, stock, mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, score_scale)
         attentions.append(probabilities)
         x = x + weights.linear(context, f"blocks.{n}.attn.out_proj", bias)

@@ -17,7 +17,6 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
     heads = setting(config, "n_head", "num_attention_heads")
     epsilon = setting(config, "layer_norm_epsilon", default=1e-5)
     packed = config.get("packed_projections", True)
-    slopes = query_slopes(config, press_slopes(heads), mask)
     attentions = []
 
     x = weights["wte.weight"][ids]
@@ -34,6 +33,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
             k = weights.linear(normed, f"h.{n}.attn.k", bias=False)
             v = weights.linear(normed, f"h.{n}.attn.v", bias=False)
         k, v = np.stack([k] * heads), np.stack([v] * heads)
+        slopes = query_slopes(config, press_slopes(heads), mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, 1 / math.sqrt(head_dim))
         attentions.append(probabilities)
         x = x + weights.linear(context, f"h.{n}.attn.c_proj", bias=False)

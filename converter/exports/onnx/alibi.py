@@ -13,8 +13,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from converter.exports.onnx.graph import Graph, Value
-from converter.scaling.scaling import Dynamic, Scaling
-from converter.scaling.slopes import Slopes, exponents
+from converter.scaling.scaling import Dynamic, Scaling, exponents_of, rows
+from converter.scaling.slopes import Slopes
 
 
 class Tokens:
@@ -91,18 +91,22 @@ class Alibi:
     scaling: Scaling
 
     @property
-    def constant_slopes(self) -> NDArray[np.float64] | None:
+    def rows(self) -> int:
+        """1 if all layers have the same slopes, else the number of layers."""
+        return rows(self.scaling)
+
+    def constant_slopes(self, layer: int) -> NDArray[np.float64] | None:
         """float64 [H]: the slopes, or None if they depend on the tokens."""
         if isinstance(self.scaling, Dynamic):
             return None
-        return np.asarray(self.scaling.slopes(self.slopes))
+        return np.asarray(self.scaling.slopes(self.slopes, layer=layer))
 
-    def slopes_at(self, tokens: Tokens) -> Value:
+    def slopes_at(self, tokens: Tokens, layer: int) -> Value:
         """float32 [1, 1, H], [B, 1, H] or [B, S, H]: the slopes that each new token's query uses."""
         graph = tokens.graph
         scaling = self.scaling
         if not isinstance(scaling, Dynamic):
-            return graph.float32(np.asarray(scaling.slopes(self.slopes))[None, None])
+            return graph.float32(np.asarray(scaling.slopes(self.slopes, layer=layer))[None, None])
         if scaling.dynamic == "position":
             counts = graph.op("Add", tokens.positions, graph.float32(1))
         else:
@@ -110,5 +114,5 @@ class Alibi:
         rate = graph.float32(scaling.rate / scaling.train_length)
         factor = graph.op("Max", graph.op("Mul", counts, rate), graph.float32(1))
         factor = graph.op("Unsqueeze", factor, graph.constant([-1]))
-        power = graph.float32(-np.asarray(exponents(scaling.method, self.slopes, scaling.ramp)))
+        power = graph.float32(-np.asarray(exponents_of(scaling, self.slopes, layer)))
         return graph.op("Mul", graph.float32(self.slopes), graph.op("Pow", factor, power))

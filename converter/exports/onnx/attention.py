@@ -26,13 +26,16 @@ class Attention(Protocol):
     head_size: int
     """Channels of a cached key or value."""
 
-    def __call__(self, query: Value, key: Value, value: Value, past: Cache) -> tuple[Value, Cache]:
+    def __call__(
+        self, query: Value, key: Value, value: Value, past: Cache, layer: int
+    ) -> tuple[Value, Cache]:
         """Attention of the new tokens.
 
         Args:
             query: [N, heads, head_dim].
             key, value: [N, key-value heads, head_dim].
             past: the layer's cache.
+            layer: index of the layer, which may have slopes of its own.
 
         Returns:
             The heads' outputs [N, heads * head_dim], and the layer's cache with the new tokens.

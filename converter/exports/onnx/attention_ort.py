@@ -49,7 +49,10 @@ class OrtAttention:
         with graph.scope("alibi"):
             self.by_row = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
             count = graph.op("Mul", tokens.rows, tokens.new)
-            self.query_channels = self._query_channels(tokens, alibi, count)
+            self.query_channels = [
+                self._query_channels(tokens, alibi, count, layer) for layer in range(alibi.rows)
+            ]
+            """One for all layers, or one per layer."""
             self.key_channels = self._key_channels(tokens, count)
             channels = graph.constant([geometry.num_kv_heads, CHANNELS + self.zeros])
             kv_shape = graph.op("Concat", count, channels, axis=0)
@@ -60,12 +63,14 @@ class OrtAttention:
             total = graph.cast(tokens.total, ir.DataType.INT32)
             self.total = graph.op("Squeeze", total, graph.constant([0]))
 
-    def __call__(self, query: Value, key: Value, value: Value, past: Cache) -> tuple[Value, Cache]:
+    def __call__(
+        self, query: Value, key: Value, value: Value, past: Cache, layer: int
+    ) -> tuple[Value, Cache]:
         graph, geometry = self.graph, self.geometry
         joined = (
             graph.op("Reshape", graph.op("Concat", states, channels, axis=-1), self.by_row)
             for states, channels in (
-                (query, self.query_channels),
+                (query, self.query_channels[layer if len(self.query_channels) > 1 else 0]),
                 (key, self.key_channels),
                 (value, self.value_channels),
             )
@@ -89,15 +94,15 @@ class OrtAttention:
         output = graph.reshape(output, -1, geometry.num_heads * geometry.head_dim)
         return output, Cache(present_key, present_value)
 
-    def _query_channels(self, tokens: Tokens, alibi: Alibi, count: Value) -> Value:
+    def _query_channels(self, tokens: Tokens, alibi: Alibi, count: Value, layer: int) -> Value:
         """[N, H, CHANNELS + zeros]: the slope's 8 leading bits and the rest, three times each; constants."""
         graph, scale = self.graph, self.softmax_scale
         padding = PADDED_QUERY / scale
-        slopes = alibi.slopes_at(tokens)
+        slopes = alibi.slopes_at(tokens, layer)
         centre = graph.op("Mul", self._column(tokens.positions), graph.float32(-1 / scale / CENTRE_KEY))
         heads = self.geometry.num_heads
         centre = graph.op("Mul", graph.op("Reshape", centre, self.by_row), slopes)
-        constant = alibi.constant_slopes
+        constant = alibi.constant_slopes(layer)
         if constant is not None:
             whole = (constant * BASE / scale).astype(np.float32)
             part = split(whole)

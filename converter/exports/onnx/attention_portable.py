@@ -60,9 +60,14 @@ class BlockwiseAttention:
             """int64 [1]: the last query."""
             self.real = graph.cast(tokens.mask, ir.DataType.BOOL)
             """bool [B, T]."""
-            slopes = graph.op("Transpose", alibi.slopes_at(tokens), perm=[0, 2, 1])
-            self.slopes = graph.op("Unsqueeze", slopes, graph.constant([3]))
-            """float32 [1 or B, H, 1 or S, 1]."""
+            self.slopes = [self._slopes(alibi, layer) for layer in range(alibi.rows)]
+            """One for all layers, or one per layer."""
+
+    def _slopes(self, alibi: Alibi, layer: int) -> Value:
+        """float32 [1 or B, H, 1 or S, 1]."""
+        graph = self.graph
+        slopes = graph.op("Transpose", alibi.slopes_at(self.tokens, layer), perm=[0, 2, 1])
+        return graph.op("Unsqueeze", slopes, graph.constant([3]))
 
     def _scaled(self, query: Value) -> Value:
         """Queries [N, H, D] as [B, H, S, D], scaled in float32.
@@ -94,7 +99,7 @@ class BlockwiseAttention:
         """int64 [Q]: the block's queries from ``start`` on; the last query fills up the last block."""
         return self.graph.op("Min", self.graph.op("Add", start, self.within), self.last)
 
-    def _attend(self, queries: Value, index: Value, cache: Cache, distance: Value) -> Value:
+    def _attend(self, queries: Value, index: Value, cache: Cache, distance: Value, layer: int) -> Value:
         """The outputs of one block.
 
         Args:
@@ -103,13 +108,15 @@ class BlockwiseAttention:
             cache: [B, G, K, D].
             distance: float32 [B or 1, 1, Q, K], negative; ``FAR`` where a query may not look. Masks are
                 applied here, where there is no dimension of heads, so they cost almost nothing.
+            layer: index of the layer.
 
         Returns:
             [B, Q, H, D].
         """
         graph, geometry = self.graph, self.geometry
         heads, groups, size = geometry.num_heads, geometry.num_kv_heads, geometry.head_dim
-        slopes = graph.op("Gather", self.slopes, index, axis=2) if self.slopes_vary else self.slopes
+        slopes = self.slopes[layer if len(self.slopes) > 1 else 0]
+        slopes = graph.op("Gather", slopes, index, axis=2) if self.slopes_vary else slopes
         bias = graph.op("Mul", slopes, distance)
         block = graph.op("Gather", queries, index, axis=2)
         # Heads that share a key are rows of one product, so no key is repeated.
@@ -166,7 +173,9 @@ class PortableAttention(BlockwiseAttention):
             self.query_positions = graph.op("Unsqueeze", tokens.positions, graph.constant([1, 3]))
             """float32 [B, 1, S, 1]."""
 
-    def __call__(self, query: Value, key: Value, value: Value, past: Cache) -> tuple[Value, Cache]:
+    def __call__(
+        self, query: Value, key: Value, value: Value, past: Cache, layer: int
+    ) -> tuple[Value, Cache]:
         graph = self.graph
         queries = self._scaled(query)
         present = Cache(
@@ -178,7 +187,7 @@ class PortableAttention(BlockwiseAttention):
             """A single block sees all keys, and none are copied."""
             index = self._queries(graph.constant(0))
             distance = self._distance(index, self.key_positions, self.key_slots)
-            return self._attend(queries, index, present, distance)
+            return self._attend(queries, index, present, distance, layer)
 
         def step(number: Value) -> Value:
             """A block, without the keys beyond its last query, which it may not see.
@@ -190,7 +199,7 @@ class PortableAttention(BlockwiseAttention):
             cache = Cache(*(self._first(end, states, axis=2) for states in present))
             keys = self._first(end, self.key_positions, axis=3), self._first(end, self.key_slots, axis=1)
             index = self._queries(start)
-            return self._attend(queries, index, cache, self._distance(index, *keys))
+            return self._attend(queries, index, cache, self._distance(index, *keys), layer)
 
         return self._all_blocks(one_block, step), present
 
@@ -216,7 +225,7 @@ class SymmetricAttention(BlockwiseAttention):
             self.visible = graph.op("Unsqueeze", self.real, graph.constant([1, 2]))
             """bool [B, 1, 1, T]."""
 
-    def __call__(self, query: Value, key: Value, value: Value) -> Value:
+    def __call__(self, query: Value, key: Value, value: Value, layer: int) -> Value:
         """[N, H * D] of query, key and value [N, H, D]."""
         graph = self.graph
         queries = self._scaled(query)
@@ -224,7 +233,7 @@ class SymmetricAttention(BlockwiseAttention):
 
         def step(number: Value) -> Value:
             index = self._queries(graph.op("Mul", number, self.block))
-            return self._attend(queries, index, cache, self._distance(index))
+            return self._attend(queries, index, cache, self._distance(index), layer)
 
         return self._all_blocks(lambda: step(graph.constant(0)), step)
 

@@ -86,8 +86,10 @@ class Decoder(Network, ABC):
             with graph.scope(f"layers.{index}"):
                 prefix = f"{self.family.layers}.{index}"
 
-                def attend(query: Value, key: Value, value: Value, past: Cache = past) -> Value:
-                    output, present = attention(query, key, value, past)
+                def attend(
+                    query: Value, key: Value, value: Value, past: Cache = past, index: int = index
+                ) -> Value:
+                    output, present = attention(query, key, value, past, index)
                     presents.append(present)
                     return output
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 
 import onnx_ir as ir
 
@@ -75,7 +76,8 @@ class Encoder(Network, ABC):
             states = self.norm(graph.op("Add", words, added), "embeddings.LayerNorm")
         for index in range(geometry.num_layers):
             with graph.scope(f"layers.{index}"):
-                states = self.layer(states, f"{self.family.layers}.{index}", attention)
+                attend = partial(attention, layer=index)
+                states = self.layer(states, f"{self.family.layers}.{index}", attend)
         with graph.scope(HEAD):
             if self.zero_padding:
                 real = graph.reshape(graph.cast(mask), -1, 1)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from converter.exports.onnx.session import stacked
 from converter.result.converted import ConvertedRepository
+from converter.scaling.scaling import first_layers
 from converter.verification.patched import Patched, build
 
 Array = NDArray[Any]
@@ -37,7 +38,8 @@ class Reference:
     def load(cls, repository: ConvertedRepository, layers: int, vocabulary: int) -> Iterator[Reference]:
         """Loads the first ``layers`` layers and the first ``vocabulary`` rows of the embeddings."""
         with Patched.load(repository) as patched:
-            config = patched.build_config()
+            scaling = first_layers(repository.scaling, layers)
+            config = patched.build_config(alibi_scaling=scaling.to_json())
             config.num_hidden_layers = layers
             config.vocab_size = vocabulary
             padding = config.pad_token_id

@@ -1,0 +1,46 @@
+"""The file of ``--slopes``: a fitted scaling, as ``alibi_scaling`` in config.json has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from converter.errors import SourceError
+from converter.scaling.request import SLOPES_FILE, GivenSlopes
+from converter.scaling.scaling import FITTED, Unscaled, read_scaling
+from converter.source.base import plain_text
+from converter.source.jsonfile import read_object
+
+RECORD = "fitted"
+"""A key for notes on how the slopes were found; it does not become part of the scaling."""
+KEYS = {"type", "exponents", "factor", "train_seq_len", "dynamic", "rate"}
+
+
+def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
+    """Reads fitted slopes.
+
+    Args:
+        slopes: a JSON file, or its content.
+
+    Raises:
+        SourceError: the file is missing or damaged, or holds no fitted scaling.
+    """
+    if isinstance(slopes, Mapping):
+        name, content = SLOPES_FILE, dict(slopes)
+    else:
+        path = Path(slopes)
+        if not path.is_file():
+            raise SourceError(f"--slopes {slopes} is not a file; name a JSON file of fitted slopes")
+        name, content = path.name, read_object(path)
+    content.pop(RECORD, None)
+    if content.get("type") != FITTED:
+        raise SourceError(f"{name} is not a file of fitted slopes: its type is not {FITTED!r}")
+    for key in content.keys() - KEYS:
+        raise SourceError(
+            f"{name} has the unknown key {plain_text(str(key))}; remove it, or put it under {RECORD!r}"
+        )
+    scaling = read_scaling(content, name)
+    if isinstance(scaling, Unscaled):
+        raise AssertionError("a fitted scaling has exponents")
+    return GivenSlopes(name, scaling)

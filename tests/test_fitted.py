@@ -1,0 +1,225 @@
+"""Fitted slopes: their file, its refusals, and what a conversion, a picture and a card do with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converter import adopt, convert, inspect
+from converter.errors import SourceError, UsageError
+from converter.pictures.positions import read
+from converter.scaling.request import GivenSlopes, Request, request_for
+from converter.scaling.scaling import Dynamic, Static, averaged, first_layers, read_scaling
+from converter.scaling.slopes import stock_slopes
+from converter.source.slopes_file import read_slopes_file
+from tests.conftest import Run, edit_json
+from tests.patched import config_of, fitted_scaling, load
+from tests.reference import alibi as reference
+from tests.test_adoption import trained
+from tests.tiny import rotary
+
+SCALING = {"type": "fitted", "factor": 8.0, "exponents": [[0.0, 0.25, 0.5, 1.0], [-0.5, 0.0, 1.0, 1.5]]}
+GROWING = {
+    "type": "fitted",
+    "train_seq_len": 64,
+    "dynamic": "position",
+    "rate": 1.0,
+    "exponents": [[0.0, 0.25, 0.5, 1.0]],
+}
+rows = st.integers(1, 4).flatmap(
+    lambda heads: st.lists(
+        st.lists(st.floats(-1.0, 4.0), min_size=heads, max_size=heads), min_size=1, max_size=3
+    )
+)
+
+
+def write(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("value", [SCALING, GROWING], ids=["static", "position"])
+def test_json_and_back(value: dict[str, Any]) -> None:
+    scaling = read_scaling(value)
+    assert scaling.to_json() == value
+    request = request_for(scaling, 64)
+    assert request.slopes == GivenSlopes("slopes.json", scaling)
+    assert request.words == ["--train-length", "64", "--slopes", "slopes.json"]
+
+
+@given(rows, st.floats(1.01, 65536.0))
+def test_each_layer_has_its_own_exponents(exponents: list[list[float]], factor: float) -> None:
+    from templates import ntk_alibi
+
+    exponents[0][0] = 1.0
+    value = {"type": "fitted", "factor": factor, "exponents": exponents}
+    scaling, stock = read_scaling(value), stock_slopes(len(exponents[0]))
+    code = ntk_alibi.Alibi(stock, value, len(exponents)).slopes
+    for layer, row in enumerate(exponents):
+        found = np.array(scaling.slopes(stock, layer=layer))
+        assert np.all(np.isfinite(np.float32(found)) & (np.float32(found) > 0))
+        np.testing.assert_allclose(code[layer], found, rtol=1e-12)
+        stated_once_more = reference.scaled_slopes(np.array(stock), "fitted", factor, fitted=row)
+        np.testing.assert_allclose(found, stated_once_more, rtol=1e-12)
+
+
+def test_one_row_is_for_all_layers() -> None:
+    scaling = read_scaling(GROWING)
+    assert scaling.slopes((1.0,) * 4, 128, layer=5) == pytest.approx([1, 2**-0.25, 2**-0.5, 0.5])
+    assert scaling.slopes((1.0,) * 4, 64) == (1.0,) * 4
+
+
+def test_the_mean_is_geometric() -> None:
+    scaling = read_scaling(SCALING)
+    each = np.array([scaling.slopes(stock_slopes(4), layer=layer) for layer in range(2)])
+    np.testing.assert_allclose(averaged(scaling).slopes(stock_slopes(4)), np.sqrt(each[0] * each[1]))
+    assert first_layers(scaling, 1).slopes(stock_slopes(4)) == pytest.approx(each[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"exponents": None}, "needs exponents"),
+        ({"exponents": []}, "needs exponents"),
+        ({"exponents": [[]]}, "needs exponents"),
+        ({"exponents": [0.5, 1.0]}, "needs exponents"),
+        ({"exponents": [[0.5], [0.5, 1.0]]}, "different numbers of heads"),
+        ({"exponents": [[0.5, 4.1]]}, "exponent 4.1 for head 1 of layer 0"),
+        ({"exponents": [[0.5], [-1.1]]}, "exponent -1.1 for head 0 of layer 1"),
+        ({"exponents": [["1"]]}, "exponent '1'"),
+        ({"exponents": [[True]]}, "exponent True"),
+        ({"exponents": [[float("nan")]]}, "exponent nan"),
+        ({"exponents": [[0.0, 0.0], [0, 0]]}, "would scale no head"),
+        ({"factor": 1.0}, "factor 1"),
+        ({"factor": 1e5}, "factor 100000"),
+        ({"factor": "8"}, "not a scaling"),
+        ({"train_seq_len": 64}, "not a scaling"),
+        ({"ramp": [1, 2]}, "unknown key ramp"),
+        ({"note": "mine"}, "unknown key note"),
+        ({"type": "ntk"}, "not a file of fitted slopes"),
+        ({"factor": None, "train_seq_len": 64, "rate": 20}, "rate 20"),
+        ({"factor": None, "train_seq_len": 64, "dynamic": "row"}, "not a scaling"),
+    ],
+    ids=str,
+)
+def test_files_that_make_no_sense(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    value = {key: value for key, value in {**SCALING, **changes}.items() if value is not None}
+    with pytest.raises(SourceError) as error:
+        read_slopes_file(write(tmp_path / "mine.json", value))
+    assert "mine.json" in str(error.value)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_exponents_belong_to_fitted_scalings_only() -> None:
+    with pytest.raises(SourceError, match="not a scaling"):
+        read_scaling({"type": "ntk", "factor": 2.0, "exponents": [[1.0]]})
+
+
+def test_notes_in_the_file_are_no_part_of_the_scaling(tmp_path: Path) -> None:
+    given = read_slopes_file(write(tmp_path / "mine.json", {**SCALING, "fitted": {"text": "a book"}}))
+    assert given == GivenSlopes("mine.json", read_scaling(SCALING))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "linear"},
+        {"method": "none"},
+        {"scale": 2.0},
+        {"target_length": 128},
+        {"dynamic": "position"},
+        {"rate": 2.0},
+        {"ramp": (0.1, 0.5)},
+    ],
+    ids=str,
+)
+def test_slopes_exclude_a_method_and_its_strength(options: dict[str, Any]) -> None:
+    given = read_slopes_file(SCALING)
+    with pytest.raises(
+        UsageError, match=f"--slopes cannot be combined with --{next(iter(options))}".replace("_", "-")
+    ):
+        Request(slopes=given, **options)
+
+
+def test_the_command_line(
+    pristine: Callable[..., Path], run: Callable[..., Run], refused: Callable[..., str], tmp_path: Path
+) -> None:
+    source, out = pristine("bloom"), tmp_path / "out"
+    slopes = write(tmp_path / "mine.json", SCALING)
+    planned = run("convert", source, "--slopes", slopes, "--out", out, "--dry-run", "--json").json
+    assert (planned["method"], planned["alibi_scaling"]) == ("fitted", SCALING)
+    assert not out.exists()
+    result = run("convert", source, "--slopes", slopes, "--out", out, "--json").json
+    assert result["alibi_scaling"] == config_of(out)["alibi_scaling"] == SCALING
+    [check] = [check for check in result["checks"] if check["name"] == "slopes"]
+    assert "4 slopes in each of 2 layers" in check["detail"]
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "--slopes mine.json" in card
+    assert "fitted, factor 8, 4 heads, 2 layers" in card
+    assert "mean of 2 layers" in run("inspect", out).out
+    assert run("inspect", source, "--slopes", slopes, "--json").json["alibi_scaling"] == SCALING
+    # The default named is a method too.
+    other = ("--out", tmp_path / "other")
+    for option in (("--method", "ntk"), ("--scale", "2")):
+        message = refused("convert", source, "--slopes", slopes, *option, *other, code=2)
+        assert f"--slopes cannot be combined with {option[0]}" in message
+    assert "not a file" in refused("convert", source, "--slopes", tmp_path / "none", *other)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (fitted_scaling(5, 2), "exponents for 5 heads, and the model has 4"),
+        (fitted_scaling(4, 3), "exponents for 3 layers, and the model has 2"),
+        ({**GROWING, "train_seq_len": 128}, "grows from 128 tokens, but the trained length is 64"),
+    ],
+    ids=["heads", "layers", "trained-length"],
+)
+def test_slopes_of_another_model(
+    pristine: Callable[..., Path], tmp_path: Path, value: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        convert(pristine("bloom"), tmp_path / "out", slopes=value, train_length=64)
+
+
+def test_a_damaged_config_is_refused(pristine: Callable[..., Path], tmp_path: Path) -> None:
+    convert(pristine("bloom"), tmp_path / "out", slopes=SCALING, verify=False)
+    edit_json(tmp_path / "out" / "config.json", {"alibi_scaling": fitted_scaling(4, 3)})
+    with pytest.raises(SourceError, match="3 layers, and the model has 2"):
+        inspect(tmp_path / "out")
+    with pytest.raises(ValueError, match="alibi_scaling"):
+        load(tmp_path / "out")
+
+
+def test_rotary_models_have_no_slopes(tmp_path: Path) -> None:
+    source = rotary.rotary(tmp_path / "source", "llama")
+    with pytest.raises(UsageError, match="--slopes"):
+        convert(source, tmp_path / "out", slopes=SCALING)
+
+
+def test_pictures_show_the_mean_over_layers(pristine: Callable[..., Path], tmp_path: Path) -> None:
+    convert(pristine("bloom"), tmp_path / "out", slopes=SCALING, verify=False)
+    model = read(str(tmp_path / "out"))
+    [stock, fitted] = model.variants
+    scaling = read_scaling(SCALING)
+    assert isinstance(scaling, Static)
+    assert fitted.label.endswith("2 layers, mean over layers")
+    assert fitted.values == pytest.approx(averaged(scaling).slopes(stock.values))
+
+
+def test_adopting_a_fine_tuned_model(pristine: Callable[..., Path], tmp_path: Path) -> None:
+    convert(pristine("bloom"), tmp_path / "out", slopes=GROWING, train_length=64, verify=False)
+    trained(load(tmp_path / "out")).save_pretrained(tmp_path / "tuned")
+    result = adopt(tmp_path / "tuned")
+    assert isinstance(result.scaling, Dynamic)
+    assert result.scaling.to_json() == GROWING
+    assert "--slopes slopes.json" in (tmp_path / "tuned" / "README.md").read_text(encoding="utf-8")

@@ -123,6 +123,7 @@ class Server:
         # A fork's parent ends at once, and it becomes this process's child, which can then wait for it.
         if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl")
+        self._one_request = threading.Lock()  # a run may start workers from several threads
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._socket, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST)
@@ -149,8 +150,9 @@ class Server:
     ) -> int:
         """Starts ``python -m MODULE ...`` or ``python -c CODE ...``; its process id."""
         request = {"words": words, "folder": folder, "environment": environment, "session": new_session}
-        socket.send_fds(self._socket, [json.dumps(request).encode()], pipes)
-        answer = self._socket.recv(100)
+        with self._one_request:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], pipes)
+            answer = self._socket.recv(100)
         if not answer:
             raise RuntimeError(f"the process that forks others ended with {self._process.wait()}")
         return int(answer)

@@ -68,7 +68,7 @@ def test_what_is_tried_of_rotary_models() -> None:
 
     by_length = [Dynamic("ntk", "length", rate=rate, train_length=64) for rate in (1.0, 2.0)]
     assert of("llama")[:3] == [UNSCALED, *by_length]
-    assert [each.method for each in of("llama")[3:]] == ["ntk"] * 3 + ["linear"] * 2
+    assert [each.method for each in of("llama")[3:]] == ["ntk"] * 3 + ["by-parts"] * 2 + ["linear"] * 2
     assert [each.method for each in of("phi3")] == ["none"] + ["ntk"] * 3
 
 

@@ -22,6 +22,7 @@ from converter.cli.options import (
 from converter.errors import UsageError
 from converter.exports import EXPORTS
 from converter.exports.onnx.command_line import provider_option
+from converter.result.manifest import MANIFEST
 
 
 @click.command(cls=Command)
@@ -81,6 +82,8 @@ def validate(
         click.echo(json.dumps(result.to_json()))
     elif not quiet:
         click.echo(result.summary())
+        if not (folder / MANIFEST).is_file():
+            click.echo(f"note: {folder} has no {MANIFEST}, so changed files were not looked for")
     result.check()
 
 

@@ -72,11 +72,22 @@ def test_a_family_without_a_graph(
     assert line in refused(source, *CONVERT, "--out", tmp_path / "out", "--onnx", "--dry-run")
 
 
-@pytest.mark.parametrize("head", ["SequenceClassification", "Model"])
-def test_only_causal_language_models_have_a_graph(
-    repository: Make, refused: Callable[..., str], head: str
+def test_only_causal_language_models_have_a_graph(repository: Make, refused: Callable[..., str]) -> None:
+    assert "only causal language models" in refused(
+        "export", repository("bloom", head="SequenceClassification")
+    )
+
+
+def test_a_language_model_whose_config_names_the_trunk(
+    make_source: MakeSource, run: Command, refused: Callable[..., str], tmp_path: Path
 ) -> None:
-    assert "only causal language models" in refused("export", repository("bloom", head=head))
+    """As TurkuNLP's gpt3-finnish do: transformers' auto class gives them a head, which is tied."""
+    source = make_source("bloom", head="Model")
+    remedy = """--set 'architectures=["BloomForCausalLM"]'"""
+    assert remedy in refused(source, *CONVERT, "--out", tmp_path / "out", "--onnx")
+    words = (*CONVERT, "--set", 'architectures=["BloomForCausalLM"]', "--out", tmp_path / "out", "--onnx")
+    assert run(source, *words).code == 0
+    assert (tmp_path / "out" / "model.onnx").is_file()
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnx_ir", "onnxruntime"])

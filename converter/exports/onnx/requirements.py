@@ -82,9 +82,12 @@ def check_has_graph(config: Config, family: Family) -> None:
         raise UnsupportedModel(f"there is no ONNX graph for the family {family.name} yet")
     named = config.get("architectures") or []
     if family.kind == "decoder" and named != [family.language_model]:
-        raise UnsupportedModel(
-            f"architectures is {json.dumps(named)}; of decoders, only causal language models have a graph"
-        )
+        words = f"architectures is {json.dumps(named)}; of decoders, only causal language models have a graph"
+        if named == [f"Ntk{family.camel}Model"] and family.stock:
+            original = json.dumps([family.language_model.removeprefix("Ntk")])
+            remedy = f"convert the source with --set 'architectures={original}'"
+            words += f"; if the head is the embedding table, {remedy}"
+        raise UnsupportedModel(words)
     if len(named) != 1:
         raise UnsupportedModel(f"architectures is {json.dumps(named)}; a graph is built of one class")
 

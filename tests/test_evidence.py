@@ -293,7 +293,7 @@ def test_a_model_with_other_slopes_is_saved_as_an_mpt(heads: int, tmp_path: Path
     train.save(trained, record, tmp_path / "mpt")
     convert(tmp_path / "mpt", tmp_path / "out", method="none")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
-    assert model.base_model.alibi.slopes[: min(heads, 8)] == [2 ** (-5 * head / 8) for head in range(1, 9)]
+    assert model.base_model.alibi.slopes[0][: min(heads, 8)] == [2 ** (-5 * head / 8) for head in range(1, 9)]
     ids = torch.arange(300)[None] % len(train.vocabulary("lines"))
     with torch.no_grad():
         expected, found = trained(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits

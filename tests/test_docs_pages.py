@@ -20,7 +20,8 @@ from converter.cli import cli
 from converter.cli.evaluation import TASKS
 from converter.evaluation.results import COLUMNS, PERPLEXITY, Measurement
 from converter.families.bloom import FAMILY as BLOOM
-from converter.scaling.slopes import scaled_slopes, stock_slopes
+from converter.scaling.scaling import Static
+from converter.scaling.slopes import stock_slopes
 from tests import forks
 
 ROOT = Path(__file__).parent.parent
@@ -107,8 +108,8 @@ def test_the_tables_of_spans_are_those_of_the_slopes() -> None:
     rows = {
         "span, tokens": stock,
         "stock": stock,
-        "`linear`": scaled_slopes(stock, "linear", 4),
-        "`ntk`": scaled_slopes(stock, "ntk", 4),
+        "`linear`": Static("linear", 4).slopes(stock),
+        "`ntk`": Static("ntk", 4).slopes(stock),
     }
     for name, slopes in rows.items():
         [row] = re.findall(rf"^\| {re.escape(name)} \| (.+) \|$", page, re.MULTILINE)

@@ -13,7 +13,8 @@ import pytest
 
 from converter import convert, inspect
 from converter.families import FAMILIES
-from converter.scaling.slopes import scaled_slopes, stock_slopes
+from converter.scaling.scaling import Static
+from converter.scaling.slopes import stock_slopes
 from tests import tiny
 from tests.conftest import MakeSource, Run, edit_json, fingerprint
 
@@ -65,7 +66,7 @@ def test_scaled_slopes_are_shown_beside_the_stock_ones(
     at_length: int | None,
 ) -> None:
     slopes = run("inspect", pristine("bloom", num_heads=12), "--json", *arguments).json["slopes"]
-    assert slopes["scaled"] == pytest.approx(scaled_slopes(stock_slopes(12), method, factor))
+    assert slopes["scaled"] == pytest.approx(Static(method, factor).slopes(stock_slopes(12)))
     assert (slopes["factor"], slopes["at_length"]) == (factor, at_length)
 
 
@@ -79,7 +80,7 @@ def test_a_converted_repository(
     assert values["alibi_scaling"] == {"type": "ntk", "factor": 2.0}
     assert values["train_length"] == 64
     assert values["train_length_origin"] == "recorded when it was converted"
-    assert values["slopes"]["scaled"] == pytest.approx(scaled_slopes(stock_slopes(4), "ntk", 2.0))
+    assert values["slopes"]["scaled"] == pytest.approx(Static("ntk", 2.0).slopes(stock_slopes(4)))
 
 
 def test_story_writer_s_slopes(make_source: MakeSource) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from converter.errors import SourceError, UsageError
 from converter.scaling.request import RAMP, Request, request_for
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static, read_scaling, stretched
-from converter.scaling.slopes import scaled_slopes, stock_slopes
+from converter.scaling.slopes import exponents, stock_slopes, with_exponents
 from converter.scaling.train_length import TrainLength
 
 TRAINED = TrainLength(2048, "told")
@@ -214,7 +214,9 @@ def test_dynamic_factor_grows_from_one(tokens: int, rate: float, dynamic: Any) -
     factor = scaling.factor_at(tokens)
     assert factor == max(1.0, rate * tokens / 2048)
     slopes = stock_slopes(12)
-    np.testing.assert_array_equal(scaling.slopes(slopes, tokens), scaled_slopes(slopes, "ntk", factor))
+    np.testing.assert_array_equal(
+        scaling.slopes(slopes, tokens), with_exponents(slopes, exponents("ntk", slopes), factor)
+    )
 
 
 def test_descriptions() -> None:

@@ -27,7 +27,8 @@ def exponents(method: str, slopes: np.ndarray, ramp: formulas.Ramp = RAMP) -> np
 
 
 def scaled_slopes(slopes: np.ndarray, method: str, factor: float, ramp: formulas.Ramp = RAMP) -> np.ndarray:
-    return np.array(formulas.scaled_slopes(tuple(slopes.tolist()), method, factor, ramp))
+    stock = tuple(slopes.tolist())
+    return np.array(formulas.with_exponents(stock, formulas.exponents(method, stock, ramp), factor))
 
 
 POWERS_OF_TWO = [1, 2, 4, 8, 16, 32, 64, 128]

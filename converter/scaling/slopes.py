@@ -82,11 +82,6 @@ def exponents(method: str, slopes: Slopes, ramp: Ramp | None = None) -> tuple[fl
     raise ValueError(f"unknown scaling method {method!r}, or no ramp for it")
 
 
-def scaled_slopes(slopes: Slopes, method: str, factor: float, ramp: Ramp | None = None) -> Slopes:
-    """``slopes`` scaled by ``method`` with scale factor a = ``factor`` (at least 1, no unit); see above."""
-    return with_exponents(slopes, exponents(method, slopes, ramp), factor)
-
-
 def with_exponents(slopes: Slopes, strengths: tuple[float, ...], factor: float) -> Slopes:
-    """``m * a ** -t`` for each slope m in ``slopes`` and its t in ``strengths``, with a = ``factor``."""
+    """``m * a ** -t`` for each slope m and its t, with scale factor a = ``factor`` (at least 1, no unit)."""
     return tuple(slope * factor**-t for slope, t in zip(slopes, strengths, strict=True))

@@ -184,6 +184,7 @@ def test_a_task(checkout: Checkout) -> None:
     assert f", {NAME}; by default all" in " ".join(checkout.run("-m", "converter", "tune", "--help").split())
 
 
+@pytest.mark.slow
 def test_a_check_and_a_method(checkout: Checkout) -> None:
     """In one conversion, whose verification compares the two formulas."""
     files = add_check(checkout)

@@ -143,7 +143,8 @@ def sign_test(better: int, worse: int) -> float:
 # --- the numbers, found in another way
 
 
-@pytest.mark.parametrize("scaling", [pytest.param(NONE, marks=pytest.mark.slow), NTK])
+@pytest.mark.slow
+@pytest.mark.parametrize("scaling", [NONE, NTK])
 def test_transformers_own_model_gives_the_same_answers(
     scaling: str, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:

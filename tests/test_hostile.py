@@ -53,7 +53,9 @@ def test_hostile_sources(kind: str) -> None:
     checked(row)
 
 
-@pytest.mark.parametrize(("kind", "cases"), [("pickles", PICKLES), ("verified", RUN)])
+@pytest.mark.parametrize(
+    ("kind", "cases"), [("pickles", PICKLES), pytest.param("verified", RUN, marks=pytest.mark.slow)]
+)
 def test_hostile_sources_that_reach_torch(kind: str, cases: list[str]) -> None:
     row = Row(kind, "", list(outcomes(kind, 0, cases)))
     assert len(row.outcomes) == len(cases)

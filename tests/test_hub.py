@@ -62,7 +62,11 @@ def variant(source: Path, folder: Path, mark: str) -> Path:
 @pytest.mark.version
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sharded": True}, {"fmt": "bin", "sharded": True}],
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"sharded": True}, marks=pytest.mark.slow),
+        {"fmt": "bin", "sharded": True},
+    ],
     ids=["safetensors", "shards", "bin shards"],
 )
 def test_an_id_gives_what_its_folder_gives(

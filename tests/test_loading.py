@@ -29,11 +29,7 @@ from tests.dealt import dealt
 from tests.patched import FAMILIES, FITTED, STOCK, Convert, assert_logits, batch, config_of, load
 from tests.reference import FAMILIES as REFERENCES
 
-# One that transformers has a class for, and one that it has not; the others are slow tests.
-ONE_OF_EACH = [
-    family if family in ("bloom", "baichuan") else pytest.param(family, marks=pytest.mark.slow)
-    for family in FAMILIES
-]
+ONE = [family if family == "bloom" else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
 HEADS = {
     "Model": AutoModel,
     "SequenceClassification": AutoModelForSequenceClassification,
@@ -62,7 +58,7 @@ def test_a_config_without_a_padding_token(converted: Convert, family: str) -> No
     assert padding == (0 if family == "baichuan" else None)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", ONE)
 def test_the_converter_is_not_needed(converted: Convert, family: str, tmp_path: Path) -> None:
     """In an interpreter that cannot see this project, and in the package's documented way."""
     folder = converted(family)

@@ -135,8 +135,15 @@ def test_right_code_passes_beside_the_stock_model(
     assert not list(Path(os.environ["HF_HOME"]).glob("modules/**/modeling_own.py"))
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["", "streamed"])
-@pytest.mark.parametrize(("family", "camel"), [("baichuan", "Baichuan"), ("refact", "Refact")])
+@pytest.mark.parametrize(
+    ("family", "camel", "streamed"),
+    [
+        ("baichuan", "Baichuan", False),
+        ("refact", "Refact", True),
+        pytest.param("baichuan", "Baichuan", True, marks=pytest.mark.slow),
+        pytest.param("refact", "Refact", False, marks=pytest.mark.slow),
+    ],
+)
 def test_code_of_families_that_transformers_does_not_know(
     prepared: Prepare,
     trace: Path,
@@ -221,7 +228,7 @@ BROKEN = {
 }
 
 
-SLOW = ("package", "exit", "crash", "paths", "lines")
+SLOW = ("package", "class", "exit", "crash", "kill", "paths", "lines")
 
 
 @pytest.mark.parametrize(
@@ -291,6 +298,7 @@ def test_code_in_another_repository(
     assert "OwnForCausalLM (somebody/code at abababababab)" in check.detail
 
 
+@pytest.mark.slow
 def test_own_code_ends_with_its_run(prepared: Prepare, trace: Path, tmp_path: Path) -> None:
     """Even with one that was killed, and its folder goes too."""
     code = f"""

@@ -102,6 +102,7 @@ def validation_budget(folder: Path) -> int:
     return WITH_TORCH + 2 * 4 * sum(sizes)
 
 
+@pytest.mark.slow
 @needs_proc
 def test_the_memory_of_a_quantised_export(place: Path) -> None:
     """Weights are written as they are quantised."""

@@ -495,6 +495,7 @@ def test_one_prompt_cannot_both_choose_and_measure(refused: Callable[..., str], 
     assert "at least two" in refused("tune", EXAMPLE, *words, code=2)
 
 
+@pytest.mark.slow
 def test_a_rotary_model(tmp_path: Path) -> None:
     source = rotary.rotary(tmp_path / "source", "llama")
     text = tmp_path / "text.txt"

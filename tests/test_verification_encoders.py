@@ -25,7 +25,9 @@ def converted(folder: Path, family: str, scaling: str, **changes: Any) -> Path:
     return folder / "out"
 
 
-@pytest.mark.parametrize(("layer", "scaling"), [*dealt(LAYERS, SCALINGS), *dealt(LAYERS, FITTED, each=1)])
+@pytest.mark.parametrize(
+    ("layer", "scaling"), [*dealt(LAYERS, SCALINGS, each=2), *dealt(LAYERS, FITTED, each=1)]
+)
 def test_right_repositories_pass(tmp_path: Path, layer: str, scaling: str) -> None:
     family, changes = LAYERS[layer]
     checks = run(converted(tmp_path, family, scaling, **changes), tmp_path / "source")

@@ -112,9 +112,10 @@ def slopes_of(weights: torch.Tensor, at: int, side: int, span: int) -> np.ndarra
         span: the distance in keys; for steep heads it is as much shorter as float32 asks for.
     """
     logs: np.ndarray = weights.double().log().numpy()
-    nearest = logs[:, at] - logs[:, at + side]
-    spans = np.clip(DEEPEST // np.maximum(nearest, 1e-9), 1, span).astype(int)
-    slopes: np.ndarray = (logs[:, at] - logs[np.arange(len(logs)), at + side * spans]) / spans
+    with np.errstate(invalid="ignore"):  # wrong code may give keys no weight; their slopes are not numbers
+        nearest = np.nan_to_num(logs[:, at] - logs[:, at + side])
+        spans = np.clip(DEEPEST // np.maximum(nearest, 1e-9), 1, span).astype(int)
+        slopes: np.ndarray = (logs[:, at] - logs[np.arange(len(logs)), at + side * spans]) / spans
     return slopes
 
 

@@ -4,6 +4,7 @@
 #   make test         lint, types, imports and tests on the newest transformers
 #   make test-4.57    the tests that depend on transformers, on its oldest supported version
 #   make test-slow    the tests that take minutes
+#   make test-engines the tests that need servers, or packages that quantise
 #   make hostile      hostile input and faults, and a table of what was tried and survived
 #   make evidence     train the small models that are missing, measure them, write the tables (an hour)
 #   make benchmark    speed and memory, side by side
@@ -26,7 +27,7 @@ DEVICE ?= cuda
 OPTIONS ?=
 GIVEN := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 
-.PHONY: demo test lint style types tests test-4.57 test-slow hostile evidence benchmark gpu wheel clean
+.PHONY: demo test lint style types tests test-4.57 test-slow test-engines hostile evidence benchmark gpu wheel clean
 
 demo: .venv/ready
 	.venv/bin/python examples/demo.py
@@ -52,8 +53,12 @@ tests: .venv/ready
 test-4.57: .venv-4.57/ready
 	.venv-4.57/bin/python $(PYTEST) -m "not slow and not any_version"
 
-test-slow: .venv/engines
+test-slow: .venv/ready
 	.venv/bin/python $(PYTEST) -m slow
+
+# In an environment of its own: torchao prints warnings when it is imported, which other tests would see.
+test-engines: .venv-engines/ready
+	.venv-engines/bin/python $(PYTEST) -m slow tests/test_quantised.py tests/test_serve.py
 
 hostile: .venv/ready
 	.venv/bin/python -m tests.faults --seconds $(SECONDS); faults=$$?; \
@@ -79,8 +84,9 @@ wheel: .venv/ready
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,onnx]"
 	touch $@
 
-.venv/engines: .venv/ready
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,onnx,engines]"
+.venv-engines/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-engines
+	.venv-engines/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,onnx,engines]"
 	touch $@
 
 .venv-4.57/ready: pyproject.toml constraints-4.57.txt
@@ -89,4 +95,4 @@ wheel: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-4.57 build dist demo-out demo-out.jsonl
+	rm -rf .venv .venv-4.57 .venv-engines build dist demo-out demo-out.jsonl

@@ -49,7 +49,6 @@ LARGE_GRAPHS = {
     "bloom-7b1": ("ort", "native"),
     "mpt-7b-storywriter": ("portable", "int8"),
     "baichuan2-13b": ("portable", "native"),
-    "jais-13b": ("ort", "native"),
 }
 """The largest checkpoints -> profile and dtype of a graph."""
 LARGE_RUNS = ("bloom-7b1", "mpt-7b-storywriter")

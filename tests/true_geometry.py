@@ -133,5 +133,4 @@ LARGEST = {
     "bloom-7b1": Stored("bigscience/bloom-7b1 (by a fine-tune)", fmt="bin", shard=FIVE, prefix=False),
     "mpt-7b-storywriter": Stored("mosaicml/mpt-7b-storywriter", fmt="bin", shard=FIVE),
     "baichuan2-13b": Stored("baichuan-inc/Baichuan2-13B-Chat", fmt="bin", shard=FIVE),
-    "jais-13b": Stored("core42/jais-13b", fmt="bin", shard=FIVE),
 }

@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -362,6 +363,31 @@ def test_one_failure_stops_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(SourceError, match="model-00003-of-00200"):
         transfer(checkpoint, source, out)
     assert len(list(out.iterdir())) < 100
+
+
+def test_a_signal_that_another_thread_gets_stops_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system chooses the thread; the main thread, if it waits for a lock, is not woken by that."""
+    source, out = sharded(tmp_path / "source", 1), tmp_path / "out"
+    out.mkdir()
+    signalled = threading.Event()
+
+    def place_file(*_: object, check: Callable[[], object], **__: object) -> None:
+        time.sleep(0.3)  # the main thread waits by then
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        signalled.set()
+        ends = time.monotonic() + 60
+        while time.monotonic() < ends:
+            check()
+            time.sleep(0.01)
+
+    monkeypatch.setattr(transfer_module, "place_file", place_file)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        transfer(read_checkpoint(source), source, out)
+    assert signalled.is_set()
+    assert time.monotonic() - started < 50
 
 
 # The worker process

@@ -7,7 +7,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -214,10 +214,13 @@ class _Work:
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
-                futures = [pool.submit(thread, worker) for worker in workers]
-                ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                for future in ended:
-                    future.result()
+                left: set[Future[None]] = {pool.submit(thread, worker) for worker in workers}
+                while left:
+                    # Not without a timeout: a signal that the system gives to another thread does not wake
+                    # this one, and only this one can act on it.
+                    ended, left = wait(left, timeout=0.1, return_when=FIRST_EXCEPTION)
+                    for future in ended:
+                        future.result()
             except BaseException:
                 self._stop.set()
                 for worker in workers:

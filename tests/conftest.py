@@ -90,6 +90,13 @@ def _each_picture_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """No test is about a power failure."""
+    with mock.patch.object(os, "fsync", int):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _forked_workers() -> Iterator[None]:
     """The processes that rewrite weights start within milliseconds."""
     with mock.patch("converter.weights.worker.subprocess", forks):

@@ -137,8 +137,11 @@ def query_slopes(
     factors = query_factors(scaling, mask)
     ramp, rows = scaling.get("ramp", ()), scaling.get("exponents", [()])
     fitted = rows[layer] if len(rows) > 1 else rows[0]
-    each = [scaled_slopes(stock * bias_scale, scaling["type"], a, ramp, fitted) / bias_scale for a in factors]
-    return np.stack(each, axis=1)
+    different, which = np.unique(factors, return_inverse=True)
+    each = [
+        scaled_slopes(stock * bias_scale, scaling["type"], a, ramp, fitted) / bias_scale for a in different
+    ]
+    return np.stack(each, axis=1)[:, which]
 
 
 def attention(

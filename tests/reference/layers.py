@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import erf
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Config = Mapping[str, Any]
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def setting(config: Config, *names: str, default: Any = None) -> Any:
@@ -29,7 +28,7 @@ def setting(config: Config, *names: str, default: Any = None) -> Any:
 
 def gelu_exact(x: Array) -> Array:
     """x times the normal distribution function at x (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
-    below: Array = _erf(x / math.sqrt(2.0))
+    below: Array = erf(x / math.sqrt(2.0))
     return x * 0.5 * (1.0 + below)
 
 

@@ -12,7 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_baichuan import NtkBaichuanConfig
 from .ntk_alibi import Alibi, stock_slopes
-from .ntk_attention import AlibiAttention, AttentionPlan
+from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
 from .ntk_decoder import (
     AlibiDecoder,
@@ -22,6 +22,7 @@ from .ntk_decoder import (
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_plan import AttentionPlan
 
 
 class NtkBaichuanRMSNorm(nn.Module):

@@ -10,7 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_bloom import NtkBloomConfig
 from .ntk_alibi import Alibi, stock_slopes
-from .ntk_attention import AlibiAttention, AttentionPlan
+from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
 from .ntk_decoder import (
     AlibiDecoder,
@@ -20,6 +20,7 @@ from .ntk_decoder import (
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_plan import AttentionPlan
 
 
 class NtkBloomAttention(AlibiAttention):

@@ -10,7 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_mosaic_gpt import NtkMosaicGptConfig
 from .ntk_alibi import Alibi
-from .ntk_attention import AlibiAttention, AttentionPlan
+from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
 from .ntk_decoder import (
     AlibiDecoder,
@@ -20,6 +20,7 @@ from .ntk_decoder import (
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_plan import AttentionPlan
 
 
 def plain_slopes(config: NtkMosaicGptConfig) -> list[float]:

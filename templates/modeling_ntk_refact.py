@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from .configuration_ntk_refact import NtkRefactConfig
 from .ntk_alibi import Alibi, stock_slopes
-from .ntk_attention import AlibiAttention, AttentionPlan
+from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
 from .ntk_decoder import (
     AlibiDecoder,
@@ -23,6 +23,7 @@ from .ntk_decoder import (
     SequenceClassificationHead,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
+from .ntk_plan import AttentionPlan
 
 # The MLP's width is rounded up to a multiple of this.
 MULTIPLE = 256

@@ -10,450 +10,18 @@ keys, so no function needs a padding mask.
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import cache_utils
-from transformers.masking_utils import create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .ntk_alibi import CHANNELS, Alibi, fold, key_channels, query_channels
+from .ntk_alibi import CHANNELS, fold
+from .ntk_plan import AttentionPlan
 
-# Arguments of attention functions that take rows of several documents.
-PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
-# All that mask functions read of a config, for a pass that returns attention weights.
-EAGER = SimpleNamespace(_attn_implementation="eager")
-# transformers 4.57 has one argument more, and another name for the embeddings.
-MASK_ARGUMENTS = frozenset(inspect.signature(create_causal_mask).parameters)
-EMBEDDINGS = "inputs_embeds" if "inputs_embeds" in MASK_ARGUMENTS else "input_embeds"
-# Attention functions that take a mask of any shape; in FlashAttention, masks are part of the kernel.
-TAKES_MASK = ("sdpa", "eager", "flex_attention")
-QUANTISED = getattr(cache_utils, "BaseQuantizedLayer", cache_utils.QuantizedLayer)
 # Older releases of torch have no fused kernel on the CPU for key heads that several query heads share.
 CPU_KERNEL_TAKES_GROUPS = torch.__version__ >= "2.13"
-
-
-class AttentionPlan(NamedTuple):
-    """How one forward pass computes attention; made once and used by every layer."""
-
-    attention: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
-    """The attention function: transformers' or ``eager_attention``."""
-    mask: Any
-    """What transformers' mask functions make for it; None if its own causal mask is right."""
-    keywords: Mapping[str, Any]
-    """Other arguments of the attention function."""
-    query_channels: tuple[torch.Tensor, ...]
-    """The slopes, to append to queries: [B or 1, H, 1 or Q, CHANNELS], one for all layers or one each."""
-    key_channels: torch.Tensor
-    """[B or 1, 1, Q or K, CHANNELS]: the positions, to append to the new keys, or all if ``fold_cached``."""
-    fold_cached: bool
-    """Whether keys are folded after they leave the cache, because it would round the channels."""
-    slots: torch.Tensor
-    """int64 [Q]: the places of the new keys in the cache."""
-    key_length: int | None
-    """Number of keys that attention reads, from the start of the cache; None for the whole cache."""
-    packed: bool
-    """Whether rows hold several documents. There is no cache from which they could be continued."""
-
-
-class Positions(NamedTuple):
-    """Where the tokens of a forward pass are in their documents."""
-
-    queries: torch.Tensor
-    """int64 [B or 1, Q]: positions of the new tokens."""
-    keys: torch.Tensor
-    """int64 [B or 1, Q or K]: positions of the keys to fold."""
-    real: torch.Tensor | None
-    """bool, like ``keys``: False for padded tokens; None without padding."""
-    lengths: torch.Tensor | None = None
-    """int64 [B or 1, 1 or Q]: number of tokens in the document of each query, as far as it is known."""
-    starts: torch.Tensor | None = None
-    """bool [B, Q]: where a second document of a row, or a later one, starts; None if there is only one."""
-
-
-class CacheSizes(NamedTuple):
-    """What transformers' mask functions ask of a cache."""
-
-    seen: Any
-    keys: int
-
-    def get_query_offset(self, *_: Any) -> Any:
-        return self.seen
-
-    def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
-        return self.keys, 0
-
-
-def plan_attention(
-    config: Any,
-    alibi: Alibi,
-    scaling: float,
-    hidden_states: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-    position_ids: torch.Tensor | None = None,
-    past_key_values: Any | None = None,
-    output_attentions: bool = False,
-    **keywords: Any,
-) -> AttentionPlan:
-    """Decides how this forward pass computes attention and prepares its tensors.
-
-    Args:
-        config: names the attention function in ``_attn_implementation``.
-        scaling: the factor on q.k.
-        hidden_states: [B, Q, hidden]; only its shape, dtype and device are used.
-        attention_mask: [B, at least K], 1 for real and 0 for padded tokens, including cached tokens; None
-            means no padding. Or the caller's own mask, see ``own_mask``. (Continuous batching passes the
-            mask of its attention function.)
-        position_ids: int64 [B or 1, Q], positions of the new tokens; None to count the real tokens. Where
-            they start again at 0, another document starts.
-        past_key_values: a transformers ``Cache`` or None.
-        output_attentions: compute attention weights, whatever the config names.
-        keywords: other arguments of the attention function.
-
-    Raises:
-        ValueError: the mask has a wrong shape or does not cover all keys; the positions make no sense; the
-            attention function or the scaling cannot work with this mask, cache or dtype.
-    """
-    name = "eager" if output_attentions else config._attn_implementation
-    attention = eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
-    check_dtype(name, config, hidden_states)
-    queries, device = hidden_states.shape[1], hidden_states.device
-    layers = getattr(past_key_values, "layers", [])
-    seen: Any = 0 if past_key_values is None else past_key_values.get_seq_length()
-    if isinstance(seen, torch.Tensor) and not torch.compiler.is_compiling():
-        seen = int(seen)
-    slots = torch.arange(queries, device=device) + seen
-    # Compiled decoding over a static cache needs a constant number of keys.
-    compiled = isinstance(seen, torch.Tensor)
-    capacity = getattr(layers[0], "max_cache_len", None) if layers else None
-    keys = capacity if compiled else seen + queries
-
-    # Attention weights are as long as a static cache, as in transformers' own models.
-    whole = capacity is not None and (compiled or name == "eager")
-    read = capacity if whole else keys
-
-    fold_cached = any(isinstance(layer, QUANTISED) for layer in layers)
-    check_cache(config, layers, fold_cached)
-    if keywords.get("cache") is not None:  # continuous batching has a cache and masks of its own
-        check_paged(name, attention, alibi, hidden_states, position_ids)
-        positions, mask = Positions(position_ids, position_ids, None), attention_mask
-    elif attention_mask is not None and attention_mask.dim() == 4:
-        check_own_mask(name, alibi, position_ids, fold_cached)
-        position_ids = checked_shape(position_ids, hidden_states)
-        positions = Positions(position_ids, position_ids, None)
-        mask = own_mask(attention_mask, hidden_states, read)
-    else:
-        real = None if attention_mask is None else real_tokens(attention_mask.to(device), seen, keys)
-        positions = count_positions(real, slots, keys, every_key=fold_cached)
-        if position_ids is not None:
-            given = given_positions(
-                position_ids, positions, hidden_states, slots, past_key_values is not None
-            )
-            if fold_cached:
-                check_counted(given, positions)
-            else:
-                positions = given
-        elif named := [name for name in keywords if name in PACKED]:
-            raise ValueError(f"{named[0]} needs position_ids, which start again at 0 with every document")
-        keywords = packed_keywords(keywords, positions, hidden_states.shape[:2])
-        mask_config = EAGER if name == "eager" else config
-        mask = causal_mask(mask_config, hidden_states, positions, slots, CacheSizes(seen, read))
-        if mask is None and compiled:
-            raise ValueError(f"{name} does not work with a static cache in a compiled model; use sdpa")
-
-    slopes = alibi.at(positions.queries, positions.lengths)
-    return AttentionPlan(
-        attention=attention,
-        mask=mask,
-        keywords=keywords,
-        query_channels=query_channels(slopes, scaling).to(hidden_states.dtype).unbind(),
-        key_channels=key_channels(positions.keys, positions.real).to(hidden_states.dtype),
-        fold_cached=fold_cached,
-        slots=slots,
-        key_length=None if whole else keys,
-        packed=positions.starts is not None and not torch.compiler.is_compiling(),
-    )
-
-
-def check_dtype(name: str, config: Any, hidden_states: torch.Tensor) -> None:
-    """Raises ValueError for float32 with FlashAttention, which transformers does not say for every family.
-
-    transformers itself casts in autocast and for quantised weights. On the CPU there is no FlashAttention.
-    """
-    kind = hidden_states.device.type
-    if "flash" not in name or hidden_states.dtype != torch.float32 or kind == "cpu":
-        return
-    if not hasattr(config, "_is_quantized") and not torch.is_autocast_enabled(kind):
-        raise ValueError(f"{name} needs half precision; use dtype=torch.bfloat16 or sdpa")
-
-
-def check_cache(config: Any, layers: Any, fold_cached: bool) -> None:
-    """Raises ValueError for a cache of keys without channels, such as a learned prefix."""
-    keys = getattr(layers[0], "keys", None) if layers and not fold_cached else None
-    if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[-1] != config.head_dim:
-        raise ValueError(
-            f"the cache holds heads of size {keys.shape[-1]}, but this model's have {config.head_dim}, with "
-            "channels for positions. Prefix tuning is not supported; use LoRA or prompt tuning"
-        )
-
-
-def check_counted(given: "Positions", counted: "Positions") -> None:
-    """Raises ValueError if the caller's positions are not those of the real tokens; not in compiled graphs.
-
-    A quantised cache holds keys without positions, so all of them are counted again for every pass.
-    """
-    if torch.compiler.is_compiling():
-        return
-    different = given.queries != counted.queries
-    if counted.real is not None:
-        different = different & counted.real[:, -given.queries.shape[1] :]
-    if different.any():
-        raise ValueError(
-            "a quantised cache counts positions by itself; drop position_ids, or use another cache"
-        )
-
-
-def check_paged(
-    name: str, attention: Callable[..., Any], alibi: Alibi, hidden_states: torch.Tensor, position_ids: Any
-) -> None:
-    """Raises ValueError for what continuous batching cannot do with folded keys."""
-    check_paged_scaling(alibi)
-    # Other functions would attend to the new tokens only; so would sdpa in transformers 4.57.
-    if "paged" not in name and "cache" not in inspect.signature(attention).parameters:
-        paged = ", ".join(key for key in ALL_ATTENTION_FUNCTIONS if "paged" in key)
-        raise ValueError(f"{name} does not work with continuous batching here; use one of: {paged}")
-    if "eager" in name and hidden_states.dtype != torch.float32:
-        raise ValueError(f"{name} rounds the scores to {hidden_states.dtype}; use sdpa or float32")
-    if position_ids is None:
-        raise ValueError("continuous batching needs position_ids")
-
-
-def check_paged_scaling(alibi: Alibi) -> None:
-    """Raises ValueError for a scaling that continuous batching cannot have."""
-    if alibi.dynamic == "length":
-        raise ValueError(
-            "continuous batching does not work with length-dynamic scaling, where a token's hidden state "
-            "depends on the tokens after it; convert the model with --dynamic position"
-        )
-
-
-def check_own_mask(name: str, alibi: Alibi, position_ids: Any, fold_cached: bool) -> None:
-    """Raises ValueError for what cannot work with a mask of four dimensions, which does not say positions."""
-    if name not in TAKES_MASK:
-        raise ValueError(f"{name} takes no 4-D attention_mask; use one of: {', '.join(TAKES_MASK)}")
-    if alibi.dynamic == "length":
-        raise ValueError(
-            "a 4-D attention_mask does not say the lengths that length-dynamic scaling needs; convert the "
-            "model with --dynamic position"
-        )
-    if position_ids is None:
-        raise ValueError("a 4-D attention_mask needs position_ids, because it does not say positions")
-    if fold_cached:
-        raise ValueError("a 4-D attention_mask does not work with a quantised cache; use another cache")
-
-
-def own_mask(attention_mask: torch.Tensor, hidden_states: torch.Tensor, keys: int) -> torch.Tensor:
-    """The caller's mask as numbers to add to the scores, [B, 1, Q, keys] in the states' dtype.
-
-    Args:
-        attention_mask: [B or 1, 1, Q, at least keys]. It alone says what each query sees, future and padded
-            keys included: True, or 0 in a mask of floats, which are added to the scores.
-        hidden_states: [B, Q, hidden]; only its shape, dtype and device are used.
-        keys: number of keys that attention reads.
-
-    Raises:
-        ValueError: the mask has another shape or holds integers.
-    """
-    (rows, queries, _), dtype = hidden_states.shape, hidden_states.dtype
-    shape = list(attention_mask.shape)
-    if shape[0] not in (1, rows) or shape[1:3] != [1, queries] or shape[3] < keys:
-        raise ValueError(f"a 4-D attention_mask must be [{rows}, 1, {queries}, {keys}] here, got {shape}")
-    mask, lowest = attention_mask[..., :keys].to(hidden_states.device), torch.finfo(dtype).min
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
-    elif not mask.is_floating_point():
-        raise ValueError(f"a 4-D attention_mask must hold booleans or floats, got {mask.dtype}")
-    return mask.clamp(min=lowest).to(dtype).expand(rows, -1, -1, -1)
-
-
-def real_tokens(attention_mask: torch.Tensor, seen: Any, keys: int) -> torch.Tensor:
-    """The mask of the first ``keys`` tokens, bool [B, keys]; padded over a static cache."""
-    if attention_mask.dim() != 2:
-        shape = list(attention_mask.shape)
-        raise ValueError(f"attention_mask must be [rows, tokens], got {shape} (or 4-D, with position_ids)")
-    short = keys - attention_mask.shape[1]
-    if short > 0 and not isinstance(seen, torch.Tensor):
-        raise ValueError(
-            f"attention_mask covers {attention_mask.shape[1]} tokens, but there are {keys}: "
-            f"{seen} cached and {keys - seen} new; it must cover the cached ones too"
-        )
-    return F.pad(attention_mask, (0, max(short, 0)))[:, :keys].bool()
-
-
-def count_positions(real: torch.Tensor | None, slots: torch.Tensor, keys: int, every_key: bool) -> Positions:
-    """Positions counted from the real tokens [B, keys], or from all: padding may be on either side."""
-    counts = torch.arange(1, keys + 1, device=slots.device)[None] if real is None else real.cumsum(-1)
-    new = counts.index_select(1, slots)
-    queries, lengths = (new - 1).clamp(min=0), new[:, -1:]
-    if every_key:
-        return Positions(queries, (counts - 1).clamp(min=0), real, lengths)
-    return Positions(queries, queries, None if real is None else real.index_select(1, slots), lengths)
-
-
-def checked_shape(position_ids: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-    """The caller's positions, int64 [B or 1, Q], on the device of the hidden states [B, Q, hidden].
-
-    Raises:
-        ValueError: they have another shape.
-    """
-    rows, queries = hidden_states.shape[:2]
-    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, rows) or position_ids.shape[1] != queries:
-        raise ValueError(f"position_ids must be [{rows}, {queries}], got {list(position_ids.shape)}")
-    return position_ids.to(hidden_states.device)
-
-
-def given_positions(
-    position_ids: torch.Tensor,
-    counted: Positions,
-    hidden_states: torch.Tensor,
-    slots: torch.Tensor,
-    cached: bool,
-) -> Positions:
-    """The caller's positions, and where documents start.
-
-    Args:
-        position_ids: int64 [B or 1, Q].
-        counted: from ``count_positions``.
-        hidden_states: [B, Q, hidden]; only its shape and device are used.
-        slots: int64 [Q], the places of the new tokens in the cache.
-        cached: whether there is a cache.
-
-    Raises:
-        ValueError: the positions have another shape, do not rise by one, are negative, or start again over a
-            cache, where nothing tells the documents apart.
-    """
-    rows, queries = hidden_states.shape[:2]
-    position_ids = checked_shape(position_ids, hidden_states)
-    if counted.real is not None:
-        # Places in the cache count padded tokens too. Chunked prefill of transformers 4.57 passes them.
-        places = (position_ids == slots).all(dim=-1, keepdim=True)
-        position_ids = torch.where(places, counted.queries, position_ids)
-    tracing = torch.compiler.is_compiling()
-    single = counted._replace(queries=position_ids, keys=position_ids)
-    if counted.real is None:
-        single = single._replace(lengths=position_ids[:, -1:] + 1)
-    if queries == 1 or (tracing and cached):
-        return single
-
-    position_ids = position_ids.expand(rows, -1)
-    real = torch.ones_like(position_ids).bool() if counted.real is None else counted.real[:, -queries:]
-    # A document starts where the position is not the one after that of the last real token.
-    last = torch.where(real, torch.arange(queries, device=real.device), -1).cummax(-1).values[:, :-1]
-    steps = position_ids[:, 1:] != position_ids.gather(1, last.clamp(min=0)) + 1
-    starts = F.pad(steps & real[:, 1:] & (last >= 0), (1, 0))
-    wrong = real & ((position_ids < 0) | (starts & (position_ids != 0)))
-    if not tracing:
-        if not (starts | wrong).any():
-            return single
-        if wrong.any():
-            row, token = wrong.nonzero()[0].tolist()
-            raise ValueError(
-                f"position_ids: token {token} of row {row} is at {int(position_ids[row, token])}; positions "
-                "rise by one from token to token, or start again at 0 with another document"
-            )
-        if cached:
-            raise ValueError(
-                "position_ids start again at 0, but documents in one row cannot share a cache; pass "
-                "use_cache=False and no past_key_values"
-            )
-    documents = starts.cumsum(-1)
-    places = position_ids * real
-    ends = torch.zeros_like(places).scatter_reduce(1, documents, places, "amax").gather(1, documents)
-    return Positions(position_ids, position_ids, counted.real, ends + 1, starts)
-
-
-def causal_mask(
-    config: Any, hidden_states: torch.Tensor, positions: Positions, slots: torch.Tensor, sizes: CacheSizes
-) -> Any:
-    """The mask that transformers makes for the attention function; None if its own causal mask is right.
-
-    Padding is in the channels of the keys, so all rows have the same mask, unless they hold documents.
-    """
-    packed, queries = positions.starts is not None, hidden_states.shape[1]
-    plain = not packed and not isinstance(sizes.seen, torch.Tensor) and queries in (1, sizes.keys)
-    if config._attn_implementation == "sdpa" and plain:
-        return None  # while a graph is traced, transformers would write out this mask
-    arguments = {
-        "config": config,
-        EMBEDDINGS: hidden_states if packed else hidden_states[:1],
-        "attention_mask": None,
-        "past_key_values": None if packed else sizes,
-        "position_ids": positions.queries if packed else None,
-        "cache_position": slots,
-    }
-    return create_causal_mask(**{name: value for name, value in arguments.items() if name in MASK_ARGUMENTS})
-
-
-def packed_keywords(
-    keywords: Mapping[str, Any], positions: Positions, shape: tuple[int, int]
-) -> dict[str, Any]:
-    """The keywords, with those of an attention function that takes no mask and rows of several documents.
-
-    Raises:
-        ValueError: ``cu_seq_lens_q`` and the positions disagree about where documents start.
-    """
-    keywords = {name: value for name, value in keywords.items() if name != "seq_idx"}
-    given = keywords.get("cu_seq_lens_q")
-    if torch.compiler.is_compiling():  # the lengths would break the graph
-        return keywords if positions.starts is None else {"position_ids": positions.queries} | keywords
-    if positions.starts is None and given is None:
-        return keywords
-    rows, queries = shape
-    bounds = torch.arange(rows + 1, device=positions.queries.device) * queries
-    if positions.starts is not None:
-        bounds = torch.cat([positions.starts.flatten().nonzero().flatten(), bounds]).unique()
-    bounds = bounds.int()
-    if given is not None and not torch.equal(given.to(bounds), bounds):
-        raise ValueError("cu_seq_lens_q and position_ids disagree about where documents start")
-    longest = int(bounds.diff().max())
-    return keywords | {
-        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
-        **dict.fromkeys(("max_length_q", "max_length_k"), longest),
-    }
-
-
-def head_mesh(attention: nn.Module) -> Any | None:
-    """The processes that share the heads in tensor parallelism, a ``DeviceMesh``; None if all are here.
-
-    It is read from the output projection. Its weight is divided by its inputs, which are the heads' outputs.
-    """
-    for projection in attention.children():
-        weight = getattr(projection, "weight", None)
-        if any(placement.is_shard(1) for placement in getattr(weight, "placements", ())):
-            return weight.device_mesh
-    return None
-
-
-def own_heads(states: torch.Tensor, mesh: Any) -> torch.Tensor:
-    """This process's part of states [B, heads, ...]. With fewer heads than processes, some have the same."""
-    heads, rank, size = states.shape[1], mesh.get_local_rank(), mesh.size()
-    first = rank * heads // size
-    return states[:, first : max((rank + 1) * heads // size, first + 1)]
-
-
-def shared(states: torch.Tensor, mesh: Any) -> torch.Tensor:
-    """The same states; each process will use some of their heads, so their gradients are added up."""
-    if not states.requires_grad:
-        return states
-    from torch.distributed.tensor import DTensor, Partial, Replicate
-
-    states = DTensor.from_local(states, mesh, [Replicate()], run_check=False)
-    return states.to_local(grad_placements=[Partial()])
 
 
 class AlibiAttention(nn.Module):
@@ -528,7 +96,10 @@ class AlibiAttention(nn.Module):
             groups = 1
         if self.num_key_value_groups != groups:
             self.num_key_value_groups = groups  # attention functions read it here
-        output, weights = plan.attention(
+        function = eager_attention
+        if plan.implementation != "eager":
+            function = ALL_ATTENTION_FUNCTIONS[plan.implementation]
+        output, weights = function(
             self,
             fold(query, slopes),
             key,
@@ -573,3 +144,32 @@ def eager_attention(
         scores = scores + attention_mask
     weights = F.dropout(scores.softmax(dim=-1), p=dropout).to(value.dtype)
     return torch.matmul(weights, value).transpose(1, 2), weights
+
+
+def head_mesh(attention: nn.Module) -> Any | None:
+    """The processes that share the heads in tensor parallelism, a ``DeviceMesh``; None if all are here.
+
+    It is read from the output projection. Its weight is divided by its inputs, which are the heads' outputs.
+    """
+    for projection in attention.children():
+        weight = getattr(projection, "weight", None)
+        if any(placement.is_shard(1) for placement in getattr(weight, "placements", ())):
+            return weight.device_mesh
+    return None
+
+
+def own_heads(states: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """This process's part of states [B, heads, ...]. With fewer heads than processes, some have the same."""
+    heads, rank, size = states.shape[1], mesh.get_local_rank(), mesh.size()
+    first = rank * heads // size
+    return states[:, first : max((rank + 1) * heads // size, first + 1)]
+
+
+def shared(states: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """The same states; each process will use some of their heads, so their gradients are added up."""
+    if not states.requires_grad:
+        return states
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    states = DTensor.from_local(states, mesh, [Replicate()], run_check=False)
+    return states.to_local(grad_placements=[Partial()])

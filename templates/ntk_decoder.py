@@ -23,9 +23,9 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, logging
 
 from .ntk_alibi import Alibi
-from .ntk_attention import PACKED, check_paged_scaling, plan_attention
 from .ntk_cache import Cache, grow
 from .ntk_heads import IGNORED, Head, check_keywords, checked_tp_plan
+from .ntk_plan import PACKED, check_paged_scaling, plan_attention
 
 logger = logging.get_logger(__name__)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from templates.ntk_attention import check_dtype
+from templates.ntk_plan import check_dtype
 from tests import flash_stand_in
 from tests.dealt import dealt
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load

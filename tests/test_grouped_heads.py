@@ -13,7 +13,8 @@ from transformers import DynamicCache
 
 from templates import ntk_attention
 from templates.ntk_alibi import CHANNELS, Alibi, fold, key_channels, stock_slopes
-from templates.ntk_attention import AlibiAttention, plan_attention
+from templates.ntk_attention import AlibiAttention
+from templates.ntk_plan import plan_attention
 
 HEADS, SIZE, SCALE = 12, 16, 0.25
 SDPA = SimpleNamespace(_attn_implementation="sdpa", head_dim=SIZE + CHANNELS)

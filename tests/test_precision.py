@@ -9,7 +9,8 @@ import torch
 from transformers import DynamicCache
 
 from templates.ntk_alibi import CHANNELS, Alibi, fold, key_channels, stock_slopes
-from templates.ntk_attention import AlibiAttention, plan_attention
+from templates.ntk_attention import AlibiAttention
+from templates.ntk_plan import plan_attention
 
 HEADS, HEAD_DIM, ROWS = 16, 64, 32
 SDPA, EAGER = (

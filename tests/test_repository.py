@@ -120,6 +120,7 @@ def test_files(make_source: MakeSource, tmp_path: Path, family: str) -> None:
         "ntk_cache.py",
         "ntk_decoder.py",
         "ntk_heads.py",
+        "ntk_plan.py",
         "ntk_alibi.py",
     }
     verbatim = {

@@ -11,7 +11,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Trainer, TrainingArguments
 
 from templates.ntk_alibi import Alibi, stock_slopes
-from templates.ntk_attention import AlibiAttention, plan_attention
+from templates.ntk_attention import AlibiAttention
+from templates.ntk_plan import plan_attention
 from tests import tiny
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load
 

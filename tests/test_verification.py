@@ -93,7 +93,7 @@ WRONG_CODE = {
     ),
     "padding-channel": ("ntk_alibi.py", "(~real) * PADDED_KEY", "real * 0.0", "fused attention differs"),
     "chunk-mask": (
-        "ntk_attention.py",
+        "ntk_plan.py",
         "queries in (1, sizes.keys)",
         "queries <= sizes.keys",
         "chunked attention differs",
@@ -105,7 +105,7 @@ WRONG_CODE = {
         "decoding attention differs",
     ),
     "cached-positions": (
-        "ntk_attention.py",
+        "ntk_plan.py",
         "slots = torch.arange(queries, device=device) + seen",
         "slots = torch.arange(queries, device=device)",
         "runs with slope",

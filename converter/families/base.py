@@ -148,7 +148,10 @@ class Family:
     @property
     def templates(self) -> tuple[str, ...]:
         """The files that are copied into a converted repository."""
-        attention = {"decoder": ("ntk_attention.py", "ntk_cache.py"), "encoder": ("ntk_symmetric.py",)}
+        attention = {
+            "decoder": ("ntk_attention.py", "ntk_plan.py", "ntk_cache.py"),
+            "encoder": ("ntk_symmetric.py",),
+        }
         return (
             f"configuration_ntk_{self.name}.py",
             f"modeling_ntk_{self.name}.py",

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 ADAPTER = "adapter_config.json"
 MERGE = "merge it into its model and save that: model.merge_and_unload().save_pretrained(DIR)"
+DIVERGED = "if the training diverged, adopt an earlier save of it"
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,8 @@ def adopt(folder: str | Path, *, progress: bool = False) -> AdoptionResult:
     saved = _open(place)
     if not os.access(place, os.W_OK | os.X_OK):
         raise OutputError(f"no permission to write in {place}; adopt a copy of it")
-    checks = _verify(saved, progress=progress)
     entries = _entries(saved, progress=progress)
+    checks = _verify(saved, progress=progress)
     with workspace(place / "adopt") as work:
         _write(saved, checks, work)
         written = sorted(path.name for path in work.iterdir())
@@ -300,12 +301,13 @@ def _entries(saved: Saved, *, progress: bool) -> dict[str, Entry]:
     """The manifest's entries of the files that are there.
 
     Raises:
-        SourceError: the weights are those that the conversion wrote.
+        SourceError: a weight is NaN or infinite, or the weights are those that the conversion wrote.
     """
     place, total = saved.repository.folder, sum(state[0] for state in saved.states.values())
     with byte_bar("hashing", total, show=progress) as advance:
         entries = {
-            name: Entry(state[0], sha256(place / name, advance)) for name, state in saved.states.items()
+            name: Entry(state[0], sha256(place / name, advance, look=saved.repository.scan(name, DIVERGED)))
+            for name, state in saved.states.items()
         }
     files = saved.repository.checkpoint.files
     if not saved.provenance.fine_tuned and all(_as_written(saved, name, entries[name]) for name in files):

@@ -218,7 +218,9 @@ def convert(
     if not dry_run:
         clear(Path(out), resume=resume)
     place = check_output(Path(out), opened.source.folder, overwrite=overwrite)
-    plan = prepare(opened, request, dtype=dtype, link=link, exports=exports, base_model=base_model)
+    plan = prepare(
+        opened, request, dtype=dtype, link=link, exports=exports, base_model=base_model, verify=verify
+    )
     target = PushOptions(push_to_hub, private, branch, create_pr, overwrite, token) if push_to_hub else None
     if target is not None:
         preflight(target, opened.name)

@@ -125,6 +125,7 @@ def prepare(
     link: Link | None = None,
     exports: Sequence[Export] = (),
     base_model: str | None = None,
+    verify: bool = True,
 ) -> Plan:
     """Reads the source and decides what to write. Nothing is written, and no weights are downloaded.
 
@@ -134,6 +135,7 @@ def prepare(
         dtype, link: as for ``convert``.
         exports: what to export beside the model.
         base_model: Hub id that the card names as the source's; by default the source's own.
+        verify: refuse weights that are NaN or infinite when they are written.
 
     Raises:
         UsageError: the model cannot compute such a scaling.
@@ -166,7 +168,8 @@ def prepare(
     if source.local:
         source.fetch(copied)
         config |= recipe.stored(source.folder, model.checkpoint, config)
-    order = Order(dtype, link, keep=recipe.exact_tensors, tied=recipe.tied_tensors)
+    unread = recipe.unread if verify else None
+    order = Order(dtype, link, keep=recipe.exact_tensors, tied=recipe.tied_tensors, unread=unread)
     return Plan(
         model, request, scaling, config, weights, copied, rewritten, order, exports, base_model, notes
     )

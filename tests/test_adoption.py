@@ -285,7 +285,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "never converted": (never_converted, "config.json has no ntk_convert, so this model was not converted"),
     "the stock class": (stock, "model_type 'bloom', not 'ntk_bloom': the model was trained with the stock"),
     "a tensor is missing": (weights(lacking), "does not fit NtkBloomForCausalLM: 'transformer.h.1.mlp."),
-    "weights that are not numbers": (weights(diverged), ""),
+    "weights that are not numbers": (
+        weights(diverged),
+        "in model.safetensors has values that are NaN or infinite; if the training dive",
+    ),
     "damaged weights": (damaged, "model.safetensors is truncated"),
     "no model": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     "a list that is damaged": (lambda folder: (folder / LIST).write_text("["), LIST),

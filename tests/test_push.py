@@ -17,6 +17,8 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from converter.errors import VerificationError
 from converter.exports.onnx.export import export
@@ -502,6 +504,18 @@ def weights(folder: Path) -> Path:
     return folder / SHARDS[1]
 
 
+def infinite(folder: Path) -> None:
+    """One weight of a token that verification does not run, in a linked file: nothing else has read it."""
+    place = "transformer.word_embeddings.weight"
+    [path] = [path for path in folder.glob("*.safetensors") if place in load_file(path)]
+    tensors = load_file(path)
+    tensors[place][1, 0] = -torch.inf
+    save_file(tensors, path, {"format": "pt"})
+    listed = json.loads((folder / manifest.MANIFEST).read_text())
+    listed["files"][path.name]["sha256"] = None
+    (folder / manifest.MANIFEST).write_text(json.dumps(listed))
+
+
 def edit_header(folder: Path) -> None:
     path = weights(folder)
     data = path.read_bytes()
@@ -541,6 +555,10 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "no config": (lambda folder: (folder / "config.json").unlink(), ("config.json",)),
     "link": (lambda folder: link_out(folder / "tokenizer.json"), ("tokenizer.json", "link")),
+    "infinite weights": (
+        infinite,
+        ("word_embeddings.weight", "NaN or infinite", "download the source again"),
+    ),
     "linked weights": (lambda folder: link_out(weights(folder)), (SHARDS[1], "link")),
 }
 

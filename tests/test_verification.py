@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from converter import UnsupportedModel, VerificationError, convert
+from converter import SourceError, UnsupportedModel, VerificationError, convert
 from converter.result.converted import open_converted
 from converter.verification import verify
 from tests import tiny
@@ -338,13 +338,34 @@ def test_a_config_of_too_many_layers_is_caught_at_once(tmp_path: Path) -> None:
         convert(source, tmp_path / "out", scale=2)
 
 
-def test_weights_that_are_not_numbers_are_caught(tmp_path: Path) -> None:
-    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
-    tensors = load_file(source / "model.safetensors")
-    tensors["transformer.h.0.mlp.dense_h_to_4h.bias"][0] = torch.nan
-    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(VerificationError, match="by nan"):
-        convert(source, tmp_path / "out", scale=2)
+@pytest.mark.parametrize(
+    ("fmt", "options"), [("safetensors", {}), ("bin", {}), ("safetensors", {"dtype": "bf16"})]
+)
+def test_weights_that_are_not_numbers_are_caught(
+    tmp_path: Path, fmt: Literal["safetensors", "bin"], options: dict[str, Any]
+) -> None:
+    """Also in layers and of tokens that verification does not run."""
+    source = tiny.FACTORIES["mpt"](tmp_path / "source", 4, n_layers=3, dtype=torch.float16, fmt=fmt)
+    name = "transformer.blocks.2.ffn.up_proj.weight"
+    [place] = [*source.glob("model.safetensors"), *source.glob("pytorch_model.bin")]
+    tensors = load_file(place) if fmt == "safetensors" else torch.load(place)
+
+    def save() -> None:
+        if fmt == "bin":
+            torch.save(tensors, place)
+        else:
+            save_file(tensors, place, metadata={"format": "pt"})
+
+    # The buffer of a causal mask in half precision: -1e9 became -inf.
+    tensors["transformer.blocks.0.attn.masked_bias"] = torch.tensor(-torch.inf)
+    save()
+    assert convert(source, tmp_path / "out", scale=2, **options).checks
+    tensors[name][-1, -1] = -torch.inf
+    save()
+    with pytest.raises(SourceError, match=f"^the tensor {name!r} in {place.name} has values that are NaN"):
+        convert(source, tmp_path / "refused", scale=2, **options)
+    assert not (tmp_path / "refused").exists()
+    assert not convert(source, tmp_path / "kept", scale=2, verify=False, **options).checks
 
 
 def test_dead_buffers_of_old_checkpoints_are_no_failure(tmp_path: Path) -> None:

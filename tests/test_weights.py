@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -32,11 +34,12 @@ from converter.errors import ConverterError, SourceError
 from converter.families import FAMILIES
 from converter.progress import Advance
 from converter.rotary.models import MODELS
-from converter.source.checkpoint import read_checkpoint
+from converter.source.checkpoint import Tensor, read_checkpoint
 from converter.weights import files
 from converter.weights import rewrite as rewrite_module
 from converter.weights import transfer as transfer_module
 from converter.weights.files import copy_file
+from converter.weights.finite import Scan
 from converter.weights.rewrite import rewrite
 from converter.weights.transfer import Order, transfer
 from converter.weights.worker import START, Job, Worker
@@ -113,6 +116,46 @@ def test_copy_of_a_file_larger_than_a_block(tmp_path: Path, monkeypatch: pytest.
     assert digest == hashlib.sha256((tmp_path / "a").read_bytes()).hexdigest()
     assert sum(done) == 12_345
     assert max(done) <= 1000
+
+
+NOT_FINITE = (math.nan, -math.nan, math.inf, -math.inf)
+
+
+@given(
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+    header=st.integers(0, 9),
+    sizes=st.lists(st.integers(1, 40), min_size=1),
+    at=st.integers(0, 59),
+    value=st.sampled_from([*NOT_FINITE, -0.0, "largest", "least"]),
+)
+def test_values_that_are_not_finite_are_found(
+    dtype: torch.dtype, header: int, sizes: list[int], at: int, value: float | str
+) -> None:
+    """In any block, at any alignment, and where a number lies in two blocks."""
+    # Its largest and its least finite values have almost the bits of infinities.
+    limits = {"largest": torch.finfo(dtype).max, "least": torch.finfo(dtype).min}
+    number = torch.tensor(limits[value] if isinstance(value, str) else value, dtype=dtype)
+    values = torch.linspace(-2, 3, 60).to(dtype)
+    values[at] = number
+    data = bytes(header) + values.view(torch.uint8).numpy().tobytes() + bytes(3)
+    middle, name = 20 * dtype.itemsize, rewrite_module.NAMES[dtype]
+    end = 3 * middle
+    found = [
+        Tensor("a", name, (20,), "file", 0, middle, header),
+        Tensor("empty", name, (0,), "file", middle, middle, header + middle),
+        Tensor("b.masked_bias", name, (20,), "file", middle, 2 * middle, header + middle),
+        Tensor("c", name, (20,), "file", 2 * middle, end, header + 2 * middle),
+        Tensor("bytes", "U8", (3,), "file", end, end + 3, header + end),
+    ]
+    scan = Scan(found, "file", re.compile(r"masked_bias$"), "what to do")
+    wrong = "abc"[at // 20] if not number.isfinite() and at // 20 != 1 else None
+    message = rf"^the tensor '{wrong}' in file has values that are NaN or infinite; what to do$"
+    with pytest.raises(SourceError, match=message) if wrong else nullcontext():
+        for size in itertools.cycle(sizes):
+            scan(memoryview(data[:size]))
+            data = data[size:]
+            if not data:
+                break
 
 
 def test_a_file_that_ended_short_meanwhile(make_source: Callable[..., Path], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from converter.config import read_provenance
 from converter.errors import SourceError, VerificationError
 from converter.exports import EXPORTS, reports
+from converter.progress import byte_bar
 from converter.result import manifest
 from converter.result.code import code_names
 from converter.result.converted import CONVERT_FIRST, ConvertedRepository, open_converted
@@ -65,6 +66,15 @@ class Contents:
     def source(self) -> str | None:
         """The Hub id or name of what it was made from."""
         return self.repository.source
+
+    def check_linked(self, *, progress: bool = False) -> None:
+        """Raises ``SourceError`` if a linked weight is NaN or infinite; the conversion has not read them."""
+        linked = [name for name, digest in self.digests.items() if digest is None]
+        total = sum(self.states[name][0] for name in linked)
+        with byte_bar("reading linked weights", total, show=progress) as advance:
+            for name in linked:
+                scan = self.repository.scan(name, "download the source again, and convert it")
+                sha256(self.folder / name, advance, look=scan)
 
     def check_unchanged(self) -> None:
         """Raises ``SourceError`` for a file that was changed after the folder was read and verified."""

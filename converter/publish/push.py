@@ -139,6 +139,7 @@ def _push(contents: Contents, options: PushOptions, *, progress: bool, verified:
         # What can be compared before anything is hashed.
         _check_clash(options, target, _difference(contents, target))
     checks = [] if verified else verify(contents, progress=progress)
+    contents.check_linked(progress=progress)
     created = target is None
     try:
         if target is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from converter.scaling.train_length import TrainLength, recorded_length
 from converter.source.base import Source
 from converter.source.checkpoint import Checkpoint
 from converter.source.tokenizer import Tokenizer
+
+CAUSAL_MASKS = r"(^|\.)(masked_bias|scale_mask_softmax\.causal_mask)$"
+"""Buffers that old checkpoints of any family store and no version of a model reads."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,10 @@ class AlibiRecipe:
         slopes = read_slopes(folder, checkpoint, self.family, self.geometry.num_heads)
         found = self.family.fit(config, checkpoint.tensors)
         return found if slopes is None else {**found, SLOPES: list(slopes)}
+
+    @property
+    def unread(self) -> re.Pattern[str]:
+        return re.compile("|".join((CAUSAL_MASKS, *self.family.unread)))
 
     @property
     def exact_tensors(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -85,6 +86,11 @@ class Recipe(Protocol):
 
     def stored(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
         """The keys that the stored tensors add to the result's config; refuses tensors that contradict it."""
+        ...
+
+    @property
+    def unread(self) -> re.Pattern[str]:
+        """Finds the names of stored tensors that no model computes with, such as buffers of causal masks."""
         ...
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ key. Cached keys keep the rotation they got when they were computed, so a text r
 text continued from a cache give different numbers."""
 HEADS = ("lm_head.weight", "embed_out.weight")
 """Names of the language model's head; GPT-NeoX uses the second, up to transformers 4."""
+BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attention\.bias|masked_bias)$")
+"""Buffers that old checkpoints store and no version of a model reads."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,10 @@ class RotaryRecipe:
 
     def stored(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
         return {}
+
+    @property
+    def unread(self) -> re.Pattern[str]:
+        return BUFFERS
 
     @property
     def exact_tensors(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from converter.scaling.scaling import Dynamic, Scaling
 from converter.source.base import CONFIG
 from converter.source.checkpoint import Checkpoint, read_checkpoint
 from converter.source.jsonfile import read_object
+from converter.weights.finite import Scan
 
 CONVERT_FIRST = "convert it first: ntk-convert MODEL --scale A --out DIR"
 
@@ -91,6 +92,11 @@ class ConvertedRepository:
             if len(tensor.shape) == 2
         }
         return sorted({match[1] for match in found if match})
+
+    def scan(self, file: str, remedy: str) -> Scan:
+        """Finds weights that are NaN or infinite in the bytes of a file; ``remedy`` ends its message."""
+        tensors = (tensor for tensor in self.checkpoint.tensors.values() if tensor.file == file)
+        return Scan(tensors, file, self.recipe.unread, remedy)
 
     @property
     def has_logits(self) -> bool:

@@ -24,8 +24,6 @@ from converter.verification.check import Check, Context
 TOLERANCE = 2e-5
 # Tensors that transformers 5 renames as it loads them (its ``conversion_mapping.py``).
 RENAMED = {"embed_out.": "lm_head."}
-# Buffers that old checkpoints store and no version of the model reads.
-BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attention\.bias|masked_bias)$")
 
 
 def verify(repository: ConvertedRepository, recipe: RotaryRecipe, context: Context) -> list[Check]:
@@ -49,7 +47,7 @@ def verify(repository: ConvertedRepository, recipe: RotaryRecipe, context: Conte
         with torch.device("meta"):
             model = model_class(config)(config)
         checks = [
-            check_tensors(model, checkpoint),
+            check_tensors(model, checkpoint, recipe),
             check_frequencies(model, recipe.rotary, recipe.own_scaling),
         ]
     except ConverterError:
@@ -83,7 +81,7 @@ def model_class(config: Any) -> Any:
     return found
 
 
-def check_tensors(model: Any, checkpoint: Checkpoint) -> Check:
+def check_tensors(model: Any, checkpoint: Checkpoint, recipe: RotaryRecipe) -> Check:
     """Checks that every tensor the model expects is stored with its shape, and no other tensor.
 
     A stored name may lack the trunk's prefix or have an extra one, as transformers allows.
@@ -103,7 +101,7 @@ def check_tensors(model: Any, checkpoint: Checkpoint) -> Check:
         spellings = [key, prefix + key, key.removeprefix(prefix)]
         spellings += [new + key.removeprefix(old) for old, new in RENAMED.items() if key.startswith(old)]
         full = next((spelling for spelling in spellings if spelling in expected), key)
-        if full in expected or not BUFFER.search(key):
+        if full in expected or not recipe.unread.search(key):
             stored[full] = tensor.shape
     tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
     problems = [f"{key!r} is missing" for key in sorted(expected.keys() - stored.keys() - tied)]

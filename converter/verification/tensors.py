@@ -10,9 +10,6 @@ from converter.verification.patched import Patched, build
 
 NAME = "tensors"
 
-# Causal-mask buffers that old checkpoints of any family store and no version of a model reads.
-UNREAD = r"(^|\.)(masked_bias|scale_mask_softmax\.causal_mask)$"
-
 
 def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it
     """Compares names and shapes with those of the model, built on the meta device.
@@ -31,7 +28,7 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
     model = build(patched.architecture, patched.build_config(), device="meta")
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     stored = {}
-    unread = re.compile("|".join((UNREAD, *family.unread)))
+    unread = patched.repository.recipe.unread
     prefix = f"{family.base_prefix}."
     for name, tensor in patched.checkpoint.tensors.items():
         if unread.search(name):

@@ -19,6 +19,8 @@ BLOCK = 4 << 20
 FICLONE = 0x40049409
 """ioctl that makes a file share another's blocks until one of them changes (linux/fs.h)."""
 
+Look = Callable[[memoryview], object]
+"""Called with the next bytes of a file that is read from its start; they are valid during the call only."""
 Link = Literal["reflink", "hard", "symbolic"]
 How = Literal["copied", "shared", "hard-linked", "linked", "not shared", "not linked", "converted"]
 """How a file was made. ``shared``: a reflink shares the source's blocks. ``not shared``, ``not linked``: a
@@ -33,6 +35,7 @@ def place_file(
     link: Link | None,
     advance: Advance = int,
     check: Callable[[], object] = bool,
+    look: Look = bool,
 ) -> tuple[How, str | None]:
     """Gives ``target`` the bytes of ``source``, in the cheapest way that ``link`` allows.
 
@@ -45,6 +48,7 @@ def place_file(
             ``symbolic``: a symbolic link, for a result that does not outlive its source.
         advance: called with the number of bytes just done.
         check: called between blocks; an exception that it raises ends the copy.
+        look: called with each block in order; an exception that it raises ends the copy.
 
     Returns:
         How the file was made, and the SHA-256 of a copy; None if it is linked, since nothing was read.
@@ -63,7 +67,7 @@ def place_file(
         advance(size)
         return "hard-linked", None
     how: How = "copied" if link is None else "not shared" if link == "reflink" else "not linked"
-    return how, copy_file(source, target, size, advance, check)
+    return how, copy_file(source, target, size, advance, check, look)
 
 
 def copy_file(
@@ -72,11 +76,12 @@ def copy_file(
     size: int | None = None,
     advance: Advance = int,
     check: Callable[[], object] = bool,
+    look: Look = bool,
 ) -> str:
     """Copies a file's bytes, keeps its holes, and returns the SHA-256.
 
     Args:
-        source, target, advance, check: as for ``place_file``.
+        source, target, advance, check, look: as for ``place_file``.
         size: the source's size in bytes when the run first looked at it; None for its present size.
 
     Raises:
@@ -90,6 +95,7 @@ def copy_file(
         for block, hole in _blocks(reader.fileno(), min(expected, before.st_size)):
             check()
             digest.update(block)
+            look(block)
             if hole:
                 os.lseek(writer.fileno(), len(block), os.SEEK_CUR)
             else:
@@ -109,13 +115,19 @@ def changed(name: str, done: int, expected: int) -> Unfinished:
     return Unfinished(f"{name} changed while it was read ({done} of {expected} bytes); try again")
 
 
-def sha256(path: Path, advance: Advance = int, check: Callable[[], object] = bool) -> str:
-    """The SHA-256 of a file, as hexadecimal digits."""
+def sha256(path: Path, advance: Advance = int, check: Callable[[], object] = bool, look: Look = bool) -> str:
+    """The SHA-256 of a file, as hexadecimal digits.
+
+    Args:
+        path: file to read.
+        advance, check, look: as for ``place_file``.
+    """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as reader:
         for block, _ in _blocks(reader.fileno(), os.fstat(reader.fileno()).st_size):
             check()
             digest.update(block)
+            look(block)
             advance(len(block))
     return digest.hexdigest()
 

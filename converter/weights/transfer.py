@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -17,7 +18,8 @@ from converter.errors import SourceError
 from converter.progress import Advance, byte_bar
 from converter.source.checkpoint import ITEM_BYTES, Checkpoint, Tensor, read_header, target_names
 from converter.source.jsonfile import read_object
-from converter.weights.files import How, Link, can_link, changed, copy_file, is_zip, place_file, sha256
+from converter.weights.files import How, Link, Look, can_link, changed, copy_file, is_zip, place_file, sha256
+from converter.weights.finite import Scan
 from converter.weights.journal import Finished, Journal, identity, is_finished
 from converter.weights.worker import Job, Worker
 
@@ -28,6 +30,7 @@ STORED = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 TORCH = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Value of ``--dtype`` -> its name in torch and in config.json."""
 FLOATS = ("F64", *STORED.values())
+DAMAGED = "download the file again (convert --no-verify keeps such values)"
 AT_ONCE = 4
 """Most files processed at the same time; more would only make disks seek."""
 LEAST = 256 << 20
@@ -46,6 +49,9 @@ class Order:
     """Names of tensors that ``dtype`` does not change."""
     tied: Collection[str] = ()
     """Names to leave out of a rewritten ``.bin`` file where they are the same tensor as another name."""
+    unread: re.Pattern[str] | None = None
+    """Finds the names of tensors that may hold NaN or infinities; None lets all of them. The values of linked
+    files are not read."""
 
 
 ORDER = Order()
@@ -79,7 +85,7 @@ def transfer(
 
     Raises:
         SourceError: a file changed or was cut off meanwhile, a ``.bin`` is unreadable or holds more than
-            tensors, or a value does not fit the dtype.
+            tensors, or a value does not fit the dtype, or is NaN or infinite.
         OSError: reading or writing failed, for example on a full disk.
     """
     targets = target_names(checkpoint.files, checkpoint.index)
@@ -179,11 +185,17 @@ class _Work:
             if self._identity(name) != made_from:
                 raise changed(name, size, size)
             how: How = "converted"
-            digest: str | None = sha256(target, check=self._check)
+            digest: str | None = sha256(target, check=self._check, look=self._look(name, made=True))
         else:
             size = self.checkpoint.files[name]
             how, digest = place_file(
-                source, target, size, link=self.order.link, advance=advance, check=self._check
+                source,
+                target,
+                size,
+                link=self.order.link,
+                advance=advance,
+                check=self._check,
+                look=self._look(name),
             )
         if digest is not None:
             self.journal.add(Finished(target.name, target.stat().st_size, digest, made_from))
@@ -236,7 +248,16 @@ class _Work:
     def _identity(self, name: str) -> str:
         order = self.order
         how = f"{order.dtype} {sorted(order.keep)} {sorted(order.tied)}" if self.rewritten else "bytes"
-        return identity(self.source / name, how)
+        # Values that were not looked at do not count as finished for a run that looks at them.
+        return identity(self.source / name, how if order.unread else f"{how}, not checked")
+
+    def _look(self, name: str, *, made: bool = False) -> Look:
+        """What looks at the values of a source's file, or of the file ``made`` from it."""
+        unread = self.order.unread
+        if unread is None:
+            return bool
+        tensors = read_header(self.folder / self.targets[name] if made else self.source / name)
+        return Scan(tensors.values(), name, unread, DAMAGED)
 
     def _check(self) -> None:
         if self._stop.is_set():

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from converter import convert
@@ -45,6 +44,13 @@ def source(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def load(folder: Path) -> Any:
+    # Imported here: every worker collects this file, and the import takes seconds.
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), trust_remote_code=True, device="cpu")
+
+
 @pytest.mark.parametrize("changes", [{}, QK], ids=["plain", "qk-post-norm"])
 @pytest.mark.parametrize("scaling", ["none", "ntk", "ntk-length"])
 def test_embeddings(tmp_path: Path, scaling: str, changes: dict[str, Any]) -> None:
@@ -53,7 +59,7 @@ def test_embeddings(tmp_path: Path, scaling: str, changes: dict[str, Any]) -> No
     assert [note.split(":")[0] for note in result.notes] == [
         "the input limit was raised to the 32768 tokens that the scaling reaches"
     ] * raised
-    encoder = SentenceTransformer(str(tmp_path / "out"), trust_remote_code=True, device="cpu")
+    encoder = load(tmp_path / "out")
     assert encoder.max_seq_length == (32768 if raised else 100)
     found = encoder.encode(TEXTS)
 
@@ -87,7 +93,7 @@ def test_a_text_up_to_the_reach_is_not_truncated(tmp_path: Path) -> None:
     ]
     text = " ".join(f"w{4 + index % 90}" for index in range(250))
     short, long = (
-        SentenceTransformer(str(path), trust_remote_code=True, device="cpu")
+        load(path)
         for path in (_truncating(tmp_path), tmp_path / "out")
     )
     assert (short.max_seq_length, long.max_seq_length) == (100, 300)

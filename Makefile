@@ -15,7 +15,9 @@ PYTHON ?= python3
 # A process a core, and one more, since many tests wait for a Hub or for other processes; threads of their
 # own would only wait for each other.
 WORKERS := $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
-PYTEST := -m pytest -n $(WORKERS) --dist worksteal -q
+# How often a failed test is repeated; the summary lists these tests as RERUN.
+RERUNS ?= 0
+PYTEST := -m pytest -n $(WORKERS) --dist worksteal --reruns $(RERUNS) -q
 
 # How long make hostile tries each of the two; it takes longer if the examples alone do. With CASES, it runs
 # that many random cases of each kind instead, so that every machine runs the same ones.

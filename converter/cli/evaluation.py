@@ -83,7 +83,9 @@ file_options = options(
         if offered
     )
 )
-tuning_options = options(*(_option(task) for task in TYPES if task.tunes))
+TUNED = tuple(task for task in TYPES if task.tunes)
+"""Tasks whose files ``tune`` and ``fit`` take."""
+tuning_options = options(*map(_option, TUNED))
 
 
 def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[Task]:
@@ -236,7 +238,7 @@ def tune(
     from converter.result.outputs import check_folder, write_files
 
     place = None if out is None else check_folder(out, overwrite=overwrite)
-    files = {task.name: arguments.pop(task.name) for task in TYPES if task.tunes}
+    files = {task.name: arguments.pop(task.name) for task in TUNED}
     given = [make_task(name, file) for name, file in files.items() if file is not None]
     if names is None:
         names = () if given else tasks.GENERATED

@@ -164,7 +164,7 @@ def tune(
         progress=progress,
     ) as subject:
         clock = Clock(minutes * 60)
-        trained = _check(subject, target_length)
+        trained = subject.stretched_to(target_length)
         scalings = candidates(
             trained, target_length, subject.recipe.default_ramp, subject.recipe.check_scaling
         )
@@ -191,22 +191,6 @@ def tune(
         seconds=clock.elapsed,
         used_up=_used_up(curve, pool.measuring),
     )
-
-
-def _check(subject: Subject, target: int) -> int:
-    """The trained length; raises ``UsageError`` unless the target is above it."""
-    trained = subject.trained.tokens
-    if subject.recipe.converted:
-        raise UsageError(f"{subject.name} is already converted; give its source")
-    if trained is None:
-        raise UsageError(
-            f"the trained length of {subject.name} is {subject.trained.origin}; add `train_length`"
-        )
-    if target <= trained:
-        raise UsageError(
-            f"`target_length` {target} is not above the trained length {trained}; nothing needs scaling"
-        )
-    return trained
 
 
 def _measure(

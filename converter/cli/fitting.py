@@ -85,11 +85,10 @@ def fit(
     from converter.evaluation.fit import fit as run
     from converter.pipeline import convert
 
-    shared = {
-        name: arguments[name] for name in ("train_length", "overrides", "revision", "token", "cache_dir")
-    }
+    names = ("train_length", "overrides", "revision", "token", "cache_dir")
+    source = {name: arguments[name] for name in names}
     progress = not quiet and sys.stderr.isatty()
-    convert(model, out, method="none", overwrite=overwrite, dry_run=True, **shared)  # before the long work
+    convert(model, out, method="none", overwrite=overwrite, dry_run=True, **source)  # before the long work
     files = {task.name: arguments.pop(task.name) for task in TUNED}
     found = run(
         model,
@@ -100,7 +99,7 @@ def fit(
     )
     if not quiet:
         click.echo(report.fitted(found), err=True)
-    result = convert(model, out, slopes=found.slopes, overwrite=overwrite, progress=progress, **shared)
+    result = convert(model, out, slopes=found.slopes, overwrite=overwrite, progress=progress, **source)
     if as_json:
         click.echo(json.dumps({"fit": found.to_json(), "conversion": result.to_json()}))
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from converter import interrupts
 from converter.bytesize import bytes_text
@@ -230,7 +231,7 @@ def learn(
 
 
 def windows_of(
-    windows: Any,
+    windows: NDArray[np.int64],
     form: Static | Dynamic,
     trained: int,
     target: int,
@@ -330,14 +331,9 @@ def _samples(
         of_text = windows_of(windows[judge + stop :], form, trained, target, subject.hardware, _mask(subject))
         found.append(replace(of_text, judging=windows[:judge], stopping=windows[judge : judge + stop]))
     if prompts:
-        items = [
-            item
-            for task in prompts
-            for each in task.items(
-                subject.tokenizer, ladder(trained, target), MOST_TOKENS // target, seed
-            ).values()
-            for item in each
-        ]
+        lengths, count = ladder(trained, target), MOST_TOKENS // target
+        drawn = [task.items(subject.tokenizer, lengths, count, seed) for task in prompts]
+        items = [item for by_length in drawn for each in by_length.values() for item in each]
         shortest = 0 if isinstance(form, Static) else trained
         cases = answered(subject.tokenizer, items, shortest, target)
         cases = [cases[index] for index in rng.permutation(len(cases))]
@@ -420,13 +416,12 @@ def _judge(subject: Subject, samples: Sequence[Samples], scaling: Scaling, train
 
 
 def _check_gain(verdicts: Sequence[Verdict]) -> None:
-    if any(each.comparison.gains for each in verdicts) and not any(
-        each.comparison.loses for each in verdicts
-    ):
+    versus = [each.comparison for each in verdicts]
+    if any(each.gains for each in versus) and not any(each.loses for each in versus):
         return
     said = "; ".join(
-        f"{each.measure} at {each.length} tokens: loss {each.before:.4f} with the stock slopes, {each.after:.4f} "
-        f"fitted, {each.comparison.better} of {each.items} better"
+        f"{each.measure} at {each.length} tokens: loss {each.before:.4f} with the stock slopes, "
+        f"{each.after:.4f} fitted, {each.comparison.better} of {each.items} better"
         for each in verdicts
     )
     raise NoGain(

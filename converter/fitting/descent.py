@@ -1,8 +1,8 @@
 """The descent: Adam on the exponents, stopped by samples that it does not learn from.
 
-The loss has a term for each kind of samples: the mean loss of a batch, and sum(t ** 2) / (2 N), where N is the
-number of tokens to learn from. That is a normal prior on the exponents, with mean 0 and spread 1: little text
-moves the slopes little, and the more text there is, the less the prior counts.
+The loss has a term for each kind of samples: the mean loss of a batch, and sum(t ** 2) / (2 N), where N is
+the number of tokens to learn from. That is a normal prior on the exponents, with mean 0 and spread 1: little
+text moves the slopes little, and the more text there is, the less the prior counts.
 """
 
 from __future__ import annotations

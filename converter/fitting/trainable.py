@@ -1,8 +1,8 @@
 """A loaded model whose slopes get gradients: the exponents, the loss, and the memory that both take.
 
-Attention reads slopes from channels of the folded queries (``templates/ntk_alibi.py``), so gradients reach the
-exponents through any fused kernel. Weights get none. Each layer keeps only its input, and computes the rest
-again in the backward pass; so does each part of the logits.
+A decoder's attention reads slopes from channels of the folded queries (``templates/ntk_alibi.py``), so
+gradients reach the exponents through any fused kernel. Weights get none. Each layer keeps only its input, and
+computes the rest again in the backward pass; so does each part of the logits.
 """
 
 from __future__ import annotations

@@ -72,14 +72,15 @@ def fit(
 ) -> None:
     """Fit slopes to your text, and write a copy of MODEL with them.
 
-    One number for each layer and head is learned; the weights stay as they are. What was learned is judged on
-    a part of the text that is kept back. If it is not better there, nothing is written. Ctrl-C ends the fit,
-    and the best slopes so far are used.
+    One number for each layer and head is learned; the weights stay as they are.
+    The result is judged on a part of the text that is kept back. If it is not
+    better there, nothing is written. Ctrl-C ends the fit, and the best slopes so
+    far are used.
 
     \b
     Examples:
-      ntk-convert fit bigscience/bloom-560m --target-length 8192 --text book.txt --out ./bloom-fitted
-      ntk-convert fit MODEL --target-length 8192 --prompts questions.jsonl --static --out DIR
+      ntk-convert fit MODEL --target-length 8192 --text book.txt --out DIR
+      ntk-convert fit MODEL --target-length 8192 --prompts asked.jsonl --out DIR
     """
     from converter.cli import report
     from converter.evaluation.fit import fit as run

@@ -361,9 +361,7 @@ def _mask(subject: Subject) -> int | None:
         return None
     mask = subject.tokenizer.mask_token_id
     if mask is None:
-        raise UsageError(
-            f"the tokenizer of {subject.name} has no token that masks others, so nothing can be fitted"
-        )
+        raise UsageError(f"the tokenizer of {subject.name} has no token that masks others")
     return int(mask)
 
 

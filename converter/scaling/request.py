@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from converter.config import LONGEST, is_count, is_number
@@ -43,7 +43,7 @@ class GivenSlopes:
     name: str
     """Of the file, without its folder."""
     scaling: Static | Dynamic
-    record: Any = None
+    record: Any = field(default=None, compare=False)
     """Notes on how they were found, as JSON."""
 
     def to_json(self) -> dict[str, Any]:

@@ -17,9 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from converter import convert, fit
+from converter import convert, fit, tune
 from converter.errors import NoGain, UsageError
+from converter.evaluation import candidates
+from converter.evaluation import tune as tuning
 from converter.evaluation.fit import Verdict, _check_gain
+from converter.evaluation.search import Pool
 from converter.evaluation.statistics import compare
 from converter.evaluation.tasks import make_task
 from converter.fitting import descent
@@ -388,6 +391,40 @@ def test_a_verdict_that_loses_outweighs_one_that_gains() -> None:
     for found in ([verdict(-0.1), verdict(0.1)], [verdict(0)], [verdict(0.1)]):
         with pytest.raises(NoGain, match="so nothing was written"):
             _check_gain(found)
+
+
+def test_tune_has_fitted_slopes_as_a_candidate(
+    written: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, text = written
+    pools: list[Pool] = []
+
+    def search(subject: Any, pool: Pool, *others: Any) -> Any:
+        pools.append(pool)
+        return run_search(subject, pool, *others)
+
+    run_search = tuning.search
+    monkeypatch.setattr(tuning, "search", search)
+    monkeypatch.setattr("converter.evaluation.fit.STEPS", 10)
+    options = {name: OPTIONS[name] for name in ("train_length", "device", "batch_size")}
+    found = tune(source, TARGET, tasks=[], text=[text], fitted="kept/slopes.json", **options)
+    [candidate] = [each for each in found.candidates if each.scaling.method == "fitted"]
+    assert len(candidate.losses) >= 4
+    slopes = found.slopes
+    assert slopes == candidate.scaling.to_json()
+    convert(source, tmp_path / "out", slopes=slopes, train_length=TRAIN_LENGTH, verify=False)
+    words = candidates.command(source, candidate.scaling, 24, None, slopes="kept/slopes.json")
+    assert "--slopes kept/slopes.json" in words
+    [pool] = pools
+    parts = pool.measuring.windows, pool.choosing_windows, pool.learning_windows
+    assert [len(part) for part in parts] == [26, 26, 28]
+    assert len({row.tobytes() for part in parts for row in part}) == 80
+
+
+def test_tune_keeps_fitted_slopes_in_a_folder(
+    written: tuple[Path, Path], refused: Callable[..., str]
+) -> None:
+    assert "give --out" in refused("tune", written[0], "--target-length", TARGET, "--fit", code=2)
 
 
 def test_an_encoder_is_fitted_to_masked_tokens(written: tuple[Path, Path], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -230,19 +230,40 @@ def learn(
     return descend(model, alibi, samples, steps=steps, seconds=seconds, seed=seed, advance=advance)
 
 
-def windows_of(
+def fitted_candidate(
+    subject: Subject,
+    items: Sequence[Item],
     windows: NDArray[np.int64],
-    form: Static | Dynamic,
     trained: int,
     target: int,
-    hardware: Hardware,
-    mask: int | None = None,
-) -> Windows:
-    """Windows to learn from, [windows, target]; none is kept back."""
-    # With a position-dynamic form, no slope changes up to the trained length.
-    lengths = [length for length in ladder(trained, target) if isinstance(form, Static) or length > trained]
-    none = windows[:0]
-    return Windows(windows, none, none, lengths, rows_of(hardware), mask)
+    *,
+    seconds: float,
+    seed: int,
+    advance: Advance = int,
+) -> Scaling | None:
+    """Slopes fitted to prompts and windows, not judged yet; None if they gained nothing where they stopped.
+
+    Raises:
+        UsageError: there are too few prompts and windows.
+    """
+    form = starting_form(subject, trained, target, static=False, dynamic=None, shared=False)
+    cases = answered(subject.tokenizer, items, trained, target)
+    found: list[Samples] = []
+    if len(windows) >= LEARN + STOP:
+        found.append(_windows(subject, windows, form, trained, 0, max(STOP, len(windows) // 8)))
+    if len(cases) >= LEARN + STOP:
+        shuffled = np.random.default_rng(seed).permutation(len(cases))
+        cases = [cases[index] for index in shuffled]
+        found.append(_prompts(subject, cases, 0, max(STOP, len(cases) // 8)))
+    if not found:
+        raise UsageError(
+            f"fitting needs {LEARN + STOP} prompts or windows beside those to choose and to measure by, and "
+            f"{max(len(cases), len(windows))} are left; give more"
+        )
+    descent = learn(subject, found, form, STEPS, seconds, seed, advance)
+    if descent.interrupted:
+        raise KeyboardInterrupt
+    return None if descent.best is descent.looks[0] else descent.best.scaling
 
 
 def answered(tokenizer: Any, items: Sequence[Item], shortest: int, longest: int) -> list[Answered]:
@@ -265,6 +286,27 @@ def answered(tokenizer: Any, items: Sequence[Item], shortest: int, longest: int)
 def rows_of(hardware: Hardware) -> Callable[[int], int]:
     """How many rows of so many tokens a step runs at once."""
     return lambda length: min(hardware.rows(length), max(1, TOKENS_PER_STEP // length))
+
+
+def _windows(
+    subject: Subject,
+    windows: NDArray[np.int64],
+    form: Static | Dynamic,
+    trained: int,
+    judge: int,
+    stop: int,
+) -> Windows:
+    """Windows [windows, target]: the first to judge by, then those to stop by, the others to learn from."""
+    # With a position-dynamic form, no slope changes up to the trained length.
+    lengths = ladder(trained, windows.shape[1])[0 if isinstance(form, Static) else 1 :]
+    parts = windows[judge + stop :], windows[judge : judge + stop], windows[:judge]
+    return Windows(*parts, lengths, rows_of(subject.hardware), _mask(subject))
+
+
+def _prompts(subject: Subject, cases: Sequence[Answered], judge: int, stop: int) -> Prompts:
+    """Prompts in the same order of parts."""
+    parts = cases[judge + stop :], cases[judge : judge + stop], cases[:judge]
+    return Prompts(*parts, rows_of(subject.hardware))
 
 
 def _check_options(
@@ -328,8 +370,7 @@ def _samples(
         windows = read_windows(subject.tokenizer, files, target, count)
         judge, stop = _kept(len(windows), target, f"`text` has {len(windows)} windows of {target} tokens")
         windows = windows[rng.permutation(len(windows))]
-        of_text = windows_of(windows[judge + stop :], form, trained, target, subject.hardware, _mask(subject))
-        found.append(replace(of_text, judging=windows[:judge], stopping=windows[judge : judge + stop]))
+        found.append(_windows(subject, windows, form, trained, judge, stop))
     if prompts:
         lengths, count = ladder(trained, target), MOST_TOKENS // target
         drawn = [task.items(subject.tokenizer, lengths, count, seed) for task in prompts]
@@ -339,8 +380,7 @@ def _samples(
         cases = [cases[index] for index in rng.permutation(len(cases))]
         what = f"`prompts` has {len(cases)} prompts with {shortest + 1} to {target} tokens"
         judge, stop = _kept(len(cases), target, what)
-        parts = cases[judge + stop :], cases[judge : judge + stop], cases[:judge]
-        found.append(Prompts(*parts, rows_of(subject.hardware)))
+        found.append(_prompts(subject, cases, judge, stop))
     return found
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         AlreadyConverted,
         ConverterError,
         MissingPackage,
+        NoGain,
         OutputError,
         ProviderError,
         PushError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from converter.evaluation.evaluate import evaluate
+    from converter.evaluation.fit import Fit, fit
     from converter.evaluation.results import Results
     from converter.evaluation.tasks import make_task
     from converter.evaluation.tune import Tuning, tune
@@ -46,8 +48,10 @@ __all__ = [
     "ConversionResult",
     "ConverterError",
     "ExportResult",
+    "Fit",
     "Inspection",
     "MissingPackage",
+    "NoGain",
     "OnnxOptions",
     "OutputError",
     "ProviderError",
@@ -65,6 +69,7 @@ __all__ = [
     "convert",
     "evaluate",
     "export",
+    "fit",
     "inspect",
     "make_task",
     "plot",
@@ -81,6 +86,8 @@ _MODULES = {
     "AdoptionResult": "converter.adoption",
     "evaluate": "converter.evaluation.evaluate",
     "Results": "converter.evaluation.results",
+    "fit": "converter.evaluation.fit",
+    "Fit": "converter.evaluation.fit",
     "make_task": "converter.evaluation.tasks",
     "tune": "converter.evaluation.tune",
     "Tuning": "converter.evaluation.tune",

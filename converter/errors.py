@@ -10,6 +10,7 @@ ConverterError              one line for the user: what is wrong, and what to do
 ├── OutputError             the output folder cannot be used
 ├── PushError               the repository on the Hub cannot be written to
 ├── VerificationError       the converted repository failed its checks
+├── NoGain              no fitted slopes are better than the stock ones
 ├── ValidationError         an ONNX graph failed its checks
 ├── ProviderError           onnxruntime cannot run on the requested provider
 └── MissingPackage          an optional package is not installed
@@ -58,6 +59,10 @@ class PushError(ConverterError):
 
 class VerificationError(ConverterError):
     """The converted repository failed a check."""
+
+
+class NoGain(ConverterError):
+    """Fitted slopes are not better than the stock ones on what was kept back."""
 
 
 class ValidationError(ConverterError):

@@ -37,6 +37,11 @@ def came() -> bool:
     return _came.is_set()
 
 
+def forget() -> None:
+    """Goes on as if no signal had arrived: the run that it stopped has a result."""
+    _came.clear()
+
+
 @contextmanager
 def held() -> Iterator[list[int]]:
     """Collects arriving signals in the list that it yields, instead of letting them stop the run.

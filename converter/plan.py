@@ -20,7 +20,7 @@ from converter.result.card import PICTURE
 from converter.result.converted import ConvertedRepository
 from converter.result.lengths import raise_limits
 from converter.result.repository import set_dtype, small_files, write_repository
-from converter.scaling.request import Request, command_line
+from converter.scaling.request import SLOPES_FILE, Request, command_line
 from converter.scaling.scaling import Scaling
 from converter.source.base import CARD, CONFIG
 from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, target_names
@@ -164,6 +164,7 @@ def prepare(
     small = small_files(source.files, but=not_copied())
     rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
     rewritten |= raised.files
+    rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
     copied = {name: source.files[name] for name in small if name not in rewritten} | model.nested.files
     if source.local:
         source.fetch(copied)

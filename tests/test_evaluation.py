@@ -679,7 +679,7 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_weights_are_computed_in_float32_where_memory_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("converter.evaluation.hardware._free_memory", lambda: 10**9)
+    monkeypatch.setattr("converter.evaluation.hardware.free_memory", lambda _: 10**9)
     hardware = choose("cpu", None, 3)
     assert hardware.dtype_of(10**8) is torch.float32
     assert hardware.dtype_of(10**9) == "auto"

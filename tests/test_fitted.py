@@ -164,6 +164,7 @@ def test_the_command_line(
     assert "4 slopes in each of 2 layers" in check["detail"]
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "--slopes mine.json" in card
+    assert json.loads((out / "slopes.json").read_text(encoding="utf-8")) == SCALING
     assert "fitted, factor 8, 4 heads, 2 layers" in card
     assert "mean of 2 layers" in run("inspect", out).out
     assert run("inspect", source, "--slopes", slopes, "--json").json["alibi_scaling"] == SCALING

@@ -28,6 +28,7 @@ from converter.errors import UsageError
 from converter.evaluation import tasks
 from converter.evaluation.results import PERPLEXITY
 from converter.evaluation.tasks import Task, TaskType, make_task
+from converter.scaling.request import SLOPES_FILE
 from converter.scaling.scaling import BASES, METHODS
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -83,7 +84,9 @@ file_options = options(
         if offered
     )
 )
-tuning_options = options(*(_option(task) for task in TYPES if task.tunes))
+TUNED = tuple(task for task in TYPES if task.tunes)
+"""Tasks whose files ``tune`` and ``fit`` take."""
+tuning_options = options(*map(_option, TUNED))
 
 
 def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[Task]:
@@ -209,12 +212,14 @@ def evaluate(
 @run_option(
     "--minutes", type=float, default=10, show_default=True, help="Time for the search, approximately."
 )
+@scaling_option("--fit", is_flag=True, help="Also try slopes fitted to a part of the prompts and text.")
 @set_option
 @hub_options
 @result_options
 def tune(
     model: str,
     names: tuple[str, ...] | None,
+    fit: bool,
     out: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -235,16 +240,21 @@ def tune(
     from converter.evaluation.tune import tune as run
     from converter.result.outputs import check_folder, write_files
 
+    if fit and out is None:
+        raise UsageError("--fit keeps the fitted slopes in a folder; give --out")
     place = None if out is None else check_folder(out, overwrite=overwrite)
-    files = {task.name: arguments.pop(task.name) for task in TYPES if task.tunes}
+    fitted = str(out / SLOPES_FILE) if out is not None and fit else None
+    files = {task.name: arguments.pop(task.name) for task in TUNED}
     given = [make_task(name, file) for name, file in files.items() if file is not None]
     if names is None:
         names = () if given else tasks.GENERATED
     measured = [*map(make_task, names), *given]
-    result = run(model, tasks=measured, progress=not quiet and sys.stderr.isatty(), **arguments)
+    progress = not quiet and sys.stderr.isatty()
+    result = run(model, tasks=measured, fitted=fitted, progress=progress, **arguments)
     click.echo(json.dumps(result.to_json()) if as_json else report.tuning(result))
     if place is not None:  # printed first, so a full disk cannot lose it
         files = result_files(result.curve) | {"tuning.json": json_bytes(result.to_json())}
+        files |= {} if result.slopes is None else {SLOPES_FILE: json_bytes(result.slopes)}
         paths = write_files(place, files)
         if not quiet:
             click.echo("\n".join(str(path) for path in paths), err=True)

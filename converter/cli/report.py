@@ -17,6 +17,7 @@ from converter.scaling.scaling import read_scaling
 if TYPE_CHECKING:
     from converter.adoption import AdoptionResult
     from converter.catalogue import Entry
+    from converter.evaluation.fit import Fit
     from converter.evaluation.results import Comparison
     from converter.evaluation.tune import AgainstNone, Choice, Tuning
     from converter.families.base import Trained
@@ -156,6 +157,19 @@ def tuning(found: Tuning) -> str:
         advice = f"{why}: leave the model as it is."
         return "\n".join([*lines, "", advice, _what_tells_more(found)])
     return "\n".join([*lines, "", "To convert the model this way:", "", f"    {found.command}"])
+
+
+def fitted(found: Fit) -> str:
+    """What ``fit`` gained, on what was kept back."""
+    lines = [f"fitted in {found.steps} steps, {found.seconds:.0f} s" + ", interrupted" * found.interrupted]
+    for each in found.verdicts:
+        interval = f"{_ratio(each.comparison.low)} to {_ratio(each.comparison.high)}"
+        counts = _counts(each.comparison, "windows" if each.measure == "text" else "prompts", neutral=1)
+        lines.append(
+            f"kept back, {each.measure} at {each.length} tokens: loss {each.before:.4f} -> {each.after:.4f}, "
+            f"perplexity x {_ratio(each.comparison.difference)} ({interval}; {counts})"
+        )
+    return "\n".join(lines)
 
 
 def _what_tells_more(found: Tuning) -> str:

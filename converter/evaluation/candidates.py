@@ -74,6 +74,7 @@ def command(
     overrides: Mapping[str, Any] | None = None,
     *,
     told: bool = True,
+    slopes: str | None = None,
 ) -> str:
     """The command line that bakes a scaling in.
 
@@ -84,6 +85,9 @@ def command(
         revision: the revision as the user gave it, or None.
         overrides: the user's values for keys of the source's config, or None.
         told: whether the user gave the trained length.
+        slopes: the file of a fitted scaling's slopes.
     """
     request = request_for(scaling, trained, told=told)
+    if request.slopes is not None and slopes is not None:
+        request = replace(request, slopes=replace(request.slopes, name=slopes))
     return command_line(str(model), request, "DIR", revision=revision, more=words(overrides or {}))

@@ -38,7 +38,7 @@ class Hardware:
         """
         if self.dtype is not None:
             return self.dtype
-        if self.device.type == "cpu" and (parameters or 0) * 4 <= SHARE * _free_memory():
+        if self.device.type == "cpu" and (parameters or 0) * 4 <= SHARE * free_memory(self.device):
             return torch.float32
         return "auto"
 
@@ -82,8 +82,10 @@ def explained() -> Iterator[None]:
         ) from error
 
 
-def _free_memory() -> int:
-    """Bytes available without swapping, according to Linux; on other systems, half of all memory."""
+def free_memory(device: torch.device) -> int:
+    """Bytes available without swapping, according to Linux or CUDA; on other systems, half of all memory."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
     try:
         found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     except OSError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +99,9 @@ class Pool:
     measuring: Exam
     target: int
     """Tokens of the windows, and most tokens of a prompt; prompts from a file may be shorter."""
+    learning: Sequence[Item] = ()
+    """Prompts to fit slopes to, of all tasks; they and the next windows take no other part."""
+    learning_windows: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
 
     @classmethod
     def prepare(
@@ -109,11 +112,15 @@ class Pool:
         trained: int,
         target: int,
         seed: int,
+        *,
+        learn: bool = False,
     ) -> Pool:
-        """Draws prompts and reads the text."""
+        """Draws prompts and reads the text; with ``learn``, a third of both is for fitting slopes."""
+        parts = 3 if learn else 2
         lengths = ladder(trained, target)
-        drawn = {task.name: task.items(subject.tokenizer, lengths, 2 * POOL, seed) for task in tasks}
+        drawn = {task.name: task.items(subject.tokenizer, lengths, parts * POOL, seed) for task in tasks}
         choosing, measuring = {}, {}
+        learning: list[Item] = []
         for name, by_length in drawn.items():
             reached = {length: items for length, items in by_length.items() if length <= target}
             if not reached or max(reached) <= trained:
@@ -127,19 +134,22 @@ class Pool:
                     f"{name} has one prompt of length {last}, but choosing and measuring need one each; "
                     "give at least two of that length"
                 )
-            half = len(reached[last]) // 2
-            choosing[name] = reached[last][half:]
+            share = max(1, len(reached[last]) // parts)
+            learned = 2 * share if learn else len(reached[last])
+            choosing[name] = reached[last][share:learned]
+            learning += reached[last][learned:]
             measuring[name] = {
-                length: items[: half if length == last else POOL] for length, items in reached.items()
+                length: items[: share if length == last else POOL] for length, items in reached.items()
             }
         windows = np.empty((0, 0), dtype=np.int64)
         if text:
-            windows = read_windows(subject.tokenizer, text, target, 2 * POOL)
+            windows = read_windows(subject.tokenizer, text, target, parts * POOL)
             if len(windows) < 2:
                 raise UsageError(f"`text` has only one window of {target} tokens; give twice as much text")
-        half = len(windows) // 2
-        exam = Exam(measuring, {task.name: task for task in tasks}, windows[:half], tuple(lengths))
-        return cls(exam.tasks, choosing, windows[half:], exam, target)
+        share = max(1, len(windows) // parts)
+        learned = 2 * share if learn else len(windows)
+        exam = Exam(measuring, {task.name: task for task in tasks}, windows[:share], tuple(lengths))
+        return cls(exam.tasks, choosing, windows[share:learned], exam, target, learning, windows[learned:])
 
     def tokens(self, start: int, end: int) -> int:
         """Tokens that a round with items ``start`` to ``end`` takes for one candidate."""

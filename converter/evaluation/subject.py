@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from converter.result.converted import ConvertedRepository, open_converted
 from converter.result.repository import small_files
 from converter.scaling.request import Request, request_for
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
+from converter.scaling.slopes import Slopes
 from converter.scaling.train_length import TrainLength
 from converter.source.base import CONFIG, Source, plain_text
 from converter.source.checkpoint import read_checkpoint
@@ -42,7 +43,7 @@ from converter.source.tokenizer import TEMPLATE, TOKENIZER_CONFIG, our_class
 from converter.verification import verify
 from converter.verification.patched import Patched, templates
 
-ARCHITECTURE = "AutoModelForCausalLM"
+CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Subject:
     patched: Patched | None
     """The converted repository with its code imported; None for rotary models, which need no code."""
     _loaded: tuple[Scaling, Any] | None = field(default=None)
-    _stock: tuple[float, ...] = ()
+    _stock: Slopes = ()
     _dtype: torch.dtype | str | None = None
 
     @property
@@ -79,6 +80,30 @@ class Subject:
     def own_scaling(self) -> Scaling:
         """The scaling that it already has."""
         return self.recipe.own_scaling
+
+    @property
+    def stock(self) -> Slopes:
+        """The stock slopes of an ALiBi model, which must have been loaded."""
+        return self._stock
+
+    def stretched_to(self, target: int) -> int:
+        """The trained length.
+
+        Raises:
+            UsageError: it is not known or not below the target, or the model is already converted.
+        """
+        trained = self.trained.tokens
+        if self.recipe.converted:
+            raise UsageError(f"{self.name} is already converted; give its source")
+        if trained is None:
+            raise UsageError(
+                f"the trained length of {self.name} is {self.trained.origin}; add `train_length`"
+            )
+        if target <= trained:
+            raise UsageError(
+                f"`target_length` {target} is not above the trained length {trained}; nothing needs scaling"
+            )
+        return trained
 
     @property
     def hardware(self) -> Hardware:
@@ -131,7 +156,8 @@ class Subject:
         }
 
     def _load_patched(self, patched: Patched) -> Any:
-        reference = patched.config["auto_map"].get(ARCHITECTURE)
+        named = patched.config["auto_map"]
+        reference = named.get(CAUSAL if self.recipe.decoder else MASKED)
         if reference is None:
             raise UnsupportedModel(f"{self.name} has no language model, which evaluation needs")
         model_class = getattr(patched.modeling, reference.partition(".")[2])
@@ -186,6 +212,7 @@ def open_subject(
     token: str | None = None,
     cache_dir: Path | None = None,
     progress: bool = False,
+    architectures: Sequence[str] = (CAUSAL,),
 ) -> Iterator[Subject]:
     """Opens a checkpoint, stock or converted, for evaluation.
 
@@ -195,6 +222,7 @@ def open_subject(
         train_length: trained length in tokens, if the config does not give it.
         overrides, revision, token, cache_dir: as for ``convert``.
         progress: draw progress bars on stderr.
+        architectures: kinds of language models that the caller can use.
 
     Raises:
         SourceError: the checkpoint is missing, unreadable or damaged, or its tokenizer does not load.
@@ -211,11 +239,15 @@ def open_subject(
         progress=progress,
     )
     source, config, recipe = opened.source, opened.config, opened.recipe
-    if not recipe.decoder:
+    if not recipe.decoder and MASKED not in architectures:
         raise UnsupportedModel(
             f"{source.name} is an encoder and generates no text; evaluation is for causal language models"
         )
-    if auto_class(config) not in (ARCHITECTURE, "AutoModel"):
+    if not recipe.decoder and auto_class(config) != MASKED:
+        raise UnsupportedModel(
+            f"{source.name} has no head that predicts masked tokens, and nothing else tells how well it reads"
+        )
+    if recipe.decoder and auto_class(config) not in (CAUSAL, "AutoModel"):
         raise UnsupportedModel(
             f"{source.name} has no language model, which evaluation needs: config.json says "
             f"{plain_text(config['architectures'][0])}"

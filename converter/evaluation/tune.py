@@ -19,6 +19,7 @@ from typing import Any
 from converter.errors import UsageError
 from converter.evaluation.candidates import candidates, command
 from converter.evaluation.exam import LONGEST, Exam
+from converter.evaluation.fit import STEPS, fitted_candidate
 from converter.evaluation.hardware import choose, explained
 from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results, finite
 from converter.evaluation.search import LEAST, SEARCH, Candidate, Clock, Pool, finalists, search
@@ -28,6 +29,9 @@ from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Task
 from converter.progress import Advance, steps
 from converter.scaling.scaling import UNSCALED, Scaling
+
+FITTING = 0.25
+"""Part of the budget for fitting slopes, if they are asked for; it is taken from that for choosing."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,12 @@ class Tuning:
     used_up: Sequence[str] = ()
     """Tasks, or "perplexity", of which the choices got all prompts or windows there are at the target."""
 
+    @property
+    def slopes(self) -> dict[str, Any] | None:
+        """The content of a file for ``--slopes`` with the slopes that were fitted; None if there are none."""
+        found = [each.scaling for each in self.candidates if each.scaling.exponents is not None]
+        return found[0].to_json() if found else None
+
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON."""
         value = {
@@ -119,6 +129,7 @@ def tune(
     tasks: Sequence[Task],
     text: Sequence[str | Path] = (),
     minutes: float = 10.0,
+    fitted: str | None = None,
     train_length: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -138,6 +149,8 @@ def tune(
         tasks: retrieval tasks, from ``converter.evaluation.tasks.make_task``.
         text: UTF-8 files for perplexity.
         minutes: the time budget. A minimum of work is done even if that takes longer.
+        fitted: also try slopes that are fitted to a third of the prompts and windows; a file name, under
+            which the command finds ``Tuning.slopes``.
         train_length, overrides, seed, device, dtype, batch_size, revision, token, cache_dir, progress: as
             for ``evaluate``.
 
@@ -164,11 +177,13 @@ def tune(
         progress=progress,
     ) as subject:
         clock = Clock(minutes * 60)
-        trained = _check(subject, target_length)
+        trained = subject.stretched_to(target_length)
         scalings = candidates(
             trained, target_length, subject.recipe.default_ramp, subject.recipe.check_scaling
         )
-        pool = Pool.prepare(subject, tasks, files, trained, target_length, seed)
+        pool = Pool.prepare(subject, tasks, files, trained, target_length, seed, learn=fitted is not None)
+        if fitted is not None:
+            scalings += _fitted(subject, pool, trained, clock, seed, progress)
         with explained(), steps("choosing", round(clock.budget * SEARCH), show=progress) as advance:
             found = search(subject, pool, scalings, clock, advance)
         best = finalists(found)
@@ -187,26 +202,32 @@ def tune(
         advice=advice,
         command=None
         if advice == UNSCALED
-        else command(model, advice, trained, revision, overrides, told=train_length is not None),
+        else command(
+            model, advice, trained, revision, overrides, told=train_length is not None, slopes=fitted
+        ),
         seconds=clock.elapsed,
         used_up=_used_up(curve, pool.measuring),
     )
 
 
-def _check(subject: Subject, target: int) -> int:
-    """The trained length; raises ``UsageError`` unless the target is above it."""
-    trained = subject.trained.tokens
-    if subject.recipe.converted:
-        raise UsageError(f"{subject.name} is already converted; give its source")
-    if trained is None:
-        raise UsageError(
-            f"the trained length of {subject.name} is {subject.trained.origin}; add `train_length`"
+def _fitted(
+    subject: Subject, pool: Pool, trained: int, clock: Clock, seed: int, progress: bool
+) -> list[Scaling]:
+    """The slopes that were fitted, if they gained anything."""
+    if subject.patched is None:
+        raise UsageError(f"{subject.name} has rotary positions, which have no slopes to fit")
+    with explained(), steps("fitting", STEPS, show=progress) as advance:
+        found = fitted_candidate(
+            subject,
+            pool.learning,
+            pool.learning_windows,
+            trained,
+            pool.target,
+            seconds=clock.left(FITTING),
+            seed=seed,
+            advance=advance,
         )
-    if target <= trained:
-        raise UsageError(
-            f"`target_length` {target} is not above the trained length {trained}; nothing needs scaling"
-        )
-    return trained
+    return [] if found is None else [found]
 
 
 def _measure(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from converter.config import LONGEST, is_count, is_number
 from converter.errors import UsageError
@@ -30,7 +31,9 @@ RAMP: Parts = (1 / 16, 1 / 4)
 NARROWEST = 1.001
 """The smallest ratio of a ramp's ends; rounding must not make them equal."""
 SLOPES_FILE = "slopes.json"
-"""The name of a file of fitted slopes where none is known."""
+"""The name of a file of fitted slopes in a converted repository, and where none is known."""
+RECORD = "fitted"
+"""Its key for notes on how the slopes were found; they are not part of the scaling."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,12 @@ class GivenSlopes:
     name: str
     """Of the file, without its folder."""
     scaling: Static | Dynamic
+    record: Any = field(default=None, compare=False)
+    """Notes on how they were found, as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of a file of fitted slopes."""
+        return {**self.scaling.to_json(), **({} if self.record is None else {RECORD: self.record})}
 
 
 @dataclass(frozen=True)

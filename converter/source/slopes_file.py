@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
-from converter.scaling.request import SLOPES_FILE, GivenSlopes
+from converter.scaling.request import RECORD, SLOPES_FILE, GivenSlopes
 from converter.scaling.scaling import FITTED, Unscaled, read_scaling
 from converter.source.base import plain_text
 from converter.source.jsonfile import read_object
 
-RECORD = "fitted"
-"""A key for notes on how the slopes were found; it does not become part of the scaling."""
 KEYS = {"type", "exponents", "factor", "train_seq_len", "dynamic", "rate"}
 
 
@@ -33,7 +31,7 @@ def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
         if not path.is_file():
             raise SourceError(f"--slopes {slopes} is not a file; name a JSON file of fitted slopes")
         name, content = path.name, read_object(path)
-    content.pop(RECORD, None)
+    record = content.pop(RECORD, None)
     if content.get("type") != FITTED:
         raise SourceError(f"{name} is not a file of fitted slopes: its type is not {FITTED!r}")
     for key in content.keys() - KEYS:
@@ -43,4 +41,4 @@ def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
     scaling = read_scaling(content, name)
     if isinstance(scaling, Unscaled):
         raise AssertionError("a fitted scaling has exponents")
-    return GivenSlopes(name, scaling)
+    return GivenSlopes(name, scaling, record)

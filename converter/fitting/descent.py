@@ -1,0 +1,144 @@
+"""The descent: Adam on the exponents, stopped by samples that it does not learn from.
+
+The loss has a term for each kind of samples: the mean loss of a batch, and sum(t ** 2) / (2 N), where N is
+the number of tokens to learn from. That is a normal prior on the exponents, with mean 0 and spread 1: little
+text moves the slopes little, and the more text there is, the less the prior counts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from converter.fitting.samples import Samples
+from converter.fitting.trainable import TrainableAlibi, attached, losses, row_losses
+from converter.progress import Advance
+from converter.scaling.scaling import EXPONENTS, Dynamic, Static
+
+RATE = 0.05
+"""Adam's learning rate, in exponents."""
+CHECKS = 10
+"""How often a whole descent looks at the samples to stop by."""
+PATIENCE = 3
+"""Looks without a gain after which it stops."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the samples to stop by said after some steps."""
+
+    step: int
+    scaling: Static | Dynamic
+    losses: tuple[float, ...]
+    """The mean loss of each kind of samples, in nats per predicted token."""
+
+    @property
+    def loss(self) -> float:
+        """Their sum; infinite if it is not a number."""
+        total = sum(self.losses)
+        return total if math.isfinite(total) else math.inf
+
+
+@dataclass(frozen=True)
+class Descent:
+    """What was seen on the way down."""
+
+    looks: Sequence[Look]
+    """The first one is at the starting slopes."""
+    steps: int
+    """How many were begun."""
+    interrupted: bool
+    """Whether the user stopped it."""
+
+    @property
+    def best(self) -> Look:
+        """The look with the least loss; among equals the first."""
+        return min(self.looks, key=lambda each: each.loss)
+
+
+def descend(
+    model: Any,
+    alibi: TrainableAlibi,
+    samples: Sequence[Samples],
+    *,
+    steps: int,
+    seconds: float = math.inf,
+    seed: int = 0,
+    advance: Advance = int,
+) -> Descent:
+    """Fits the exponents of ``alibi``; the model's own slopes and weights stay as they are.
+
+    It ends after ``steps``, when the time is up, when ``PATIENCE`` looks in a row gained nothing, when a
+    gradient is not a number, or on Ctrl-C.
+
+    Args:
+        model: a converted model in evaluation mode.
+        alibi: where the fit starts, and its form.
+        samples: what to learn from; at least one kind.
+        steps: most steps.
+        seconds: most time, approximately.
+        seed: the same seed draws the same batches.
+        advance: called with 1 after each step.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C before anything was seen.
+    """
+    rng = np.random.default_rng(seed)
+    started = time.monotonic()
+    every = max(1, steps // CHECKS)
+    optimizer = torch.optim.Adam([alibi.exponents], lr=RATE)
+    looks: list[Look] = []
+    step = 0
+    try:
+        with attached(model, alibi):
+            looks.append(_look(model, alibi, samples, 0))
+            for step in range(1, steps + 1):
+                # Constant, then down to 0: the last few batches should not decide.
+                optimizer.param_groups[0]["lr"] = RATE * min(1.0, 2 * (1 - (step - 1) / steps))
+                if not _step(model, alibi, samples, optimizer, rng):
+                    break
+                advance(1)
+                late = time.monotonic() - started > seconds
+                if step % every == 0 or step == steps or late:
+                    looks.append(_look(model, alibi, samples, step))
+                best = min(range(len(looks)), key=lambda index: looks[index].loss)
+                if late or len(looks) - 1 - best >= PATIENCE:
+                    break
+    except KeyboardInterrupt:
+        if not looks:
+            raise
+        return Descent(looks, step, interrupted=True)
+    return Descent(looks, step, interrupted=False)
+
+
+def _step(
+    model: Any,
+    alibi: TrainableAlibi,
+    samples: Sequence[Samples],
+    optimizer: torch.optim.Optimizer,
+    rng: np.random.Generator,
+) -> bool:
+    """Makes a step; False, without one, if a gradient is not a number."""
+    optimizer.zero_grad()
+    for each in samples:
+        loss = losses(model, each.draw(rng).on(alibi.exponents.device)).mean()
+        prior = alibi.exponents.square().sum() / (2 * each.predicted)
+        (loss + prior).backward()
+    gradient = alibi.exponents.grad
+    if gradient is None or not gradient.isfinite().all():
+        return False
+    optimizer.step()
+    with torch.no_grad():
+        alibi.exponents.clamp_(*EXPONENTS)
+    return True
+
+
+def _look(model: Any, alibi: TrainableAlibi, samples: Sequence[Samples], step: int) -> Look:
+    means = (row_losses(model, each.kept(each.stopping)) for each in samples)
+    return Look(step, alibi.scaling(), tuple(float(np.mean(rows)) for rows in means))

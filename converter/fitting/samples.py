@@ -1,0 +1,163 @@
+"""What slopes are fitted on: windows of text of mixed lengths, or prompts with their answers.
+
+Both keep two parts back: the descent stops by the loss of one, and the result is judged by the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from converter.fitting.trainable import IGNORE, Batch
+
+FILLER = 0
+"""Token id after the end of a row; it is not predicted, and no token before it sees it."""
+MASKED = 0.15
+"""Share of the tokens that are masked for a model that predicts masked tokens, as in BERT."""
+
+Rows = Callable[[int], int]
+"""Tokens in a row -> how many rows to run at once."""
+Ids = NDArray[np.int64]
+
+
+class Samples(Protocol):
+    """Batches to learn from, and items to stop and to judge by."""
+
+    @property
+    def name(self) -> str:
+        """What the samples are, for messages."""
+        ...
+
+    @property
+    def stopping(self) -> Any:
+        """The items to stop by."""
+        ...
+
+    @property
+    def judging(self) -> Any:
+        """The items to judge by."""
+        ...
+
+    @property
+    def predicted(self) -> int:
+        """How many tokens there are to learn from, those that only give context aside."""
+        ...
+
+    def draw(self, rng: np.random.Generator) -> Batch:
+        """A batch to learn from."""
+        ...
+
+    def kept(self, items: Any) -> Sequence[Batch]:
+        """Items as batches, the same in every call."""
+        ...
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of text; every token is predicted from those before it, or masked ones from all others."""
+
+    learned: Ids
+    """[windows, tokens], as the next two."""
+    stopping: Ids
+    judging: Ids
+    lengths: Sequence[int]
+    """Of the pieces to learn from; one is drawn for each batch."""
+    rows: Rows
+    mask: int | None = None
+    """Token id that masks a token, for a model that predicts masked tokens."""
+    name: str = "text"
+
+    @property
+    def predicted(self) -> int:
+        """See ``Samples``."""
+        return int(self.learned.size * (1 if self.mask is None else MASKED))
+
+    def draw(self, rng: np.random.Generator) -> Batch:
+        """See ``Samples``."""
+        length = int(rng.choice(self.lengths))
+        count, longest = self.rows(length), self.learned.shape[1]
+        rows = rng.integers(len(self.learned), size=count)[:, None]
+        starts = rng.integers(longest - length + 1, size=count)[:, None]
+        return self._batch(self.learned[rows, starts + np.arange(length)], rng)
+
+    def kept(self, items: Ids) -> Sequence[Batch]:
+        """See ``Samples``."""
+        rng, step = np.random.default_rng(0), self.rows(items.shape[1])
+        return [self._batch(items[start : start + step], rng) for start in range(0, len(items), step)]
+
+    def _batch(self, ids: Ids, rng: np.random.Generator) -> Batch:
+        return next_tokens(ids) if self.mask is None else masked_tokens(ids, self.mask, rng)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A prompt and its right answer."""
+
+    ids: tuple[int, ...]
+    """Both, as the model should go on."""
+    start: int
+    """Where the answer starts; at least 1."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts; only the tokens of the answers are predicted."""
+
+    learned: Sequence[Answered]
+    stopping: Sequence[Answered]
+    judging: Sequence[Answered]
+    rows: Rows
+    name: str = "prompts"
+
+    @property
+    def predicted(self) -> int:
+        """See ``Samples``."""
+        return sum(len(each.ids) - each.start for each in self.learned)
+
+    def draw(self, rng: np.random.Generator) -> Batch:
+        """See ``Samples``; neighbours by length, so that rows need little filling."""
+        shuffled = [self.learned[index] for index in rng.permutation(len(self.learned))]
+        ordered = sorted(shuffled, key=lambda each: len(each.ids))
+        last = int(rng.integers(len(ordered))) + 1
+        return answers(ordered[max(0, last - self.rows(len(ordered[last - 1].ids))) : last])
+
+    def kept(self, items: Sequence[Answered]) -> Sequence[Batch]:
+        """See ``Samples``; rows are in the order of their lengths."""
+        left, batches = sorted(items, key=lambda each: len(each.ids)), []
+        while left:
+            count = self.rows(len(left[-1].ids))
+            batches.append(answers(left[-count:]))
+            del left[-count:]
+        return batches
+
+
+def next_tokens(ids: Ids) -> Batch:
+    """A batch in which each token [rows, tokens] is predicted from those before it."""
+    targets = np.full_like(ids, IGNORE)
+    targets[:, :-1] = ids[:, 1:]
+    return Batch(torch.from_numpy(ids), torch.from_numpy(targets))
+
+
+def masked_tokens(ids: Ids, mask: int, rng: np.random.Generator) -> Batch:
+    """A batch in which ``MASKED`` of the tokens [rows, tokens], at least one, are masked and predicted."""
+    chosen = rng.random(ids.shape) < MASKED
+    chosen[:, 0] |= ~chosen.any(axis=1)
+    targets = np.where(chosen, ids, IGNORE)
+    return Batch(torch.from_numpy(np.where(chosen, mask, ids)), torch.from_numpy(targets))
+
+
+def answers(prompts: Sequence[Answered]) -> Batch:
+    """A batch in which the answers' tokens are predicted; shorter rows are filled at their end."""
+    longest = max(len(each.ids) for each in prompts)
+    ids = np.full((len(prompts), longest), FILLER, dtype=np.int64)
+    targets = np.full_like(ids, IGNORE)
+    for row, each in enumerate(prompts):
+        end = len(each.ids)
+        ids[row, :end] = each.ids
+        targets[row, each.start - 1 : end - 1] = each.ids[each.start :]
+    return Batch(torch.from_numpy(ids), torch.from_numpy(targets))

@@ -1,0 +1,153 @@
+"""A loaded model whose slopes get gradients: the exponents, the loss, and the memory that both take.
+
+A decoder's attention reads slopes from channels of the folded queries (``templates/ntk_alibi.py``), so
+gradients reach the exponents through any fused kernel. Weights get none. Each layer keeps only its input, and
+computes the rest again in the backward pass; so does each part of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from converter.scaling.scaling import Dynamic, Static
+from converter.scaling.slopes import Exponents, Slopes
+
+IGNORE = -100
+"""The target of a token after which nothing is predicted, as in torch."""
+LOGITS_AT_ONCE = 1 << 25
+"""Most elements of logits in memory at a time: 128 MiB in float32, and as much again for their gradients."""
+DIGITS = 4
+"""Decimals of a fitted exponent; a slope then changes by less than 0.1 % of itself."""
+
+
+class Batch(NamedTuple):
+    """Rows of tokens, and what is predicted from each."""
+
+    ids: torch.Tensor
+    """int64 [rows, tokens]."""
+    targets: torch.Tensor
+    """int64 [rows, tokens]: the token to predict from each hidden state, or ``IGNORE``."""
+
+    def on(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        return Batch(self.ids.to(device), self.targets.to(device))
+
+
+class TrainableAlibi:
+    """Stands in for the template's ``Alibi``: the same formula, with exponents that get gradients.
+
+    Args:
+        stock: the stock slopes, one per head.
+        form: a static or position-dynamic scaling; its exponents are where the fit starts.
+        device: where the model is.
+        dtype: of exponents and slopes.
+    """
+
+    def __init__(
+        self,
+        stock: Slopes,
+        form: Static | Dynamic,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.form = form
+        self.dynamic = form.dynamic if isinstance(form, Dynamic) else None
+        self.exponents = torch.tensor(form.exponents, dtype=dtype, device=device, requires_grad=True)
+        """[1 or layers, heads]."""
+        self._stock = torch.tensor(stock, dtype=dtype, device=device)[:, None]
+
+    def at(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
+        """The slopes for queries at the given positions; see the template's ``Alibi.at``."""
+        power = self.exponents[:, None, :, None]
+        if isinstance(self.form, Static):
+            return self._stock * self.form.factor**-power
+        tokens = (positions + 1).to(power.dtype)
+        factor = (self.form.rate * tokens / self.form.train_length).clamp(min=1.0)
+        return self._stock * factor[:, None, :] ** -power
+
+    def scaling(self) -> Static | Dynamic:
+        """The scaling with the exponents as they are now, rounded to ``DIGITS``."""
+        rows: Exponents = tuple(tuple(round(t, DIGITS) + 0.0 for t in row) for row in self.exponents.tolist())
+        return replace(self.form, exponents=rows)
+
+
+@contextmanager
+def attached(model: Any, alibi: TrainableAlibi) -> Iterator[None]:
+    """Gives a converted model these slopes, freezes its weights and checkpoints its layers, until the end."""
+    trunk = model.base_model
+    own = trunk.alibi
+    layers = _layers(model)
+    model.requires_grad_(False)
+    trunk.alibi = alibi
+    for layer in layers:
+        layer.forward = partial(_checkpoint, layer.forward)
+    try:
+        yield
+    finally:
+        trunk.alibi = own
+        for layer in layers:
+            del layer.forward
+
+
+def losses(model: Any, batch: Batch) -> torch.Tensor:
+    """The negative log-likelihood of every target that is not ``IGNORE``, float32 [targets], in nats."""
+    inputs = {"use_cache": False} if hasattr(model, "project") else {}
+    states = model.base_model(batch.ids, **inputs).last_hidden_state
+    # Decoders project states to logits by a method, masked language models by a module.
+    head = model.project if hasattr(model, "project") else model.cls.predictions
+    counted = batch.targets != IGNORE
+    step = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    parts = zip(states[counted].split(step), batch.targets[counted].split(step), strict=True)
+    return torch.cat([_checkpoint(_token_losses, head, *part) for part in parts])
+
+
+@torch.no_grad()
+def row_losses(model: Any, batches: Sequence[Batch]) -> tuple[float, ...]:
+    """The mean loss of each row in nats per predicted token, in the order of the rows."""
+    means: list[float] = []
+    for batch in batches:
+        counts = (batch.targets != IGNORE).sum(dim=1).tolist()
+        parts = losses(model, batch.on(model.device)).double().cpu().split(counts)
+        means += [float(part.mean()) for part in parts]
+    return tuple(means)
+
+
+def memory(model: Any, rows: int, length: int) -> int:
+    """About how many bytes a step takes beside the weights.
+
+    Args:
+        model: the loaded model.
+        rows: rows in a batch.
+        length: tokens in a row.
+    """
+    config, tokens, item = model.config, rows * length, model.dtype.itemsize
+    inputs = (len(_layers(model)) + 2) * tokens * config.hidden_size * item
+    # What one layer computes again, with gradients: about 40 vectors of the hidden size for each token.
+    layer = 40 * tokens * config.hidden_size * item
+    logits = 3 * 4 * min(LOGITS_AT_ONCE, tokens * config.vocab_size)
+    return int(inputs + max(layer, logits))
+
+
+def _layers(model: Any) -> Sequence[Any]:
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _checkpoint(function: Any, *arguments: Any, **keywords: Any) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    # Nothing is random: the model is in evaluation mode.
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, **keywords)
+
+
+def _token_losses(head: Any, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    logits = head(states)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(logits, targets, reduction="none")

@@ -1,0 +1,496 @@
+"""``fit``: gradients of the exponents, what is learned from, when it stops, how it is judged and written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+from converter import convert, fit, tune
+from converter.errors import NoGain, UsageError
+from converter.evaluation import candidates
+from converter.evaluation import tune as tuning
+from converter.evaluation.fit import Verdict, _check_gain
+from converter.evaluation.search import Pool
+from converter.evaluation.statistics import compare
+from converter.evaluation.tasks import make_task
+from converter.fitting import descent
+from converter.fitting.descent import Descent, Look, descend
+from converter.fitting.samples import Answered, Prompts, Windows, answers, masked_tokens, next_tokens
+from converter.fitting.trainable import IGNORE, TrainableAlibi, attached, losses
+from converter.scaling.scaling import Dynamic, Static, read_scaling
+from tests import tiny
+from tests.conftest import Run, edit_json
+from tests.patched import FAMILIES, TRAIN_LENGTH, config_of, fitted_scaling, load
+from tests.reference import ENCODERS as ENCODER_REFERENCES
+from tests.reference import FAMILIES as REFERENCES
+from tests.tiny import rotary
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny-bloom"
+TARGET = 4 * TRAIN_LENGTH
+EXPONENTS = [[-1.0, 0.0, 2.0, 2.0], [2.0, -1.0, 0.0, 2.0]]
+"""Of the model that writes the text, so that there is something to find."""
+
+
+# --- gradients
+
+
+def reference_loss(logits: Any, batch: Any) -> float:
+    """The mean cross entropy in NumPy float64."""
+    logits, targets = np.asarray(logits, dtype=np.float64), batch.targets.numpy()
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    likelihood = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    rows, columns = np.nonzero(targets != IGNORE)
+    return -float(likelihood[rows, columns, targets[rows, columns]].mean())
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *tiny.ENCODERS])
+def test_gradients_are_the_slopes_of_the_reference_s_loss(name: str, tmp_path: Path) -> None:
+    """Finite differences of the NumPy reference, which knows nothing of folding and checkpoints."""
+    decoder = name in FAMILIES
+    dynamic = "position" if decoder and FAMILIES.index(name) % 2 == 0 else None
+    # Baichuan2's normalised head computes in float32 whatever the model's dtype.
+    changes = {"norm_head": False} if name == "baichuan" else {}
+    source = (tiny.FACTORIES if decoder else tiny.ENCODERS)[name](tmp_path / "source", 4, **changes)
+    value = fitted_scaling(4, 2, dynamic)
+    convert(source, tmp_path / "out", slopes=value, train_length=TRAIN_LENGTH, verify=False)
+    auto_class = AutoModelForCausalLM if decoder else AutoModelForMaskedLM
+    model = load(tmp_path / "out", auto_class, alibi_scaling=None).double()
+    ids = tiny.token_ids(2, 40)
+    batch = next_tokens(ids) if decoder else masked_tokens(ids, tiny.UNKNOWN, np.random.default_rng(0))
+    form = read_scaling(value)
+    assert isinstance(form, Static | Dynamic)
+    alibi = TrainableAlibi(tuple(model.base_model.alibi.slopes[0]), form, model.device, torch.float64)
+    own = model.base_model.alibi
+    with attached(model, alibi):
+        loss = losses(model, batch).mean()
+        loss.backward()
+    assert model.base_model.alibi is own
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+    config, (_, tensors) = config_of(tmp_path / "out"), tiny.read(tmp_path / "out")
+
+    def at(exponents: list[list[float]]) -> float:
+        changed = {**config, "alibi_scaling": {**value, "exponents": exponents}}
+        more = () if decoder else ("MaskedLM",)
+        logits = (REFERENCES if decoder else ENCODER_REFERENCES)[name].logits
+        return reference_loss(logits(changed, tensors, batch.ids.numpy(), None, *more), batch)
+
+    rows = value["exponents"]
+    assert loss.item() == pytest.approx(at(rows), abs=1e-5)
+    step, found = 1e-3, alibi.exponents.grad
+    assert found is not None
+    largest = float(found.abs().max())
+    for layer, head in ((0, 1), (0, 3), (1, 2)):
+        up, down = ([list(row) for row in rows] for _ in range(2))
+        up[layer][head] += step
+        down[layer][head] -= step
+        expected = (at(up) - at(down)) / (2 * step)
+        assert float(found[layer, head]) == pytest.approx(expected, abs=2e-3 * largest)
+
+
+@given(
+    st.floats(1.01, 16.0),
+    st.lists(st.lists(st.floats(-1.0, 4.0), min_size=3, max_size=3), min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_slopes_with_gradients_are_those_of_the_template(
+    factor: float, rows: list[list[float]], static: bool
+) -> None:
+    from templates.ntk_alibi import Alibi
+
+    rows[0][0] = 1.0
+    strength = {"factor": factor} if static else {"train_seq_len": 7, "dynamic": "position", "rate": factor}
+    value = {"type": "fitted", **strength, "exponents": rows}
+    form, stock, positions = read_scaling(value), (0.5, 0.1, 0.02), torch.arange(30)[None]
+    assert isinstance(form, Static | Dynamic)
+    found = TrainableAlibi(stock, form, torch.device("cpu")).at(positions)
+    torch.testing.assert_close(found, Alibi(stock, value, len(rows)).at(positions), rtol=1e-5, atol=0)
+
+
+# --- what is learned from
+
+
+def test_an_answer_is_predicted_and_nothing_else() -> None:
+    batch = answers([Answered((5, 6, 7, 8), 3), Answered((4, 9), 1)])
+    assert batch.ids.tolist() == [[5, 6, 7, 8], [4, 9, 0, 0]]
+    assert batch.targets.tolist() == [[IGNORE, IGNORE, 8, IGNORE], [9, IGNORE, IGNORE, IGNORE]]
+
+
+def test_every_token_but_the_first_is_predicted() -> None:
+    batch = next_tokens(np.array([[5, 6, 7]]))
+    assert batch.targets.tolist() == [[6, 7, IGNORE]]
+
+
+def test_masked_tokens_are_predicted() -> None:
+    ids = tiny.token_ids(50, 4)
+    batch = masked_tokens(ids, 1, np.random.default_rng(0))
+    hidden = batch.targets != IGNORE
+    assert hidden.any(dim=1).all()
+    assert (batch.ids[hidden] == 1).all()
+    assert torch.equal(torch.where(hidden, batch.targets, batch.ids), torch.from_numpy(ids))
+
+
+def test_drawn_windows_lie_in_the_text_and_have_all_lengths() -> None:
+    windows = np.arange(120).reshape(3, 40)
+    samples = Windows(windows, windows[:0], windows[:0], (20, 40), lambda length: 40 // length)
+    rng = np.random.default_rng(0)
+    drawn = [samples.draw(rng).ids for _ in range(20)]
+    assert {tuple(ids.shape) for ids in drawn} == {(2, 20), (1, 40)}
+    for ids in drawn:
+        assert (ids.diff() == 1).all()
+        assert torch.equal(ids[:, 0] // 40, ids[:, -1] // 40)
+
+
+def test_prompts_of_similar_length_are_run_together() -> None:
+    prompts = [Answered(tuple(range(length)), length - 1) for length in (3, 30, 4, 31, 5)]
+    samples = Prompts(prompts, (), prompts, lambda length: max(1, 32 // length))
+    assert [len(batch.ids) for batch in samples.kept(prompts)] == [1, 1, 3]
+    assert sum(len(batch.ids) for batch in samples.kept(prompts)) == len(prompts)
+    rng = np.random.default_rng(0)
+    assert all(samples.draw(rng).ids.numel() <= 32 for _ in range(30))
+    assert samples.predicted == 5
+
+
+# --- the descent
+
+
+class Known:
+    """Samples whose loss is known: the parts are not read."""
+
+    name, predicted, stopping, judging = "known", 10**9, None, None
+
+    def draw(self, _: Any) -> Any:
+        return next_tokens(np.zeros((1, 2), dtype=np.int64))
+
+    def kept(self, _: Any) -> Sequence[Any]:
+        return []
+
+
+@pytest.fixture
+def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Descent]:
+    """``down(looks, steps)``: a descent whose looks give these losses, one after another."""
+    form = Static("fitted", 4.0, exponents=((0.0, 0.0),))
+    given = iter(())
+
+    def look(_: Any, alibi: TrainableAlibi, __: Any, step: int) -> Look:
+        loss = next(given)
+        if isinstance(loss, BaseException):
+            raise loss
+        return Look(step, alibi.scaling(), (loss,))
+
+    def run(looks: Sequence[Any], steps: int) -> Descent:
+        nonlocal given
+        given = iter(looks)
+        alibi = TrainableAlibi((0.5, 0.1), form, torch.device("cpu"))
+        monkeypatch.setattr(descent, "losses", lambda *_: alibi.exponents.sum()[None])
+        model: Any = torch.nn.Module()
+        model.base_model = torch.nn.Module()
+        model.base_model.alibi = None
+        return descend(model, alibi, [Known()], steps=steps)
+
+    monkeypatch.setattr(descent, "_look", look)
+    return run
+
+
+def test_the_kept_part_decides_which_step_is_best_and_when_to_stop(down: Callable[..., Descent]) -> None:
+    found = down([2.0, 1.5, 1.6, 1.7, 1.8, 1.0], steps=10)
+    assert found.steps == 4
+    assert found.best is found.looks[1]
+    assert not found.interrupted
+    assert all(t < 0 for t in found.best.scaling.exponents[0])
+    later = found.looks[4].scaling.exponents[0][0]
+    assert later < found.best.scaling.exponents[0][0]
+
+
+def test_a_loss_that_is_not_a_number_is_never_the_best(down: Callable[..., Descent]) -> None:
+    found = down([2.0, math.nan, math.inf, 1.9, 2.0], steps=4)
+    assert found.best.step == 3
+
+
+def test_ctrl_c_keeps_the_best_so_far(down: Callable[..., Descent]) -> None:
+    found = down([2.0, 1.5, KeyboardInterrupt()], steps=10)
+    assert found.interrupted
+    assert found.best.losses == (1.5,)
+    with pytest.raises(KeyboardInterrupt):
+        down([KeyboardInterrupt()], steps=10)
+
+
+def test_exponents_stay_in_their_range(down: Callable[..., Descent]) -> None:
+    found = down(range(100, 0, -1), steps=60)
+    assert found.looks[-1].scaling.exponents == ((-1.0, -1.0),)
+
+
+# --- the whole, with text that the model writes itself under other slopes
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny BLOOM, and text that it writes with the slopes of ``EXPONENTS``: rows of ``TARGET`` tokens."""
+    folder = tmp_path_factory.mktemp("fitting")
+    source = tiny.FACTORIES["bloom"](folder / "source", 4)
+    convert(
+        source,
+        folder / "writer",
+        slopes={"type": "fitted", "factor": TARGET / TRAIN_LENGTH, "exponents": EXPONENTS},
+        verify=False,
+    )
+    torch.manual_seed(0)
+    ids = load(folder / "writer").generate(
+        input_ids=torch.from_numpy(tiny.token_ids(80, 1)),
+        do_sample=True,
+        top_k=0,
+        min_new_tokens=TARGET - 1,
+        max_new_tokens=TARGET - 1,
+        suppress_tokens=list(range(tiny.PAD + 1)),
+    )
+    assert ids.shape == (80, TARGET)
+    text = folder / "text.txt"
+    text.write_text("\n".join(" ".join(f"w{token}" for token in row) for row in ids.tolist()))
+    return source, text
+
+
+def command(source: Path, text: Path) -> list[Any]:
+    words = ["fit", source, "--target-length", TARGET, "--train-length", TRAIN_LENGTH, "--text", text]
+    return [*words, "--batch-size", 16, "--device", "cpu"]
+
+
+OPTIONS = {"train_length": TRAIN_LENGTH, "steps": 20, "device": "cpu", "batch_size": 16}
+
+
+def test_what_was_changed_is_found_again(written: tuple[Path, Path]) -> None:
+    source, text = written
+    found, again, other = (
+        fit(source, TARGET, text=[text], static=True, seed=seed, **OPTIONS) for seed in (0, 0, 1)
+    )
+    exponents = np.array(found.scaling.exponents)
+    assert exponents.shape == (2, 4)
+    assert np.corrcoef(exponents.ravel(), np.ravel(EXPONENTS))[0, 1] > 0.5
+    verdict, at_trained = found.verdicts
+    assert (verdict.measure, verdict.length, verdict.items) == ("text", TARGET, 10)
+    assert (at_trained.length, at_trained.items) == (TRAIN_LENGTH, 40)
+    assert verdict.comparison.gains
+    assert verdict.after < verdict.before
+    assert found.looks[0].scaling.exponents == ((0.0,) * 4,) * 2
+    assert again.scaling == found.scaling != other.scaling
+    bare = {key: value for key, value in found.slopes.items() if key != "fitted"}
+    assert read_scaling(bare) == found.scaling
+
+
+def test_the_command_line(written: tuple[Path, Path], run: Callable[..., Run], tmp_path: Path) -> None:
+    source, text = written
+    out = tmp_path / "out"
+    words = command(source, text)
+    result = run(
+        *words,
+        "--steps",
+        10,
+        "--static",
+        "--shared",
+        "--out",
+        out,
+        "--json",
+    )
+    assert result.code == 0, result.err
+    assert "fitting 4 numbers to" in result.err
+    assert "for the weights" in result.err
+    found = result.json["fit"]
+    assert [verdict["length"] for verdict in found["fitted"]["judged"]] == [TARGET, TRAIN_LENGTH]
+    assert len(found["exponents"]) == 1
+    kept = json.loads((out / "slopes.json").read_text(encoding="utf-8"))
+    assert kept["fitted"]["text"] == {"text.txt": hashlib.sha256(text.read_bytes()).hexdigest()}
+    scaling = config_of(out)["alibi_scaling"]
+    assert scaling == {key: value for key, value in kept.items() if key != "fitted"}
+    assert scaling["factor"] == TARGET / TRAIN_LENGTH
+    assert (out / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    convert(source, tmp_path / "again", slopes=out / "slopes.json", verify=False)
+    assert config_of(tmp_path / "again")["alibi_scaling"] == scaling
+
+
+def test_ctrl_c_writes_the_best_so_far(
+    written: tuple[Path, Path], run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, text = written
+    look = descent._look
+
+    def interrupted(*arguments: Any) -> Look:
+        if arguments[-1] == 6:
+            signal.raise_signal(signal.SIGINT)
+        return look(*arguments)
+
+    monkeypatch.setattr(descent, "_look", interrupted)
+    words = command(source, text)
+    result = run(*words, "--steps", 20, "--static", "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    assert "fitted in 6 steps" in result.err
+    assert ", interrupted" in result.err
+    assert config_of(tmp_path / "out")["alibi_scaling"]["type"] == "fitted"
+
+
+def test_ctrl_c_before_there_is_a_gain_writes_nothing(
+    written: tuple[Path, Path], run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, text = written
+
+    def interrupted(*_: Any) -> bool:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("not interrupted")
+
+    monkeypatch.setattr(descent, "_step", interrupted)
+    words = [*command(source, text), "-q"]
+    result = run(*words, "--out", tmp_path / "out")
+    assert result.code == 1
+    assert result.err.strip() == (
+        "error: interrupted; no slopes were better than the stock ones yet, so nothing was written"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_text_that_tells_nothing_changes_nothing(
+    written: tuple[Path, Path], refused: Callable[..., str], tmp_path: Path
+) -> None:
+    source, _ = written
+    noise = tmp_path / "noise.txt"
+    noise.write_text(" ".join(f"w{token}" for token in tiny.token_ids(1, 20 * TARGET)[0]))
+    words = [*command(source, noise), "-q"]
+    message = refused(*words, "--steps", 6, "--out", tmp_path / "out")
+    assert "no fitted slopes are better than the stock ones on what was kept back" in message
+
+
+def test_answers_are_learned(written: tuple[Path, Path], tmp_path: Path) -> None:
+    source, text = written
+    rows = [line.split() for line in text.read_text().splitlines()]
+    half = TARGET // 2  # one token less in all, for the start that the tokenizer adds to a prompt
+    prompts = [{"prompt": " ".join(row[:half]), "answer": " ".join(row[half:-1])} for row in rows]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, prompts)))
+    found = fit(source, TARGET, prompts=[make_task("prompts", file)], static=True, **OPTIONS)
+    [verdict] = found.verdicts
+    assert (verdict.measure, verdict.length, verdict.items) == ("prompts", TARGET, 10)
+    assert verdict.comparison.gains
+
+
+def test_a_verdict_that_loses_outweighs_one_that_gains() -> None:
+    def verdict(change: float) -> Verdict:
+        stock = np.linspace(1, 2, 20)
+        versus = compare("perplexity", list(stock + change), list(stock))
+        return Verdict("text", 8, 20, 1.5, 1.5 + change, versus)
+
+    _check_gain([verdict(-0.1), verdict(0)])
+    for found in ([verdict(-0.1), verdict(0.1)], [verdict(0)], [verdict(0.1)]):
+        with pytest.raises(NoGain, match="so nothing was written"):
+            _check_gain(found)
+
+
+def test_tune_has_fitted_slopes_as_a_candidate(
+    written: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, text = written
+    pools: list[Pool] = []
+
+    def search(subject: Any, pool: Pool, *others: Any) -> Any:
+        pools.append(pool)
+        return run_search(subject, pool, *others)
+
+    run_search = tuning.search
+    monkeypatch.setattr(tuning, "search", search)
+    monkeypatch.setattr("converter.evaluation.fit.STEPS", 10)
+    options = {name: OPTIONS[name] for name in ("train_length", "device", "batch_size")}
+    found = tune(source, TARGET, tasks=[], text=[text], fitted="kept/slopes.json", **options)
+    [candidate] = [each for each in found.candidates if each.scaling.method == "fitted"]
+    assert len(candidate.losses) >= 4
+    slopes = found.slopes
+    assert slopes == candidate.scaling.to_json()
+    convert(source, tmp_path / "out", slopes=slopes, train_length=TRAIN_LENGTH, verify=False)
+    words = candidates.command(source, candidate.scaling, 24, None, slopes="kept/slopes.json")
+    assert "--slopes kept/slopes.json" in words
+    [pool] = pools
+    parts = pool.measuring.windows, pool.choosing_windows, pool.learning_windows
+    assert [len(part) for part in parts] == [26, 26, 28]
+    assert len({row.tobytes() for part in parts for row in part}) == 80
+
+
+def test_tune_keeps_fitted_slopes_in_a_folder(
+    written: tuple[Path, Path], refused: Callable[..., str]
+) -> None:
+    assert "give --out" in refused("tune", written[0], "--target-length", TARGET, "--fit", code=2)
+
+
+def test_an_encoder_is_fitted_to_masked_tokens(written: tuple[Path, Path], tmp_path: Path) -> None:
+    source = tiny.ENCODERS["mosaic_bert"](tmp_path / "source", 4)
+    options = {**OPTIONS, "steps": 1}
+    with pytest.raises(UsageError, match="has no token that masks others"):
+        fit(source, TARGET, text=[written[1]], **options)
+    edit_json(source / "tokenizer_config.json", {"mask_token": "w5"})
+    # Its random weights predict nothing, so the fit comes to its end without a gain.
+    with pytest.raises(NoGain, match="text at 24 tokens"):
+        fit(source, TARGET, text=[written[1]], **options)
+    with pytest.raises(UsageError, match="is an encoder and gives no answers"):
+        fit(source, TARGET, prompts=[make_task("passkey")], **options)
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text": []}, "give --text, --prompts or both"),
+        ({"target": TRAIN_LENGTH}, "--target-length 24 is not above the trained length 24"),
+        ({"target": 24 * TARGET}, "--text has 3 windows of 2304 tokens, and fitting needs 16"),
+        ({"target": 1 << 20}, "one window takes 1048576"),
+        ({"words": ["--dynamic", "length"]}, "--dynamic length is not fitted"),
+        ({"words": ["--dynamic", "position", "--static"]}, "--static and --dynamic cannot be combined"),
+        ({"words": ["--dtype", "fp16"]}, "--dtype fp16 cannot hold the gradients"),
+        ({"words": ["--steps", "0"]}, "--steps 0 is out of range"),
+        ({"words": ["--minutes", "nan"]}, "--minutes nan is out of range"),
+        pytest.param(
+            {"words": ["--device", "cuda"]},
+            "torch finds no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+    ],
+    ids=str,
+)
+def test_refusals(
+    written: tuple[Path, Path],
+    refused: Callable[..., str],
+    tmp_path: Path,
+    options: dict[str, Any],
+    message: str,
+) -> None:
+    source, text = written
+    words = [word for path in options.get("text", [text]) for word in ("--text", path)]
+    words += ["--target-length", options.get("target", TARGET), "--train-length", TRAIN_LENGTH, "-q"]
+    words += ["--out", tmp_path / "out", *options.get("words", ())]
+    usage = refused("fit", source, *words, code=2)
+    assert message in usage
+
+
+def test_too_little_memory_is_said_before_it_starts(
+    written: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("converter.evaluation.fit.free_memory", lambda _: 1000)
+    with pytest.raises(UsageError, match=r"a step at 96 tokens takes about .*, and 1.0 kB are free"):
+        fit(written[0], TARGET, text=[written[1]], **OPTIONS)
+
+
+def test_models_without_slopes_to_fit(written: tuple[Path, Path], tmp_path: Path) -> None:
+    _, text = written
+    llama = rotary.rotary(tmp_path / "llama", "llama")
+    with pytest.raises(UsageError, match="rotary positions, which have no slopes to fit"):
+        fit(llama, 256, text=[text])
+    convert(written[0], tmp_path / "out", method="none", verify=False)
+    with pytest.raises(UsageError, match="already converted"):
+        fit(tmp_path / "out", TARGET, text=[text], **OPTIONS)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 
 from converter.errors import VerificationError
+from converter.families.base import UNREAD
 from converter.verification.check import Check, Context
 from converter.verification.patched import Patched, build
 
 NAME = "tensors"
-
-# Causal-mask buffers that old checkpoints of any family store and no version of a model reads.
-UNREAD = r"(^|\.)(masked_bias|scale_mask_softmax\.causal_mask)$"
 
 
 def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it

@@ -56,7 +56,10 @@ def prompt_log_probs(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[LogProb
     sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=20)
     outputs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], sampling, use_tqdm=False)
     return [
-        [{token: entry.logprob for token, entry in position.items()} for position in output.prompt_logprobs[1:]]
+        [
+            {token: entry.logprob for token, entry in position.items()}
+            for position in output.prompt_logprobs[1:]
+        ]
         for output in outputs
     ]
 
@@ -70,13 +73,10 @@ def next_log_probs(llm: LLM, prompt: Sequence[int]) -> tuple[LogProbs, int]:
 
 
 class Reference:
-    """The repository in transformers, with its own code.
+    """The repository in transformers, with its own code."""
 
-    It computes in float64: for tiny-bloom's long prompts, transformers' float32 is itself off by 1e-3.
-    """
-
-    def __init__(self, folder: Path):
-        self.model = load(folder, dtype=torch.float64)
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32):
+        self.model = load(folder, dtype=dtype)
 
     @torch.no_grad()
     def __call__(self, prompt: Sequence[int]) -> torch.Tensor:

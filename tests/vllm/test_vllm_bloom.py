@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +16,6 @@ from tests.vllm.engines import (
     BOUND,
     FELT,
     TINY_BLOOM,
-    Reference,
     difference,
     engine,
     next_log_probs,
@@ -23,8 +23,11 @@ from tests.vllm.engines import (
     widened,
     worst,
 )
+from tests.vllm.engines import Reference as AnyReference
 
 LENGTHS = (11, 200, 692)
+# For the long prompts of this model, transformers' float32 is itself off by 1e-3.
+Reference = functools.partial(AnyReference, dtype=torch.float64)
 SCALINGS: dict[str, dict[str, Any]] = {
     "none": {"method": "none"},
     "ntk": {"scale": 4.0},

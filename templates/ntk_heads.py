@@ -36,8 +36,8 @@ def refuse_backend(cls: type) -> bool:
         ValueError: always.
     """
     raise ValueError(
-        f"{cls.__name__}: this code runs in transformers only. To serve a converted decoder with vLLM, install "
-        "the plugin (pip install 'ntk-convert[vllm]') and leave out --trust-remote-code and --model-impl"
+        f"{cls.__name__}: this code runs in transformers only. To serve a converted decoder with vLLM, leave "
+        "out --trust-remote-code and --model-impl, and install the plugin: pip install 'ntk-convert[vllm]'"
     )
 
 

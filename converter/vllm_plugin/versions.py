@@ -23,14 +23,15 @@ def is_supported(version: str) -> bool:
 def refuse_families(version: str) -> None:
     """Makes vLLM end with one line when it loads a converted model; other models are not affected."""
     reason = (
-        f"ntk-convert {__version__} serves converted models with vLLM {FIRST} up to, and not with, "
-        f"{BEYOND.base_version}; this is vLLM {version}. Install another version of one of the two"
+        f"ntk-convert {__version__} works with vLLM from {FIRST} to below {BEYOND.base_version}, and this is "
+        f"vLLM {version}; install another version of one of the two"
     )
 
-    class Refused(PretrainedConfig):
-        def __init__(self, **_: Any):
-            raise ValueError(reason)
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError(reason)
 
-    for family in FAMILIES:
-        names = {"model_type": family.model_type}
-        AutoConfig.register(family.model_type, type("Refused", (Refused,), names), exist_ok=True)
+    for family in (each for each in FAMILIES if each.kind == "decoder"):
+        # In the class itself: transformers would give a subclass another __init__.
+        members = {"model_type": family.model_type, "__init__": refuse}
+        refused = type("Refused", (PretrainedConfig,), members)
+        AutoConfig.register(family.model_type, refused, exist_ok=True)

@@ -1,8 +1,8 @@
 """One of two processes that share models: ``torchrun --nproc-per-node 2 -m tests.vllm.ranks JOBS``.
 
-JOBS is a JSON file: name -> folder of a converted model. The first process puts the results in its place: name
--> the largest difference of log-probabilities from those of transformers. If a name starts with ``wrong``,
-both processes take the slopes of the first one's heads.
+JOBS is a JSON file: name -> folder of a converted model. The first process puts the results in its place:
+name -> the largest difference of log-probabilities from those of transformers. If a name starts with
+``wrong``, both processes take the slopes of the first one's heads.
 """
 
 from __future__ import annotations
@@ -27,17 +27,13 @@ def main(jobs: Path) -> None:
     from converter.vllm_plugin.attention import Setup
     from tests.vllm.engines import Reference, engine, random_prompts, worst
 
+    options = {"tensor_parallel_size": PROCESSES, "distributed_executor_backend": "external_launcher"}
     results = {}
     for name, folder in json.loads(jobs.read_text(encoding="utf-8")).items():
         wrong = mock.patch.object(Setup, "own_heads", property(first_heads))
         with (
             wrong if name.startswith("wrong") else contextlib.nullcontext(),
-            engine(
-                folder,
-                seed=0,
-                tensor_parallel_size=PROCESSES,
-                distributed_executor_backend="external_launcher",
-            ) as llm,
+            engine(folder, seed=0, **options) as llm,
         ):
             results[name] = worst(llm, Reference(folder), random_prompts(24, 200))
         print(name, results[name], flush=True)

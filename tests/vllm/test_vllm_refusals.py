@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from transformers import AutoConfig
-from vllm.v1.attention.backends.flashinfer import FlashInferBackend
-from vllm.v1.attention.backends.flex_attention import FlexAttentionBackend
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from converter.vllm_plugin import register, versions
 from tests.vllm.engines import converted_tiny, engine
@@ -20,7 +22,7 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Refused:
+def refused(tmp_path: Path) -> Refused:
     """``refused(scaling, family="bloom", **options)``: why an engine does not start."""
 
     def start(scaling: str, family: str = "bloom", **options: Any) -> str:
@@ -42,12 +44,13 @@ def test_a_quantised_cache_with_positions_in_the_keys(refused: Refused) -> None:
     assert "drop --kv-cache-dtype" in message
 
 
-@pytest.mark.parametrize("backend", [FlashInferBackend, FlexAttentionBackend])
-def test_a_backend_that_ignores_slopes(refused: Refused, backend: Any) -> None:
-    """On the CPU, vLLM has one backend for all requests; so the choice is made for it."""
-    with mock.patch("converter.vllm_plugin.attention.get_attn_backend", return_value=backend):
+@pytest.mark.parametrize("backend", [AttentionBackendEnum.FLASHINFER, AttentionBackendEnum.FLEX_ATTENTION])
+def test_a_backend_that_ignores_slopes(refused: Refused, backend: AttentionBackendEnum) -> None:
+    """vLLM has one backend on the CPU, and cannot import the others; so the choice is made for it."""
+    chosen = SimpleNamespace(get_name=lambda: backend.name)
+    with mock.patch("converter.vllm_plugin.attention.get_attn_backend", return_value=chosen):
         message = refused("ntk")
-    assert f"the attention backend {backend.get_name()} is not known to honour ALiBi slopes" in message
+    assert f"the attention backend {backend.name} is not known to honour ALiBi slopes" in message
     assert "--attention-backend TRITON_ATTN or FLASH_ATTN" in message
 
 
@@ -59,7 +62,7 @@ def test_another_model_s_class(refused: Refused) -> None:
 
 def test_vllm_s_own_way_to_run_a_repository_s_code(refused: Refused) -> None:
     message = refused("ntk", model_impl="transformers", trust_remote_code=True)
-    assert "NtkBloomForCausalLM: this code runs in transformers only" in message
+    assert "this code runs in transformers only" in message
     assert "pip install 'ntk-convert[vllm]'" in message
 
 
@@ -69,7 +72,7 @@ def test_another_version_of_vllm(tmp_path: Path, version: str) -> None:
     try:
         with mock.patch("vllm.__version__", version):
             register()
-        with pytest.raises(ValueError, match=f"this is vLLM {version}") as error:
+        with pytest.raises(ValueError, match=f"this is vLLM {version};") as error:
             AutoConfig.from_pretrained(folder)
         assert "\n" not in str(error.value)
     finally:
@@ -78,10 +81,6 @@ def test_another_version_of_vllm(tmp_path: Path, version: str) -> None:
 
 
 def test_the_extra_states_the_same_versions() -> None:
-    [requirement] = [
-        line
-        for line in importlib.metadata.requires("ntk-convert") or []
-        if line.startswith("vllm") and 'extra == "vllm"' in line
-    ]
-    assert f">={versions.FIRST}" in requirement
-    assert f"<{versions.BEYOND.base_version}" in requirement
+    requirements = [Requirement(line) for line in metadata.requires("ntk-convert") or []]
+    [range_] = [each.specifier for each in requirements if each.name == "vllm"]
+    assert range_ == SpecifierSet(f">={versions.FIRST},<{versions.BEYOND.base_version}")

@@ -8,16 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.patched import FAMILIES
+from tests.patched import FAMILIES, VARIANTS
 from tests.vllm.engines import BOUND, FELT, converted_tiny
 
 # One key head for both processes, key heads that are divided, and norms over the heads of both.
 OPTIONS = {
     "falcon-multi-query": ("falcon", {"multi_query": True}),
-    "falcon-grouped": (
-        "falcon",
-        {"new_decoder_architecture": True, "parallel_attn": True, "num_kv_heads": 2},
-    ),
+    "falcon-grouped": ("falcon", VARIANTS["falcon-grouped"][1]),
     "mpt-qk-ln": ("mpt", {"attn_config": {"qk_ln": True}}),
     "refact-first-revision": ("refact", {"packed_projections": False}),
 }

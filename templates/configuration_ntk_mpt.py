@@ -99,3 +99,6 @@ class NtkMptConfig(PretrainedConfig):
         if self.ffn_config.get("ffn_type") == "mptglu":
             plan["blocks.*.ffn.gate_proj"] = "colwise"
         return plan
+
+    # transformers 5.19 adds an entry for embed_tokens, which this model does not have.
+    base_model_tp_plan = base_model_tp_plan.setter(lambda self, _: None)

@@ -85,3 +85,6 @@ class NtkRefactConfig(PretrainedConfig):
             **{f"h.*.mlp.{half}": "colwise_rep" for half in halves},
             "h.*.mlp.c_proj": "rowwise_rep",
         }
+
+    # transformers 5.19 adds an entry for embed_tokens, which this model does not have.
+    base_model_tp_plan = base_model_tp_plan.setter(lambda self, _: None)

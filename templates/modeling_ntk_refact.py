@@ -33,6 +33,11 @@ def layer_norm(config: NtkRefactConfig, bias: bool = False) -> nn.LayerNorm:
     return nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon, bias=bias)
 
 
+def mlp_width(config: NtkRefactConfig) -> int:
+    inner = 4 * config.n_embd if config.n_inner is None else config.n_inner
+    return (2 * inner // 3 + MULTIPLE - 1) // MULTIPLE * MULTIPLE
+
+
 class NtkRefactAttention(AlibiAttention):
     """Many query heads that share one key and one value head."""
 
@@ -63,8 +68,7 @@ class NtkRefactAttention(AlibiAttention):
 class NtkRefactMLP(nn.Module):
     def __init__(self, config: NtkRefactConfig):
         super().__init__()
-        inner = 4 * config.n_embd if config.n_inner is None else config.n_inner
-        width = (2 * inner // 3 + MULTIPLE - 1) // MULTIPLE * MULTIPLE
+        width = mlp_width(config)
         self.packed = config.packed_projections
         if self.packed:
             self.gate_up_proj = nn.Linear(config.n_embd, 2 * width, bias=False)

@@ -27,6 +27,20 @@ IGNORED = frozenset(
 OLD_NAMES = transformers.__version__.startswith("4.")
 
 
+def refuse_backend(cls: type) -> bool:
+    """Answers engines that ask whether they may run this code with attention of their own, as vLLM does.
+
+    They would pass other keywords, and divide fused weights between processes by the wrong rows.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"{cls.__name__}: this code runs in transformers only. To serve a converted decoder with vLLM, leave "
+        "out --trust-remote-code and --model-impl, and install the plugin: pip install 'ntk-convert[vllm]'"
+    )
+
+
 def check_keywords(model: nn.Module, keywords: Mapping[str, Any], known: frozenset[str] = IGNORED) -> None:
     """Raises TypeError for an unknown keyword of ``forward``; None is always accepted, as it changes nothing.
 

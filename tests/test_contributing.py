@@ -163,7 +163,7 @@ def add_method(checkout: Checkout) -> set[str]:
 def test_a_family(checkout: Checkout) -> None:
     files = add_family(checkout)
     assert checkout.touched() == files
-    assert len([file for file in files if NAME in file]) == 8
+    assert len([file for file in files if NAME in file]) == 9
     assert sorted(file for file in files if NAME not in file) == [
         "README.md",
         "README.zh.md",

@@ -91,8 +91,11 @@ def cli_words(words: list[str]) -> list[str]:
     return words if words[0] in cli.commands else ["convert", *words]
 
 
-SERVE = {"--continuous-batching", "--cb-num-blocks", "--cb-max-batch-tokens"}
-"""Options of ``transformers serve``."""
+SERVE = {
+    *("--continuous-batching", "--cb-num-blocks", "--cb-max-batch-tokens"),
+    *("--attention-backend", "--hf-overrides", "--kv-cache-dtype", "--max-model-len", "--model-impl"),
+}
+"""Options of ``transformers serve`` and of ``vllm serve``."""
 
 
 def test_every_option_exists() -> None:

@@ -229,6 +229,9 @@ class Family:
         return name.removeprefix(f"{self.base_prefix}.")
 
 
+UNREAD = r"(^|\.)(masked_bias|scale_mask_softmax\.causal_mask)$"
+"""Causal-mask buffers that old checkpoints of any family store and no version of a model reads."""
+
 SLOPES = "alibi_slopes"
 """Key of a converted config that holds the slopes stored in the checkpoint."""
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from converter.config import LONGEST, PROVENANCE, Config, Geometry, Provenance
 from converter.errors import SourceError, UsageError
 from converter.families import SLOPES, Family, converted, recognise
+from converter.families.base import UNREAD
 from converter.families.refusals import check_source
 from converter.recipes.stored_slopes import check_positions, read_slopes
 from converter.recipes.words import Words, alibi_words
@@ -23,9 +24,6 @@ from converter.scaling.train_length import TrainLength, recorded_length
 from converter.source.base import Source
 from converter.source.checkpoint import Checkpoint
 from converter.source.tokenizer import Tokenizer
-
-CAUSAL_MASKS = r"(^|\.)(masked_bias|scale_mask_softmax\.causal_mask)$"
-"""Buffers that old checkpoints of any family store and no version of a model reads."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,7 @@ class AlibiRecipe:
 
     @property
     def unread(self) -> re.Pattern[str]:
-        return re.compile("|".join((CAUSAL_MASKS, *self.family.unread)))
+        return re.compile("|".join((UNREAD, *self.family.unread)))
 
     @property
     def exact_tensors(self) -> tuple[str, ...]:

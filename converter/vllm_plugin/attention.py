@@ -1,0 +1,216 @@
+"""ALiBi on vLLM's attention, and the self-attention that all families share.
+
+Static slopes are the kernel's ``alibi_slopes``, where the backend honours them. Slopes that depend on the
+position are folded into the query, and positions into the key, as in templates/ntk_alibi.py; to a backend
+that is plain causal attention with larger heads.
+
+Shapes below: T tokens of all requests together, H this process's query heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_gather,
+)
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
+from vllm.v1.attention.selector import get_attn_backend
+
+from converter.vllm_plugin.checks import check_backend, check_cache, check_scaling
+from converter.vllm_plugin.sizes import head_size, is_folded
+from converter.vllm_plugin.templates.ntk_alibi import CHANNELS, Alibi, key_channels, query_channels
+
+
+class Channels(NamedTuple):
+    """What a forward pass appends to queries and keys, in every layer."""
+
+    queries: tuple[torch.Tensor, ...]
+    """The slopes, [T, H, CHANNELS]: one for all layers or one each."""
+    keys: torch.Tensor
+    """The positions, [T, 1, CHANNELS]."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the layers of a model are built from."""
+
+    vllm_config: VllmConfig
+    alibi: Alibi
+    scaling: float
+    """The factor on q.k."""
+
+    def __post_init__(self) -> None:
+        check_scaling(self.config)
+
+    @property
+    def config(self) -> Any:
+        """The converted repository's config."""
+        return self.vllm_config.model_config.hf_config
+
+    @property
+    def quant_config(self) -> Any:
+        return self.vllm_config.quant_config
+
+    @property
+    def own_heads(self) -> slice:
+        """This process's query heads; vLLM has checked that they can be divided."""
+        heads = self.config.num_attention_heads // get_tensor_model_parallel_world_size()
+        return slice(get_tensor_model_parallel_rank() * heads, (get_tensor_model_parallel_rank() + 1) * heads)
+
+    def channels(self, positions: torch.Tensor, dtype: torch.dtype) -> Channels | None:
+        """The channels of tokens at these positions, int64 [T]; None if the kernel has the slopes."""
+        if not is_folded(self.config):
+            return None
+        slopes = self.alibi.at(positions[None])[..., self.own_heads, :]
+        queries = query_channels(slopes, self.scaling)[:, 0].transpose(1, 2)
+        keys = key_channels(positions[None], None)[0].transpose(0, 1)
+        return Channels(queries.to(dtype).unbind(), keys.to(dtype))
+
+
+class AlibiAttention(nn.Module):
+    """Causal attention with ALiBi over vLLM's cache.
+
+    Args:
+        layer: index of the layer, which may have slopes of its own.
+        heads, kv_heads: this process's query heads, and key heads.
+    """
+
+    def __init__(self, setup: Setup, layer: int, heads: int, kv_heads: int, prefix: str):
+        super().__init__()
+        cache_config = setup.vllm_config.cache_config
+        dtype = cache_config.cache_dtype if cache_config is not None else "auto"
+        self.heads, self.kv_heads = heads, kv_heads
+        self.row = layer if len(setup.alibi.slopes) > 1 else 0
+        self.size = setup.config.head_dim - CHANNELS
+        self.folded = is_folded(setup.config)
+        self.padded = head_size(setup.config)
+        backend = get_attn_backend(self.padded, torch.get_default_dtype(), dtype)
+        check_cache(dtype, self.folded)
+        check_backend(backend.get_name(), self.folded)
+        self.attn = Attention(
+            heads,
+            self.padded,
+            setup.scaling,
+            num_kv_heads=kv_heads,
+            alibi_slopes=None if self.folded else setup.alibi.slopes[self.row][setup.own_heads],
+            cache_config=cache_config,
+            quant_config=setup.quant_config,
+            prefix=f"{prefix}.attn",
+            attn_backend=backend,
+        )
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, channels: Channels | None
+    ) -> torch.Tensor:
+        """The heads' outputs, [T, H * D].
+
+        Args:
+            query: [T, H * D].
+            key, value: [T, H or fewer (grouped), times D].
+        """
+        if self.padded == self.size:
+            output: torch.Tensor = self.attn(query, key, value)
+            return output
+        query = self.pad(query, self.heads, None if channels is None else channels.queries[self.row])
+        key = self.pad(key, self.kv_heads, None if channels is None else channels.keys)
+        output = self.attn(query, key, self.pad(value, self.kv_heads, None))
+        return output.unflatten(-1, (self.heads, self.padded))[..., : self.size].flatten(-2)
+
+    def pad(self, states: torch.Tensor, heads: int, channels: torch.Tensor | None) -> torch.Tensor:
+        """Appends channels [T, heads or 1, CHANNELS], and zeros up to the backend's head size."""
+        states = states.unflatten(-1, (heads, self.size))
+        if channels is not None:
+            states = torch.cat([states, channels.expand(-1, heads, -1)], dim=-1)
+        return F.pad(states, (0, self.padded - states.shape[-1])).flatten(-2)
+
+
+class SelfAttention(nn.Module):
+    """The projections around ``AlibiAttention``.
+
+    The fused weight is loaded as all queries, all keys, all values; each process has its heads of each.
+
+    Args:
+        fused: name of the fused projection, as stored.
+        output: name of the output projection, as stored.
+        bias: whether both have a bias.
+        norms: norms over all queries and over all keys, which are stored as ``q_ln`` and ``k_ln``.
+        clip: bound of queries, keys and values.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        layer: int,
+        prefix: str,
+        fused: str,
+        output: str,
+        *,
+        bias: bool,
+        norms: tuple[nn.Module, nn.Module] | None = None,
+        clip: float | None = None,
+    ):
+        super().__init__()
+        config = setup.config
+        size = config.head_dim - CHANNELS
+        self.fused, self.output, self.clip = fused, output, clip
+        projection = QKVParallelLinear(
+            config.hidden_size,
+            size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            bias=bias,
+            quant_config=setup.quant_config,
+            prefix=f"{prefix}.{fused}",
+        )
+        self.add_module(fused, projection)
+        self.add_module(
+            output,
+            RowParallelLinear(
+                config.num_attention_heads * size,
+                config.hidden_size,
+                bias=bias,
+                quant_config=setup.quant_config,
+                prefix=f"{prefix}.{output}",
+            ),
+        )
+        if norms is not None:
+            self.q_ln, self.k_ln = norms
+        self.widths = [projection.num_heads * size, *[projection.num_kv_heads * size] * 2]
+        self.key_replicas = projection.num_kv_head_replicas
+        self.attention = AlibiAttention(setup, layer, projection.num_heads, projection.num_kv_heads, prefix)
+
+    def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
+        """Attention of hidden states [T, hidden]."""
+        fused, _ = getattr(self, self.fused)(hidden_states)
+        if self.clip:
+            fused = fused.clamp(min=-self.clip, max=self.clip)
+        query, key, value = fused.split(self.widths, dim=-1)
+        if hasattr(self, "q_ln"):
+            query, key = normed(self.q_ln, query, 1), normed(self.k_ln, key, self.key_replicas)
+        output, _ = getattr(self, self.output)(self.attention(query, key, value, channels))
+        return output
+
+
+def normed(norm: nn.Module, states: torch.Tensor, replicas: int) -> torch.Tensor:
+    """This process's part of the norm over the states of all processes.
+
+    Args:
+        states: [T, width], this process's heads.
+        replicas: how many processes in a row have the same heads.
+    """
+    processes = get_tensor_model_parallel_world_size()
+    width, rank = states.shape[-1], get_tensor_model_parallel_rank()
+    if processes > 1:
+        gathered = tensor_model_parallel_all_gather(states.contiguous())
+        states = gathered.unflatten(-1, (processes, width))[..., ::replicas, :].flatten(-2)
+    first = rank // replicas * width
+    return norm(states).to(states.dtype)[..., first : first + width]

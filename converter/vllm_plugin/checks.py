@@ -1,0 +1,52 @@
+"""What vLLM could only compute wrongly, and is therefore refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+HONOUR_SLOPES = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN", "ROCM_ATTN", "ROCM_AITER_FA")
+"""Backends whose kernels add the slopes: the first one by test, the others by reading vLLM 0.32.
+
+FLASHINFER takes slopes and never uses them, and nothing in vLLM says so."""
+
+
+def check_architectures(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raises ValueError for another model's class, such as BloomForCausalLM, which ignores the scaling."""
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"{name} would run this converted model without its ALiBi scaling, or not at all; drop "
+                f"architectures from --hf-overrides. vLLM can serve: {', '.join(known)}"
+            )
+
+
+def check_scaling(config: Any) -> None:
+    """Raises ValueError for length-dynamic scaling.
+
+    There, every token's hidden state depends on the tokens after it, so no key can stay in a cache.
+    """
+    scaling = config.alibi_scaling
+    if scaling is not None and "factor" not in scaling and scaling.get("dynamic", "length") == "length":
+        raise ValueError(
+            "vLLM cannot serve length-dynamic scaling, where every new token changes the keys of all tokens "
+            "before it; convert the model with --dynamic position, or with --scale"
+        )
+
+
+def check_backend(name: str, folded: bool) -> None:
+    """Raises ValueError for a backend that might ignore the slopes."""
+    if not folded and name not in HONOUR_SLOPES:
+        raise ValueError(
+            f"the attention backend {name} is not known to honour ALiBi slopes; serve with "
+            "--attention-backend TRITON_ATTN or FLASH_ATTN, or convert the model with --dynamic position"
+        )
+
+
+def check_cache(dtype: str, folded: bool) -> None:
+    """Raises ValueError for a quantised cache, which would round the positions in the keys."""
+    if folded and dtype not in ("auto", "float16", "bfloat16", "float32"):
+        raise ValueError(
+            f"a cache of type {dtype} would round the positions that position-dynamic scaling keeps in the "
+            "keys; drop --kv-cache-dtype, or convert the model with --scale"
+        )

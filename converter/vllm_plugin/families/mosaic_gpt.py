@@ -1,0 +1,73 @@
+"""MosaicGPT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+
+from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
+from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, named_scale
+from converter.vllm_plugin.templates.modeling_ntk_mosaic_gpt import layer_norm, plain_slopes, softmax_scale
+from converter.vllm_plugin.templates.ntk_alibi import Alibi
+
+
+class MosaicGptMLP(nn.Module):
+    def __init__(self, setup: Setup, prefix: str):
+        super().__init__()
+        width, inner = setup.config.d_model, setup.config.mlp_ratio * setup.config.d_model
+        rest = {"bias": not setup.config.no_bias, "quant_config": setup.quant_config}
+        self.mlp_up = ColumnParallelLinear(width, inner, prefix=f"{prefix}.mlp_up", **rest)
+        self.mlp_down = RowParallelLinear(inner, width, prefix=f"{prefix}.mlp_down", **rest)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        inner, _ = self.mlp_up(hidden_states)
+        output, _ = self.mlp_down(F.gelu(inner))
+        return output
+
+
+class MosaicGptLayer(nn.Module):
+    def __init__(self, setup: Setup, layer: int, prefix: str):
+        super().__init__()
+        config = setup.config
+        self.ln_1 = layer_norm(config)
+        self.attn = SelfAttention(
+            setup,
+            layer,
+            f"{prefix}.attn",
+            "Wqkv",
+            "out_proj",
+            bias=not config.no_bias,
+            norms=(layer_norm(config), layer_norm(config)) if config.attn_qk_ln else None,
+            clip=config.attn_clip_qkv,
+        )
+        self.ln_2 = layer_norm(config)
+        self.mlp = MosaicGptMLP(setup, f"{prefix}.mlp")
+
+    def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
+        hidden_states = hidden_states + self.attn(self.ln_1(hidden_states), channels)
+        return hidden_states + self.mlp(self.ln_2(hidden_states))
+
+
+@compiled
+class MosaicGptModel(Decoder):
+    family = "mosaic_gpt"
+    layer_class = MosaicGptLayer
+    norm_name = "ln_f"
+    make_norm = staticmethod(layer_norm)
+    softmax_scale = staticmethod(softmax_scale)
+
+    @staticmethod
+    def alibi(config: Any) -> Alibi:
+        return Alibi(plain_slopes(config), config.alibi_scaling, config.num_hidden_layers)
+
+
+class NtkMosaicGptForCausalLM(CausalLM):
+    trunk_class = MosaicGptModel
+
+    @staticmethod
+    def logit_scale(config: Any) -> float:
+        return named_scale(config.logit_scale, config.d_model)

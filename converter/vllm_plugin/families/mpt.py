@@ -1,0 +1,87 @@
+"""MPT, with its options, and replit-code-v1_5-3b."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+
+from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
+from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, named_scale
+from converter.vllm_plugin.templates.modeling_ntk_mpt import ACTIVATIONS, layer_norm, norm, softmax_scale
+from converter.vllm_plugin.templates.ntk_alibi import Alibi, stock_slopes
+
+
+class MptMLP(nn.Module):
+    def __init__(self, setup: Setup, prefix: str):
+        super().__init__()
+        config = setup.config
+        options = config.ffn_config
+        width = options.get("ffn_hidden_size") or int(config.expansion_ratio * config.d_model)
+        self.activation = ACTIVATIONS[(options.get("ffn_act_fn") or {}).get("name", "gelu")]
+        rest = {"bias": not config.no_bias, "quant_config": setup.quant_config}
+        self.up_proj = ColumnParallelLinear(config.d_model, width, prefix=f"{prefix}.up_proj", **rest)
+        self.down_proj = RowParallelLinear(width, config.d_model, prefix=f"{prefix}.down_proj", **rest)
+        if options.get("ffn_type") == "mptglu":
+            self.gate_proj = ColumnParallelLinear(config.d_model, width, prefix=f"{prefix}.gate_proj", **rest)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        inner, _ = self.up_proj(hidden_states)
+        if hasattr(self, "gate_proj"):
+            gate, _ = self.gate_proj(hidden_states)
+            inner = self.activation(gate) * inner
+        else:
+            inner = self.activation(inner)
+        output, _ = self.down_proj(inner)
+        return output
+
+
+class MptLayer(nn.Module):
+    def __init__(self, setup: Setup, layer: int, prefix: str):
+        super().__init__()
+        config, options = setup.config, setup.config.attn_config
+        size = config.d_model // config.n_heads
+        norms = None
+        if options.get("qk_ln"):
+            norms = layer_norm(config, config.d_model), layer_norm(config, config.num_key_value_heads * size)
+        self.norm_1 = norm(config)
+        self.attn = SelfAttention(
+            setup,
+            layer,
+            f"{prefix}.attn",
+            "Wqkv",
+            "out_proj",
+            bias=not config.no_bias,
+            norms=norms,
+            clip=options.get("clip_qkv"),
+        )
+        self.norm_2 = norm(config)
+        self.ffn = MptMLP(setup, f"{prefix}.ffn")
+
+    def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
+        hidden_states = hidden_states + self.attn(self.norm_1(hidden_states), channels)
+        return hidden_states + self.ffn(self.norm_2(hidden_states))
+
+
+@compiled
+class MptModel(Decoder):
+    family = "mpt"
+    layer_class = MptLayer
+    norm_name = "norm_f"
+    make_norm = staticmethod(norm)
+    softmax_scale = staticmethod(softmax_scale)
+
+    @staticmethod
+    def alibi(config: Any) -> Alibi:
+        slopes = stock_slopes(config.n_heads, config.attn_config.get("alibi_bias_max", 8))
+        return Alibi(slopes, config.alibi_scaling, config.num_hidden_layers)
+
+
+class NtkMptForCausalLM(CausalLM):
+    trunk_class = MptModel
+
+    @staticmethod
+    def logit_scale(config: Any) -> float:
+        return named_scale(config.logit_scale, config.d_model)

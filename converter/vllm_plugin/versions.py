@@ -1,0 +1,37 @@
+"""The versions of vLLM that the plugin is written for.
+
+The extra ``vllm`` in pyproject.toml states the same range.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packaging.version import Version
+from transformers import AutoConfig, PretrainedConfig
+
+from converter._version import __version__
+from converter.families import FAMILIES
+
+FIRST, BEYOND = Version("0.32"), Version("0.33.dev0")
+
+
+def is_supported(version: str) -> bool:
+    return FIRST <= Version(version) < BEYOND
+
+
+def refuse_families(version: str) -> None:
+    """Makes vLLM end with one line when it loads a converted model; other models are not affected."""
+    reason = (
+        f"ntk-convert {__version__} works with vLLM from {FIRST} to below {BEYOND.base_version}, and this is "
+        f"vLLM {version}; install another version of one of the two"
+    )
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError(reason)
+
+    for family in (each for each in FAMILIES if each.kind == "decoder"):
+        # In the class itself: transformers would give a subclass another __init__.
+        members = {"model_type": family.model_type, "__init__": refuse}
+        refused = type("Refused", (PretrainedConfig,), members)
+        AutoConfig.register(family.model_type, refused, exist_ok=True)

@@ -1,0 +1,44 @@
+"""What must hold of the vLLM plugin where vLLM is not installed; tests/vllm runs it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from converter import vllm_plugin
+from converter.families import FAMILIES
+from converter.families.base import Family
+from converter.verification.patched import templates
+
+DECODERS = [family for family in FAMILIES if family.kind == "decoder"]
+
+
+def test_importing_it_imports_no_vllm() -> None:
+    importlib.reload(vllm_plugin)
+    assert "vllm" not in sys.modules
+
+
+def test_every_family_has_a_model() -> None:
+    folder = Path(vllm_plugin.__file__).parent / "families"
+    assert {path.stem for path in folder.glob("[!_]*.py")} == {family.name for family in DECODERS}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
+def test_a_repository_s_own_code_refuses_other_engines(family: Family) -> None:
+    """vLLM asks before it runs a repository's code on attention of its own."""
+    with templates() as load:
+        model = getattr(load(f"modeling_ntk_{family.name}"), family.language_model)
+    with pytest.raises(ValueError, match=r"this code runs in transformers only.*ntk-convert\[vllm\]"):
+        model.is_backend_compatible()
+
+
+@pytest.mark.parametrize("family", DECODERS, ids=[family.name for family in DECODERS])
+def test_configs_load_in_transformers_5_19(family: Family) -> None:
+    """It adds an entry to the plan for tensor parallelism of every config with tied embeddings."""
+    with templates() as load:
+        config_class = getattr(load(f"configuration_ntk_{family.name}"), f"Ntk{family.camel}Config")
+    config = config_class()
+    config.base_model_tp_plan = {**(config.base_model_tp_plan or {}), "embed_tokens": "embedding_rowwise"}

@@ -1,0 +1,38 @@
+"""Runs these tests only where vLLM is installed, which is in an environment of its own."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    # vLLM reads these when it is imported. Engines run in the process of the tests, in one thread.
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        TORCH_COMPILE_DISABLE="1",
+        VLLM_CACHE_ROOT=tempfile.mkdtemp(prefix="ntk-convert-vllm-"),
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_LOGGING_LEVEL="ERROR",
+        VLLM_NO_USAGE_STATS="1",
+    )
+    atexit.register(shutil.rmtree, os.environ["VLLM_CACHE_ROOT"], ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_to_inspect_a_model() -> Iterator[None]:
+    """vLLM imports each model's class once in a process of its own, to keep CUDA out of this one."""
+    from vllm.model_executor.models import registry
+
+    with mock.patch.object(registry, "_run_in_subprocess", lambda function: function()):
+        yield

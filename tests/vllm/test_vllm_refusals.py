@@ -1,0 +1,86 @@
+"""What vLLM would compute wrongly is refused by name, with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from transformers import AutoConfig
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from converter.vllm_plugin import register, versions
+from tests.vllm.engines import converted_tiny, engine
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Refused:
+    """``refused(scaling, family="bloom", **options)``: why an engine does not start."""
+
+    def start(scaling: str, family: str = "bloom", **options: Any) -> str:
+        folder = converted_tiny(tmp_path, family, scaling)
+        with pytest.raises((ValueError, RuntimeError)) as error, engine(folder, **options):
+            pass
+        return str(error.value)
+
+    return start
+
+
+def test_length_dynamic_scaling(refused: Refused) -> None:
+    assert "convert the model with --dynamic position, or with --scale" in refused("ntk-length")
+
+
+def test_a_quantised_cache_with_positions_in_the_keys(refused: Refused) -> None:
+    message = refused("ntk-position", kv_cache_dtype="fp8")
+    assert "a cache of type fp8 would round the positions" in message
+    assert "drop --kv-cache-dtype" in message
+
+
+@pytest.mark.parametrize("backend", [AttentionBackendEnum.FLASHINFER, AttentionBackendEnum.FLEX_ATTENTION])
+def test_a_backend_that_ignores_slopes(refused: Refused, backend: AttentionBackendEnum) -> None:
+    """vLLM has one backend on the CPU, and cannot import the others; so the choice is made for it."""
+    chosen = SimpleNamespace(get_name=lambda: backend.name)
+    with mock.patch("converter.vllm_plugin.attention.get_attn_backend", return_value=chosen):
+        message = refused("ntk")
+    assert f"the attention backend {backend.name} is not known to honour ALiBi slopes" in message
+    assert "--attention-backend TRITON_ATTN or FLASH_ATTN" in message
+
+
+def test_another_model_s_class(refused: Refused) -> None:
+    message = refused("ntk", hf_overrides={"architectures": ["BloomForCausalLM"]})
+    assert "BloomForCausalLM would run this converted model without its ALiBi scaling" in message
+    assert "drop architectures from --hf-overrides" in message
+
+
+def test_vllm_s_own_way_to_run_a_repository_s_code(refused: Refused) -> None:
+    message = refused("ntk", model_impl="transformers", trust_remote_code=True)
+    assert "this code runs in transformers only" in message
+    assert "pip install 'ntk-convert[vllm]'" in message
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0"])
+def test_another_version_of_vllm(tmp_path: Path, version: str) -> None:
+    folder = converted_tiny(tmp_path, "bloom", "ntk")
+    try:
+        with mock.patch("vllm.__version__", version):
+            register()
+        with pytest.raises(ValueError, match=f"this is vLLM {version};") as error:
+            AutoConfig.from_pretrained(folder)
+        assert "\n" not in str(error.value)
+    finally:
+        register()
+    assert AutoConfig.from_pretrained(folder).alibi_scaling == {"type": "ntk", "factor": 4.0}
+
+
+def test_the_extra_states_the_same_versions() -> None:
+    requirements = [Requirement(line) for line in metadata.requires("ntk-convert") or []]
+    [range_] = [each.specifier for each in requirements if each.name == "vllm"]
+    assert range_ == SpecifierSet(f">={versions.FIRST},<{versions.BEYOND.base_version}")

@@ -1,0 +1,56 @@
+"""Two processes give the log-probabilities of one, for every family."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.patched import FAMILIES, VARIANTS
+from tests.vllm.engines import BOUND, FELT, converted_tiny
+
+# One key head for both processes, key heads that are divided, and norms over the heads of both.
+OPTIONS = {
+    "falcon-multi-query": ("falcon", {"multi_query": True}),
+    "falcon-grouped": ("falcon", VARIANTS["falcon-grouped"][1]),
+    "mpt-qk-ln": ("mpt", {"attn_config": {"qk_ln": True}}),
+    "refact-first-revision": ("refact", {"packed_projections": False}),
+}
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
+    models = {
+        f"{family}-{scaling}": converted_tiny(tmp_path / f"{family}-{scaling}", family, scaling)
+        for number, family in enumerate(FAMILIES)
+        for scaling in (("ntk", "ntk-position")[number % 2],)
+    }
+    for number, (name, (family, changes)) in enumerate(OPTIONS.items()):
+        models[name] = converted_tiny(tmp_path / name, family, ("ntk-position", "ntk")[number % 2], **changes)
+    models["wrong-ntk"] = converted_tiny(tmp_path / "wrong-ntk", "bloom", "ntk")
+    models["wrong-position"] = converted_tiny(tmp_path / "wrong-position", "mpt", "ntk-position")
+    jobs = tmp_path / "jobs.json"
+    pairs = zip(map(str, models.values()), free_ports(len(models)), strict=True)
+    jobs.write_text(json.dumps(dict(zip(models, pairs, strict=True))), encoding="utf-8")
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    result = subprocess.run(
+        [sys.executable, "-m", *launcher, "-m", "tests.vllm.ranks", str(jobs)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(["examples", "."])},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    differences = json.loads(jobs.read_text(encoding="utf-8"))
+    assert [name for name in models if name.startswith("wrong") and differences[name] <= FELT] == []
+    assert [name for name in models if not name.startswith("wrong") and differences[name] >= BOUND] == []

@@ -92,10 +92,7 @@ def test_a_text_up_to_the_reach_is_not_truncated(tmp_path: Path) -> None:
         "sentence_bert_config.json from 100 and model_max_length in tokenizer_config.json from 100"
     ]
     text = " ".join(f"w{4 + index % 90}" for index in range(250))
-    short, long = (
-        load(path)
-        for path in (_truncating(tmp_path), tmp_path / "out")
-    )
+    short, long = (load(path) for path in (_truncating(tmp_path), tmp_path / "out"))
     assert (short.max_seq_length, long.max_seq_length) == (100, 300)
     found = long.encode(text)
     assert np.abs(short.encode(text) - found).max() > 1e-2 * np.abs(found).max()

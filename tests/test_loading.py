@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from transformers import (
 from converter import convert
 from converter.families import recognise
 from templates.ntk_alibi import Alibi, stock_slopes
-from templates.ntk_plan import EAGER, plan_attention
+from templates.ntk_plan import plan_attention
 from tests import tiny
 from tests.dealt import dealt
 from tests.patched import FAMILIES, FITTED, STOCK, Convert, assert_logits, batch, config_of, load
@@ -203,7 +204,8 @@ def test_device_maps(converted: Convert, family: str, tmp_path: Path) -> None:
 def test_a_plan_follows_its_layer_to_another_device() -> None:
     """``device_map`` places each layer; accelerate moves what a layer is called with before it runs."""
     hidden, documents = torch.zeros(1, 8, 4), torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
-    plan = plan_attention(EAGER, Alibi(stock_slopes(4)), 0.5, hidden, position_ids=documents)
+    eager = SimpleNamespace(_attn_implementation="eager")
+    plan = plan_attention(eager, Alibi(stock_slopes(4)), 0.5, hidden, position_ids=documents)
     moved = send_to_device(plan, torch.device("meta"))
     tensors = {
         "mask": moved.mask,

@@ -36,7 +36,7 @@ from tests import tiny
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "ntk-convert-common-tests")
 FROM_CHECKOUT = ("__init__.py", "exporters", "generation", "utils")
-"""Of the folder tests/, what the common tests import and the source archive lacks."""
+"""Of the folder tests/, what the common tests import and the source archive lacks; 4.57 has no exporters."""
 PACKAGES = ("parameterized",)
 """What the common tests need and neither transformers nor this project does."""
 
@@ -73,7 +73,7 @@ def unpack_tests(checkout: Path, cache: Path) -> Path:
         tar.extractall(cache, members, filter="data")
     for name in FROM_CHECKOUT:
         source, target = checkout / "tests" / name, folder / "tests" / name
-        if not target.exists():
+        if source.exists() and not target.exists():
             (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
     return folder
 
@@ -210,25 +210,30 @@ def main() -> int:
     parser.add_argument("--checkout", type=Path, required=True, help="checkout of transformers' repository")
     parser.add_argument("--cache", type=Path, default=CACHE, help=f"folder for the tests (default: {CACHE})")
     parser.add_argument("-k", metavar="EXPRESSION", help="run only these tests, as pytest -k selects them")
-    parser.add_argument("--write", action="store_true", help="write results/common_tests-VERSION.md")
+    parser.add_argument("--write", action="store_true", help="write results/common_tests-VERSION-KIND.md")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(FAMILIES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     if not (arguments.checkout / "tests/generation").is_dir():
         parser.error(f"{arguments.checkout} has no folder tests/generation")
+    names = arguments.names or list(FAMILIES)
     clean_up_when_terminated()
     busy = load()
     arguments.cache.mkdir(parents=True, exist_ok=True)
     tests = unpack_tests(arguments.checkout, arguments.cache.resolve())
     with tempfile.TemporaryDirectory(prefix="ntk-benchmark-") as work:
         chosen = ["-k", arguments.k] if arguments.k else []
-        results = measure(arguments.names or list(FAMILIES), tests, Path(work), chosen)
-    found = sections(results, release_of(arguments.checkout))
-    print("\n\n".join(found))
-    if arguments.write:
-        name = f"common_tests-{version('transformers')}"
-        path = write(name, "transformers' common tests on converted repositories", found, busy)
-        print(f"\nwritten: {path.name}")
+        results = measure(names, tests, Path(work), chosen)
+    for kind in SCALINGS:
+        part = {name: sides for name, sides in results.items() if FAMILIES[name].kind == kind}
+        if not part:
+            continue
+        found = sections(part, release_of(arguments.checkout))
+        print("\n\n".join(found))
+        if arguments.write:
+            name = f"common_tests-{version('transformers')}-{kind}"
+            path = write(name, f"transformers' common tests on converted {kind}s", found, busy)
+            print(f"\nwritten: {path.name}")
     return int(any(row[1:3] == ["failed", "passed"] for row in failures(results)))
 
 

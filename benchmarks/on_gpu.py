@@ -103,7 +103,9 @@ def check_torch(device: str) -> None:
 )
 @click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
 @click.option(
-    "--results", type=click.Path(path_type=Path), default=report.RESULTS, help="Folder to write to."
+    "--results",
+    type=click.Path(path_type=Path),
+    help=f"Folder to write to; by default {report.RESULTS.name}/, or for a trial none.",
 )
 def main(
     device: str,
@@ -111,7 +113,7 @@ def main(
     minutes: float,
     optimum_python: str | None,
     folder: Path | None,
-    results: Path,
+    results: Path | None,
 ) -> None:
     """Measures converted models on a GPU, beside stock ones and other exporters."""
     started = time.monotonic()
@@ -119,6 +121,8 @@ def main(
     check_torch(device)
     if folder is None and MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM:
         folder = MEMORY_DISK
+    if results is None and device == "cuda":
+        results = report.RESULTS
     until = started + 60 * minutes - SPARE
     wrong: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="ntk-gpu-", dir=folder) as temporary:

@@ -36,8 +36,8 @@ def check_attention(name: str | None) -> None:
     """Raises ValueError for a function of transformers that could not compute a bias of -slope * |i - j|."""
     if name not in (None, *ATTENTION):
         raise ValueError(
-            f"{name!r} cannot compute the ALiBi bias of an encoder; load the model with "
-            f"attn_implementation={' or '.join(map(repr, ATTENTION))}"
+            f'Specified `attn_implementation="{name}"` is not supported, because it cannot compute the ALiBi '
+            f"bias of an encoder; use one of: {', '.join(ATTENTION)}"
         )
 
 

@@ -26,7 +26,8 @@ from .ntk_alibi import Alibi, key_channels, query_channels
 
 # Arguments of attention functions that take rows of several documents.
 PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
-# All that mask functions read of a config, for a pass that returns attention weights.
+# All that mask functions read of a config, for a pass that returns attention weights. (torch.compile cannot
+# make such an object in a graph.)
 EAGER = SimpleNamespace(_attn_implementation="eager")
 # transformers 4.57 has one argument more, and another name for the embeddings.
 MASK_ARGUMENTS = frozenset(inspect.signature(create_causal_mask).parameters)
@@ -148,14 +149,13 @@ def plan_attention(
         real = None if attention_mask is None else real_tokens(attention_mask.to(device), seen, keys)
         positions = count_positions(real, slots, keys, every_key=fold_cached)
         if position_ids is not None:
-            given = given_positions(
-                position_ids, positions, hidden_states, slots, past_key_values is not None
-            )
+            cached = past_key_values is not None
+            given = given_positions(position_ids, positions, hidden_states, slots, cached)
             if fold_cached:
                 check_counted(given, positions)
             else:
                 positions = given
-        elif named := [name for name in keywords if name in PACKED]:
+        elif named := [keyword for keyword in keywords if keyword in PACKED]:
             raise ValueError(f"{named[0]} needs position_ids, which start again at 0 with every document")
         keywords = packed_keywords(keywords, positions, hidden_states.shape[:2])
         mask_config = EAGER if name == "eager" else config
@@ -199,7 +199,7 @@ def check_cache(config: Any, layers: Any, fold_cached: bool) -> None:
         )
 
 
-def check_counted(given: "Positions", counted: "Positions") -> None:
+def check_counted(given: Positions, counted: Positions) -> None:
     """Raises ValueError if the caller's positions are not those of the real tokens; not in compiled graphs.
 
     A quantised cache holds keys without positions, so all of them are counted again for every pass.
@@ -376,7 +376,7 @@ def given_positions(
 def causal_mask(
     config: Any, hidden_states: torch.Tensor, positions: Positions, slots: torch.Tensor, sizes: CacheSizes
 ) -> Any:
-    """The mask that transformers makes for the attention function; None if its own causal mask is right.
+    """The mask that transformers makes for this attention function; None if its own causal mask is right.
 
     Padding is in the channels of the keys, so all rows have the same mask, unless they hold documents.
     """

@@ -214,7 +214,9 @@ def test_other_attention_functions_are_refused(
     expected = model(ids, attention_mask=mask).logits
     flash = ("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn")
     for name in (*flash, "flex_attention", "sdpa_paged", "paged|eager", "mine"):
-        message = f"'{re.escape(name)}' cannot compute .*; load the model with attn_implementation='sdpa' or"
+        message = (
+            f'"{re.escape(name)}"` is not supported, because it cannot compute .*; use one of: sdpa, eager'
+        )
         with pytest.raises(ValueError, match=message):
             load(folder, attn_implementation=name)
         with pytest.raises(ValueError, match=message):

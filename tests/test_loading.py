@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
+from accelerate.utils import send_to_device
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -24,6 +26,8 @@ from transformers import (
 
 from converter import convert
 from converter.families import recognise
+from templates.ntk_alibi import Alibi, stock_slopes
+from templates.ntk_plan import plan_attention
 from tests import tiny
 from tests.dealt import dealt
 from tests.patched import FAMILIES, FITTED, STOCK, Convert, assert_logits, batch, config_of, load
@@ -195,6 +199,24 @@ def test_device_maps(converted: Convert, family: str, tmp_path: Path) -> None:
     assert_logits(offloaded(ids, attention_mask=mask).logits, expected, mask)
     tokens = offloaded.generate(ids, attention_mask=mask, max_new_tokens=5)
     assert torch.equal(tokens, model.generate(ids, attention_mask=mask, max_new_tokens=5))
+
+
+def test_a_plan_follows_its_layer_to_another_device() -> None:
+    """``device_map`` places each layer; accelerate moves what a layer is called with before it runs."""
+    hidden, documents = torch.zeros(1, 8, 4), torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+    eager = SimpleNamespace(_attn_implementation="eager")
+    plan = plan_attention(eager, Alibi(stock_slopes(4)), 0.5, hidden, position_ids=documents)
+    moved = send_to_device(plan, torch.device("meta"))
+    tensors = {
+        "mask": moved.mask,
+        "slots": moved.slots,
+        "queries": moved.query_channels[0],
+        "keys": moved.key_channels,
+        "bounds": moved.keywords["cu_seq_lens_q"],
+    }
+    assert {name for name, tensor in tensors.items() if tensor.device.type != "meta"} == set()
+    assert type(moved) is type(plan)
+    assert moved.implementation == plan.implementation
 
 
 @torch.no_grad()

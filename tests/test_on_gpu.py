@@ -75,15 +75,17 @@ def test_a_result_is_written_as_it_grows(module: Module, settings: Any) -> None:
     assert list(settings.results.iterdir()) == [path]
 
 
-def test_a_trial_prints_and_writes_nothing(
+def test_a_trial_is_printed_or_written_where_it_is_told(
     module: Module, settings: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trial = replace(settings, device="cpu")
-    document = module("gpu.document").Document(trial, "attention", "a title")
-    document.put("Numbers", "1 ms")
-    document.end()
-    assert "1 ms" in capsys.readouterr().out
-    assert not trial.results.exists()
+    for each in (replace(trial, results=None), trial):
+        document = module("gpu.document").Document(each, "attention", "a title")
+        document.put("Numbers", "1 ms")
+        document.end()
+    printed, written = capsys.readouterr().out, (trial.results / "gpu-attention.md").read_text()
+    for text in (printed, written):
+        assert text.count("1 ms") == text.count("A trial on the CPU") == 1
 
 
 def late() -> None:

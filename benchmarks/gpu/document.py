@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import click
 import report
@@ -20,13 +19,14 @@ TRIAL = "A trial on the CPU with tiny sizes: it shows that the parts run, and no
 class Document:
     """Sections with headings, what was skipped and what failed.
 
-    A trial is printed at its end, and nothing is written.
+    Without a folder for results, as in a trial, it is printed at its end.
     """
 
     def __init__(self, settings: Settings, name: str, title: str):
         self.title = title
         self.facts = report.facts(report.load(), PACKAGES)
-        self.path = None if settings.trial else Path(settings.results, f"gpu-{name}.md")
+        self.trial = settings.trial
+        self.path = settings.results and settings.results / f"gpu-{name}.md"
         self.intro = ""
         self.sections: dict[str, str] = {}
         self.skipped: list[str] = []
@@ -69,7 +69,7 @@ class Document:
 
     def text(self) -> str:
         """The file's content."""
-        blocks = [f"# GPU: {self.title}", *([] if self.path else [TRIAL]), self.facts]
+        blocks = [f"# GPU: {self.title}", *([TRIAL] if self.trial else []), self.facts]
         if not self.ended:
             blocks.append("**Not complete**: the run ended, or was ended, before this part was done.")
         blocks += [self.intro] if self.intro else []

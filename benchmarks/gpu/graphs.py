@@ -117,7 +117,7 @@ def export_all(
     for dtype, setup in setups.items():
         for graph in GRAPHS:
             if graph == "optimum" and settings.optimum_python is None:
-                document.skip(graph, "--optimum-python names no Python that has it (make gpu OPTIMUM=PATH)")
+                document.skip(graph, "--optimum-python names no Python that has it")
                 continue
             processes[dtype, graph] = start_export(setup, graph, settings.optimum_python)
     exported: dict[str, list[str]] = {dtype: [] for dtype in setups}

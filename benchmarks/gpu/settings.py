@@ -38,11 +38,11 @@ class Settings:
     """The settings of one part."""
 
     device: str
-    """``cuda``, or ``cpu`` for a trial: everything that a CPU can run, on tiny sizes, and no result file."""
+    """``cuda``, or ``cpu`` for a trial: everything that a CPU can run, on tiny sizes."""
     folder: Path
     """For temporary files."""
-    results: Path
-    """The folder of the result files."""
+    results: Path | None
+    """The folder of the result files; None to print the results."""
     until: float
     """The time of ``time.monotonic()`` at which the part must have ended."""
     optimum_python: str | None = None

@@ -81,4 +81,4 @@ def finite(data: memoryview | bytes, dtype: str) -> bool:
     size, infinity = ITEM_BYTES[dtype], INFINITY[dtype]
     positive, negative = np.frombuffer(data, f"<i{size}"), np.frombuffer(data, f"<u{size}")
     sign = 1 << 8 * size - 1
-    return positive.max(initial=0) < infinity and negative.max(initial=0) < sign + infinity
+    return bool(positive.max(initial=0) < infinity and negative.max(initial=0) < sign + infinity)

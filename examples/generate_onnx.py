@@ -3,7 +3,7 @@
     python examples/generate_onnx.py DIR "a prompt" ["another"] [--max-new-tokens 32] [--provider cuda]
 
 DIR holds an ONNX graph of the profile ort, config.json and tokenizer.json; without the latter, prompts are
-token ids ("5 6 7").
+token ids ("5 6 7"). If it holds several graphs, --graph onnx/model.onnx runs the quantised or standalone one.
 The keys and the values of each layer stay in one buffer, which the graph reads as past and writes as present.
 """
 
@@ -31,13 +31,14 @@ class Model:
             the provider does not work (onnxruntime would silently fall back to the CPU).
     """
 
-    def __init__(self, folder: Path, provider: str = "cpu"):
+    def __init__(self, folder: Path, provider: str = "cpu", graph: str | None = None):
         self.device = provider
-        path = graph_file(folder, provider)
+        path = graph_file(folder, provider) if graph is None else folder / graph
         if not folder.is_dir():
             raise RuntimeError(f"{folder} is not a folder")
         if not path.is_file():
-            raise RuntimeError(f"no ONNX graph in {folder}; write one: ntk-convert export {folder}")
+            what = "ONNX graph" if graph is None else f"graph {graph}"
+            raise RuntimeError(f"no {what} in {folder}; write one: ntk-convert export {folder}")
         options = ort.SessionOptions()
         # The probabilities of ALiBi's far keys are denormal numbers, which are slow on some processors. The
         # first session of a process decides this for its thread, so make no other session before.
@@ -205,10 +206,11 @@ def run() -> None:
     parser.add_argument("prompts", nargs="+", metavar="PROMPT")
     parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--provider", choices=sorted(PROVIDERS), default="cpu")
+    parser.add_argument("--graph", help="the graph's file in DIR, if there are several")
     options = parser.parse_args()
     if options.max_new_tokens < 1:
         raise ValueError("--max-new-tokens must be at least 1")
-    model = Model(options.folder, options.provider)
+    model = Model(options.folder, options.provider, options.graph)
     encode, decode = text_functions(options.folder)
     prompts = [encode(prompt) for prompt in options.prompts]
     if not all(prompts):

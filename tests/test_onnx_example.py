@@ -207,6 +207,12 @@ def test_graphs_that_cannot_be_run_this_way(
         f"{folder / 'model.onnx'} is of the profile portable, and this script needs the profile ort; "
         f"export again (ntk-convert export {folder} --onnx-profile ort), or run this graph with optimum"
     )
+    name = "onnx/model.onnx"
+    assert refused(capfd, example, portable, "w5", "--graph", name) == (
+        f"no graph {name} in {folder}; write one: ntk-convert export {folder}"
+    )
+    export(folder).joinpath("model.onnx").rename(folder / "other.onnx")
+    assert example.Model(export(folder, profile="portable"), graph="other.onnx").caches
 
 
 def test_the_graph_of_an_encoder_is_refused(

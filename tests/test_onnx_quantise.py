@@ -257,3 +257,40 @@ def test_validation_of_a_real_vocabulary(
     assert f"of {vocabulary} tokens of the vocabulary" in graph.extent
     assert graph.passed
     assert validate(tmp_path / "out").passed
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "dtype", "profile"),
+    [
+        ("jina_bert", "MaskedLM", "int4", "ort"),
+        ("mosaic_bert", "SequenceClassification", "int8", "portable"),
+    ],
+)
+def test_graphs_are_compared_with_the_model_of_the_stored_weights(
+    tmp_path: Path, family: str, head: Any, dtype: str, profile: Any
+) -> None:
+    """4 bits lose half of a narrow random model. That is no mistake of the graph, and the report says it."""
+    source = tiny.ENCODERS[family](tmp_path / "source", 3, head=head, seed=3)
+    onnx_options = OnnxOptions(dtype=dtype, profile=profile)
+    result = convert(source, tmp_path / "out", scale=2, train_length=24, verify=False, onnx=onnx_options)
+    assert result.onnx is not None
+    assert result.onnx.report is not None
+    [graph] = result.onnx.report.graphs
+    [loss] = [check.difference for check in graph.structure if check.name == "quantised weights"]
+    assert loss is not None
+    assert (loss > 0.5) == (dtype == "int4")
+    assert (
+        f"the quantised weights themselves change the results by {loss:.1e}"
+        in (tmp_path / "out" / "README.md").read_text()
+    )
+
+    # A wrong scale of one weight is a mistake, and smaller than what 4 bits lose.
+    path = tmp_path / "out" / "onnx" / "model.onnx"
+    model = onnx.load(path)
+    scales = next(tensor for tensor in model.graph.initializer if tensor.name.endswith("dense.weight_scales"))
+    scales.CopyFrom(numpy_helper.from_array(1.5 * numpy_helper.to_array(scales), scales.name))
+    path.with_name("model.onnx_data").unlink()
+    onnx.save(model, path, save_as_external_data=True, location="model.onnx_data")
+    report = validate(tmp_path / "out")
+    assert report.failure is not None
+    assert "root mean square of the differences" in report.failure

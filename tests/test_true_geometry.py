@@ -30,7 +30,7 @@ from tests.memory import MB, measured, needs_proc
 from tests.onnx_graphs import PROFILES
 from tests.patched import CHECKED, assert_logits, config_of
 from tests.reference import ENCODERS, FAMILIES
-from tests.true_geometry import LARGEST, SMALLEST, Stored
+from tests.true_geometry import KRUTRIM, LARGEST, SMALLEST, Stored
 
 ROOT = Path(__file__).parent.parent
 LENGTH = 16
@@ -188,12 +188,26 @@ def test_what_users_run(place: Path, run: Callable[..., Run], layout: str) -> No
         return
     model = check_generation(out)
     if layout != "baichuan":  # in float64 it would take 8 GB
-        config, tensors = tiny.read(out)
-        ids, _ = tokens(out, rows=1)
-        with torch.no_grad():
-            found = model(ids).logits
-        assert_logits(found, FAMILIES[stored.family].logits(config, tensors, ids.numpy()))
+        check_logits(out, stored.family, model)
     check_evaluation(out, run, place)
+
+
+@pytest.mark.slow
+def test_krutrim(place: Path, run: Callable[..., Run]) -> None:
+    """With the activation that its config does not name, and its paper does."""
+    answer = ("--set", "ffn_config.ffn_act_fn.name=relu")
+    result = check_conversion(place, run, KRUTRIM, *answer)
+    assert result["set"] == {"ffn_config.ffn_act_fn.name": "relu"}
+    check_logits(place / "out", "mpt", check_generation(place / "out"))
+
+
+def check_logits(folder: Path, family: str, model: Any) -> None:
+    """The model's logits are the reference's."""
+    config, tensors = tiny.read(folder)
+    ids, _ = tokens(folder, rows=1)
+    with torch.no_grad():
+        found = model(ids).logits
+    assert_logits(found, FAMILIES[family].logits(config, tensors, ids.numpy()))
 
 
 def check_embeddings(folder: Path, layout: str) -> None:

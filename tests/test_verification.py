@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import logging.handlers
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -366,6 +369,20 @@ def test_weights_that_are_not_numbers_are_caught(
         convert(source, tmp_path / "refused", scale=2, **options)
     assert not (tmp_path / "refused").exists()
     assert not convert(source, tmp_path / "kept", scale=2, verify=False, **options).checks
+
+
+def test_transformers_logs_nothing(tmp_path: Path) -> None:
+    """It would print the whole config beside the error, once for each model that the checks build."""
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
+    edit_json(source / "config.json", {"sub_configs": {"a": {}}})
+    log, records = logging.getLogger("transformers"), logging.handlers.BufferingHandler(1000)
+    log.addHandler(records)
+    try:
+        with suppress(VerificationError):  # version 4.57 takes the value
+            convert(source, tmp_path / "out", scale=2)
+    finally:
+        log.removeHandler(records)
+    assert records.buffer == []
 
 
 def test_dead_buffers_of_old_checkpoints_are_no_failure(tmp_path: Path) -> None:

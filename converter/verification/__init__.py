@@ -15,6 +15,9 @@ The cost does not grow with the model: no check holds the weights of more than a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from converter.config import Config
 from converter.recipes import RotaryRecipe
 from converter.result.converted import ConvertedRepository
@@ -41,10 +44,24 @@ def verify(
         VerificationError: a check failed (the first one is named), or the model cannot be built or run.
     """
     context = Context(repository.config if source_config is None else source_config, own_code)
-    if isinstance(repository.recipe, RotaryRecipe):
-        from converter.verification import rotary
+    with unlogged():
+        if isinstance(repository.recipe, RotaryRecipe):
+            from converter.verification import rotary
 
-        return rotary.verify(repository, repository.recipe, context)
-    from converter.verification import alibi
+            return rotary.verify(repository, repository.recipe, context)
+        from converter.verification import alibi
 
-    return alibi.verify(repository, context)
+        return alibi.verify(repository, context)
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Hides what transformers logs, such as the whole of a config with a wrong value; it is also raised."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

@@ -130,7 +130,8 @@ def _batch(kind: str, seed: int, cases: list[str]) -> Iterator[Outcome]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.hostile.worker", kind, str(seed), *cases],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if "HOSTILE_DEBUG" not in os.environ else None,
+        # Not a pipe: nobody reads it, and once it is full the worker would wait forever.
+        stderr=subprocess.DEVNULL if "HOSTILE_DEBUG" not in os.environ else None,
         cwd=ROOT,
         env=environment,
         start_new_session=True,

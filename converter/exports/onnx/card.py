@@ -90,5 +90,10 @@ def section(
 def _worst(graph: GraphReport, place: ProviderReport) -> str:
     worst = max((check.difference or 0.0 for check in place.checks), default=0.0)
     if graph.dtype in QUANTISED:
-        return f"root mean square of the differences at most {worst:.1e} of the logits'"
+        # The only number in there: what the quantised weights change.
+        [loss] = (check.difference for check in graph.structure if check.difference is not None)
+        return (
+            f"root mean square of the differences at most {worst:.1e} of the results'; the quantised weights "
+            f"themselves change the results by {loss:.1e}"
+        )
     return f"largest difference {worst:.1e} of the largest logit"

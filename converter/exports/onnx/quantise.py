@@ -1,4 +1,4 @@
-"""Weight-only quantisation of a decoder's graph to 4 or 8 bits, with onnxruntime's round-to-nearest kernels.
+"""Weight-only quantisation of a graph to 4 or 8 bits, with onnxruntime's round-to-nearest kernels.
 
 Each ``BLOCK`` numbers along a weight's inputs share a scale and a zero point. Weights are read and quantised
 piece by piece while the graph is saved. So memory holds the scales and zero points of one weight, and no
@@ -15,7 +15,7 @@ import functools
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,13 +44,13 @@ has numbers of every output."""
 
 
 def quantise(graph: ir.Graph, bits: Bits, *, fused: bool) -> None:
-    """Quantises the linear layers, the head and the embedding table of a decoder that computes in float32.
+    """Quantises the linear layers, the head and the embedding tables of a model that computes in float32.
 
     The weights are read when the graph is saved.
 
     Args:
-        graph: as ``Decoder`` builds it. Linear layers are Gemm or FusedMatMul over initialisers or casts of
-            them, [outputs, inputs] with ``transB`` and [inputs, outputs] without.
+        graph: as ``Decoder`` and ``Encoder`` build it. Linear layers are Gemm or FusedMatMul over
+            initialisers or casts of them, [outputs, inputs] with ``transB`` and [inputs, outputs] without.
         bits: of the layers' weights.
         fused: use onnxruntime's MatMulNBits; otherwise DequantizeLinear and MatMul, which onnxruntime
             fuses into MatMulNBits when it loads them.
@@ -59,9 +59,14 @@ def quantise(graph: ir.Graph, bits: Bits, *, fused: bool) -> None:
     for node in graph:
         outer = (node.name or "").startswith(OUTER)
         if node.op_type in ("Gemm", "FusedMatMul"):
-            found.append((node, _initialiser(node.inputs[1]), 8 if outer else bits))
+            matrix = _initialiser(node.inputs[1])
+            if matrix is None:
+                raise ValueError(f"the weight of {node.name} is not an initialiser of the graph")
+            found.append((node, matrix, 8 if outer else bits))
         elif node.op_type == "Gather" and outer:
-            found.append((node, _initialiser(node.inputs[0]), 8))
+            table = _initialiser(node.inputs[0])
+            if table is not None:  # else it picks the first token's hidden states, for a pooler
+                found.append((node, table, 8))
     form = _Fused(graph) if fused else _Standard(graph)
     for node, tensor, bits_here in found:
         by_column = node.op_type == "Gemm" and "transB" not in node.attributes
@@ -353,14 +358,30 @@ class _Standard(_Form):
         return self.op(node, "DequantizeLinear", *parts, axis=1, block_size=BLOCK)
 
 
-def _initialiser(value: Value | None) -> ir.TensorProtocol:
-    """The tensor of an initialiser, which may be cast before it is used."""
+def rounded(weight: NDArray[np.float32], bits: Bits) -> NDArray[np.float32]:
+    """A weight [outputs, inputs] with the values that its quantised numbers stand for."""
+    stored = _Stored(ir.tensor(weight), by_column=False, bits=bits)
+    steps, result = _Steps.empty(stored), np.empty(weight.shape, np.float32)
+    for outputs, packed in _quantised(stored, steps, range(stored.blocks)):
+        scales, zeros = steps.scales[outputs], _unpacked(steps.zeros[outputs], bits)[:, : stored.blocks]
+        numbers = _unpacked(packed, bits).reshape(len(packed), stored.blocks, BLOCK)
+        values = (numbers - zeros[..., None].astype(np.float32)) * scales[..., None]
+        result[outputs] = values.reshape(len(packed), -1)[:, : stored.inputs]
+    return result
+
+
+def quantised_weights(names: Iterable[str]) -> dict[str, Bits]:
+    """The weights that a graph with initialisers of these names quantises -> their bits."""
+    found = (name.rpartition("_Q") for name in names)
+    return {weight: 4 if bits == "4" else 8 for weight, _, bits in found if weight and bits in ("4", "8")}
+
+
+def _initialiser(value: Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initialiser, which may be cast before it is used; None for a computed value."""
     while value is not None and value.const_value is None:
         node = value.producer()
         value = node.inputs[0] if node is not None and node.op_type == "Cast" else None
-    if value is None or value.const_value is None:
-        raise ValueError("a weight that is not an initialiser of the graph")
-    return value.const_value
+    return None if value is None else value.const_value
 
 
 def _quantised(stored: _Stored, steps: _Steps, blocks: range) -> Iterator[tuple[slice, NDArray[np.uint8]]]:

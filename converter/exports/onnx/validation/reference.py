@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from transformers.pytorch_utils import Conv1D
 
+from converter.exports.onnx.quantise import Bits, rounded
 from converter.exports.onnx.session import stacked
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import first_layers
@@ -29,8 +31,10 @@ RESULTS = ("last_hidden_state", "logits", "start_logits", "end_logits")
 class Reference:
     """The torch model in float32, which computes the right results."""
 
-    def __init__(self, model: Any, *, has_cache: bool):
+    def __init__(self, model: Any, stored: Mapping[str, str], *, has_cache: bool):
         self.model = model
+        self.stored = stored
+        """Parameter -> its stored name."""
         self.has_cache = has_cache
 
     @classmethod
@@ -49,7 +53,7 @@ class Reference:
             family = repository.family
             tables = {*family.tensor_names(family.embeddings), *VOCABULARY_TENSORS}
             stored = patched.checkpoint.tensors
-            state = {}
+            state, names = {}, {}
             for name in model.state_dict():
                 spellings = (name, family.below(name), *family.tensor_names(name))
                 found = next((spelling for spelling in spellings if spelling in stored), None)
@@ -57,10 +61,25 @@ class Reference:
                     continue  # a tied head
                 whole = name not in tables or stored[found].shape[0] == vocabulary
                 tensor = patched.tensor(found) if whole else patched.first_rows(found, vocabulary)
-                state[name] = tensor.float()
+                state[name], names[name] = tensor.float(), found
             model.load_state_dict(state, strict=False, assign=True)
             model.tie_weights()
-            yield cls(model, has_cache=repository.decoder)
+            yield cls(model, names, has_cache=repository.decoder)
+
+    def quantise(self, weights: Mapping[str, Bits]) -> None:
+        """Gives weights the values that a quantised graph stores.
+
+        Args:
+            weights: stored name -> bits.
+        """
+        by_column = {id(module.weight) for module in self.model.modules() if isinstance(module, Conv1D)}
+        for name, parameter in self.model.named_parameters():
+            bits = weights.get(self.stored.get(name, ""))
+            if bits is None:
+                continue
+            weight = parameter.data.T if id(parameter) in by_column else parameter.data
+            found = torch.from_numpy(rounded(weight.numpy(), bits))
+            parameter.data = found.T if id(parameter) in by_column else found
 
     def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Array, Any]:
         """See ``Session.step``: the results, float32 [B, S or 1, any], and the cache."""

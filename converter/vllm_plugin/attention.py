@@ -94,7 +94,6 @@ class AlibiAttention(nn.Module):
         self.folded = is_folded(setup.config)
         self.padded = head_size(setup.config)
         backend = get_attn_backend(self.padded, torch.get_default_dtype(), dtype)
-        check_cache(dtype, self.folded)
         check_backend(backend.get_name(), self.folded)
         self.attn = Attention(
             heads,
@@ -107,6 +106,7 @@ class AlibiAttention(nn.Module):
             prefix=f"{prefix}.attn",
             attn_backend=backend,
         )
+        check_cache(self.attn.kv_cache_dtype, self.folded)  # a quantised checkpoint can choose it too
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, channels: Channels | None

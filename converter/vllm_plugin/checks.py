@@ -12,12 +12,16 @@ FLASHINFER takes slopes and never uses them, and nothing in vLLM says so."""
 
 
 def check_architectures(names: Sequence[str], known: Sequence[str]) -> None:
-    """Raises ValueError for another model's class, such as BloomForCausalLM, which ignores the scaling."""
+    """Raises ValueError for a class that has no model here.
+
+    Another model's, such as BloomForCausalLM, would ignore the scaling. Those of classifiers have none yet.
+    """
     for name in names:
         if name not in known:
             raise ValueError(
-                f"{name} would run this converted model without its ALiBi scaling, or not at all; drop "
-                f"architectures from --hf-overrides. vLLM can serve: {', '.join(known)}"
+                f"vLLM cannot serve a converted model as {name}; drop architectures from --hf-overrides, as "
+                "another model's class would ignore the ALiBi scaling. The plugin of ntk-convert has "
+                f"{', '.join(known)}"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 from vllm import ModelRegistry
 from vllm.transformers_utils.model_arch_config_convertor import (
     MODEL_ARCH_CONFIG_CONVERTORS,
@@ -16,6 +16,8 @@ from converter.vllm_plugin.checks import check_architectures, check_scaling
 from converter.vllm_plugin.sizes import head_size
 
 PACKAGE = __package__
+TOKENIZERS = {"baichuan": "NtkBaichuanTokenizer", "mpt": "NtkReplitTokenizer"}
+"""Family -> the tokenizer class that its repositories may hold code for, in the templates too."""
 DECODERS = tuple(family for family in FAMILIES if family.kind == "decoder")
 
 
@@ -48,5 +50,9 @@ def register_families() -> None:
         # A registered class wins over the repository's own code, so vLLM needs no --trust-remote-code.
         AutoConfig.register(family.model_type, config_class, exist_ok=True)
         MODEL_ARCH_CONFIG_CONVERTORS[family.model_type] = Sizes
+        if tokenizer := TOKENIZERS.get(family.name):
+            tokenization = import_module(f"{PACKAGE}.templates.tokenization_ntk_sentencepiece")
+            tokenizer_class = getattr(tokenization, tokenizer)
+            AutoTokenizer.register(config_class, slow_tokenizer_class=tokenizer_class, exist_ok=True)
         module = f"{PACKAGE}.families.{family.name}"
         ModelRegistry.register_model(family.language_model, f"{module}:{family.language_model}")

@@ -56,8 +56,13 @@ def test_a_backend_that_ignores_slopes(refused: Refused, backend: AttentionBacke
 
 def test_another_model_s_class(refused: Refused) -> None:
     message = refused("ntk", hf_overrides={"architectures": ["BloomForCausalLM"]})
-    assert "BloomForCausalLM would run this converted model without its ALiBi scaling" in message
+    assert "cannot serve a converted model as BloomForCausalLM" in message
     assert "drop architectures from --hf-overrides" in message
+
+
+def test_lora(refused: Refused) -> None:
+    """vLLM's own answer: an adapter of BLOOM's fused weight is not in the order of vLLM's."""
+    assert "does not support LoRA" in refused("ntk", enable_lora=True)
 
 
 def test_vllm_s_own_way_to_run_a_repository_s_code(refused: Refused) -> None:

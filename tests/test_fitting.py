@@ -77,6 +77,7 @@ def test_gradients_are_the_slopes_of_the_reference_s_loss(name: str, tmp_path: P
         loss = losses(model, batch).mean()
         loss.backward()
     assert model.base_model.alibi is own
+    assert memory(model, 2, 80) == 2 * memory(model, 2, 40) > 0
     assert all(parameter.grad is None for parameter in model.parameters())
 
     config, (_, tensors) = config_of(tmp_path / "out"), tiny.read(tmp_path / "out")

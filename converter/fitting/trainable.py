@@ -136,7 +136,8 @@ def memory(model: Any, rows: int, length: int) -> int:
     heads = config.num_attention_heads * (config.hidden_size // config.num_attention_heads + CHANNELS)
     layer = 56 * tokens * heads * item
     logits = 16 * min(LOGITS_AT_ONCE, tokens * config.vocab_size)
-    return inputs + max(layer, logits)
+    needed: int = inputs + max(layer, logits)
+    return needed
 
 
 def _layers(model: Any) -> Sequence[Any]:

@@ -28,7 +28,7 @@ from converter.evaluation.tasks import make_task
 from converter.fitting import descent
 from converter.fitting.descent import Descent, Look, descend
 from converter.fitting.samples import Answered, Prompts, Windows, answers, masked_tokens, next_tokens
-from converter.fitting.trainable import IGNORE, TrainableAlibi, attached, losses
+from converter.fitting.trainable import IGNORE, TrainableAlibi, attached, losses, memory
 from converter.scaling.scaling import Dynamic, Static, read_scaling
 from tests import tiny
 from tests.conftest import Run, edit_json

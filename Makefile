@@ -74,6 +74,8 @@ hostile: .venv/ready
 
 evidence: .venv/ready
 	.venv/bin/python examples/evidence.py
+	.venv/bin/python examples/evidence_ramps.py
+	.venv/bin/python examples/evidence_fits.py
 
 benchmark: .venv/ready
 	.venv/bin/python benchmarks/torch_speed.py

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from evidence_design import (
     EXAMPLES,
-    LENGTHS,
     LINEAR,
     MODELS,
     NONE,
@@ -31,18 +29,14 @@ from evidence_design import (
     WINDOWS,
     Model,
 )
+from evidence_measure import MODELS_FOLDER, ROOT, Run, kept, measure, to_text, train
 from evidence_tables import with_tables
-from lines_task import prompts_as_json
-from text_task import read_corpus
 
-from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
 from converter.evaluation.statistics import compare
-from converter.evaluation.tasks import make_task
 from converter.pictures.curves import draw_curves
 from converter.pictures.style import render
 
-ROOT = EXAMPLES.parent
 RESULTS = EXAMPLES / "evidence" / "results.json"
 DOCUMENTS = (
     EXAMPLES / "evidence" / "README.md",
@@ -54,44 +48,10 @@ PICTURES = {"evidence-lines.png": ("lines-8-0", "prompts"), "evidence-text.png":
 """File in docs/images -> the model and the task that it shows."""
 
 
-def train(model: Model, folder: Path) -> None:
-    """Trains a model in a separate process, since training changes torch's global settings."""
-    command = [sys.executable, str(EXAMPLES / "train.py"), "--task", model.task, "--heads", str(model.heads)]
-    command += ["--seed", str(model.seed)]
-    command += [] if model.bias_max is None else ["--bias-max", str(model.bias_max)]
-    subprocess.run([*command, "--out", str(folder)], check=True)
-
-
-def measure(model: Model, models: Path) -> Results:
-    """Measures a trained model under all its scalings."""
-    asked: dict[str, Any]
-    if model.task == "lines":
-        prompts = models / "lines.jsonl"
-        text = "".join(prompts_as_json([length], PROMPTS[length], seed=0) for length in LENGTHS)
-        prompts.write_text(text, encoding="utf-8")
-        asked = {"tasks": [make_task("prompts", prompts)], "items": max(PROMPTS.values())}
-    else:
-        held_out = models / "held-out.txt"
-        held_out.write_text(read_corpus().held_out, encoding="utf-8", newline="\n")
-        asked = {"text": [held_out], "items": WINDOWS}
-    parts = [
-        evaluate(
-            [model.folder(models)],
-            lengths=LENGTHS,
-            train_length=TRAINED_LENGTH,
-            progress=sys.stderr.isatty(),
-            **asked,
-            **run,
-        )
-        for run in RUNS + (RUNS_OF_12_HEADS if model.heads == 12 else ())
-    ]
-    [about] = parts[0].models.values()
-    return Results(
-        [replace(each, model=model.name) for part in parts for each in part.measurements],
-        {model.name: about},
-        parts[0].settings,
-        sum(part.seconds for part in parts),
-    )
+def runs(model: Model, models: Path) -> Sequence[Run]:
+    """The scalings that a model gets."""
+    scalings = RUNS + (RUNS_OF_12_HEADS if model.heads == 12 else ())
+    return [(model.folder(models), each) for each in scalings]
 
 
 def joined(found: Mapping[Model, Results], models: Path) -> Results:
@@ -120,24 +80,6 @@ def joined(found: Mapping[Model, Results], models: Path) -> Results:
     return Results(measurements, described, settings, sum(results.seconds for results in found.values()))
 
 
-def to_text(results: Results) -> str:
-    """The results as JSON, with one line per measurement."""
-    content = _rounded(results.to_json())
-    rows = ",\n".join(json.dumps(each, separators=(",", ":")) for each in content.pop("measurements"))
-    return json.dumps(content, indent=1).removesuffix("\n}") + f',\n "measurements": [\n{rows}\n ]\n}}\n'
-
-
-def _rounded(value: Any) -> Any:
-    """The value with floats rounded to seven digits, and written as integers if they are whole."""
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(each) for each in value]
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else float(f"{value:.7g}")
-    return value
-
-
 def write(results: Results) -> None:
     """Writes the tables into the documents, and the pictures."""
     for path in DOCUMENTS:
@@ -154,7 +96,7 @@ def write(results: Results) -> None:
 def main() -> None:
     """Read the command line; train, measure and write."""
     parser = argparse.ArgumentParser(description="Produce the evidence that the documents show.")
-    parser.add_argument("--models", type=Path, default=ROOT / ".evidence", help="models' folder [.evidence]")
+    parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
     parser.add_argument("--tables", action="store_true", help="only rewrite tables and pictures")
     arguments = parser.parse_args()
 
@@ -163,12 +105,11 @@ def main() -> None:
         found = {}
         for model in MODELS:
             print(model.name, flush=True)
-            if not model.folder(arguments.models).exists():
-                train(model, model.folder(arguments.models))
-            kept = arguments.models / f"{model.name}.json"
-            if not kept.exists():
-                kept.write_text(json.dumps(measure(model, arguments.models).to_json()), encoding="utf-8")
-            found[model] = Results.from_json(json.loads(kept.read_text(encoding="utf-8")))
+            train(model, arguments.models)
+            found[model] = kept(
+                arguments.models / f"{model.name}.json",
+                partial(measure, model, arguments.models, runs(model, arguments.models), PROMPTS, WINDOWS),
+            )
         RESULTS.write_text(to_text(joined(found, arguments.models)), encoding="utf-8")
     write(Results.from_json(json.loads(RESULTS.read_text(encoding="utf-8"))))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import evidence_fits
 import evidence_ramps
 import evidence_tables
 import lines_task
@@ -30,6 +31,7 @@ from evidence_design import (
     WINDOWS,
     Model,
 )
+from evidence_measure import Study
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -57,14 +59,15 @@ def test_the_tables_are_what_the_results_give(path: Path, results: Results) -> N
     assert evidence_tables.with_tables(document, results) == document, "python examples/evidence.py --tables"
 
 
-def test_the_table_of_ramps_is_what_its_results_give() -> None:
-    results = Results.from_json(json.loads(evidence_ramps.RESULTS.read_text(encoding="utf-8")))
-    [block] = evidence_ramps.BLOCK.finditer(evidence_ramps.DOCUMENT.read_text(encoding="utf-8"))
-    assert block[0] == block["start"] + evidence_ramps.table(results) + block["end"]
-    assert list(results.models) == [model.name for model in evidence_ramps.MODELS]
+@pytest.mark.parametrize("study", [evidence_ramps.STUDY, evidence_fits.STUDY], ids=lambda study: study.name)
+def test_the_table_of_a_study_is_what_its_results_give(study: Study) -> None:
+    results = Results.from_json(json.loads(study.stored.read_text(encoding="utf-8")))
+    [block] = study.block.finditer(study.document.read_text(encoding="utf-8"))
+    assert block[0] == block["start"] + study.table(results) + block["end"]
+    assert list(results.models) == [model.name for model in study.models]
     for each in results.measurements:
         lines = each.metric != "perplexity"
-        assert each.items == (evidence_ramps.PROMPTS[each.length] if lines else evidence_ramps.WINDOWS)
+        assert each.items == (study.prompts[each.length] if lines else study.windows)
         mean = np.mean(each.scores)
         assert each.value == pytest.approx(mean if lines else math.exp(mean), rel=1e-5)
 

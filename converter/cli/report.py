@@ -163,11 +163,10 @@ def fitted(found: Fit) -> str:
     """What ``fit`` gained, on what was kept back."""
     lines = [f"fitted in {found.steps} steps, {found.seconds:.0f} s" + ", interrupted" * found.interrupted]
     for each in found.verdicts:
-        interval = f"{_ratio(each.comparison.low)} to {_ratio(each.comparison.high)}"
-        counts = _counts(each.comparison, "windows" if each.measure == "text" else "prompts", neutral=1)
+        items = "windows" if each.measure == "text" else "prompts"
         lines.append(
-            f"kept back, {each.measure} at {each.length} tokens: loss {each.before:.4f} -> {each.after:.4f}, "
-            f"perplexity x {_ratio(each.comparison.difference)} ({interval}; {counts})"
+            f"kept back, {each.measure} at {each.length} tokens: loss {each.before:.4f} -> {each.after:.4f}; "
+            f"{each.better} of {each.items} {items} better, p = {each.p:.2g}"
         )
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from converter import interrupts
 from converter.bytesize import bytes_text
@@ -19,14 +20,13 @@ from converter.evaluation.candidates import ladder
 from converter.evaluation.exam import LONGEST
 from converter.evaluation.hardware import Hardware, choose, explained, free_memory
 from converter.evaluation.perplexity import pieces, read_windows
-from converter.evaluation.results import PERPLEXITY, Comparison, finite
+from converter.evaluation.results import SIGNIFICANT, finite
 from converter.evaluation.settings import run_settings
-from converter.evaluation.statistics import compare
 from converter.evaluation.subject import CAUSAL, MASKED, Subject, open_subject
 from converter.evaluation.tasks.base import Item, Task
 from converter.fitting.descent import Descent, Look, descend
 from converter.fitting.samples import Answered, Prompts, Samples, Windows
-from converter.fitting.trainable import TrainableAlibi, memory, row_losses
+from converter.fitting.trainable import Batch, TrainableAlibi, memory, row_losses
 from converter.progress import Advance
 from converter.progress import steps as step_bar
 from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Dynamic, Scaling, Static
@@ -37,7 +37,7 @@ MOST_TOKENS = 1 << 22
 """Of text that is read; more would not be looked at in the steps there are."""
 STOP, JUDGE = 2, 6
 """Fewest windows or prompts to stop by, and to judge by: six that all get better are the fewest that are more
-than chance (sign test, p < 0.05)."""
+than chance."""
 STOP_TOKENS, JUDGE_TOKENS = 1 << 15, 1 << 17
 """Most tokens of either, beyond the fewest windows or prompts."""
 LEARN = 8
@@ -58,8 +58,21 @@ class Verdict:
     """Mean loss in nats per predicted token with the stock slopes."""
     after: float
     """The same with the fitted slopes."""
-    comparison: Comparison
-    """By item; ``difference`` is the ratio of perplexities."""
+    better: int
+    """Items with less loss."""
+    p: float
+    """Of the two-sided signed-rank test (Wilcoxon 1945) of the items' losses. It weighs by how much they
+    changed, so prompts that stay right hardly count."""
+
+    @property
+    def gains(self) -> bool:
+        """Whether the fitted slopes are better by more than chance."""
+        return self.after < self.before and self.p < SIGNIFICANT
+
+    @property
+    def loses(self) -> bool:
+        """Whether they are worse by more than chance, or not a number."""
+        return not self.after < math.inf or (self.after > self.before and self.p < SIGNIFICANT)
 
 
 @dataclass(frozen=True)
@@ -87,7 +100,7 @@ class Fit:
             "model": self.model,
             "target_length": self.target_length,
             "steps": self.steps,
-            "judged": [{**asdict(each), "comparison": asdict(each.comparison)} for each in self.verdicts],
+            "judged": [asdict(each) for each in self.verdicts],
             **self.settings,
         }
         return {**self.scaling.to_json(), "fitted": {key: finite(value) for key, value in record.items()}}
@@ -440,26 +453,29 @@ def _judge(subject: Subject, samples: Sequence[Samples], scaling: Scaling, train
     before, after = (
         [row_losses(subject.scaled(wanted), each) for each in batches] for wanted in (UNSCALED, scaling)
     )
-    return [
-        Verdict(
-            measure=each.name,
-            length=max(batch.ids.shape[1] for batch in kept),
-            items=len(stock),
-            before=float(np.mean(stock)),
-            after=float(np.mean(fitted)),
-            comparison=compare(PERPLEXITY, fitted, stock),
-        )
-        for (each, _), kept, stock, fitted in zip(parts, batches, before, after, strict=True)
-    ]
+    kept = zip(parts, batches, before, after, strict=True)
+    return [_verdict(each.name, found, stock, fitted) for (each, _), found, stock, fitted in kept]
+
+
+def _verdict(name: str, batches: Sequence[Batch], before: Sequence[float], after: Sequence[float]) -> Verdict:
+    changes = np.subtract(after, before)
+    return Verdict(
+        measure=name,
+        length=max(batch.ids.shape[1] for batch in batches),
+        items=len(changes),
+        before=float(np.mean(before)),
+        after=float(np.mean(after)),
+        better=int((changes < 0).sum()),
+        p=float(stats.wilcoxon(changes).pvalue) if changes.any() else 1.0,
+    )
 
 
 def _check_gain(verdicts: Sequence[Verdict]) -> None:
-    versus = [each.comparison for each in verdicts]
-    if any(each.gains for each in versus) and not any(each.loses for each in versus):
+    if any(each.gains for each in verdicts) and not any(each.loses for each in verdicts):
         return
     said = "; ".join(
         f"{each.measure} at {each.length} tokens: loss {each.before:.4f} with the stock slopes, "
-        f"{each.after:.4f} fitted, {each.comparison.better} of {each.items} better"
+        f"{each.after:.4f} fitted, {each.better} of {each.items} better, p = {each.p:.2g}"
         for each in verdicts
     )
     raise NoGain(

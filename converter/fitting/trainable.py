@@ -24,6 +24,8 @@ IGNORE = -100
 """The target of a token after which nothing is predicted, as in torch."""
 LOGITS_AT_ONCE = 1 << 25
 """Most elements of logits in memory at a time: 128 MiB in float32, and as much again for their gradients."""
+CHANNELS = 8
+"""Channels that attention appends to each head."""
 DIGITS = 4
 """Decimals of a fitted exponent; a slope then changes by less than 0.1 % of itself."""
 
@@ -121,7 +123,7 @@ def row_losses(model: Any, batches: Sequence[Batch]) -> tuple[float, ...]:
 
 
 def memory(model: Any, rows: int, length: int) -> int:
-    """About how many bytes a step takes beside the weights.
+    """About how many bytes a step takes beside the weights; measured on a CPU, rather too many.
 
     Args:
         model: the loaded model.
@@ -130,10 +132,12 @@ def memory(model: Any, rows: int, length: int) -> int:
     """
     config, tokens, item = model.config, rows * length, model.dtype.itemsize
     inputs = (len(_layers(model)) + 2) * tokens * config.hidden_size * item
-    # What one layer computes again, with gradients: about 40 vectors of the hidden size for each token.
-    layer = 40 * tokens * config.hidden_size * item
-    logits = 3 * 4 * min(LOGITS_AT_ONCE, tokens * config.vocab_size)
-    return int(inputs + max(layer, logits))
+    # What one layer computes again, with gradients: about 56 vectors of its heads for each token.
+    heads = config.num_attention_heads * (config.hidden_size // config.num_attention_heads + CHANNELS)
+    layer = 56 * tokens * heads * item
+    logits = 16 * min(LOGITS_AT_ONCE, tokens * config.vocab_size)
+    needed: int = inputs + max(layer, logits)
+    return needed
 
 
 def _layers(model: Any) -> Sequence[Any]:

@@ -24,7 +24,7 @@ from transformers.utils import TransformersKwargs, logging
 
 from .ntk_alibi import Alibi
 from .ntk_cache import Cache, grow
-from .ntk_heads import IGNORED, Head, check_keywords, checked_tp_plan, refuse_backend
+from .ntk_heads import IGNORED, Head, check_keywords, checked_tp_plan, refuse_vllm
 from .ntk_plan import PACKED, check_paged_scaling, plan_attention
 
 logger = logging.get_logger(__name__)
@@ -46,7 +46,7 @@ class DecoderSupport:
     _supports_sdpa = True
     _can_compile_fullgraph = True
     tp_plan = PreTrainedModel.tp_plan.getter(checked_tp_plan)
-    is_backend_compatible = classmethod(refuse_backend)
+    is_backend_compatible = classmethod(refuse_vllm)
 
 
 class AlibiDecoder:

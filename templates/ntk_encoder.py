@@ -25,7 +25,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
 from .ntk_alibi import Alibi
-from .ntk_heads import Head, check_keywords, checked_tp_plan, refuse_backend
+from .ntk_heads import Head, check_keywords, checked_tp_plan, refuse_vllm
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
 
 # Values of attn_implementation.
@@ -48,7 +48,7 @@ class EncoderSupport:
     _supports_sdpa = True
     _can_compile_fullgraph = True
     tp_plan = PreTrainedModel.tp_plan.getter(checked_tp_plan)
-    is_backend_compatible = classmethod(refuse_backend)
+    is_backend_compatible = classmethod(refuse_vllm)
 
     def _check_and_adjust_attn_implementation(
         self, attn_implementation: str | None, *args: Any, **kwargs: Any

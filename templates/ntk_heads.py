@@ -7,6 +7,7 @@ local repository that the modeling file itself imports.
 """
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,18 +28,20 @@ IGNORED = frozenset(
 OLD_NAMES = transformers.__version__.startswith("4.")
 
 
-def refuse_backend(cls: type) -> bool:
-    """Answers engines that ask whether they may run this code with attention of their own, as vLLM does.
+def refuse_vllm(cls: type[PreTrainedModel]) -> bool:
+    """Answers who asks whether the code runs with another attention, as sentence-transformers and vLLM do.
 
-    They would pass other keywords, and divide fused weights between processes by the wrong rows.
+    vLLM would pass other keywords, and divide fused weights between processes by the wrong rows.
 
     Raises:
-        ValueError: always.
+        ValueError: vLLM asks.
     """
-    raise ValueError(
-        f"{cls.__name__}: this code runs in transformers only. To serve a converted decoder with vLLM, leave "
-        "out --trust-remote-code and --model-impl, and install the plugin: pip install 'ntk-convert[vllm]'"
-    )
+    if "vllm" in sys.modules:
+        raise ValueError(
+            f"{cls.__name__}: vLLM cannot run this code. To serve a converted decoder with vLLM, leave out "
+            "--trust-remote-code and --model-impl, and install the plugin: pip install 'ntk-convert[vllm]'"
+        )
+    return bool(cls._supports_attention_backend)
 
 
 def check_keywords(model: nn.Module, keywords: Mapping[str, Any], known: frozenset[str] = IGNORED) -> None:

@@ -27,11 +27,13 @@ def test_every_family_has_a_model() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
-def test_a_repository_s_own_code_refuses_other_engines(family: Family) -> None:
-    """vLLM asks before it runs a repository's code on attention of its own."""
+def test_a_repository_s_own_code_refuses_vllm(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM asks before it runs the code on attention of its own. Others, who may run it, ask the same."""
     with templates() as load:
         model = getattr(load(f"modeling_ntk_{family.name}"), family.language_model)
-    with pytest.raises(ValueError, match=r"this code runs in transformers only.*ntk-convert\[vllm\]"):
+    assert model.is_backend_compatible() == (family.kind == "decoder")
+    monkeypatch.setitem(sys.modules, "vllm", sys)
+    with pytest.raises(ValueError, match=r"vLLM cannot run this code.*ntk-convert\[vllm\]"):
         model.is_backend_compatible()
 
 

@@ -11,8 +11,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable
 
-import numpy as np
-
 from converter.errors import SourceError
 from converter.source.checkpoint import ITEM_BYTES, Tensor
 
@@ -78,6 +76,8 @@ def finite(data: memoryview | bytes, dtype: str) -> bool:
         data: whole numbers, little-endian, in any alignment.
         dtype: their safetensors dtype, one of ``INFINITY``.
     """
+    import numpy as np  # here, since the command line imports this module
+
     size, infinity = ITEM_BYTES[dtype], INFINITY[dtype]
     positive, negative = np.frombuffer(data, f"<i{size}"), np.frombuffer(data, f"<u{size}")
     sign = 1 << 8 * size - 1

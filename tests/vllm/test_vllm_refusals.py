@@ -67,7 +67,7 @@ def test_lora(refused: Refused) -> None:
 
 def test_vllm_s_own_way_to_run_a_repository_s_code(refused: Refused) -> None:
     message = refused("ntk", model_impl="transformers", trust_remote_code=True)
-    assert "this code runs in transformers only" in message
+    assert "vLLM cannot run this code" in message
     assert "pip install 'ntk-convert[vllm]'" in message
 
 

@@ -183,7 +183,13 @@ class Alibi:
             float32 [rows, 1, H, 1] (static), [rows, B or 1, H, 1 or T] (length) or [rows, B or 1, H, T]
             (position).
         """
-        slopes, power = self.on(positions.device)
+        return self.scaled(self.on(positions.device), positions, lengths)
+
+    def scaled(
+        self, values: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The same, with ``values`` from ``on``, for models that keep them on their device."""
+        slopes, power = values
         if self.dynamic is None:
             return slopes
         if self.dynamic == "position" or lengths is None:

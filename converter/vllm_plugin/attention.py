@@ -66,11 +66,15 @@ class Setup:
         heads = self.config.num_attention_heads // get_tensor_model_parallel_world_size()
         return slice(get_tensor_model_parallel_rank() * heads, (get_tensor_model_parallel_rank() + 1) * heads)
 
-    def channels(self, positions: torch.Tensor, dtype: torch.dtype) -> Channels | None:
-        """The channels of tokens at these positions, int64 [T]; None if the kernel has the slopes."""
+    def channels(self, values: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> Channels | None:
+        """The channels of tokens at these positions, int64 [T]; None if the kernel has the slopes.
+
+        Args:
+            values: slopes and exponents, from ``Alibi.on``.
+        """
         if not is_folded(self.config):
             return None
-        slopes = self.alibi.at(positions[None])[..., self.own_heads, :]
+        slopes = self.alibi.scaled(values, positions[None])[..., self.own_heads, :]
         queries = query_channels(slopes, self.scaling)[:, 0].transpose(1, 2)
         keys = key_channels(positions[None], None)[0].transpose(0, 1)
         return Channels(queries.to(dtype).unbind(), keys.to(dtype))

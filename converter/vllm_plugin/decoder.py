@@ -46,6 +46,8 @@ class Decoder(nn.Module):
     layer_class: type[nn.Module]
     """Built from the setup, the layer's index and its prefix; called with hidden states and channels."""
     norm_name: str
+    alibi_values: torch.Tensor
+    """Slopes and exponents, from ``Alibi.on``."""
 
     @staticmethod
     def alibi(config: Any) -> Alibi:
@@ -66,6 +68,9 @@ class Decoder(nn.Module):
         super().__init__()
         config, family = vllm_config.model_config.hf_config, FAMILY[self.family]
         self.setup = Setup(vllm_config, self.alibi(config), self.softmax_scale(config))
+        # A buffer, since a compiled graph cannot copy them to its device.
+        values = self.setup.alibi.on(torch.get_default_device())
+        self.register_buffer("alibi_values", values, persistent=False)
         self.embeddings = family.embeddings.removesuffix(".weight")
         self.layers_name = family.layers
         self.add_module(self.embeddings, VocabParallelEmbedding(config.vocab_size, config.hidden_size))
@@ -102,7 +107,7 @@ class Decoder(nn.Module):
         else:
             assert intermediate_tensors is not None
             hidden_states = intermediate_tensors["hidden_states"]
-        channels = self.setup.channels(positions, hidden_states.dtype)
+        channels = self.setup.channels(self.alibi_values, positions, hidden_states.dtype)
         for layer in islice(getattr(self, self.layers_name), self.start_layer, self.end_layer):
             hidden_states = layer(hidden_states, channels)
         if not get_pp_group().is_last_rank:

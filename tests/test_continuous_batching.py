@@ -18,7 +18,7 @@ from tests.patched import FAMILIES, Convert, load
 OLD = transformers.__version__.startswith("4.")
 LENGTHS = (5, 64, 129, 700)
 NEW_TOKENS = 6
-QUICK = ("bloom", "mpt", "baichuan", "jais")
+QUICK = ("bloom", "mpt")
 """Families of each shape of cache: of its own projections, fused, with few key heads, scaled queries."""
 FUNCTIONS = {"sdpa": "sdpa_paged", "eager": "eager_paged"} if OLD else {"sdpa": "sdpa", "eager": "eager"}
 """Attention of ``generate`` -> attention of continuous batching; the newest makes eager paged by itself."""

@@ -450,7 +450,9 @@ def test_an_endpoint_that_is_no_hub(hub: HubServer, command: Command, work: Path
 
 
 @pytest.mark.version
-@pytest.mark.parametrize("fault", ["cut", "reset", "short", "busy"])
+@pytest.mark.parametrize(
+    "fault", ["cut", "short", *(pytest.param(fault, marks=pytest.mark.slow) for fault in ("reset", "busy"))]
+)
 def test_a_download_that_breaks_off_once(
     pristine: Pristine, hub: HubServer, command: Command, work: Path, fault: Fault
 ) -> None:

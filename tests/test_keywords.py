@@ -162,7 +162,7 @@ def test_a_learned_prefix_is_refused(converted: Convert) -> None:
         model(input_ids=ids, attention_mask=mask, labels=ids)
 
 
-@pytest.mark.parametrize("family", ["bloom", "jina_bert"])
+@pytest.mark.parametrize("family", ["bloom", pytest.param("jina_bert", marks=pytest.mark.slow)])
 def test_the_trainer_warns_of_nothing(tmp_path: Path, family: str, warnings: Warnings) -> None:
     """With every column of the data, and with the number of items that it passes for the loss."""
     folder = convert_tiny(family, tmp_path)

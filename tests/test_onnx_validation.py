@@ -543,7 +543,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("family", "profile", "kinds"),
     dealt(
-        tiny.FACTORIES, PROFILES, [("operations",), ("elements", "table"), ("operations", "logits")], each=2
+        tiny.FACTORIES, PROFILES, [("operations",), ("elements", "table"), ("operations", "logits")], each=1
     ),
 )
 def test_excerpts_of_right_graphs_pass(

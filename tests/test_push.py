@@ -803,7 +803,7 @@ def test_a_storage_that_fails_once(hub: HubServer, push: Push, out: Path, fault:
 
 
 @pytest.mark.version
-@pytest.mark.parametrize("fault", ["cut", "reset"])
+@pytest.mark.parametrize("fault", ["cut", pytest.param("reset", marks=pytest.mark.slow)])
 def test_an_upload_that_breaks_off_goes_on(hub: HubServer, push: Push, out: Path, fault: Fault) -> None:
     """The client tries each file six times; two are taken before the connection is gone for good."""
     hub.upload_faults = [None, None, *[fault] * 99]

@@ -43,8 +43,8 @@ GRAPHS = {
     for number, name in enumerate(SMALLEST)
 }
 """Layout -> profile and dtype of two graphs; each kind of graph has several layouts."""
-QUICK = ("mosaic_bert", "jina_bert")
-"""The layouts with the smallest vocabularies, whose quantised graphs ``make test`` runs."""
+QUICK = "jina_bert"
+"""A layout with a small vocabulary, whose quantised graph ``make test`` runs."""
 LARGE_GRAPHS = {
     "bloom-7b1": ("ort", "native"),
     "mpt-7b-storywriter": ("portable", "int8"),
@@ -135,7 +135,7 @@ def test_the_largest(place: Path, run: Callable[..., Run], layout: str) -> None:
         assert peak <= validation_budget(out)
 
 
-@pytest.mark.parametrize("layout", ["bloom", "mosaic_gpt", "replit", "btlm", "jais"])
+@pytest.mark.parametrize("layout", ["bloom", "replit"])
 def test_a_conversion(place: Path, run: Callable[..., Run], layout: str) -> None:
     check_conversion(place, run, SMALLEST[layout])
 
@@ -153,10 +153,9 @@ def check_conversion(place: Path, run: Callable[..., Run], stored: Stored, *word
     return result.json
 
 
-@pytest.mark.parametrize("layout", QUICK)
-def test_a_graph(place: Path, run: Callable[..., Run], layout: str) -> None:
-    _, graph = GRAPHS[layout]
-    check_conversion(place, run, SMALLEST[layout], "--onnx", *graph_words(*graph))
+def test_a_graph(place: Path, run: Callable[..., Run]) -> None:
+    _, graph = GRAPHS[QUICK]
+    check_conversion(place, run, SMALLEST[QUICK], "--onnx", *graph_words(*graph))
     result = run("validate", place / "out")
     assert result.code == 0, result.err
 

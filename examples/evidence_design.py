@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from converter.scaling.scaling import UNSCALED, Basis, Dynamic, Static
-from converter.scaling.slopes import exponents, stock_slopes
+from converter.scaling.slopes import Slopes, exponents, stock_slopes
 
 EXAMPLES = Path(__file__).parent
 TRAINED_LENGTH = 256
@@ -26,6 +26,7 @@ RATES = (1.0, 2.0)
 RUNS: tuple[dict[str, Any], ...] = (
     {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamics": ("length", "position"), "rates": RATES},
     {"methods": ("linear",), "scales": (SCALE,)},
+    {"methods": ("by-parts",), "scales": (SCALE,), "dynamics": ("position",)},
 )
 """The scalings that every model gets, as arguments of ``evaluate``."""
 RUNS_OF_12_HEADS: tuple[dict[str, Any], ...] = (
@@ -40,6 +41,11 @@ LINEAR = str(Static("linear", SCALE))
 NTK = str(Static("ntk", SCALE))
 SMALL_NTK = str(Static("ntk", SMALL_SCALE))
 PUBLISHED = str(Static("ntk-published", SCALE))
+RAMP = (TRAINED_LENGTH / 16, TRAINED_LENGTH / 4)
+"""The default ramp of by-parts, in tokens."""
+STATIC_BY_PARTS = str(Static("by-parts", SCALE, RAMP))
+BY_PARTS = str(Dynamic("by-parts", "position", 1.0, TRAINED_LENGTH, RAMP))
+FITTED = "fitted, position"
 
 
 def dynamic(kind: Basis, rate: float) -> str:
@@ -55,6 +61,8 @@ SCALINGS = (
     PUBLISHED,
     *(dynamic("length", rate) for rate in RATES),
     *(dynamic("position", rate) for rate in RATES),
+    STATIC_BY_PARTS,
+    BY_PARTS,
 )
 """All scalings, in the order of the tables."""
 
@@ -75,12 +83,16 @@ class Model:
         kind = "" if self.bias_max is None else f"-max-{self.bias_max}"
         return f"{self.task}-{self.heads}-{self.seed}{kind}"
 
+    @property
+    def slopes(self) -> Slopes:
+        """Its stock slopes."""
+        return stock_slopes(self.heads, 8 if self.bias_max is None else self.bias_max)
+
     def folder(self, models: Path) -> Path:
         """The folder of its weights; the first model's are in this repository."""
         return EXAMPLES / "tiny-bloom" if self.name == "lines-8-0" else models / self.name
 
 
-TASKS = ("lines", "text")
 HEADS = (8, 12)
 SEEDS = {("lines", 8): 4, ("lines", 12): 2, ("text", 8): 2, ("text", 12): 2}
 """How many models of each kind, with seeds from 0."""

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evidence_design import EXAMPLES, LENGTHS, TRAINED_LENGTH, Model
-from evidence_tables import markdown
+from evidence_design import EXAMPLES, LENGTHS, NONE, TRAINED_LENGTH, Model
 from lines_task import prompts_as_json
 from text_task import read_corpus
 
+from converter.evaluation.candidates import ladder
 from converter.evaluation.evaluate import evaluate
-from converter.evaluation.results import PERPLEXITY, Measurement, Results
+from converter.evaluation.results import Measurement, Results
+from converter.evaluation.statistics import compare
 from converter.evaluation.tasks import make_task
 
 ROOT = EXAMPLES.parent
 MODELS_FOLDER = ROOT / ".evidence"
 
-Run = tuple[Path, Mapping[str, Any]]
-"""A folder, and arguments of ``evaluate``."""
+
+@dataclass(frozen=True)
+class Run:
+    """One call of ``evaluate``."""
+
+    folder: Path
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    """Of its one scaling in results, where the scaling's own name would not tell it from others."""
 
 
 def train(model: Model, models: Path) -> None:
@@ -41,7 +47,12 @@ def train(model: Model, models: Path) -> None:
 
 
 def measure(
-    model: Model, models: Path, runs: Sequence[Run], prompts: Mapping[int, int], windows: int
+    model: Model,
+    models: Path,
+    runs: Sequence[Run],
+    prompts: Mapping[int, int],
+    windows: int,
+    longest: int = LENGTHS[-1],
 ) -> Results:
     """Measures a trained model, or what was made of it, in several runs of ``evaluate``.
 
@@ -51,31 +62,35 @@ def measure(
         runs: what to measure; the first one describes the model.
         prompts: number of prompts of the lines task for each length.
         windows: number of windows of text.
+        longest: tokens of a window; a power of two times the trained length.
     """
     asked: dict[str, Any]
     if model.task == "lines":
         file = models / "lines.jsonl"
-        rows = "".join(prompts_as_json([length], prompts[length], seed=0) for length in LENGTHS)
+        rows = "".join(prompts_as_json([length], prompts[length], seed=0) for length in prompts)
         file.write_text(rows, encoding="utf-8")
-        asked = {"tasks": [make_task("prompts", file)], "items": max(prompts.values())}
+        asked = {"tasks": [make_task("prompts", file)], "items": max(prompts.values()), "lengths": [*prompts]}
     else:
-        file = models / "held-out.txt"
-        file.write_text(read_corpus().held_out, encoding="utf-8", newline="\n")
-        asked = {"text": [file], "items": windows}
+        file = models / f"held-out-{longest}.txt"
+        file.write_text(read_corpus(longest).held_out, encoding="utf-8", newline="\n")
+        asked = {"text": [file], "items": windows, "lengths": ladder(TRAINED_LENGTH, longest)}
     parts = [
         evaluate(
-            [folder],
-            lengths=LENGTHS,
+            [run.folder],
             train_length=TRAINED_LENGTH,
             progress=sys.stderr.isatty(),
             **asked,
-            **arguments,
+            **run.arguments,
         )
-        for folder, arguments in runs
+        for run in runs
     ]
     [about] = parts[0].models.values()
     return Results(
-        [replace(each, model=model.name) for part in parts for each in part.measurements],
+        [
+            replace(each, model=model.name, scaling=run.name or each.scaling)
+            for run, part in zip(runs, parts, strict=True)
+            for each in part.measurements
+        ],
         {model.name: about},
         parts[0].settings,
         sum(part.seconds for part in parts),
@@ -109,75 +124,67 @@ def _rounded(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Study:
-    """A smaller measurement beside the main one, with one table."""
+    """What is measured of some models; the results are in one file."""
 
     name: str
-    """Of its results, and in the markers of its table."""
     models: Sequence[Model]
     prompts: Mapping[int, int]
     """Number of prompts of the lines task for each length."""
     windows: int
     """Number of windows of text."""
     runs: Callable[[Model, Path], Sequence[Run]]
-    """What to measure of a model; it gets the folder of all models."""
-    document: Path = EXAMPLES / "evidence" / "README.md"
+    """What to measure of a model, given the folder of all models."""
+    longest: int = LENGTHS[-1]
+    """Tokens of a window."""
+    drawn: frozenset[Model] = frozenset()
+    """Models whose results by depth and position are kept for pictures, beyond the trained length."""
+    found: Callable[[Path], Mapping[str, Any]] = lambda _: {}
+    """More to keep with the results, given the folder of all models."""
 
     @property
     def stored(self) -> Path:
         """The file of its results."""
         return EXAMPLES / "evidence" / f"{self.name}.json"
 
-    @property
-    def block(self) -> re.Pattern[str]:
-        """Its table in the document, with the markers."""
-        start = rf"(?P<start><!-- {self.name}: [^\n]*-->\n)"
-        return re.compile(rf"{start}.*?(?P<end><!-- end of {self.name} -->)", re.DOTALL)
+    def read(self) -> Results:
+        """The stored results."""
+        return Results.from_json(json.loads(self.stored.read_text(encoding="utf-8")))
 
-    def results(self, models: Path) -> Results:
-        """Trains and measures what is missing."""
-        found = []
+    def run(self, models: Path) -> None:
+        """Trains and measures what is missing, and stores the results."""
+        found = {}
         for model in self.models:
-            print(model.name, flush=True)
+            print(f"{self.name}: {model.name}", flush=True)
             train(model, models)
-            path = models / f"{self.name}-{model.name}.json"
-            found.append(kept(path, partial(self._measure, model, models)))
-        return Results(
-            [
-                replace(each, depths=(), positions=(), tokens_per_second=0.0)
-                for results in found
-                for each in results.measurements
-            ],
-            {name: about for results in found for name, about in results.models.items()},
-            {**found[0].settings, "items": {"lines": dict(self.prompts), "text": self.windows}},
-            sum(results.seconds for results in found),
-        )
+            found[model] = kept(
+                models / f"{self.name}-{model.name}.json", partial(self._measure, model, models)
+            )
+        self.stored.write_text(to_text(self._joined(found, models)), encoding="utf-8")
 
     def _measure(self, model: Model, models: Path) -> Results:
-        return measure(model, models, self.runs(model, models), self.prompts, self.windows)
+        return measure(model, models, self.runs(model, models), self.prompts, self.windows, self.longest)
 
-    def table(self, results: Results) -> str:
-        """Right answers in per cent, or perplexity, by model, scaling and length."""
-
-        def cell(each: Measurement) -> str:
-            return f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.0f}"
-
-        rows: dict[tuple[str, str], list[Measurement]] = {}
-        for each in results.measurements:
-            rows.setdefault((each.model, each.scaling), []).append(each)
-        header = ["model", "scaling", *(f"{length // TRAINED_LENGTH}x" for length in LENGTHS)]
-        return markdown(header, [[*key, *map(cell, found)] for key, found in rows.items()])
-
-    def main(self, description: str) -> None:
-        """Reads the command line; trains, measures and writes the table into the document."""
-        parser = argparse.ArgumentParser(description=description)
-        parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
-        parser.add_argument("--tables", action="store_true", help="only rewrite the table")
-        arguments = parser.parse_args()
-        if not arguments.tables:
-            arguments.models.mkdir(parents=True, exist_ok=True)
-            self.stored.write_text(to_text(self.results(arguments.models)), encoding="utf-8")
-        table = self.table(Results.from_json(json.loads(self.stored.read_text(encoding="utf-8"))))
-        text = self.document.read_text(encoding="utf-8")
-        text = self.block.sub(lambda block: block["start"] + table + block["end"], text)
-        self.document.write_text(text, encoding="utf-8")
-        print(self.document)
+    def _joined(self, found: Mapping[Model, Results], models: Path) -> Results:
+        """Joins the results of all models, compares each scaling with none, and drops what is not shown."""
+        measurements: list[Measurement] = []
+        described: dict[str, dict[str, Any]] = {}
+        settings: dict[str, Any] = {}
+        for model, results in found.items():
+            record = model.folder(models) / "training.json"  # tiny-bloom was trained before this file existed
+            training = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+            described[model.name] = {**results.models[model.name], **training}
+            settings |= results.settings
+            # Rounded before the comparison, so that the file's scores give the same comparisons.
+            rounded = [
+                replace(each, scores=tuple(round(score, 6) for score in each.scores))
+                for each in results.measurements
+            ]
+            unscaled = {each.length: each.scores for each in rounded if each.scaling == NONE}
+            for each in rounded:
+                pair = compare(each.metric, each.scores, unscaled[each.length])
+                shown = model in self.drawn and each.length > TRAINED_LENGTH
+                each = replace(each, comparison=None if each.scaling == NONE else pair, tokens_per_second=0.0)
+                measurements.append(each if shown else replace(each, depths=(), positions=()))
+        settings |= {**self.found(models), "items": {"lines": dict(self.prompts), "text": self.windows}}
+        seconds = sum(results.seconds for results in found.values())
+        return Results(measurements, described, settings, seconds)

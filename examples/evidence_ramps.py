@@ -1,11 +1,7 @@
-"""Find out where the ramp of by-parts should lie: measure some ramps on small models of two kinds.
-
-    python examples/evidence_ramps.py             # train and measure what is missing; half an hour
-    python examples/evidence_ramps.py --tables    # write only the table, from the stored results
+"""A study of the evidence: where the ramp of by-parts should lie, on small models of two kinds.
 
 In BLOOM's slopes, down to 2^-8, the flattest head of these models sees 5 times their trained length. With
-MPT's `alibi_bias_max` of 5, it sees 0.6 times that length, as in BLOOM-1b7 and MPT-7B. Models are kept in
-.evidence/, beside those of evidence.py, and results in examples/evidence/ramps.json.
+MPT's `alibi_bias_max` of 5, it sees 0.6 times that length, as in BLOOM-1b7 and MPT-7B.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ from typing import Any
 from evidence_design import SCALE, TRAINED_LENGTH, Model
 from evidence_measure import Run, Study
 
-from converter.scaling.slopes import NATS, stock_slopes
+from converter.scaling.slopes import NATS
 
 RAMPS = ((1 / 32, 1 / 8), (1 / 16, 1 / 4), (1 / 8, 1 / 2), (1 / 4, 1))
 """Ramps in parts of the trained length."""
@@ -31,8 +27,7 @@ def by_rank(model: Model, ranks: tuple[float, float]) -> tuple[float, float]:
     The slopes of 12 heads are not evenly spaced, so a rank is a place between the shortest span and the
     longest, by their logarithms.
     """
-    slopes = stock_slopes(model.heads, 8 if model.bias_max is None else model.bias_max)
-    shortest, longest = (NATS / slope / TRAINED_LENGTH for slope in (max(slopes), min(slopes)))
+    shortest, longest = (NATS / slope / TRAINED_LENGTH for slope in (max(model.slopes), min(model.slopes)))
     start, end = (shortest * (longest / shortest) ** rank for rank in ranks)
     return start, end
 
@@ -45,7 +40,7 @@ def runs(model: Model, models: Path) -> Sequence[Run]:
         {"methods": ("by-parts",), "scales": (SCALE,), "ramps": ramps},
         {"methods": ("ntk", "by-parts"), "dynamics": ("position",)},
     )
-    return [(model.folder(models), each) for each in scalings]
+    return [Run(model.folder(models), each) for each in scalings]
 
 
 STUDY = Study(
@@ -55,6 +50,3 @@ STUDY = Study(
     windows=16,
     runs=runs,
 )
-
-if __name__ == "__main__":
-    STUDY.main("Measure ramps of by-parts on small models.")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import mean
 
 from evidence_design import (
+    BY_PARTS,
+    FITTED,
     HEADS,
     LENGTHS,
     LINEAR,
@@ -18,13 +20,12 @@ from evidence_design import (
     PUBLISHED,
     SCALINGS,
     SMALL_NTK,
-    TASKS,
     TRAINED_LENGTH,
     Model,
     dynamic,
 )
 
-from converter.evaluation.results import SIGNIFICANT, Measurement, Results
+from converter.evaluation.results import PERPLEXITY, SIGNIFICANT, Measurement, Results
 from converter.evaluation.statistics import compare
 
 BLOCK = re.compile(
@@ -33,12 +34,18 @@ BLOCK = re.compile(
 )
 IN_SUMMARY = (NONE, LINEAR, NTK, dynamic("length", 1), dynamic("position", 1))
 """Scalings in the summary table."""
+STUDY_PAIRS = ((BY_PARTS, dynamic("position", 1)), (FITTED, BY_PARTS))
+"""Two scalings to compare, in every model of the study of fits."""
 PAIRS = ((8, NTK, NONE), (12, NTK, NONE), (12, NTK, PUBLISHED), (12, SMALL_NTK, PUBLISHED))
 """Number of heads, and two scalings to compare."""
 
 
-def with_tables(document: str, results: Results) -> str:
+def with_tables(document: str, results: Mapping[str, Results]) -> str:
     """The document with the tables between its markers replaced.
+
+    Args:
+        document: a document in Markdown.
+        results: the results of each study.
 
     Raises:
         KeyError: a marker names no table.
@@ -102,13 +109,59 @@ def trained(results: Results) -> str:
     return markdown(["model", "shape", "steps", "CPU time"], rows)
 
 
+def by_model(results: Results) -> str:
+    """Right answers in per cent, or perplexity; a star marks a significant difference from none."""
+    multiples = sorted({each.length // TRAINED_LENGTH for each in results.measurements})
+    rows = []
+    for name in results.models:
+        found = [each for each in results.measurements if each.model == name]
+        unscaled = {each.length: each for each in found if each.scaling == NONE}
+        for scaling in dict.fromkeys(each.scaling for each in found):
+            cells = dict.fromkeys(multiples, "")
+            for each in found:
+                if each.scaling == scaling:
+                    pair = compare(each.metric, each.scores, unscaled[each.length].scores)
+                    star = "*" if scaling != NONE and pair.p < SIGNIFICANT else ""
+                    value = f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.0f}"
+                    cells[each.length // TRAINED_LENGTH] = value + star
+            rows.append([name, scaling, *cells.values()])
+    return markdown(["model", "scaling", *(f"{multiple}x" for multiple in multiples)], rows)
+
+
+def study_pairs(results: Results) -> str:
+    """Pairs of scalings compared on the same prompts or windows, in each model."""
+    rows = []
+    for scaling, other in STUDY_PAIRS:
+        for name in results.models:
+            cells = []
+            for length in LENGTHS[1:]:
+                pair = [
+                    each
+                    for wanted in (scaling, other)
+                    for each in results.measurements
+                    if (each.model, each.scaling, each.length) == (name, wanted, length)
+                ]
+                if len(pair) < 2:
+                    break
+                found = compare(pair[0].metric, *(each.scores for each in pair))
+                change = (
+                    f"{100 * found.difference - 100:+.2f} %"
+                    if pair[0].metric == PERPLEXITY
+                    else f"+{found.better} -{found.worse}"
+                )
+                cells.append(f"{change}, p = {found.p:.1g}")
+            else:
+                rows.append([f"{scaling}, against {other}", name, *cells])
+    return markdown(["compared", "model", *(f"{multiple}x" for multiple in MULTIPLES[1:])], rows)
+
+
 def summary(results: Results) -> str:
     """Means over all models: right answers in per cent, and perplexity or its change in per cent."""
     multiples = (1, 4, 8)
     rows = []
     for scaling in IN_SUMMARY:
         row = [scaling]
-        for task in TASKS:
+        for task in ("lines", "text"):
             for multiple in multiples:
                 length = multiple * TRAINED_LENGTH
                 found = [_get(results, model, scaling, length) for model in MODELS if model.task == task]
@@ -163,12 +216,27 @@ def _get(results: Results, model: Model, scaling: str, length: int) -> Measureme
     )
 
 
-TABLES: dict[str, Callable[[Results], str]] = {
-    **{f"lines-{heads}": partial(accuracies, models=_models("lines", heads)) for heads in HEADS},
-    **{f"text-{heads}": partial(perplexities, models=_models("text", heads)) for heads in HEADS},
-    "tiny-bloom": partial(accuracies, models=MODELS[:1]),
-    "pairs": pairs,
-    "trained": trained,
-    "summary": summary,
+def _from(study: str, table: Callable[[Results], str]) -> Callable[[Mapping[str, Results]], str]:
+    """A table of one study, made from the results of all."""
+    return lambda found: table(found[study])
+
+
+TABLES: dict[str, Callable[[Mapping[str, Results]], str]] = {
+    **{
+        f"lines-{heads}": _from("results", partial(accuracies, models=_models("lines", heads)))
+        for heads in HEADS
+    },
+    **{
+        f"text-{heads}": _from("results", partial(perplexities, models=_models("text", heads)))
+        for heads in HEADS
+    },
+    "tiny-bloom": _from("results", partial(accuracies, models=MODELS[:1])),
+    "pairs": _from("results", pairs),
+    "trained": _from("results", trained),
+    "ramps": _from("ramps", by_model),
+    "fits": _from("fits", by_model),
+    "fits-trained": _from("fits", trained),
+    "fits-pairs": _from("fits", study_pairs),
+    "summary": _from("results", summary),
 }
 """Name in a document's marker ``<!-- evidence NAME: ... -->`` -> the function that makes the table."""

@@ -3,7 +3,7 @@
     python examples/generate_onnx.py DIR "a prompt" ["another"] [--max-new-tokens 32] [--provider cuda]
 
 DIR holds an ONNX graph of the profile ort, config.json and tokenizer.json; without the latter, prompts are
-token ids ("5 6 7"). If it holds several graphs, --graph onnx/model.onnx runs the quantised or standalone one.
+token ids ("5 6 7"). If it holds several graphs, --graph onnx/model_q4.onnx chooses one.
 The keys and the values of each layer stay in one buffer, which the graph reads as past and writes as present.
 """
 
@@ -49,7 +49,7 @@ class Model:
         self.caches = [item for item in self.session.get_inputs() if item.name.startswith("past_key_values")]
         if not self.caches:
             raise RuntimeError(
-                f"{path} has no cache: it is an encoder's graph, and encoders do not generate text"
+                f"{path} has no cache: it is not the graph of a language model, and does not generate text"
             )
         found = profile(self.session)
         if found != "ort":
@@ -152,7 +152,9 @@ def generate(
 def graph_file(folder: Path, provider: str) -> Path:
     """The repository's graph; on a CPU, the one that computes in float32 if there is one."""
     names = (["model_fp32.onnx"] if provider == "cpu" else []) + ["model.onnx", "onnx/model.onnx"]
-    return next((folder / name for name in names if (folder / name).is_file()), folder / "model.onnx")
+    found = [folder / name for name in names if (folder / name).is_file()]
+    found += sorted(folder.glob("onnx/*.onnx"))
+    return found[0] if found else folder / "model.onnx"
 
 
 def profile(session: ort.InferenceSession) -> str | None:

@@ -29,6 +29,7 @@ TOKENS = (*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()))
 # Left out: installed packages, tests (not every installation has them), and tables of numbers.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 PIECE = 2048
+"""Characters of a held-out piece, if nothing else is asked for."""
 
 Ids = NDArray[np.int64]
 
@@ -40,19 +41,23 @@ class Corpus:
     training: str
     """All other files, one after another."""
     held_out: str
-    """`PIECE` characters from the middle of each held-out file that is long enough."""
+    """A piece from the middle of each held-out file that is long enough."""
 
 
-def read_corpus() -> Corpus:
-    """The standard library's Python files, in the order of their names."""
+def read_corpus(piece: int = PIECE) -> Corpus:
+    """The standard library's Python files, in the order of their names.
+
+    Args:
+        piece: characters of each held-out file that has so many.
+    """
     training, held_out = [], []
     for name, path in _files():
         text = path.read_text(encoding="utf-8").rstrip() + "\n"
         if hashlib.sha256(name.encode()).digest()[0] % 10 > 0:
             training.append(text)
-        elif len(text) >= PIECE:
-            start = (len(text) - PIECE) // 2
-            held_out.append(text[start : start + PIECE])
+        elif len(text) >= piece:
+            start = (len(text) - piece) // 2
+            held_out.append(text[start : start + piece])
     return Corpus("".join(training), "".join(held_out))
 
 

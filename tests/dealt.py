@@ -12,6 +12,11 @@ import pytest
 GOLDEN = (5**0.5 - 1) / 2
 
 
+def quick(values: Iterable[Any], *chosen: Any) -> list[Any]:
+    """The values as parameters; all but the chosen ones are slow tests."""
+    return [value if value in chosen else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 def dealt(first: Iterable[Any], *others: Iterable[Any], each: int = 4) -> list[Any]:
     """Every combination of the parameters; all but ``each`` for each of ``first`` are slow tests.
 

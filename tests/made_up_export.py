@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,8 @@ class MadeUp:
         if not recipe.decoder:
             raise UnsupportedModel("only decoders are made up")
 
-    def planned_files(self, dtypes: Sequence[str], *, decoder: bool) -> list[str]:
-        del dtypes, decoder
+    def planned_files(self, recipe: Recipe, config: Config, elements: Mapping[str, int]) -> list[str]:
+        del recipe, config, elements
         return [FILE, *[REPORT] * self.validate]
 
     def bytes_needed(self, checkpoint: Checkpoint, dtype: str | None) -> int:

@@ -18,6 +18,7 @@ from transformers import AutoModel
 from transformers.pytorch_utils import Conv1D
 
 from converter import convert
+from converter.result.card import with_place
 from tests import forks, tiny
 from tests.conftest import edit_json
 from tests.test_encoders import LAYERS
@@ -132,3 +133,24 @@ def test_the_layers_for_lora_are_those_of_the_model(tmp_path: Path, layer: str) 
     layers = {name.removeprefix("base_model.model.") for name in adapted.targeted_module_names}
     assert layers >= linear
     assert {name for name in layers - linear if "pooler" not in name} == set()
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "options", "said"),
+    [
+        ("bloom", "CausalLM", {"scale": 4, "train_length": 2048}, "vllm serve ./out --max-model-len 8192\n"),
+        ("jais", "CausalLM", {"method": "none"}, "vllm serve ./out --max-model-len 2048\n"),
+        ("mpt", "CausalLM", {"dynamic": "position", "train_length": 24}, "./out --max-model-len 96\n"),
+        ("mpt", "CausalLM", {"dynamic": "length", "train_length": 24}, "serve this model: its scaling is"),
+        ("bloom", "SequenceClassification", {"scale": 4}, "not `NtkBloomForSequenceClassification`.\n"),
+        ("jina_bert", "Model", {"scale": 4}, "has no encoders.\n"),
+    ],
+)
+def test_vllm(tmp_path: Path, family: str, head: Any, options: dict[str, Any], said: str) -> None:
+    convert(of_head(family, head)(tmp_path / "source"), tmp_path / "out", verify=False, **options)
+    card = (tmp_path / "out/README.md").read_text()
+    assert said in card
+    assert card.count("## Serve\n") == 1
+    there = with_place(card, "me/long", "8k")
+    assert "./out" not in there.partition("## How it was made")[0]
+    assert ("vllm serve me/long --revision 8k --max-model-len" in there) == ("vllm serve ./out" in card)

@@ -204,7 +204,7 @@ def test_every_test_holds_for_a_family_a_task_and_a_check(checkout: Checkout) ->
     files = add_family(checkout) | add_task(checkout) | add_check(checkout)
     tested = checkout.test("tests", "-k", NAME)
     assert {"reference", "tiny", "logits", "caches", "generation", "loading", "training"} < tested
-    assert {"verification", "onnx_export", "onnx_genai", "onnx_logits", "onnx_validation", "push"} < tested
+    assert {"verification", "onnx_export", "onnx_genai", "onnx_logits", "onnx_validation"} < tested
     assert "evaluation_tasks" in tested
     assert checkout.touched() == files
 

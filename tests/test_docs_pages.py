@@ -81,6 +81,7 @@ def test_every_command_parses(page: str, line: str, tmp_path: Path, monkeypatch:
         if Path(word).suffix in (".txt", ".jsonl"):  # click looks whether the files are there
             (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / word).touch()
+    (tmp_path / "mine").mkdir(exist_ok=True)
     name, command, rest = cli.resolve_command(click.Context(cli), cli_words(words))
     assert command is not None, page
     command.make_context(name, rest)
@@ -94,6 +95,7 @@ def cli_words(words: list[str]) -> list[str]:
 SERVE = {
     *("--continuous-batching", "--cb-num-blocks", "--cb-max-batch-tokens"),
     *("--attention-backend", "--hf-overrides", "--kv-cache-dtype", "--max-model-len", "--model-impl"),
+    *("--enable-lora", "--lora-modules", "--quantization"),
 }
 """Options of ``transformers serve`` and of ``vllm serve``."""
 
@@ -126,6 +128,18 @@ def test_numbers_of_the_recipes() -> None:
     assert f"{NATS / min(stock_slopes(32, bias_max=16)):,.0f} tokens" in TEXTS["docs/recipes.md"].replace(
         "\n", " "
     )
+
+
+def test_how_near_llama_cpp_comes_to_ntk() -> None:
+    """B = 10 is one exponent for all heads; what differs most from ``ntk`` is the steepest."""
+    page = TEXTS["docs/serving.md"].replace("\n", " ")
+    for heads in (8, 16, 32, 64):
+        wanted = Static("ntk", 4).slopes(stock_slopes(heads))
+        found = stock_slopes(heads, bias_max=10)
+        ratios = [one / other for one, other in zip(wanted, found, strict=True)]
+        assert max(ratios) == ratios[0]
+        assert min(ratios) > 0.999
+        assert re.search(rf"{ratios[0] - 1:.0%} at {heads}\b".replace("%", " %"), page), heads
 
 
 def test_the_tables_of_the_evaluation() -> None:

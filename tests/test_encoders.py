@@ -332,6 +332,18 @@ def test_a_second_name_of_the_bias_and_old_buffers_are_ignored(tmp_path: Path, l
     assert_logits(model.eval()(ids, attention_mask=mask).logits, expected, mask)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_layers_do_not_load_unnoticed(tmp_path: Path, family: str) -> None:
+    """Without the code, transformers takes its own BERT; docs/families.md tells the symptom."""
+    source = tiny.ENCODERS[family](tmp_path / "source", 12, head="Model")
+    stock, info = AutoModel.from_pretrained(source, output_loading_info=True)
+    assert type(stock).__name__ == "BertModel"
+    assert any("intermediate.dense" in name for name in info["missing_keys"])
+    convert(source, tmp_path / "out", method="none", verify=False)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=False)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_untied_decoder(tmp_path: Path, family: str) -> None:

@@ -591,7 +591,7 @@ def test_the_command(run: Command, tmp_path: Path) -> None:
         (("SOURCE", "--text", "BINARY", "--tasks", "perplexity", "--lengths", "64"), "not UTF-8", 2),
         (("SOURCE", "--text", "SHORT", "--tasks", "passkey", "--lengths", "64"), "perplexity", 2),
         (("nowhere/at/all",), "no folder", 1),
-        (("ENCODER", "--lengths", "64"), "is an encoder", 1),
+        (("ENCODER", "--tasks", "passkey", "--lengths", "64"), "is an encoder", 2),
         (("CLASSIFIER", "--lengths", "200"), "no language model", 1),
         (("SILENT", "--lengths", "64"), "tokenizer", 1),
     ],

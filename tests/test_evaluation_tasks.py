@@ -86,7 +86,8 @@ BYTES, CLOSED, SLOW = byte_level(), word_level(), Characters()
 TOKENIZERS = pytest.mark.parametrize(
     "tokenizer", [BYTES, CLOSED, SLOW], ids=["bytes", "closed words", "slow"]
 )
-GENERATED = pytest.mark.parametrize("name", tasks.GENERATED)
+GENERATED = pytest.mark.parametrize("name", [name for name in tasks.GENERATED if name not in tasks.EMBEDDED])
+"""Those for causal language models; tests/test_embeddings.py has the others."""
 NUMBERS = pytest.mark.parametrize("name", ["passkey", "lines"])
 """Whose answers are numbers."""
 
@@ -642,7 +643,7 @@ def test_a_wrong_field_is_named_with_file_and_line(
         tasks.make_task(name, written(tmp_path, good, {**good, key: value}))
 
 
-@pytest.mark.parametrize("name", tasks.READ)
+@pytest.mark.parametrize("name", [name for name in tasks.READ if not tasks.TYPES[name].folder])
 def test_a_missing_field_is_named_with_file_and_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(SourceError, match=r"cases.jsonl, line 1: '\w+' is missing; it must be "):
         tasks.make_task(name, written(tmp_path, {}))

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import fingerprint
+from tests.dealt import quick
 from tests.faults import campaign, trial
 from tests.faults.campaign import FULL, IN_WORKER, LIMITS, SIGNALS, STOPPED, Row, changes, rows, table
 from tests.faults.hook import Fault
@@ -112,7 +113,7 @@ def test_files_that_cannot_grow(runs: Trial) -> None:
 
 
 @pytest.mark.usefixtures("small_disk")
-@pytest.mark.parametrize("kind", [COPY, OVERWRITE], ids=name)
+@pytest.mark.parametrize("kind", quick([COPY, OVERWRITE], OVERWRITE), ids=name)
 def test_full_disk(tmp_path: Path, kind: Kind) -> None:
     """It fills before each weight file, the config, the card and what else there is."""
     with campaign.trial(kind, tmp_path, disk=True) as runs:

@@ -22,9 +22,9 @@ from converter import convert, evaluate, fit, tune
 from converter.errors import NoGain, UsageError
 from converter.evaluation import candidates
 from converter.evaluation import tune as tuning
-from converter.evaluation.fit import Verdict, _check_gain, _verdict
 from converter.evaluation.search import Pool
 from converter.evaluation.tasks import make_task
+from converter.evaluation.verdict import Verdict, check_gain, verdict
 from converter.fitting import descent
 from converter.fitting.descent import Descent, Look, descend
 from converter.fitting.samples import Answered, Prompts, Windows, answers, masked_tokens, next_tokens
@@ -386,42 +386,44 @@ def test_answers_are_learned(written: tuple[Path, Path], tmp_path: Path) -> None
     assert verdict.gains
 
 
-def verdict(changes: Sequence[float]) -> Verdict:
+def judged(changes: Sequence[float]) -> Verdict:
     stock = np.linspace(1, 2, len(changes))
     batch = next_tokens(np.zeros((1, 8), dtype=np.int64))
-    return _verdict("text", [batch], tuple(stock), tuple(stock + np.array(changes)))
+    return verdict("text", [batch], tuple(stock), tuple(stock + np.array(changes)))
 
 
 SPREAD = np.linspace(0.9, 1.1, 20)
 
 
 def test_a_verdict_that_loses_outweighs_one_that_gains() -> None:
-    better, equal, worse = (verdict(change * SPREAD) for change in (-0.1, 0.0, 0.1))
-    _check_gain([better, equal])
+    better, equal, worse = (judged(change * SPREAD) for change in (-0.1, 0.0, 0.1))
+    check_gain([better, equal])
     for found in ([better, worse], [equal], [worse]):
         with pytest.raises(NoGain, match="so nothing was written"):
-            _check_gain(found)
+            check_gain(found)
 
 
 def test_large_gains_outweigh_small_losses() -> None:
-    assert verdict([*(-1.0 * SPREAD), *(0.001 * SPREAD)]).gains
-    assert verdict([*(1.0 * SPREAD), *(-0.001 * SPREAD)]).loses
-    assert verdict([-0.1, -0.2, -0.3, -0.4, -0.5, -0.6]).gains
-    assert not verdict([-0.1, -0.2, -0.3, -0.4, -0.5]).gains
-    assert verdict([-0.1, math.nan, -0.2]).loses
+    assert judged([*(-1.0 * SPREAD), *(0.001 * SPREAD)]).gains
+    assert judged([*(1.0 * SPREAD), *(-0.001 * SPREAD)]).loses
+    assert judged([-0.1, -0.2, -0.3, -0.4, -0.5, -0.6]).gains
+    assert not judged([-0.1, -0.2, -0.3, -0.4, -0.5]).gains
+    assert judged([-0.1, math.nan, -0.2]).loses
 
 
 @pytest.mark.slow
 def test_a_trained_model_finds_more(tmp_path: Path) -> None:
+    """At a length beyond the one that it was fitted to."""
     file = tmp_path / "prompts.jsonl"
-    file.write_text(lines_task.prompts_as_json([512, 1024], 150, seed=1), encoding="utf-8")
+    file.write_text(lines_task.prompts_as_json([768], 120, seed=1), encoding="utf-8")
     prompts = [make_task("prompts", file)]
-    found = fit(EXAMPLE, 1024, prompts=prompts, train_length=256, steps=60, device="cpu")
-    assert found.verdicts[0].after < 0.7 * found.verdicts[0].before
+    options = {"train_length": 256, "steps": 20, "device": "cpu", "batch_size": 4}
+    found = fit(EXAMPLE, 768, prompts=prompts, **options)
+    assert found.verdicts[0].after < 0.8 * found.verdicts[0].before
     convert(EXAMPLE, tmp_path / "out", slopes=found.slopes, train_length=256, verify=False)
-    file.write_text(lines_task.prompts_as_json([1024], 60, seed=2), encoding="utf-8")
+    file.write_text(lines_task.prompts_as_json([1024], 40, seed=2), encoding="utf-8")
     results = evaluate(
-        [EXAMPLE, tmp_path / "out"], tasks=[make_task("prompts", file)], lengths=[1024], items=60
+        [EXAMPLE, tmp_path / "out"], tasks=[make_task("prompts", file)], lengths=[1024], items=40
     )
     stock, fitted = results.measurements
     assert fitted.value > stock.value

@@ -86,7 +86,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("family", "options"),
-    dealt(FAMILIES, OPTIONS, each=2),
+    dealt(FAMILIES, OPTIONS, each=1),
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
 def test_options(converted: Convert, family: str, options: dict) -> None:

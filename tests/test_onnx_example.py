@@ -223,7 +223,8 @@ def test_the_graph_of_an_encoder_is_refused(
     convert(source, folder, scale=2, verify=False, onnx=OnnxOptions(validate=False))
     capfd.readouterr()
     assert refused(capfd, example, folder, "w5") == (
-        f"{folder / 'model.onnx'} has no cache: it is an encoder's graph, and encoders do not generate text"
+        f"{folder / 'model.onnx'} has no cache: it is not the graph of a language model, and does not "
+        "generate text"
     )
 
 

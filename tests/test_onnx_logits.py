@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,11 @@ def check_all_ways(folder: Path, family: str, profile: Profile) -> None:
 @pytest.mark.parametrize(
     ("family", "profile", "scaling", "heads"),
     [
-        *dealt(FAMILIES, PROFILES, SCALINGS, [4, 12], each=6),
+        *dealt(FAMILIES, PROFILES, SCALINGS, [12]),
+        *(
+            pytest.param(family, profile, scaling, 4, marks=pytest.mark.slow)
+            for family, profile, scaling in itertools.product(FAMILIES, PROFILES, ("ntk", "ntk-position"))
+        ),
         *dealt(FAMILIES, PROFILES, FITTED, [12], each=1),
     ],
 )

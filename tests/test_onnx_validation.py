@@ -502,7 +502,7 @@ def test_all_graphs_are_validated_and_only_the_wrong_one_is_renamed(repository: 
     folder = repository(dtype=torch.float16)
     export(folder, OnnxOptions(standalone=True, validate=False))
     exported(folder)
-    names = ["model.onnx", "model_fp32.onnx", "onnx/model.onnx"]
+    names = ["model.onnx", "model_fp32.onnx", "onnx/model_fp16.onnx"]
     assert run("validate", folder).code == 0
     assert [graph["file"] for graph in report_of(folder)["graphs"]] == names
     edit(folder / "model_fp32.onnx", relu)

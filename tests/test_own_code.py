@@ -27,6 +27,7 @@ from converter.verification import Check
 from converter.verification import verify as run_checks
 from tests import forks
 from tests.conftest import edit_json, fingerprint
+from tests.dealt import quick
 from tests.patched import Convert
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -139,7 +140,7 @@ def test_right_code_passes_beside_the_stock_model(
     ("family", "camel", "streamed"),
     [
         ("baichuan", "Baichuan", False),
-        ("refact", "Refact", True),
+        pytest.param("refact", "Refact", True, marks=pytest.mark.slow),
         pytest.param("baichuan", "Baichuan", True, marks=pytest.mark.slow),
         pytest.param("refact", "Refact", False, marks=pytest.mark.slow),
     ],
@@ -228,7 +229,7 @@ BROKEN = {
 }
 
 
-SLOW = ("package", "class", "exit", "crash", "kill", "paths", "lines")
+SLOW = ("package", "class", "exit", "crash", "kill", "paths", "lines", "tensors", "forward")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +273,7 @@ def test_code_that_is_not_there_is_a_skipped_check(
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("only_config", [False, True])
+@pytest.mark.parametrize("only_config", quick([False, True], False))
 def test_code_in_another_repository(
     prepared: Prepare, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, only_config: bool
 ) -> None:

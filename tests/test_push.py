@@ -28,6 +28,7 @@ from converter.publish.contents import read_contents, verify
 from converter.result import manifest
 from tests import forks, tiny
 from tests.conftest import Run, edit_json, fingerprint
+from tests.dealt import quick
 from tests.foreign_code import UNSEEN
 from tests.hub_commands import AS_USERS_DO, TOKEN, UNVERIFIED, Command
 from tests.hub_server import Account, Fault, HubServer, Refusal, Request
@@ -97,7 +98,9 @@ def contents(folder: Path, to: str = ID, branch: str | None = None) -> dict[str,
         path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
     }
     there = f'("{to}", revision="{branch}"' if branch else f'("{to}"'
-    return files | {CARD: files[CARD].replace(b'("./out"', there.encode())}
+    served = f"serve {to} --revision {branch}" if branch else f"serve {to}"
+    card = files[CARD].replace(b'("./out"', there.encode()).replace(b"serve ./out", served.encode())
+    return files | {CARD: card}
 
 
 def pushed(hub: HubServer, revision: str = "main", repo_id: str = ID) -> dict[str, bytes]:
@@ -599,7 +602,7 @@ def test_no_folder(command: Command, hub: HubServer) -> None:
     assert hub.requests == []
 
 
-@pytest.mark.parametrize("family", [*tiny.FACTORIES, *tiny.ENCODERS])
+@pytest.mark.parametrize("family", quick([*tiny.FACTORIES, *tiny.ENCODERS], "bloom", "refact", "jina_bert"))
 def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: str) -> None:
     """``verify`` is given the config of the source by a conversion, and of the result here."""
     source, out = tmp_path / "source", tmp_path / "out"
@@ -857,7 +860,9 @@ def process(environment: dict[str, str], work: Path) -> Iterator[Callable[..., s
 
 
 @pytest.mark.version
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", quick([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], signal.SIGKILL, signal.SIGINT)
+)
 @pytest.mark.parametrize("exists", [False, True])
 def test_signals_while_files_are_sent(
     hub: HubServer,

@@ -48,7 +48,8 @@ def test_from_the_hub_to_the_hub(hub: HubServer, command: Command, work: Path) -
     assert repository.private
     pushed = repository.commits[repository.refs["main"]]
     mine = {path.name: path.read_bytes() for path in (work / "out").iterdir()}
-    mine["README.md"] = mine["README.md"].replace(b'("./out"', f'("{ID}"'.encode())
+    for here, there in (('("./out"', f'("{ID}"'), ("serve ./out", f"serve {ID}")):
+        mine["README.md"] = mine["README.md"].replace(here.encode(), there.encode())
     assert {path.name: path.read_bytes() for path in pushed.iterdir() if path.name in mine} == mine
     assert f"base_model: {SOURCE}" in (pushed / "README.md").read_text()
 

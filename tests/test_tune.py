@@ -263,6 +263,8 @@ def test_an_interval_that_says_other_than_the_counts_is_explained(
             "of prompts were used. A longer search (--minutes) or more prompts (--prompts) can tell",
         ),
         ({"lines": searching.POOL}, ("lines",), "All prompts and windows were used, 100 of each kind"),
+        ({"beir": 4}, ("beir",), "of beir were used. More queries (--beir) can tell"),
+        ({"longembed_needle": searching.QUERIES}, ("longembed_needle",), "at most 25 and 100 of each kind"),
     ],
 )
 def test_what_helps_to_tell_more_is_named(

@@ -278,8 +278,8 @@ def test_wrong_tensors_are_caught_before_anything_is_written(tmp_path: Path, cha
     "options",
     [
         {"scale": 5000},
-        {"scale": 1000, "method": "linear"},
-        {"dynamic": "length", "rate": 0.002, "train_length": 2048},
+        pytest.param({"scale": 1000, "method": "linear"}, marks=pytest.mark.slow),
+        pytest.param({"dynamic": "length", "rate": 0.002, "train_length": 2048}, marks=pytest.mark.slow),
         {"dynamic": "position", "rate": 8, "train_length": 1_000_000},
     ],
     ids=str,

@@ -26,7 +26,7 @@ def converted(folder: Path, family: str, scaling: str, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("layer", "scaling"), [*dealt(LAYERS, SCALINGS, each=2), *dealt(LAYERS, FITTED, each=1)]
+    ("layer", "scaling"), [*dealt(LAYERS, SCALINGS, each=1), *dealt(LAYERS, FITTED, each=1)]
 )
 def test_right_repositories_pass(tmp_path: Path, layer: str, scaling: str) -> None:
     family, changes = LAYERS[layer]

@@ -18,21 +18,30 @@ from converter.cli.options import (
     options,
     output_option,
     quiet_option,
-    ramps_option,
     scaling_option,
     set_option,
+    target_option,
     train_length_option,
+    trial_options,
     verbose_option,
 )
 from converter.errors import UsageError
 from converter.evaluation import tasks
 from converter.evaluation.results import PERPLEXITY
-from converter.evaluation.tasks import Task, TaskType, make_task
+from converter.evaluation.tasks import AnyTask, TaskType, make_task
 from converter.scaling.request import SLOPES_FILE
-from converter.scaling.scaling import BASES, METHODS
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 TASKS = (PERPLEXITY, *tasks.NAMES)
+DEFAULTS = (
+    " (in encoders ".join(
+        ", ".join(name for name in tasks.GENERATED if (name in tasks.EMBEDDED) == embeds)
+        for embeds in (False, True)
+    )
+    + ")"
+)
+"""What is measured without ``--tasks``, for help texts."""
 
 task_option = section("Tasks")
 run_option = section("Computation")
@@ -67,7 +76,8 @@ result_options = options(
 
 def _option(task: TaskType) -> Callable[[F], F]:
     """The option that takes a task's file."""
-    return task_option(task.option, task.name, type=FILE, metavar="FILE", help=task.file_help)
+    kind, metavar = (FOLDER, "DIR") if task.folder else (FILE, "FILE")
+    return task_option(task.option, task.name, type=kind, metavar=metavar, help=task.file_help)
 
 
 def _size_option(task: TaskType) -> Callable[[F], F]:
@@ -85,16 +95,21 @@ file_options = options(
     )
 )
 TUNED = tuple(task for task in TYPES if task.tunes)
-"""Tasks whose files ``tune`` and ``fit`` take."""
+"""Tasks whose files ``tune`` takes."""
 tuning_options = options(*map(_option, TUNED))
+FITTED = tuple(task for task in TUNED if not task.embeds)
+"""Tasks whose files ``fit`` takes."""
+fitting_options = options(*map(_option, FITTED))
 
 
-def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[Task]:
+def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[AnyTask]:
     """Removes the tasks' files and sizes from a command's arguments and returns the tasks to measure."""
     files = {name: arguments.pop(name) for name in tasks.READ}
     sizes = {task.name: arguments.pop(f"num_{task.name}") for task in TYPES if task.generate_sized}
-    given = tuple(name for name, file in files.items() if file is not None and name not in tasks.GENERATED)
-    wanted = (*tasks.GENERATED, *given) if names is None else names
+    given = tuple(name for name, file in files.items() if file is not None)
+    sized = tuple(name for name, size in sizes.items() if size is not None)
+    # Without names, the model decides which tasks are generated beside these.
+    wanted = (*given, *(name for name in sized if name not in given)) if names is None else names
     for name, file in files.items():
         if file is not None and name not in wanted:
             option = tasks.TYPES[name].option
@@ -117,32 +132,12 @@ def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[Ta
     metavar="MODEL...",
     help="Local folders or Hub ids, of original or converted models.",
 )
-@scaling_option(
-    "--methods",
-    type=Listed("LIST", str, METHODS),
-    default="",
-    help="Methods to try on each MODEL, e.g. none,linear,ntk.",
-)
-@scaling_option(
-    "--scales", type=Listed("LIST", float), default="", help="Scale factors to try with them, e.g. 2,4."
-)
-@scaling_option(
-    "--dynamic",
-    "dynamics",
-    type=Listed("LIST", str, BASES),
-    default="",
-    help="Also try dynamic scaling: length, position or both.",
-)
-@scaling_option(
-    "--rates", type=Listed("LIST", float), default="", help="Rates of dynamic scaling to try; 1 by default."
-)
-@ramps_option
-@train_length_option
+@trial_options
 @task_option(
     "--tasks",
     "names",
     type=Listed("LIST", str, TASKS),
-    help=f"Any of {', '.join(TASKS)}; by default {', '.join(tasks.GENERATED)} and those that have a file.",
+    help=f"Any of {', '.join(TASKS)}; by default those that have a file, and {DEFAULTS}.",
 )
 @task_option(
     "--lengths",
@@ -187,7 +182,8 @@ def evaluate(
 
     place = None if out is None else check_folder(out, overwrite=overwrite)
     measured = _chosen(names, arguments)
-    result = run(models, tasks=measured, progress=not quiet and sys.stderr.isatty(), **arguments)
+    progress = not quiet and sys.stderr.isatty()
+    result = run(models, tasks=measured, generated=names is None, progress=progress, **arguments)
     click.echo(json.dumps(result.to_json()) if as_json else result.report())
     if place is not None:  # printed first, so a full disk cannot lose it
         paths = write_files(place, result_files(result))
@@ -197,13 +193,14 @@ def evaluate(
 
 @click.command(cls=Command)
 @argument("model", shell_complete=folders, help="A local folder, or else a model id on the Hub.")
-@scaling_option("--target-length", type=int, required=True, metavar="N", help="Length to reach, in tokens.")
+@target_option
 @train_length_option
 @task_option(
     "--tasks",
     "names",
     type=Listed("LIST", str, tasks.GENERATED),
-    help=f"Any of {', '.join(tasks.GENERATED)}; by default all, or with --prompts none of them.",
+    help=f"Any of {', '.join(tasks.GENERATED)}; by default all for this kind of model, or with a file of "
+    "prompts or texts none of them.",
 )
 @text_option
 @tuning_options
@@ -246,11 +243,10 @@ def tune(
     fitted = str(out / SLOPES_FILE) if out is not None and fit else None
     files = {task.name: arguments.pop(task.name) for task in TUNED}
     given = [make_task(name, file) for name, file in files.items() if file is not None]
-    if names is None:
-        names = () if given else tasks.GENERATED
-    measured = [*map(make_task, names), *given]
+    measured = [*map(make_task, names or ()), *given]
+    generated = names is None and not given
     progress = not quiet and sys.stderr.isatty()
-    result = run(model, tasks=measured, fitted=fitted, progress=progress, **arguments)
+    result = run(model, tasks=measured, generated=generated, fitted=fitted, progress=progress, **arguments)
     click.echo(json.dumps(result.to_json()) if as_json else report.tuning(result))
     if place is not None:  # printed first, so a full disk cannot lose it
         files = result_files(result.curve) | {"tuning.json": json_bytes(result.to_json())}

@@ -12,12 +12,12 @@ import click
 from converter.cli.base import PATH, Command, argument, folders
 from converter.cli.evaluation import (
     FILE,
-    TUNED,
+    FITTED,
+    fitting_options,
     run_option,
     run_options,
     seed_option,
     task_option,
-    tuning_options,
 )
 from converter.cli.options import (
     hub_options,
@@ -26,6 +26,7 @@ from converter.cli.options import (
     quiet_option,
     scaling_option,
     set_option,
+    target_option,
     train_length_option,
     verbose_option,
 )
@@ -35,7 +36,7 @@ from converter.scaling.scaling import BASES
 
 @click.command(cls=Command)
 @argument("model", shell_complete=folders, help="A local folder, or else a model id on the Hub.")
-@scaling_option("--target-length", type=int, required=True, metavar="N", help="Length to reach, in tokens.")
+@target_option
 @scaling_option(
     "--dynamic",
     type=click.Choice(BASES),
@@ -47,7 +48,7 @@ from converter.scaling.scaling import BASES
 @task_option(
     "--text", type=FILE, multiple=True, metavar="FILE", help="UTF-8 text to fit to; may be repeated."
 )
-@tuning_options
+@fitting_options
 @seed_option
 @run_options
 @run_option("--steps", type=int, default=200, show_default=True, help="Most steps.")
@@ -90,7 +91,7 @@ def fit(
     source = {name: arguments[name] for name in names}
     progress = not quiet and sys.stderr.isatty()
     convert(model, out, method="none", overwrite=overwrite, dry_run=True, **source)  # before the long work
-    files = {task.name: arguments.pop(task.name) for task in TUNED}
+    files = {task.name: arguments.pop(task.name) for task in FITTED}
     found = run(
         model,
         prompts=[make_task(name, file) for name, file in files.items() if file is not None],

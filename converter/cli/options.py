@@ -68,13 +68,38 @@ push_option = section("Push to the Hub")
 train_length_option = scaling_option(
     "--train-length", type=int, metavar="N", help="Trained length in tokens, if the checkpoint is not known."
 )
-ramps_option = scaling_option(
-    "--ramp",
-    "ramps",
-    type=(float, float),
-    multiple=True,
-    metavar="LO HI",
-    help="Ramp of by-parts, in parts of the trained length; may be repeated.",
+target_option = scaling_option(
+    "--target-length", type=int, required=True, metavar="N", help="Length to reach, in tokens."
+)
+trial_options = options(
+    scaling_option(
+        "--methods",
+        type=Listed("LIST", str, METHODS),
+        default="",
+        help="Methods to compare, e.g. none,linear,ntk.",
+    ),
+    scaling_option(
+        "--scales", type=Listed("LIST", float), default="", help="Scale factors of each method, e.g. 2,4."
+    ),
+    scaling_option(
+        "--dynamic",
+        "dynamics",
+        type=Listed("LIST", str, BASES),
+        default="",
+        help="Also dynamic scaling: length, position or both.",
+    ),
+    scaling_option(
+        "--rates", type=Listed("LIST", float), default="", help="Rates of dynamic scaling; 1 by default."
+    ),
+    scaling_option(
+        "--ramp",
+        "ramps",
+        type=(float, float),
+        multiple=True,
+        metavar="LO HI",
+        help="Ramp of by-parts, in parts of the trained length; may be repeated.",
+    ),
+    train_length_option,
 )
 set_option = section("Source")(
     "--set",

@@ -11,14 +11,12 @@ from converter.cli.options import (
     Listed,
     hub_options,
     output_option,
-    ramps_option,
-    scaling_option,
     set_option,
-    train_length_option,
+    trial_options,
     verbose_option,
 )
 from converter.scaling.request import Parts
-from converter.scaling.scaling import BASES, METHODS, Basis, Method
+from converter.scaling.scaling import Basis, Method
 
 
 @click.command(cls=Command)
@@ -28,26 +26,7 @@ from converter.scaling.scaling import BASES, METHODS, Basis, Method
     metavar="MODEL|RESULTS.json",
     help="A local folder or a model id on the Hub, or the results.json that eval or tune wrote.",
 )
-@scaling_option(
-    "--methods",
-    type=Listed("LIST", str, METHODS),
-    help="Methods to draw; ntk by default if one of the next three options is given.",
-)
-@scaling_option(
-    "--scales", type=Listed("LIST", float), default="", help="Scale factors to draw with them, e.g. 2,4."
-)
-@scaling_option(
-    "--dynamic",
-    "dynamics",
-    type=Listed("LIST", str, BASES),
-    default="",
-    help="Also draw dynamic scaling: length, position or both.",
-)
-@scaling_option(
-    "--rates", type=Listed("LIST", float), default="", help="Rates of dynamic scaling; 1 by default."
-)
-@ramps_option
-@train_length_option
+@trial_options
 @output_option(
     "--heads", type=Listed("LIST", int), help="Heads whose bias is drawn, counted from 0, e.g. 0,5,11."
 )
@@ -71,7 +50,7 @@ from converter.scaling.scaling import BASES, METHODS, Basis, Method
 @verbose_option
 def plot(
     subject: str,
-    methods: tuple[Method, ...] | None,
+    methods: tuple[Method, ...],
     scales: tuple[float, ...],
     dynamics: tuple[Basis, ...],
     rates: tuple[float, ...],
@@ -81,6 +60,8 @@ def plot(
     **arguments: Any,
 ) -> None:
     """Draw slopes, spans and biases, or the curves of an evaluation.
+
+    A strength without --methods is one of ntk.
 
     \b
     Examples:
@@ -92,9 +73,8 @@ def plot(
     from converter.pictures.plotting import plot as run
 
     # Without any of these options, a converted model's own scaling is drawn.
-    asked = methods is not None or scales or dynamics or rates or ramps
-    chosen: tuple[Method, ...] = ("ntk",) if methods is None else methods
-    scalings = trials(chosen, scales, dynamics, rates, train_length, ramps) if asked else []
+    asked = methods or scales or dynamics or rates or ramps
+    scalings = trials(methods or ("ntk",), scales, dynamics, rates, train_length, ramps) if asked else []
     for path in run(subject, scalings=scalings, train_length=train_length, **arguments):
         click.echo(str(path))
 

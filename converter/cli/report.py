@@ -172,19 +172,25 @@ def fitted(found: Fit) -> str:
 
 
 def _what_tells_more(found: Tuning) -> str:
-    """What can tell smaller differences from chance: more time, or more prompts or text."""
+    """What can tell smaller differences from chance: more time, or more prompts, queries or text."""
     from converter.evaluation.results import PERPLEXITY
-    from converter.evaluation.search import POOL
+    from converter.evaluation.search import POOL, QUERIES
+    from converter.evaluation.tasks import EMBEDDED
 
     counts: dict[str, int] = {}
     for each in sorted(found.curve.measurements, key=lambda each: each.length):
         counts[each.task] = each.items
-    few = [task for task in found.used_up if counts[task] < POOL]
+    few = [task for task in found.used_up if counts[task] < (QUERIES if task in EMBEDDED else POOL)]
     ways = ["a longer search (--minutes)"] * (len(found.used_up) < max(1, len(counts)))
-    ways += ["more prompts (--prompts)"] * any(task != PERPLEXITY for task in few)
+    ways += ["more prompts (--prompts)"] * any(task not in (*EMBEDDED, PERPLEXITY) for task in few)
+    ways += ["more queries (--beir)"] * any(task in EMBEDDED for task in few)
     ways += ["more text (--text)"] * (PERPLEXITY in few)
     if not ways:
-        return f"All prompts and windows were used, {POOL} of each kind; smaller differences may be chance."
+        if not {*EMBEDDED} & {*counts}:
+            used = f"All prompts and windows were used, {POOL} of each kind"
+        else:
+            used = f"All queries and windows were used, at most {QUERIES} and {POOL} of each kind"
+        return f"{used}; smaller differences may be chance."
     used = "" if not few else f"All prompts or windows of {', '.join(few)} were used. "
     advice = " or ".join(ways)
     return f"{used}{advice[0].upper()}{advice[1:]} can tell smaller differences from chance."

@@ -17,21 +17,27 @@ RATES = (1.0, 2.0)
 
 
 def candidates(
-    trained: int, target: int, default_ramp: Parts, check: Callable[[Scaling], object]
+    trained: int,
+    target: int,
+    default_ramp: Parts,
+    check: Callable[[Scaling], object],
+    *,
+    decoder: bool = True,
 ) -> list[Scaling]:
     """The scalings to try, without those that the model cannot compute; milder ones come first.
 
     With r = target / trained, they are: none; position-dynamic ntk and by-parts with rates 1 and 2; ntk with
     factors r / 2, r and 2 r, since on published and small models factors above and below r were best;
-    by-parts with r and 2 r; linear with r / 2 and r. Length-dynamic scalings are tried only for models
-    without position-dynamic ones (rotary models): they change the scaling of text already read while the
-    model generates, and small models retrieved no more with them.
+    by-parts with r and 2 r; linear with r / 2 and r. Length-dynamic scalings are tried for encoders, and
+    for models without position-dynamic ones (rotary models). In other decoders they would change the scaling
+    of text already read while the model generates, and small models retrieved no more with them.
 
     Args:
         trained: trained length in tokens.
         target: length to reach in tokens, above the trained length.
         default_ramp: the ramp of by-parts, see ``Recipe.default_ramp``.
         check: ``Recipe.check_scaling`` of the model; raises ``UsageError`` for a scaling it cannot compute.
+        decoder: whether the model is causal.
     """
 
     def possible(scaling: Scaling) -> bool:
@@ -54,7 +60,9 @@ def candidates(
         *(Static("by-parts", factor, ramp) for factor in factors[-2:]),
         *(Static("linear", factor) for factor in factors[:-1]),
     ]
-    dynamic = list(filter(possible, by_position)) or list(filter(possible, by_length))
+    dynamic = list(filter(possible, by_position))
+    if not decoder or not dynamic:
+        dynamic = [*filter(possible, by_length), *dynamic]
     return [UNSCALED, *dynamic, *filter(possible, static)]
 
 

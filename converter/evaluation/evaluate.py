@@ -15,7 +15,7 @@ from converter.evaluation.results import Measurement, Results
 from converter.evaluation.settings import run_settings
 from converter.evaluation.statistics import compare
 from converter.evaluation.subject import open_subject, release
-from converter.evaluation.tasks.base import Task
+from converter.evaluation.tasks import AnyTask, with_generated
 from converter.evaluation.trials import trials
 from converter.progress import token_bar
 from converter.scaling.request import Parts
@@ -25,7 +25,8 @@ from converter.scaling.scaling import Basis, Method
 def evaluate(
     models: Sequence[str | Path],
     *,
-    tasks: Sequence[Task] = (),
+    tasks: Sequence[AnyTask] = (),
+    generated: bool = False,
     text: Sequence[str | Path] = (),
     methods: Sequence[Method] = (),
     scales: Sequence[float] = (),
@@ -53,7 +54,8 @@ def evaluate(
     Args:
         models: local folders or Hub ids, stock or converted.
         tasks: tasks from ``converter.evaluation.tasks.make_task``.
-        text: UTF-8 files for perplexity; without them, perplexity is not measured.
+        generated: also measure the tasks for this kind of model that need no file.
+        text: UTF-8 files for perplexity (in encoders, of masked tokens); without them, it is not measured.
         methods: scaling methods to try on each model, each with all ``scales`` (static factors) and all
             ``dynamics`` (each with all ``rates``). Without methods, each model is measured as it is.
         ramps: ramps of ``by-parts`` to try, each in parts of the trained length; by default the model's own.
@@ -73,13 +75,14 @@ def evaluate(
     Raises:
         UsageError: options contradict each other, or a length is too short for a prompt.
         SourceError: a checkpoint or a task's file is missing, unreadable or damaged.
-        UnsupportedModel: a checkpoint cannot be scaled, or is not a causal language model.
+        UnsupportedModel: a checkpoint cannot be scaled, or is neither a causal language model nor
+            an encoder that embeds texts or predicts masked tokens.
         VerificationError: the converted code and the weights do not fit together.
     """
     started = time.monotonic()
     if not models:
         raise UsageError("there is no model to measure; give a folder or a Hub id")
-    if not tasks and not text:
+    if not tasks and not text and not generated:
         raise UsageError("there is nothing to measure; give `tasks`, or `text` for perplexity")
     if items < 1:
         raise UsageError(f"`items` {items} is out of range; give at least 1")
@@ -103,15 +106,16 @@ def evaluate(
             name = _unique(subject.name, described)
             scalings = [subject.resolve(request) for request in requests] or [subject.own_scaling]
             wanted = default_lengths(name, subject.trained.tokens, lengths)
-            exam = Exam.prepare(subject.tokenizer, tasks, files, wanted, items, seed)
+            chosen = with_generated(tasks, decoder=subject.recipe.decoder) if generated else tasks
+            exam = Exam.prepare(subject, chosen, files, wanted, items, seed).referred(subject)
             with token_bar(name, exam.tokens * len(scalings), show=progress) as advance:
                 for scaling in scalings:
                     with explained():
-                        model_now = subject.scaled(scaling)
-                        found = exam.measure(
-                            model_now, subject.tokenizer, subject.hardware, name, str(scaling), advance
-                        )
-                    measured += [(each, exam.fingerprint(each.task, each.length)) for each in found]
+                        found = exam.measure(subject, scaling, advance)
+                    measured += [
+                        (replace(each, model=name), exam.fingerprint(each.task, each.length))
+                        for each in found
+                    ]
             described[name] = subject.describe(subject.scaled(scalings[-1]))
         release(hardware.device)
     return Results(_compared(measured), described, settings, time.monotonic() - started)

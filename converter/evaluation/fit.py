@@ -11,68 +11,26 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from converter import interrupts
 from converter.bytesize import bytes_text
-from converter.errors import NoGain, UsageError
-from converter.evaluation.candidates import ladder
+from converter.errors import UsageError
 from converter.evaluation.exam import LONGEST
 from converter.evaluation.hardware import Hardware, choose, explained, free_memory
-from converter.evaluation.perplexity import pieces, read_windows
-from converter.evaluation.results import SIGNIFICANT, finite
+from converter.evaluation.material import LEARN, STOP, answered, prompts_of, rows_of, samples_of, windows_of
+from converter.evaluation.results import finite
 from converter.evaluation.settings import run_settings
-from converter.evaluation.subject import CAUSAL, MASKED, Subject, open_subject
+from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Item, Task
+from converter.evaluation.verdict import Verdict, check_gain, judge
 from converter.fitting.descent import Descent, Look, descend
-from converter.fitting.samples import Answered, Prompts, Samples, Windows
-from converter.fitting.trainable import Batch, TrainableAlibi, memory, row_losses
+from converter.fitting.samples import Samples
+from converter.fitting.trainable import TrainableAlibi, memory
 from converter.progress import Advance
 from converter.progress import steps as step_bar
 from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Dynamic, Scaling, Static
 
 STEPS, MINUTES = 200, 10.0
-TOKENS_PER_STEP = 8192
-MOST_TOKENS = 1 << 22
-"""Of text that is read; more would not be looked at in the steps there are."""
-STOP, JUDGE = 2, 6
-"""Fewest windows or prompts to stop by, and to judge by: six that all get better are the fewest that are more
-than chance."""
-STOP_TOKENS, JUDGE_TOKENS = 1 << 15, 1 << 17
-"""Most tokens of either, beyond the fewest windows or prompts."""
-LEARN = 8
-"""Fewest windows or prompts to learn from."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The fitted slopes against the stock ones, on windows or prompts that took no part in the fit."""
-
-    measure: str
-    """"text" or "prompts"."""
-    length: int
-    """Tokens of a window, or of the longest prompt."""
-    items: int
-    """Windows or prompts."""
-    before: float
-    """Mean loss in nats per predicted token with the stock slopes."""
-    after: float
-    """The same with the fitted slopes."""
-    better: int
-    """Items with less loss."""
-    p: float
-    """Of the two-sided signed-rank test (Wilcoxon 1945) of the items' losses. It weighs by how much they
-    changed, so prompts that stay right hardly count."""
-
-    @property
-    def gains(self) -> bool:
-        """Whether the fitted slopes are better by more than chance."""
-        return self.after < self.before and self.p < SIGNIFICANT
-
-    @property
-    def loses(self) -> bool:
-        """Whether they are worse by more than chance, or not a number."""
-        return not self.after < math.inf or (self.after > self.before and self.p < SIGNIFICANT)
 
 
 @dataclass(frozen=True)
@@ -179,20 +137,19 @@ def fit(
         token=token,
         cache_dir=Path(cache_dir) if cache_dir else None,
         progress=progress,
-        architectures=(CAUSAL, MASKED),
     ) as subject:
         started = time.monotonic()
         trained = _check(subject, target_length, prompts)
         form = starting_form(subject, trained, target_length, static=static, dynamic=dynamic, shared=shared)
-        samples = _samples(subject, files, prompts, form, trained, target_length, seed)
+        samples = samples_of(subject, files, prompts, form, trained, target_length, seed)
         with explained():
             say(_announcement(subject, form, samples, target_length))
             with step_bar("fitting", steps, show=progress) as advance:
                 found = learn(subject, samples, form, steps, minutes * 60, seed, advance)
             if found.interrupted:
                 _use_what_is_there(found)
-            verdicts = _judge(subject, samples, found.best.scaling, trained)
-    _check_gain(verdicts)
+            verdicts = judge(subject, samples, found.best.scaling, trained)
+    check_gain(verdicts)
     return Fit(
         model=subject.name,
         train_length=trained,
@@ -263,11 +220,11 @@ def fitted_candidate(
     cases = answered(subject.tokenizer, items, trained, target)
     found: list[Samples] = []
     if len(windows) >= LEARN + STOP:
-        found.append(_windows(subject, windows, form, trained, 0, max(STOP, len(windows) // 8)))
+        found.append(windows_of(subject, windows, form, trained, 0, max(STOP, len(windows) // 8)))
     if len(cases) >= LEARN + STOP:
         shuffled = np.random.default_rng(seed).permutation(len(cases))
         cases = [cases[index] for index in shuffled]
-        found.append(_prompts(subject, cases, 0, max(STOP, len(cases) // 8)))
+        found.append(prompts_of(subject, cases, 0, max(STOP, len(cases) // 8)))
     if not found:
         raise UsageError(
             f"fitting needs {LEARN + STOP} prompts or windows beside those to choose and to measure by, and "
@@ -277,49 +234,6 @@ def fitted_candidate(
     if descent.interrupted:
         raise KeyboardInterrupt
     return None if descent.best is descent.looks[0] else descent.best.scaling
-
-
-def answered(tokenizer: Any, items: Sequence[Item], shortest: int, longest: int) -> list[Answered]:
-    """Prompts with their first right answers, if both take more than ``shortest`` and at most ``longest``.
-
-    The answer is what the model should go on with: after a space, unless the prompt ends with white space.
-    """
-    found = []
-    for item in items:
-        blank = tokenizer.decode(item.ids[-1:])[-1:].isspace()
-        before = "\n" if blank else "a"
-        start = tokenizer(before, add_special_tokens=False)["input_ids"]
-        whole = tokenizer(f"{before}{'' if blank else ' '}{item.answers[0]}", add_special_tokens=False)
-        answer = whole["input_ids"][len(start) :]
-        if answer and shortest < len(item.ids) + len(answer) <= longest:
-            found.append(Answered((*item.ids, *answer), len(item.ids)))
-    return found
-
-
-def rows_of(hardware: Hardware) -> Callable[[int], int]:
-    """How many rows of so many tokens a step runs at once."""
-    return lambda length: min(hardware.rows(length), max(1, TOKENS_PER_STEP // length))
-
-
-def _windows(
-    subject: Subject,
-    windows: NDArray[np.int64],
-    form: Static | Dynamic,
-    trained: int,
-    judge: int,
-    stop: int,
-) -> Windows:
-    """Windows [windows, target]: the first to judge by, then those to stop by, the others to learn from."""
-    # With a position-dynamic form, no slope changes up to the trained length.
-    lengths = ladder(trained, windows.shape[1])[0 if isinstance(form, Static) else 1 :]
-    parts = windows[judge + stop :], windows[judge : judge + stop], windows[:judge]
-    return Windows(*parts, lengths, rows_of(subject.hardware), _mask(subject))
-
-
-def _prompts(subject: Subject, cases: Sequence[Answered], judge: int, stop: int) -> Prompts:
-    """Prompts in the same order of parts."""
-    parts = cases[judge + stop :], cases[judge : judge + stop], cases[:judge]
-    return Prompts(*parts, rows_of(subject.hardware))
 
 
 def _check_options(
@@ -366,58 +280,6 @@ def _check(subject: Subject, target: int, prompts: Sequence[Task]) -> int:
     return subject.stretched_to(target)
 
 
-def _samples(
-    subject: Subject,
-    files: Sequence[Path],
-    prompts: Sequence[Task],
-    form: Static | Dynamic,
-    trained: int,
-    target: int,
-    seed: int,
-) -> list[Samples]:
-    """What to learn from, and the parts that are kept back; which they are, the seed decides."""
-    rng = np.random.default_rng(seed)
-    found: list[Samples] = []
-    if files:
-        count = max(LEARN + STOP + JUDGE, MOST_TOKENS // target)
-        windows = read_windows(subject.tokenizer, files, target, count)
-        judge, stop = _kept(len(windows), target, f"`text` has {len(windows)} windows of {target} tokens")
-        windows = windows[rng.permutation(len(windows))]
-        found.append(_windows(subject, windows, form, trained, judge, stop))
-    if prompts:
-        lengths, count = ladder(trained, target), MOST_TOKENS // target
-        drawn = [task.items(subject.tokenizer, lengths, count, seed) for task in prompts]
-        items = [item for by_length in drawn for each in by_length.values() for item in each]
-        shortest = 0 if isinstance(form, Static) else trained
-        cases = answered(subject.tokenizer, items, shortest, target)
-        cases = [cases[index] for index in rng.permutation(len(cases))]
-        what = f"`prompts` has {len(cases)} prompts with {shortest + 1} to {target} tokens"
-        judge, stop = _kept(len(cases), target, what)
-        found.append(_prompts(subject, cases, judge, stop))
-    return found
-
-
-def _kept(count: int, length: int, what: str) -> tuple[int, int]:
-    """How many items to judge by, and to stop by."""
-    judge = max(JUDGE, min(count // 8, JUDGE_TOKENS // length))
-    stop = max(STOP, min(count // 8, STOP_TOKENS // length))
-    if count < LEARN + judge + stop:
-        raise UsageError(
-            f"{what}, and fitting needs {LEARN + judge + stop}: to learn from, to stop by and to judge by; "
-            "give more, or another `target_length`"
-        )
-    return judge, stop
-
-
-def _mask(subject: Subject) -> int | None:
-    if subject.recipe.decoder:
-        return None
-    mask = subject.tokenizer.mask_token_id
-    if mask is None:
-        raise UsageError(f"the tokenizer of {subject.name} has no token that masks others")
-    return int(mask)
-
-
 def _announcement(subject: Subject, form: Static | Dynamic, samples: Sequence[Samples], target: int) -> str:
     """What is fitted and the memory that it takes; raises ``UsageError`` if there is not enough."""
     model = subject.scaled(UNSCALED)
@@ -442,43 +304,3 @@ def _use_what_is_there(found: Descent) -> None:
     if found.best is found.looks[0]:
         raise interrupts.Interrupted("no slopes were better than the stock ones yet, so nothing was written")
     interrupts.forget()
-
-
-def _judge(subject: Subject, samples: Sequence[Samples], scaling: Scaling, trained: int) -> list[Verdict]:
-    """Runs both slopes as the converted model would, on what took no part in the fit."""
-    parts = [(each, each.judging) for each in samples]
-    if isinstance(scaling, Static):
-        parts += [(each, pieces(each.judging, trained)) for each in samples if isinstance(each, Windows)]
-    batches = [each.kept(items) for each, items in parts]
-    before, after = (
-        [row_losses(subject.scaled(wanted), each) for each in batches] for wanted in (UNSCALED, scaling)
-    )
-    kept = zip(parts, batches, before, after, strict=True)
-    return [_verdict(each.name, found, stock, fitted) for (each, _), found, stock, fitted in kept]
-
-
-def _verdict(name: str, batches: Sequence[Batch], before: Sequence[float], after: Sequence[float]) -> Verdict:
-    changes = np.subtract(after, before)
-    return Verdict(
-        measure=name,
-        length=max(batch.ids.shape[1] for batch in batches),
-        items=len(changes),
-        before=float(np.mean(before)),
-        after=float(np.mean(after)),
-        better=int((changes < 0).sum()),
-        p=float(stats.wilcoxon(changes).pvalue) if changes.any() else 1.0,
-    )
-
-
-def _check_gain(verdicts: Sequence[Verdict]) -> None:
-    if any(each.gains for each in verdicts) and not any(each.loses for each in verdicts):
-        return
-    said = "; ".join(
-        f"{each.measure} at {each.length} tokens: loss {each.before:.4f} with the stock slopes, "
-        f"{each.after:.4f} fitted, {each.better} of {each.items} better, p = {each.p:.2g}"
-        for each in verdicts
-    )
-    raise NoGain(
-        f"no fitted slopes are better than the stock ones on what was kept back ({said}), so nothing was "
-        "written; give more text or prompts, or a formula (tune)"
-    )

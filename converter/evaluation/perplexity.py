@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from converter.errors import UsageError
+from converter.evaluation.fasta import SUFFIXES, sequences
 from converter.evaluation.results import Bucket
 
 BUCKETS = 16
@@ -29,7 +30,7 @@ def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int)
 
     Args:
         tokenizer: a tokenizer from transformers; no special tokens are added.
-        files: UTF-8 text files.
+        files: UTF-8 text files; those that end in .fa or .fasta must be FASTA.
         length: tokens per window.
         count: most windows to read.
 
@@ -51,7 +52,7 @@ def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int)
     return np.array(tokens[: found * length], dtype=np.int64).reshape(found, length)
 
 
-def pieces(windows: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+def pieces(windows: NDArray[Any], length: int) -> NDArray[Any]:
     """The windows cut into pieces, [windows * pieces, length]; a shorter remainder is dropped."""
     count = windows.shape[1] // length
     return windows[:, : count * length].reshape(-1, length)
@@ -73,17 +74,23 @@ def by_position(losses: NDArray[np.float64]) -> tuple[Bucket, ...]:
 
 
 def _blocks(files: Sequence[Path]) -> Iterator[str]:
-    """The text in blocks that end at the end of a word."""
+    """The text of all files in blocks."""
     for path in files:
-        rest = ""
         try:
             with path.open(encoding="utf-8") as file:
-                while block := file.read(BLOCK):
-                    head, space, tail = (rest + block).rpartition(" ")
-                    yield head
-                    rest = space + tail
+                fasta = path.suffix.lower() in SUFFIXES
+                yield from sequences(path, file, BLOCK) if fasta else _words(file)
         except UnicodeDecodeError as error:
             raise UsageError(f"`text` {path} is not UTF-8 text ({error.reason})") from error
         except OSError as error:
             raise UsageError(f"`text` {path} cannot be read: {error.strerror}") from error
-        yield rest
+
+
+def _words(file: TextIO) -> Iterator[str]:
+    """A text in blocks that end at the end of a word."""
+    rest = ""
+    while block := file.read(BLOCK):
+        head, space, tail = (rest + block).rpartition(" ")
+        yield head
+        rest = space + tail
+    yield rest

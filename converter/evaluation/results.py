@@ -40,7 +40,7 @@ COLUMNS = (
     "tokens_per_second",
 )
 
-Metric = Literal["accuracy", "f1", "score", "perplexity"]
+Metric = Literal["accuracy", "f1", "score", "ndcg@10", "perplexity"]
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,10 @@ class Results:
             what = "windows" if task == PERPLEXITY else "items"
             unit = "" if task == PERPLEXITY else ", %"
             number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-            title = f"{task} ({found[0].metric}{unit}; {number} {what} per length)"
+            masked = task == PERPLEXITY and "predicts" in self.models.get(found[0].model, {})
+            title = (
+                f"{task}{' of masked tokens' * masked} ({found[0].metric}{unit}; {number} {what} per length)"
+            )
             parts += [title, "", self.table(task), ""]
         if any(each.comparison and each.comparison.significant for each in self.measurements):
             parts += ["* differs from the first row on the same items (sign test, p < 0.05)", ""]

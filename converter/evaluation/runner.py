@@ -45,7 +45,7 @@ def complete(
     Returns:
         The continuations as text, without special tokens, in the order of the prompts.
     """
-    _check_ids(model, max((max(prompt) for prompt in prompts), default=0))
+    check_ids(model, max((max(prompt) for prompt in prompts), default=0))
     stated = model.generation_config
     ends = stated.eos_token_id if stated.eos_token_id is not None else tokenizer.eos_token_id
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
@@ -101,7 +101,7 @@ def losses(
     Returns:
         Losses in nats, float64 [windows, length - 1].
     """
-    _check_ids(model, int(windows.max()))
+    check_ids(model, int(windows.max()))
     count, length = windows.shape
     result = np.empty((count, length - 1))
     step = hardware.rows(length)
@@ -132,7 +132,47 @@ def _losses(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _check_ids(model: Any, largest: int) -> None:
+@torch.inference_mode()
+def masked_losses(
+    model: Any,
+    hardware: Hardware,
+    windows: NDArray[np.int64],
+    chosen: NDArray[np.bool_],
+    mask: int,
+    advance: Advance = int,
+) -> NDArray[np.float64]:
+    """The negative log-likelihood of each masked token, given all tokens of its window that are not masked.
+
+    Args:
+        model: an encoder with a head that predicts masked tokens.
+        hardware: limits the rows that are run at once.
+        windows: token ids without padding, int64 [windows, length].
+        chosen: the tokens to mask, bool [windows, length].
+        mask: the token id that masks a token.
+        advance: called with the number of tokens just done.
+
+    Returns:
+        Losses in nats, float64 [windows, length]; 0 for tokens that are not masked.
+    """
+    check_ids(model, max(mask, int(windows.max())))
+    result = np.zeros(windows.shape)
+    step = hardware.rows(windows.shape[1])
+    at_once = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    for start in range(0, len(windows), step):
+        ids = torch.from_numpy(windows[start : start + step]).to(hardware.device)
+        masked = torch.from_numpy(chosen[start : start + step]).to(hardware.device)
+        states = model.base_model(ids.masked_fill(masked, mask)).last_hidden_state[masked]
+        parts = [
+            F.cross_entropy(model.cls.predictions(some).float(), wanted, reduction="none")
+            for some, wanted in zip(states.split(at_once), ids[masked].split(at_once), strict=True)
+        ]
+        if parts:
+            result[start : start + step][masked.cpu().numpy()] = torch.cat(parts).double().cpu().numpy()
+        advance(ids.numel())
+    return result
+
+
+def check_ids(model: Any, largest: int) -> None:
     """Raises ``SourceError`` for token ids without an embedding in the model."""
     size = model.get_input_embeddings().weight.shape[0]
     if largest >= size:

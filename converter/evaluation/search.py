@@ -7,18 +7,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from converter.errors import UsageError
 from converter.evaluation.candidates import ladder
-from converter.evaluation.exam import Exam, ask, read
+from converter.evaluation.embeddings import find
+from converter.evaluation.exam import Exam, ask, check_kinds, read
 from converter.evaluation.perplexity import read_windows
 from converter.evaluation.results import PERPLEXITY
 from converter.evaluation.statistics import compare
 from converter.evaluation.subject import Subject
-from converter.evaluation.tasks.base import Item, Task
+from converter.evaluation.tasks import AnyTask
+from converter.evaluation.tasks.base import Collection, Item, Retrieval
+from converter.evaluation.tasks.neighbours import Neighbours
 from converter.progress import Advance
 from converter.scaling.scaling import UNSCALED, Scaling
 
@@ -30,6 +34,8 @@ ENOUGH = 8
 """Prompts and windows that a candidate gets before it may be dropped."""
 POOL = 100
 """Most prompts of each task, and most windows, for choosing; and most of each length for measuring."""
+QUERIES = 25
+"""The same of queries; each comes with documents of its length, which take the time."""
 LEAST = 10
 """Fewest prompts of each length for measuring; fewer would show nothing."""
 
@@ -92,7 +98,8 @@ class Clock:
 class Pool:
     """Prompts and windows: some for choosing, others for measuring the choice."""
 
-    tasks: Mapping[str, Task]
+    tasks: Mapping[str, Any]
+    """Name -> task; each is an ``AnyTask``."""
     choosing: Mapping[str, Sequence[Item]]
     """Name of the task -> prompts of the target length."""
     choosing_windows: NDArray[np.int64]
@@ -102,12 +109,14 @@ class Pool:
     learning: Sequence[Item] = ()
     """Prompts to fit slopes to, of all tasks; they and the next windows take no other part."""
     learning_windows: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
+    collections: Mapping[str, Collection] = field(default_factory=dict)
+    """For choosing: name of the task -> queries and documents of the target length."""
 
     @classmethod
     def prepare(
         cls,
         subject: Subject,
-        tasks: Sequence[Task],
+        tasks: Sequence[AnyTask],
         text: Sequence[Path],
         trained: int,
         target: int,
@@ -116,11 +125,23 @@ class Pool:
         learn: bool = False,
     ) -> Pool:
         """Draws prompts and reads the text; with ``learn``, a third of both is for fitting slopes."""
+        check_kinds(subject, tasks, text)
+        if any(isinstance(task, Neighbours) for task in tasks):
+            raise UsageError("no scaling can be chosen by the task neighbours; measure it with eval")
         parts = 3 if learn else 2
         lengths = ladder(trained, target)
-        drawn = {task.name: task.items(subject.tokenizer, lengths, parts * POOL, seed) for task in tasks}
+        drawn = {
+            task.name: task.items(subject.tokenizer, lengths, parts * POOL, seed)
+            for task in tasks
+            if not isinstance(task, Retrieval | Neighbours)
+        }
         choosing, measuring = {}, {}
         learning: list[Item] = []
+        halves = [
+            _halves(task, task.collections(subject.tokenizer, lengths, 2 * QUERIES, seed))
+            for task in tasks
+            if isinstance(task, Retrieval)
+        ]
         for name, by_length in drawn.items():
             reached = {length: items for length, items in by_length.items() if length <= target}
             if not reached or max(reached) <= trained:
@@ -148,13 +169,46 @@ class Pool:
                 raise UsageError(f"`text` has only one window of {target} tokens; give twice as much text")
         share = max(1, len(windows) // parts)
         learned = 2 * share if learn else len(windows)
-        exam = Exam(measuring, {task.name: task for task in tasks}, windows[:share], tuple(lengths))
-        return cls(exam.tasks, choosing, windows[share:learned], exam, target, learning, windows[learned:])
+        named = {task.name: task for task in tasks}
+        curves = {name: measured for name, _, measured in halves}
+        exam = Exam(measuring, named, windows[:share], tuple(lengths), curves)
+        return cls(
+            named,
+            choosing,
+            windows[share:learned],
+            exam,
+            target,
+            learning,
+            windows[learned:],
+            {name: chosen for name, chosen, _ in halves},
+        )
+
+    @property
+    def available(self) -> int:
+        """The most prompts or queries of a task for choosing, or windows."""
+        items = map(len, self.choosing.values())
+        queries = (len(each.queries) for each in self.collections.values())
+        return max([len(self.choosing_windows), *items, *queries])
 
     def tokens(self, start: int, end: int) -> int:
         """Tokens that a round with items ``start`` to ``end`` takes for one candidate."""
         prompts = (item for items in self.choosing.values() for item in items[start:end])
-        return sum(len(item.ids) for item in prompts) + self.choosing_windows[start:end].size
+        texts = (each.part(start, end).tokens for each in self.collections.values())
+        windows = self.choosing_windows[start:end]
+        return sum(len(item.ids) for item in prompts) + sum(texts) + windows.size
+
+
+def _halves(
+    task: Retrieval, found: Mapping[int, Collection]
+) -> tuple[str, Collection, dict[int, Collection]]:
+    """Queries at the longest length for choosing; other queries, at all lengths, for measuring."""
+    count = len(found[max(found)].queries)
+    if count < 2:
+        raise UsageError(f"{task.name} has one query, but choosing and measuring need one each; give more")
+    measured = count // 2
+    queries = min(measured, QUERIES)
+    parts = {length: each.part(0, queries) for length, each in found.items()}
+    return task.name, found[max(found)].part(measured, measured + QUERIES), parts
 
 
 def search(
@@ -163,9 +217,8 @@ def search(
     """Runs rounds at the target length until the time, or the pool of prompts and windows, is used up."""
     found = [Candidate(scaling) for scaling in scalings]
     done = 0
-    available = max([len(pool.choosing_windows), *(len(items) for items in pool.choosing.values())])
     size, reported = FIRST_ROUND, 0
-    while size > 0 and done < available:
+    while size > 0 and done < pool.available:
         for number, candidate in enumerate(found):
             if not candidate.dropped:
                 started = time.monotonic()
@@ -185,13 +238,17 @@ def search(
 
 def _round(subject: Subject, pool: Pool, candidate: Candidate, start: int, end: int) -> Candidate:
     """The candidate with the results of the next prompts and windows added."""
-    model, hardware = subject.scaled(candidate.scaling), subject.hardware
+    model = subject.scaled(candidate.scaling)
     scores, losses = candidate.scores, candidate.losses
     for name, items in pool.choosing.items():
         if items[start:end]:
-            scores += ask(model, subject.tokenizer, hardware, pool.tasks[name], items[start:end])
+            scores += ask(subject, model, pool.tasks[name], items[start:end])
+    for name, texts in pool.collections.items():
+        if texts.queries[start:end]:
+            part = texts.part(start, end)
+            scores += find(model, subject.pooling, subject.hardware, pool.tasks[name], part)
     if len(pool.choosing_windows[start:end]):
-        losses += read(model, hardware, pool.choosing_windows[start:end], pool.target)[0]
+        losses += read(subject, model, pool.choosing_windows[start:end], pool.target)[0]
     return replace(candidate, scores=scores, losses=losses)
 
 

@@ -26,7 +26,7 @@ def summarise(metric: str, scores: Sequence[float]) -> tuple[float, float, float
     mean loss, and its interval is exp of the ends of the t interval.
 
     Args:
-        metric: "accuracy", "f1", "score" or "perplexity".
+        metric: "accuracy", "f1", "score", "ndcg@10" or "perplexity".
         scores: at least one score; for perplexity, losses in nats per token.
 
     Returns:

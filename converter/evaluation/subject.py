@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.evaluation.hardware import Hardware
+from converter.evaluation.pooling import pooling_of
 from converter.exports import not_copied
 from converter.model import Model, open_model
 from converter.plan import prepare, write
@@ -39,6 +40,7 @@ from converter.scaling.train_length import TrainLength
 from converter.source.base import CONFIG, Source, plain_text
 from converter.source.checkpoint import read_checkpoint
 from converter.source.jsonfile import read_object
+from converter.source.pooling import Pooling
 from converter.source.tokenizer import TEMPLATE, TOKENIZER_CONFIG, our_class
 from converter.verification import verify
 from converter.verification.patched import Patched, templates
@@ -106,6 +108,41 @@ class Subject:
         return trained
 
     @property
+    def predicts_masked(self) -> bool:
+        """Whether it is an encoder with a head that predicts masked tokens."""
+        return self.patched is not None and auto_class(self.patched.config) == MASKED
+
+    @property
+    def mask(self) -> int | None:
+        """The token id that masks a token for an encoder; None for a decoder, which predicts the next one.
+
+        Raises:
+            UnsupportedModel: an encoder has no head that predicts masked tokens.
+            UsageError: its tokenizer has no token that masks others.
+        """
+        if self.recipe.decoder:
+            return None
+        if not self.predicts_masked:
+            raise UnsupportedModel(
+                f"{self.name} has no head that predicts masked tokens, so a text cannot tell how well it "
+                "reads; drop `text`"
+            )
+        mask = self.tokenizer.mask_token_id
+        if mask is None:
+            raise UsageError(f"the tokenizer of {self.name} has no token that masks others")
+        return int(mask)
+
+    @property
+    def pooling(self) -> Pooling:
+        """How an encoder's repository makes one vector of a text.
+
+        Raises:
+            UnsupportedModel: in a way that is not computed here.
+        """
+        assert self.patched is not None
+        return pooling_of(self.patched.folder)
+
+    @property
     def hardware(self) -> Hardware:
         """How to run the model that is loaded."""
         dynamic = self._loaded is not None and isinstance(self._loaded[0], Dynamic)
@@ -152,15 +189,18 @@ class Subject:
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
+            **({"predicts": "masked tokens"} if self.predicts_masked else {}),
             **({"set": dict(self.model.overrides)} if self.model.overrides else {}),
         }
 
     def _load_patched(self, patched: Patched) -> Any:
         named = patched.config["auto_map"]
-        reference = named.get(CAUSAL if self.recipe.decoder else MASKED)
-        if reference is None:
+        if not self.recipe.decoder:
+            model_class = patched.architecture
+        elif (reference := named.get(CAUSAL)) is None:
             raise UnsupportedModel(f"{self.name} has no language model, which evaluation needs")
-        model_class = getattr(patched.modeling, reference.partition(".")[2])
+        else:
+            model_class = getattr(patched.modeling, reference.partition(".")[2])
         config = patched.build_config(alibi_scaling=None)
         model = self._load(model_class, patched.folder, config=config)
         self._stock = tuple(model.base_model.alibi.slopes[0])
@@ -195,6 +235,8 @@ class Subject:
             raise SourceError(f"{self.name} does not load ({type(error).__name__}: {reason})") from error
         if found["missing_keys"]:
             lacking = min(found["missing_keys"])
+            if not self.recipe.decoder:
+                raise SourceError(f"{self.name} lacks the tensor {lacking}; download it again")
             raise UnsupportedModel(
                 f"{self.name} has no language model, which evaluation needs: {lacking} is not stored"
             )
@@ -212,7 +254,6 @@ def open_subject(
     token: str | None = None,
     cache_dir: Path | None = None,
     progress: bool = False,
-    architectures: Sequence[str] = (CAUSAL,),
 ) -> Iterator[Subject]:
     """Opens a checkpoint, stock or converted, for evaluation.
 
@@ -222,11 +263,11 @@ def open_subject(
         train_length: trained length in tokens, if the config does not give it.
         overrides, revision, token, cache_dir: as for ``convert``.
         progress: draw progress bars on stderr.
-        architectures: kinds of language models that the caller can use.
 
     Raises:
         SourceError: the checkpoint is missing, unreadable or damaged, or its tokenizer does not load.
-        UnsupportedModel: it cannot be scaled, or is not a causal language model.
+        UnsupportedModel: it cannot be scaled, or is neither a causal language model nor an encoder that
+            embeds texts or predicts masked tokens.
         UsageError: the trained length is not valid, or a value of ``overrides`` cannot be set.
     """
     opened = open_model(
@@ -239,14 +280,6 @@ def open_subject(
         progress=progress,
     )
     source, config, recipe = opened.source, opened.config, opened.recipe
-    if not recipe.decoder and MASKED not in architectures:
-        raise UnsupportedModel(
-            f"{source.name} is an encoder and generates no text; evaluation is for causal language models"
-        )
-    if not recipe.decoder and auto_class(config) != MASKED:
-        raise UnsupportedModel(
-            f"{source.name} has no head that predicts masked tokens, and nothing else tells how well it reads"
-        )
     if recipe.decoder and auto_class(config) not in (CAUSAL, "AutoModel"):
         raise UnsupportedModel(
             f"{source.name} has no language model, which evaluation needs: config.json says "
@@ -262,16 +295,28 @@ def open_subject(
         folder, patched = source.folder, None
         if isinstance(recipe, AlibiRecipe):
             if recipe.converted:
-                source.fetch([*recipe.templates, *({TEMPLATE} & source.files.keys())])
+                source.fetch([*recipe.templates, *({TEMPLATE} & source.files.keys()), *opened.nested.files])
                 repository = open_converted(folder)
             else:
                 folder = work / "model"
                 repository = _convert(opened, folder, UNSCALED, progress=progress)
             patched = stack.enter_context(Patched.load(repository))
+            if not recipe.decoder:
+                _check_encoder(patched, source.name)
         tokenizer = _load_tokenizer(folder, source.name, patched)
         subject = Subject(opened, tokenizer, hardware, work, patched)
         yield subject
         subject._loaded = None
+
+
+def _check_encoder(patched: Patched, name: str) -> None:
+    """Refuses encoders that neither embed texts nor predict masked tokens."""
+    masked = auto_class(patched.config) == MASKED
+    if not masked and patched.architecture is not patched.trunk:
+        raise UnsupportedModel(
+            f"{name} neither embeds texts nor predicts masked tokens ({patched.architecture.__name__}); "
+            "evaluation needs one of them"
+        )
 
 
 def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = False) -> ConvertedRepository:

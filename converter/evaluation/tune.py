@@ -26,7 +26,7 @@ from converter.evaluation.search import LEAST, SEARCH, Candidate, Clock, Pool, f
 from converter.evaluation.settings import run_settings
 from converter.evaluation.statistics import compare
 from converter.evaluation.subject import Subject, open_subject
-from converter.evaluation.tasks.base import Task
+from converter.evaluation.tasks import AnyTask, with_generated
 from converter.progress import Advance, steps
 from converter.scaling.scaling import UNSCALED, Scaling
 
@@ -126,7 +126,8 @@ def tune(
     model: str | Path,
     target_length: int,
     *,
-    tasks: Sequence[Task],
+    tasks: Sequence[AnyTask] = (),
+    generated: bool = False,
     text: Sequence[str | Path] = (),
     minutes: float = 10.0,
     fitted: str | None = None,
@@ -147,7 +148,8 @@ def tune(
         model: a local folder or a Hub id, not converted.
         target_length: length to reach in tokens, above the trained length.
         tasks: retrieval tasks, from ``converter.evaluation.tasks.make_task``.
-        text: UTF-8 files for perplexity.
+        generated: also measure the tasks for this kind of model that need no file.
+        text: UTF-8 files for perplexity, of masked tokens in encoders.
         minutes: the time budget. A minimum of work is done even if that takes longer.
         fitted: also try slopes that are fitted to a third of the prompts and windows; a file name, under
             which the command finds ``Tuning.slopes``.
@@ -178,10 +180,12 @@ def tune(
     ) as subject:
         clock = Clock(minutes * 60)
         trained = subject.stretched_to(target_length)
+        recipe = subject.recipe
         scalings = candidates(
-            trained, target_length, subject.recipe.default_ramp, subject.recipe.check_scaling
+            trained, target_length, recipe.default_ramp, recipe.check_scaling, decoder=recipe.decoder
         )
-        pool = Pool.prepare(subject, tasks, files, trained, target_length, seed, learn=fitted is not None)
+        chosen = with_generated(tasks, decoder=subject.recipe.decoder) if generated else tasks
+        pool = Pool.prepare(subject, chosen, files, trained, target_length, seed, learn=fitted is not None)
         if fitted is not None:
             scalings += _fitted(subject, pool, trained, clock, seed, progress)
         with explained(), steps("choosing", round(clock.budget * SEARCH), show=progress) as advance:
@@ -241,10 +245,7 @@ def _measure(
     exam = exam.cut(part, LEAST)
     measured = []
     for scaling in wanted:
-        model = subject.scaled(scaling)
-        measured.append(
-            exam.measure(model, subject.tokenizer, subject.hardware, subject.name, str(scaling), int)
-        )
+        measured.append(exam.measure(subject, scaling, int))
         advance(1)
     compared = [
         replace(each, comparison=compare(each.metric, each.scores, unscaled.scores))
@@ -258,6 +259,7 @@ def _measure(
 def _used_up(curve: Results, available: Exam) -> list[str]:
     """Tasks, or perplexity, that got all available prompts or windows at their longest length."""
     counts = {task: len(prompts[max(prompts)]) for task, prompts in available.prompts.items()}
+    counts |= {task: len(found[max(found)].queries) for task, found in available.collections.items()}
     counts[PERPLEXITY] = len(available.windows)
     # The longest length of each task comes last, and stays.
     longest = {each.task: each for each in sorted(curve.measurements, key=lambda each: each.length)}

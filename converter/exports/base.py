@@ -87,12 +87,12 @@ class Export(Protocol):
         """
         ...
 
-    def planned_files(self, dtypes: Sequence[str], *, decoder: bool) -> list[str]:
+    def planned_files(self, recipe: Recipe, config: Config, elements: Mapping[str, int]) -> list[str]:
         """Names of the files that ``write`` would write.
 
         Args:
-            dtypes: safetensors dtypes of the weights, the most common first; empty if they are not known.
-            decoder: whether the model is causal.
+            recipe, config: as for ``check``, which accepts them.
+            elements: safetensors dtype of the weights -> number of elements; empty if they are not known.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from converter._version import __version__
 from converter.families.base import TASKS
 from converter.recipes import AlibiRecipe
 from converter.recipes.words import Words
-from converter.result import examples
+from converter.result import examples, serving
 from converter.result.converted import ConvertedRepository
 from converter.result.front_matter import as_yaml, front_matter, inherited, split
 from converter.scaling.scaling import Scaling, Static, Unscaled
@@ -72,7 +73,7 @@ PICTURE = "scaling.png"
 """The picture that the card shows if it was drawn."""
 SHOWN = "\n![{title}: stock beside scaled, head by head](" + PICTURE + ")\n"
 
-SECTIONS = ("Load", "Use", "Fine-tune", "How it was made")
+SECTIONS = ("Load", "Use", "Serve", "Fine-tune", "How it was made")
 """Titles of the sections of ``BODY``."""
 ADOPTED = "Longer contexts"
 """Title of the section about the conversion in a card that somebody else wrote."""
@@ -146,6 +147,7 @@ def describe(
     use = examples.use(words, tokenizer, place, sentence_encoder=embeds)
     more = USE.format(code=use) if use else ""
     if alibi:
+        more += serving.section(repository, place)
         more += LORA.format(names=json.dumps(repository.linear_layers))
     body = BODY.format(
         name=_plain(origin.name),
@@ -222,7 +224,9 @@ def with_place(card: str, place: str, revision: str | None = None) -> str:
         return card
     arguments = examples.literal(place) + (f", revision={examples.literal(revision)}" if revision else "")
     older = rf"\({re.escape(found['place'])}(?=[,)])"
-    return re.sub(older, lambda _: f"({arguments}", card)
+    card = re.sub(older, lambda _: f"({arguments}", card)
+    served = serving.command(ast.literal_eval(found["place"]))
+    return card.replace(f"\n{served} ", f"\n{serving.command(place, revision)} ")
 
 
 def shown_folder(given: Path, place: Path) -> str:

@@ -59,8 +59,13 @@ class ConvertedRepository:
 
     @property
     def decoder(self) -> bool:
-        """Whether it is causal, and has a cache."""
+        """Whether it is causal."""
         return self.recipe.decoder
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether its class generates, and so has a cache in a graph."""
+        return self.decoder and self.has_logits
 
     @property
     def train_length(self) -> int | None:

@@ -76,7 +76,15 @@ class Checkpoint:
     @property
     def parameters(self) -> int | None:
         """Number of stored elements (a tied head counts once); None for ``.bin`` files."""
-        return sum(math.prod(tensor.shape) for tensor in self.tensors.values()) if self.tensors else None
+        return sum(self.elements.values()) if self.tensors else None
+
+    @property
+    def elements(self) -> dict[str, int]:
+        """safetensors dtype -> number of stored elements; empty for ``.bin`` files."""
+        found: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            found[tensor.dtype] = found.get(tensor.dtype, 0) + math.prod(tensor.shape)
+        return found
 
     @property
     def dtypes(self) -> tuple[str, ...]:

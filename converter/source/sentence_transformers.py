@@ -20,6 +20,8 @@ MODULES = "modules.json"
 MOST_MODULES, MOST_NAMED = 32, 8
 """Modules of one encoder (usually about three), and file names in one note."""
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
+NO_FILES = ("sentence_transformers.models.Normalize",)
+"""Types of modules that old releases saved without a file; git and the Hub have no empty folders."""
 OWN_CODE = "sentence_transformers."
 """Prefix of the types of modules that are part of sentence-transformers."""
 
@@ -53,6 +55,8 @@ def nested_files(source: Source) -> Nested:
         if folder in ("", None):  # the transformer itself, whose files are in the root
             continue
         found = source.inside(folder) if isinstance(folder, str) else {}
+        if not found and kind in NO_FILES:
+            continue
         copied = {f"{folder}/{name}" for name in (CONFIG, WEIGHTS)} & found.keys()
         files |= {name: found[name] for name in sorted(copied)}
         same = {f"{folder}/{PICKLED}"} if f"{folder}/{WEIGHTS}" in found else set()

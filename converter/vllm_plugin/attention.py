@@ -22,7 +22,11 @@ from vllm.distributed import (
     tensor_model_parallel_all_gather,
 )
 from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
 from vllm.v1.attention.selector import get_attn_backend
 
 from converter.vllm_plugin.checks import check_backend, check_cache, check_scaling
@@ -140,12 +144,14 @@ class AlibiAttention(nn.Module):
 class SelfAttention(nn.Module):
     """The projections around ``AlibiAttention``.
 
-    The fused weight is loaded as all queries, all keys, all values; each process has its heads of each.
+    Each process has its heads of the fused projection. Its outputs are all queries, all keys, all values, or
+    else query, key and value of each head together.
 
     Args:
         fused: name of the fused projection, as stored.
         output: name of the output projection, as stored.
         bias: whether both have a bias.
+        by_head: whether the fused projection stores query, key and value of each head together.
         norms: norms over all queries and over all keys, which are stored as ``q_ln`` and ``k_ln``.
         clip: bound of queries, keys and values.
     """
@@ -159,27 +165,28 @@ class SelfAttention(nn.Module):
         output: str,
         *,
         bias: bool,
+        by_head: bool = False,
         norms: tuple[nn.Module, nn.Module] | None = None,
         clip: float | None = None,
     ):
         super().__init__()
         config = setup.config
         size = config.head_dim - CHANNELS
-        self.fused, self.output, self.clip = fused, output, clip
-        projection = QKVParallelLinear(
-            config.hidden_size,
-            size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            bias=bias,
-            quant_config=setup.quant_config,
-            prefix=f"{prefix}.{fused}",
-        )
+        self.fused, self.output, self.by_head, self.clip = fused, output, by_head, clip
+        options = {"bias": bias, "quant_config": setup.quant_config, "prefix": f"{prefix}.{fused}"}
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        if by_head:
+            projection = ColumnParallelLinear(config.hidden_size, 3 * heads * size, **options)
+            own = own_kv = heads // get_tensor_model_parallel_world_size()
+        else:
+            projection = QKVParallelLinear(config.hidden_size, size, heads, kv_heads, **options)
+            own, own_kv = projection.num_heads, projection.num_kv_heads
+            self.key_replicas = projection.num_kv_head_replicas
         self.add_module(fused, projection)
         self.add_module(
             output,
             RowParallelLinear(
-                config.num_attention_heads * size,
+                heads * size,
                 config.hidden_size,
                 bias=bias,
                 quant_config=setup.quant_config,
@@ -188,16 +195,19 @@ class SelfAttention(nn.Module):
         )
         if norms is not None:
             self.q_ln, self.k_ln = norms
-        self.widths = [projection.num_heads * size, *[projection.num_kv_heads * size] * 2]
-        self.key_replicas = projection.num_kv_head_replicas
-        self.attention = AlibiAttention(setup, layer, projection.num_heads, projection.num_kv_heads, prefix)
+        self.widths = [own * size, own_kv * size, own_kv * size]
+        self.attention = AlibiAttention(setup, layer, own, own_kv, prefix)
 
     def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
         """Attention of hidden states [T, hidden]."""
         fused, _ = getattr(self, self.fused)(hidden_states)
         if self.clip:
             fused = fused.clamp(min=-self.clip, max=self.clip)
-        query, key, value = fused.split(self.widths, dim=-1)
+        if self.by_head:
+            parts = fused.unflatten(-1, (self.attention.heads, 3, -1)).unbind(-2)
+            query, key, value = (part.flatten(-2) for part in parts)
+        else:
+            query, key, value = fused.split(self.widths, dim=-1)
         if hasattr(self, "q_ln"):
             query, key = normed(self.q_ln, query, 1), normed(self.k_ln, key, self.key_replicas)
         output, _ = getattr(self, self.output)(self.attention(query, key, value, channels))

@@ -54,3 +54,29 @@ def check_cache(dtype: str, folded: bool) -> None:
             f"a cache of type {dtype} would round the positions that position-dynamic scaling keeps in the "
             "keys; drop --kv-cache-dtype, or convert the model with --scale"
         )
+
+
+def check_lora(lora_config: Any, *, grouped: bool) -> None:
+    """Raises ValueError for adapters of a Falcon whose heads share keys.
+
+    An adapter has the outputs of the fused projection in the order of the groups. vLLM's layers have all
+    queries first, and would leave the adapter out with a warning.
+    """
+    if grouped and lora_config is not None:
+        raise ValueError(
+            "vLLM cannot use LoRA adapters of a Falcon whose heads share keys; merge the adapter into the "
+            "model before it is converted, and drop --enable-lora"
+        )
+
+
+def check_weights(config: Any) -> None:
+    """Raises ValueError for weights that are stored quantised.
+
+    Some families' weights are put in another order, turned or padded when they are loaded. What each way of
+    quantising stores beside them would have to follow.
+    """
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(
+            "vLLM cannot load a converted model whose weights are stored quantised; serve the model as it "
+            "was converted, with --quantization fp8_per_channel to quantise it when it is loaded"
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.models.interfaces import SupportsPP, SupportsQuant
+from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsPP, SupportsQuant
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
     make_empty_intermediate_tensors_factory,
@@ -30,6 +30,7 @@ from vllm.sequence import IntermediateTensors
 from converter.families import FAMILIES
 from converter.families.base import UNREAD
 from converter.vllm_plugin.attention import Setup
+from converter.vllm_plugin.checks import check_weights
 from converter.vllm_plugin.templates.ntk_alibi import Alibi
 
 FAMILY = {family.name: family for family in FAMILIES}
@@ -115,14 +116,20 @@ class Decoder(nn.Module):
         return getattr(self, self.norm_name)(hidden_states)
 
 
-class CausalLM(nn.Module, SupportsPP, SupportsQuant):
+class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
     """A trunk with a language modeling head."""
 
     trunk_class: type[Decoder]
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {}
+    """Name of a fused projection -> the stored ones that it is made of, which is how adapters name them.
+
+    Without an entry, vLLM leaves an adapter of the projection out, and only warns.
+    """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
         self.config = vllm_config.model_config.hf_config
+        check_weights(self.config)
         self.family = FAMILY[self.trunk_class.family]
         trunk = self.trunk_class(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, self.family.base_prefix)
@@ -206,8 +213,8 @@ def queries_first(tensor: torch.Tensor, groups: int, per_group: int) -> torch.Te
     return torch.cat([part.flatten(0, 2) for part in parts])
 
 
-def part(tensor: torch.Tensor, shard: str | int) -> torch.Tensor:
-    """The tensor, marked for vLLM as one part of a fused weight: "q", "k" or "v", or a number."""
+def part(tensor: torch.Tensor, shard: str) -> torch.Tensor:
+    """The tensor, marked for vLLM as one part of a fused weight: "q", "k" or "v"."""
     tensor = tensor.detach()  # the mark is the tensor's own
     tensor.shard_id = shard  # type: ignore[attr-defined]
     return tensor

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import gc
 import importlib.util
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
@@ -29,10 +32,30 @@ else:
     atexit.register(shutil.rmtree, os.environ["VLLM_CACHE_ROOT"], ignore_errors=True)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _no_process_to_inspect_a_model() -> Iterator[None]:
-    """vLLM imports each model's class once in a process of its own, to keep CUDA out of this one."""
-    from vllm.model_executor.models import registry
+@contextmanager
+def quick_engines() -> Iterator[None]:
+    """Leaves out what takes most of the time of an engine's start, and is not needed again.
 
-    with mock.patch.object(registry, "_run_in_subprocess", lambda function: function()):
+    vLLM imports each model's class once in a process of its own, to keep CUDA out of this one. It looks for
+    kernels in all modules whenever an engine starts. And it collects garbage several times for each engine;
+    that is slow unless what was imported is left out, which vLLM would undo.
+    """
+    from vllm.model_executor.models import registry
+    from vllm.platforms import current_platform
+    from vllm.v1.engine import core
+
+    find_kernels = staticmethod(functools.cache(current_platform.register_triton_kernel_overrides))
+    gc.freeze()
+    with (
+        mock.patch.object(registry, "_run_in_subprocess", lambda function: function()),
+        mock.patch.object(type(current_platform), "register_triton_kernel_overrides", find_kernels),
+        mock.patch.object(core, "freeze_gc_heap"),
+        mock.patch.object(gc, "unfreeze"),
+    ):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_engines() -> Iterator[None]:
+    with quick_engines():
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,9 @@ BOUND = 1e-3
 FELT = 0.1
 """What a wrong slope must change, at least."""
 
+BLOCKS = 32
+"""Blocks of 128 tokens in the cache; filling one with zeros takes time."""
+
 LogProbs = list[dict[int, float]]
 """For every token of a prompt but the first: token id -> log-probability, of the likeliest ones."""
 
@@ -39,6 +43,7 @@ def engine(folder: Path, **options: Any) -> Iterator[LLM]:
             "dtype": "float32",
             "max_model_len": 1024,
             "max_logprobs": 20,
+            "num_gpu_blocks_override": BLOCKS,
             "enforce_eager": True,
             "disable_log_stats": True,
             **options,
@@ -52,9 +57,10 @@ def engine(folder: Path, **options: Any) -> Iterator[LLM]:
         gc.collect()
 
 
-def prompt_log_probs(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[LogProbs]:
-    sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=20)
-    outputs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], sampling, use_tqdm=False)
+def prompt_log_probs(llm: LLM, prompts: Sequence[Sequence[int]], adapter: Any = None) -> list[LogProbs]:
+    sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=20, detokenize=False)
+    inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    outputs = llm.generate(inputs, sampling, use_tqdm=False, lora_request=adapter)
     return [
         [
             {token: entry.logprob for token, entry in position.items()}
@@ -95,14 +101,22 @@ class Reference:
         return moved
 
 
-def difference(found: LogProbs, expected: torch.Tensor) -> float:
-    """The largest difference; ``expected`` is [at least as many tokens, vocabulary]."""
-    assert found
-    return max(
+def differences(found: LogProbs, expected: torch.Tensor) -> list[float]:
+    """All differences; ``expected`` is [at least as many tokens, vocabulary]."""
+    return [
         abs(value - expected[place, token].item())
         for place, position in enumerate(found)
         for token, value in position.items()
-    )
+    ]
+
+
+def difference(found: LogProbs, expected: torch.Tensor) -> float:
+    """The largest difference."""
+    return max(differences(found, expected))
+
+
+def mean_difference(found: LogProbs, expected: torch.Tensor) -> float:
+    return statistics.fmean(differences(found, expected))
 
 
 def worst(llm: LLM, reference: Reference, prompts: Sequence[Sequence[int]]) -> float:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from tests.vllm import conftest  # noqa: F401 -- sets vLLM's environment
+from tests.vllm.conftest import quick_engines  # sets vLLM's environment, too
 
 PROCESSES = 2
 
@@ -45,4 +45,5 @@ def main(jobs: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with quick_engines():
+        main(Path(sys.argv[1]))

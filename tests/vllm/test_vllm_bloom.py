@@ -18,7 +18,9 @@ from tests.vllm.engines import (
     TINY_BLOOM,
     difference,
     engine,
+    mean_difference,
     next_log_probs,
+    prompt_log_probs,
     trained_prompts,
     widened,
     worst,
@@ -87,6 +89,18 @@ def test_chunked_prefill_and_cached_prefixes(converted_wide: Any, scaling: str) 
         found, cached = next_log_probs(llm, prompt)
         assert cached == 640, "5 blocks of 128 tokens"
         assert difference(found, expected) < BOUND
+
+
+def test_weights_that_are_quantised_when_they_are_loaded(converted_wide: Any) -> None:
+    """Weights and inputs have 4 significant bits, so only a gross mistake is found, such as a wrong order."""
+    folder, [prompt] = converted_wide("ntk"), trained_prompts(200)
+    expected = Reference(folder)(prompt)
+    changes = []
+    for options in ({"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "fp8_per_channel"}):
+        with engine(folder, **options) as llm:
+            [found] = prompt_log_probs(llm, [prompt])
+        changes.append(mean_difference(found, expected))
+    assert changes[0] < 0.2 < changes[1] < 1
 
 
 def test_dropped_slopes_are_noticed(converted_wide: Any) -> None:

@@ -6,24 +6,49 @@ lines.py      LongEval lines, generated or from a published file
 topics.py     LongEval topics, from a published file
 longbench.py  LongBench's TREC and MultiFieldQA-en, from their published files
 prompts.py    the user's own
+longembed.py  LongEmbed's passkeys and needles, for encoders
+beir.py       a local folder in BEIR's format, for encoders
+neighbours.py the user's texts, for encoders: do their neighbours change?
 cases.py      reading such files
 fitting.py    prompts in tokens, as long as allowed
 drawing.py    seeded chance
 answers.py    what counts as an answer
+ranking.py    what a ranking is worth
+facts.py      needles and hay
 words.py      names of lines
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from converter.errors import UsageError
-from converter.evaluation.tasks.base import Item, Metric, Task, TaskType
+from converter.evaluation.tasks.base import Item, Metric, Retrieval, Task, TaskType
+from converter.evaluation.tasks.neighbours import Neighbours
 
-__all__ = ["GENERATED", "NAMES", "READ", "TYPES", "Item", "Metric", "Task", "TaskType", "make_task"]
+__all__ = [
+    "EMBEDDED",
+    "GENERATED",
+    "NAMES",
+    "READ",
+    "TYPES",
+    "AnyTask",
+    "Item",
+    "Metric",
+    "Retrieval",
+    "Task",
+    "TaskType",
+    "make_task",
+    "with_generated",
+]
 
-MODULES = ("passkey", "lines", "topics", "longbench", "prompts")
+AnyTask = Task | Retrieval | Neighbours
+"""For causal language models; for encoders."""
+
+MODULES = ("passkey", "lines", "topics", "longbench", "prompts", "longembed", "beir", "neighbours")
 TYPES: dict[str, TaskType] = {
     each.name: each for module in MODULES for each in import_module(f"{__name__}.{module}").TYPES
 }
@@ -31,16 +56,25 @@ TYPES: dict[str, TaskType] = {
 NAMES = tuple(TYPES)
 GENERATED = tuple(name for name, each in TYPES.items() if each.generate)
 """Names of tasks that need no file."""
+EMBEDDED = tuple(name for name, each in TYPES.items() if each.embeds)
+"""Names of tasks for encoders; the others are for causal language models."""
 READ = tuple(name for name, each in TYPES.items() if each.read)
 """Names of tasks that can be read from a file."""
 
 
-def make_task(name: str, file: Path | None = None, size: int | None = None) -> Task:
-    """The task of that name.
+def with_generated(given: Sequence[AnyTask], *, decoder: bool) -> list[AnyTask]:
+    """The given tasks, and those that need no file, for a causal language model or an encoder."""
+    left = {task.name: task for task in given}
+    names = [name for name in GENERATED if TYPES[name].embeds != decoder]
+    return [left.pop(name) if name in left else make_task(name) for name in names] + list(left.values())
+
+
+def make_task(name: str, file: Path | None = None, size: int | None = None) -> Any:
+    """The task of that name, an ``AnyTask``.
 
     Args:
         name: one of ``NAMES``.
-        file: its test cases, JSON Lines; a task of ``READ`` that is not ``GENERATED`` needs one.
+        file: its test cases, JSON Lines or a folder; a task of ``READ`` that is not ``GENERATED`` needs one.
         size: of its generated prompts, whatever their length in tokens: of ``lines``, the number of lines.
 
     Raises:
@@ -61,5 +95,6 @@ def make_task(name: str, file: Path | None = None, size: int | None = None) -> T
             raise UsageError(f"the task {name} is generated and reads no file; drop {file.name}")
         return task.read(file)
     if task.generate is None:
-        raise UsageError(f"the task {name} is read from a file; give its test cases (.jsonl)")
+        what = "a folder; give it" if task.folder else "a file; give its test cases (.jsonl)"
+        raise UsageError(f"the task {name} is read from {what}")
     return task.generate()

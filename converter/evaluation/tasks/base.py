@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-Metric = Literal["accuracy", "f1", "score"]
+Metric = Literal["accuracy", "f1", "score", "ndcg@10"]
+MOST_OTHERS = 4
+"""Most documents per query that are relevant to none, in a part of a collection."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,94 @@ class Task(Protocol):
         ...
 
 
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Texts for an encoder: queries, and the documents among which it has to find the relevant ones."""
+
+    queries: Sequence[Ids]
+    """Token ids of each query, with the special tokens that the tokenizer adds; as those of documents."""
+    documents: Sequence[Ids]
+    relevant: Sequence[Mapping[int, int]]
+    """For each query: index of a relevant document -> its grade, at least 1."""
+    left_out: Sequence[int | None] = ()
+    """For each query, a document that is not ranked for it, because it is the query itself; or empty."""
+    depths: Sequence[float | None] = ()
+    """For each query, where in its document the answer is, from 0 (start) to 1 (end); or empty."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(map(len, self.queries)) + sum(map(len, self.documents))
+
+    def part(self, start: int, end: int) -> Collection:
+        """Some of the queries, with their documents and a fair number of others.
+
+        A part has as many irrelevant documents per query as the whole, but at most ``MOST_OTHERS``: a large
+        corpus would take all the time.
+        """
+        chosen = range(start, min(end, len(self.queries)))
+        wanted = {document for query in chosen for document in self.relevant[query]}
+        answers = {document for grades in self.relevant for document in grades}
+        others = [document for document in range(len(self.documents)) if document not in answers]
+        each = min(MOST_OTHERS, -(-len(others) // max(1, len(self.queries))))
+        # Every part begins at another place, so that different parts get different documents.
+        taken = (others[number % len(others)] for number in range(each * start, each * chosen.stop))
+        kept = sorted(wanted.union(taken))
+        places = {document: place for place, document in enumerate(kept)}
+        left_out = [self.left_out[query] for query in chosen] if self.left_out else []
+        return Collection(
+            queries=[self.queries[query] for query in chosen],
+            documents=[self.documents[document] for document in kept],
+            relevant=[
+                {places[document]: grade for document, grade in self.relevant[query].items()}
+                for query in chosen
+            ],
+            left_out=[None if each is None else places.get(each) for each in left_out],
+            depths=[self.depths[query] for query in chosen] if self.depths else [],
+        )
+
+
+class Retrieval(ABC):
+    """A task for encoders: they find the documents that are relevant to a query, by their embeddings."""
+
+    name: str
+    """Name on the command line."""
+    metric: Metric
+    """The usual name of what ``score`` returns; the result is its mean over the queries."""
+
+    @abstractmethod
+    def collections(
+        self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
+    ) -> Mapping[int, Collection]:
+        """Queries and documents, by length.
+
+        Args:
+            tokenizer: the model's tokenizer, from transformers.
+            lengths: most tokens of a document.
+            count: most queries of each length. A task with published queries may ignore it.
+            seed: the same seed gives the same texts.
+
+        Returns:
+            Length in tokens -> texts of at most that length.
+
+        Raises:
+            UsageError: a length is too short for this task; the message names both.
+            SourceError: the tokenizer makes no token of a text.
+        """
+
+    @abstractmethod
+    def score(self, ranked: Sequence[int], grades: Mapping[int, int]) -> float:
+        """How good a ranking is, from 0 to 1.
+
+        Args:
+            ranked: at least the ten best documents, best first, if there are as many.
+            grades: relevant document -> its grade.
+        """
+
+
 @dataclass(frozen=True)
 class TaskType:
     """How a task is made: the module of a task lists its own in ``TYPES``."""
@@ -78,14 +169,18 @@ class TaskType:
     """Which answers are right, for the documentation."""
     origin: str
     """Who published it, for the documentation."""
-    generate: Callable[[], Task] | None = None
+    generate: Callable[[], Any] | None = None
     """Makes its own prompts, of any length; None if it reads them from a file."""
     generate_sized: Callable[[int], Task] | None = None
     """The same with prompts of a given size, for ``--num-NAME``; None if there is no such option."""
     size_help: str = ""
     """Help text of that option."""
-    read: Callable[[Path], Task] | None = None
-    """Reads its prompts from a JSON Lines file; None if it generates them."""
+    read: Callable[[Path], Any] | None = None
+    """Reads its prompts from a JSON Lines file, or a folder; None if it generates them."""
+    folder: bool = False
+    """Whether ``read`` takes a folder."""
+    embeds: bool = False
+    """Whether it is a ``Retrieval``, for encoders; other tasks are for causal language models."""
     file_help: str = ""
     """Help text of the option that takes the file."""
     tunes: bool = False

@@ -40,6 +40,19 @@ def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def texts_in_tokens(tokenizer: Any, texts: Sequence[str], length: int) -> list[tuple[int, ...]]:
+    """The tokens of texts to embed, each cut to ``length``, special tokens included.
+
+    Raises:
+        SourceError: the tokenizer makes no token of a text.
+    """
+    found = tokenizer(list(texts), truncation=True, max_length=length, verbose=False)["input_ids"]
+    for ids, text in zip(found, texts, strict=True):
+        if not ids:
+            raise SourceError(f"the tokenizer makes no token of the text {text[:40]!r}")
+    return [tuple(ids) for ids in found]
+
+
 def under_longest(items: Sequence[Item]) -> Mapping[int, Sequence[Item]]:
     """Groups prompts of fixed lengths under the length of the longest, in tokens."""
     return {max(len(item.ids) for item in items): items} if items else {}

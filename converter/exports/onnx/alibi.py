@@ -72,7 +72,23 @@ class Tokens:
         """int64 [B]: among the N new tokens, each row's last one that is not padding."""
         graph = self.graph
         mask = graph.cast(self.last_columns(self.mask), ir.DataType.FLOAT)
-        within = graph.op("ArgMax", mask, axis=1, keepdims=0, select_last_index=1)
+        return self._among_all(graph.op("ArgMax", mask, axis=1, keepdims=0, select_last_index=1))
+
+    def last_unlike(self, padding: int) -> Value:
+        """int64 [B]: among the N new tokens, each row's last one with another id than ``padding``.
+
+        The first one of a row without any, as transformers' classifiers choose.
+        """
+        graph = self.graph
+        same = graph.op("Equal", self.ids, graph.constant(padding))
+        real = graph.cast(graph.op("Not", same), ir.DataType.FLOAT)
+        columns = graph.op("Range", graph.constant(0), self._scalar(self.new), graph.constant(1))
+        ordered = graph.op("Mul", real, graph.cast(columns, ir.DataType.FLOAT))
+        return self._among_all(graph.op("ArgMax", ordered, axis=1, keepdims=0))
+
+    def _among_all(self, within: Value) -> Value:
+        """From a column of each row to the index among the N new tokens."""
+        graph = self.graph
         row = graph.op("Range", graph.constant(0), self._scalar(self.rows), graph.constant(1))
         return graph.op("Add", graph.op("Mul", row, self.new), within)
 

@@ -27,14 +27,14 @@ class Attention(Protocol):
     """Channels of a cached key or value."""
 
     def __call__(
-        self, query: Value, key: Value, value: Value, past: Cache, layer: int
+        self, query: Value, key: Value, value: Value, past: Cache | None, layer: int
     ) -> tuple[Value, Cache]:
         """Attention of the new tokens.
 
         Args:
             query: [N, heads, head_dim].
             key, value: [N, key-value heads, head_dim].
-            past: the layer's cache.
+            past: the layer's cache; None in a graph without caches.
             layer: index of the layer, which may have slopes of its own.
 
         Returns:

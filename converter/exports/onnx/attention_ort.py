@@ -64,7 +64,7 @@ class OrtAttention:
             self.total = graph.op("Squeeze", total, graph.constant([0]))
 
     def __call__(
-        self, query: Value, key: Value, value: Value, past: Cache, layer: int
+        self, query: Value, key: Value, value: Value, past: Cache | None, layer: int
     ) -> tuple[Value, Cache]:
         graph, geometry = self.graph, self.geometry
         joined = (
@@ -78,7 +78,7 @@ class OrtAttention:
         output, present_key, present_value = graph.ops(
             "GroupQueryAttention",
             *joined,
-            *past,
+            *(past or (None, None)),
             self.last_key,
             self.total,
             domain=ORT,

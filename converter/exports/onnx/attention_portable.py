@@ -174,14 +174,15 @@ class PortableAttention(BlockwiseAttention):
             """float32 [B, 1, S, 1]."""
 
     def __call__(
-        self, query: Value, key: Value, value: Value, past: Cache, layer: int
+        self, query: Value, key: Value, value: Value, past: Cache | None, layer: int
     ) -> tuple[Value, Cache]:
         graph = self.graph
         queries = self._scaled(query)
-        present = Cache(
-            graph.op("Concat", past.key, self._by_head(key), axis=2),
-            graph.op("Concat", past.value, self._by_head(value), axis=2),
-        )
+        present = Cache(self._by_head(key), self._by_head(value))
+        if past is not None:
+            present = Cache(
+                *(graph.op("Concat", *parts, axis=2) for parts in zip(past, present, strict=True))
+            )
 
         def one_block() -> Value:
             """A single block sees all keys, and none are copied."""

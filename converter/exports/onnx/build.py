@@ -15,6 +15,7 @@ from converter.exports.onnx.families import network_class
 from converter.exports.onnx.graph import Graph
 from converter.exports.onnx.weights import DTYPES, Weights
 from converter.result.converted import ConvertedRepository
+from converter.source.pooling import Pooling
 
 FORMS: dict[Profile, MakeAttention] = {"ort": OrtAttention, "portable": PortableAttention}
 COMPUTE = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
@@ -40,16 +41,18 @@ def build_graph(
     profile: Profile,
     dtype: str,
     last_logits: bool,
+    pooling: Pooling | None = None,
     follow_links: bool = False,
     convert_weights: bool = False,
 ) -> Graph:
-    """The graph of a repository's causal language model, or of an encoder with whatever head it has.
+    """The graph of a repository's model, with whatever head it has.
 
     Args:
         repository: what to build it from; ``check_repository`` accepts it.
         profile: ``ort`` or ``portable``.
         dtype: what the graph computes in, a name of ``COMPUTE``.
         last_logits: a decoder computes the logits of each row's last token only.
+        pooling: how a trunk's hidden states also become one vector of each text; None for no such vector.
         follow_links: name the weight files that links lead to, for a graph that will copy them.
         convert_weights: convert weights of another dtype when the graph is saved with a copy of them; by
             default the graph casts them.
@@ -74,7 +77,9 @@ def build_graph(
     }
     network = network_class(repository.family)(graph, **parts)
     if repository.decoder:
-        network.build(FORMS[profile], repository.scaling, last_logits=last_logits)
+        network.build(
+            FORMS[profile], repository.scaling, repository.head, last_logits=last_logits, pooling=pooling
+        )
     else:
-        network.build(repository.scaling, repository.head)
+        network.build(repository.scaling, repository.head, pooling)
     return graph

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from converter.exports.onnx.choices import QUANTISED, GraphOptions
+from converter.exports.onnx.files import GRAPH
 from converter.exports.onnx.session_options import ENTRIES
+from converter.source.pooling import SENTENCES, Pooling
 
 if TYPE_CHECKING:
+    from converter.exports.onnx.describe import Description
     from converter.exports.onnx.validation import GraphReport, ProviderReport, ValidationReport
 
 TITLE = "ONNX"
@@ -36,7 +39,10 @@ MAX_LENGTH = 4096
 def section(
     options: GraphOptions,
     dtype: str,
-    files: Iterable[str],
+    pooling: Pooling | None,
+    graphs: Iterable[str],
+    cached: bool,
+    others: Mapping[str, Description],
     report: ValidationReport | None,
     context_length: int | None,
 ) -> str:
@@ -45,25 +51,35 @@ def section(
     Args:
         options: what graph was asked for.
         dtype: the graph's dtype, ``native`` resolved.
-        files: names of what is written.
+        pooling: how the graphs make one vector of each text; None if they do not.
+        graphs: names of the graphs that are written.
+        cached: whether they have a cache.
+        others: of those that were there before and stay.
         report: of the graphs' validation, if there was one.
         context_length: of genai_config.json, in tokens; None if there is no such file.
     """
-    names = list(files)
     kind = {
         "ort": "onnxruntime's GroupQueryAttention with ALiBi folded into extra channels: caches are "
         "[batch, heads, length, head size + 8, rounded up to a multiple of 8], and past and present may "
         "share one buffer",
         "portable": "standard ONNX operators only: caches are [batch, heads, length, head size]",
     }[options.profile]
+    if not cached:
+        kind = {
+            "ort": "operators of onnxruntime where they are faster, no cache",
+            "portable": "standard ONNX operators only, no cache",
+        }[options.profile]
     lines = [f"Profile `{options.profile}`: {kind}.", ""]
-    for name in names:
-        if name.endswith("/model.onnx"):
-            lines.append(f"- `{name}`: {dtype}, with its own copy of the weights beside it")
-        elif name == "model.onnx":
+    for name in graphs:
+        if options.copies_weights:
+            lines.append(f"- `{name}`: {dtype}, with its own copy of the weights")
+        elif name == GRAPH:
             lines.append(f"- `{name}`: {dtype}, over the weights in the safetensors")
-        elif name.endswith(".onnx"):
+        else:
             lines.append(f"- `{name}`: float32 over the same weights, for CPUs")
+    lines += [f"- `{name}`: {made.dtype}, from an earlier export" for name, made in others.items()]
+    if pooling:
+        lines.append(f"- the output `{SENTENCES}` is one vector of each text: {pooling}")
     if options.task:
         lines.append(f"- task: `{options.task}`")
     if options.last_logits:

@@ -12,6 +12,8 @@ Profile = Literal["ort", "portable"]
 PROFILES: tuple[Profile, ...] = get_args(Profile)
 DTYPES = ("native", "fp32", "fp16", "bf16", "int8", "int4")
 TASKS = tuple(TASK_OF.values())
+TRUNK = TASK_OF["Model"]
+"""The task of a model without a head."""
 QUANTISED: dict[str, Literal[4, 8]] = {"int8": 8, "int4": 4}
 """dtype -> bits of the layers' weights."""
 
@@ -29,10 +31,12 @@ class GraphOptions:
     dtype: str = "native"
     """``native`` (the weights' own), ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``."""
     task: str | None = None
-    """What the graph computes, such as ``feature-extraction``; by default what the model's class does. An
-    encoder with a head has a graph of its trunk as well, and a model without that head has none of it."""
+    """What the graph computes, such as ``feature-extraction``; by default what the model's class does. A
+    model with a head has a graph of its trunk as well, and a model without that head has none of it."""
+    pooled: bool = False
+    """Compute one vector of each text as well, as the repository's files for sentence-transformers say."""
     standalone: bool = False
-    """Copy the weights beside the graph, into ``onnx/``; quantised graphs always do."""
+    """Copy the weights into ``onnx/``, into the graph's file or beside it; quantised graphs always do."""
     last_logits: bool = False
     """Compute the logits of each row's last token only."""
     provider: str | None = None
@@ -50,6 +54,13 @@ class GraphOptions:
             if value not in known:
                 choices = ", ".join(str(choice) for choice in known if choice)
                 raise UsageError(f"{name} {value!r} is unknown; choose one of {choices}")
+        if self.pooled and self.task not in (None, TRUNK):
+            raise UsageError(f"--pooled is for graphs of hidden states; give --onnx-task {TRUNK} with it")
+
+    @property
+    def computes(self) -> str | None:
+        """The task that was asked for; pooling needs the hidden states of the trunk."""
+        return TRUNK if self.pooled else self.task
 
     @property
     def copies_weights(self) -> bool:
@@ -63,5 +74,6 @@ class GraphOptions:
         words += ["--onnx-profile", self.profile] if self.profile != "ort" else []
         words += ["--onnx-dtype", self.dtype] if self.dtype != "native" else []
         words += ["--onnx-task", self.task] if self.task else []
+        words += ["--pooled"] if self.pooled else []
         words += ["--onnx-standalone"] if self.standalone else []
         return words + (["--last-logits"] if self.last_logits else [])

@@ -36,7 +36,15 @@ OPTIONS = (
         help="What the graph computes, such as fill-mask; by default what the model's class does. "
         "feature-extraction gives the hidden states of an encoder with any head.",
     ),
-    click.option("--onnx-standalone", is_flag=True, help="Copy the weights beside the graph, into onnx/."),
+    click.option(
+        "--pooled",
+        is_flag=True,
+        help="Also compute one vector of each text (sentence_embedding), pooled as the model's files for "
+        "sentence-transformers say.",
+    ),
+    click.option(
+        "--onnx-standalone", is_flag=True, help="Write onnx/model.onnx, with a copy of the weights."
+    ),
     click.option("--last-logits", is_flag=True, help="Compute the logits of each row's last token only."),
     provider_option,
 )
@@ -49,6 +57,7 @@ def take(arguments: dict[str, Any], *, validate: bool = True) -> OnnxOptions:
         profile=arguments.pop("onnx_profile"),
         dtype=arguments.pop("onnx_dtype"),
         task=arguments.pop("onnx_task"),
+        pooled=arguments.pop("pooled"),
         standalone=arguments.pop("onnx_standalone"),
         last_logits=arguments.pop("last_logits"),
         provider=arguments.pop("provider"),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import onnx_ir as ir
 
 from converter.config import count
+from converter.errors import UnsupportedModel
 from converter.exports.onnx.alibi import Alibi, Tokens
 from converter.exports.onnx.attention import Cache, MakeAttention
 from converter.exports.onnx.graph import EMBEDDINGS, HEAD, ORT, Dimension, Value
 from converter.exports.onnx.network import Network, Residual
 from converter.scaling.scaling import Scaling
+from converter.source.pooling import Pooling
 
 Attend = Callable[[Value, Value, Value], Value]
 """A layer's attention: query, key and value, as in ``Attention``, to the heads' outputs."""
@@ -50,19 +52,36 @@ class Decoder(Network, ABC):
         del head
         return logits
 
+    def final(self, residual: Residual, head: str) -> Value:
+        """What a head sees, [any, hidden], or what a trunk computes (``head`` is ``Model``)."""
+        del head
+        return residual.norm(self.final_norm)
+
     # The whole model.
 
-    def build(self, attention_form: MakeAttention, scaling: Scaling, *, last_logits: bool) -> None:
-        """Builds the graph of the causal language model.
+    def build(
+        self,
+        attention_form: MakeAttention,
+        scaling: Scaling,
+        head: str,
+        *,
+        last_logits: bool,
+        pooling: Pooling | None,
+    ) -> None:
+        """Builds the graph; that of a causal language model has a cache.
 
         Args:
             attention_form: the form of attention.
             scaling: the model's own.
-            last_logits: compute the logits [B, 1, vocabulary] of each row's last token only.
+            head: the end of its class's name: ``ForCausalLM``, ``Model``, ...
+            last_logits: a language model computes the logits of each row's last token only.
+            pooling: how a trunk's hidden states also become one vector of each text; None for no such vector.
         """
         graph, geometry = self.graph, self.geometry
+        cached = head == "ForCausalLM"
+        total = "total_sequence_length" if cached else "sequence_length"
         ids = graph.input("input_ids", ir.DataType.INT64, ["batch_size", "sequence_length"])
-        mask = graph.input("attention_mask", ir.DataType.INT64, ["batch_size", "total_sequence_length"])
+        mask = graph.input("attention_mask", ir.DataType.INT64, ["batch_size", total])
         tokens = Tokens(graph, ids, mask)
         factor = self.family.bias_scale(geometry.head_dim)
         slopes = tuple(slope * factor for slope in self.family.stock_slopes(self.config))
@@ -71,51 +90,88 @@ class Decoder(Network, ABC):
         def cache_shape(length: str) -> tuple[Dimension, ...]:
             return ("batch_size", geometry.num_kv_heads, length, attention.head_size)
 
-        def cached(name: str) -> Value:
+        def past(name: str) -> Value:
             return graph.input(f"past_key_values.{name}", graph.dtype, cache_shape("past_sequence_length"))
 
-        pasts = [Cache(cached(f"{n}.key"), cached(f"{n}.value")) for n in range(geometry.num_layers)]
-
+        pasts = [
+            Cache(past(f"{n}.key"), past(f"{n}.value")) if cached else None
+            for n in range(geometry.num_layers)
+        ]
         with graph.scope(EMBEDDINGS):
-            vocabulary = count(self.config, "vocab_size")
             table = f"{self.token_embedding}.weight"
-            rows = self.rows(table, graph.reshape(ids, -1), vocabulary)
+            rows = self.rows(table, graph.reshape(ids, -1), self.vocabulary)
             residual = Residual(self, self.enter(rows))
         presents = []
-        for index, past in enumerate(pasts):
+        for index, own in enumerate(pasts):
             with graph.scope(f"layers.{index}"):
                 prefix = f"{self.family.layers}.{index}"
 
                 def attend(
-                    query: Value, key: Value, value: Value, past: Cache = past, index: int = index
+                    query: Value, key: Value, value: Value, own: Cache | None = own, index: int = index
                 ) -> Value:
-                    output, present = attention(query, key, value, past, index)
+                    output, present = attention(query, key, value, own, index)
                     presents.append(present)
                     return output
 
                 self.layer(residual, prefix, attend)
         with graph.scope(HEAD):
-            if last_logits:
-                residual.keep_last(tokens)
-            hidden = residual.norm(self.final_norm)
-            tied = self.config.get("tie_word_embeddings", self.tied)
-            head = self.parameter(table if tied else "lm_head.weight", vocabulary, self.hidden)
-            per_row = graph.constant([1]) if last_logits else tokens.new
-            shape = graph.op("Concat", tokens.rows, per_row, graph.constant([-1]), axis=0)
-            if self.fused:
-                # The product has its final shape: reshaping all logits at the graph's end would copy them.
-                hidden = graph.op("Reshape", hidden, shape)
-                logits = self.project(graph.op("FusedMatMul", hidden, head, domain=ORT, transB=1), head)
-            else:
-                logits = self.project(graph.op("Gemm", hidden, head, transB=1), head)
-                logits = graph.op("Reshape", logits, shape)
-            logits = self.readable(logits)
-        length: Any = 1 if last_logits else "sequence_length"
-        graph.output(logits, "logits", self.readable_dtype, ["batch_size", length, vocabulary])
-        shape_of_present = cache_shape("total_sequence_length")
+            if not cached:
+                self.finish(head, residual, tokens, pooling)
+                return
+            self.language_model(residual, tokens, last_logits=last_logits)
         for index, present in enumerate(presents):
             for end, value in zip(Cache._fields, present, strict=True):
-                graph.output(value, f"present.{index}.{end}", graph.dtype, shape_of_present)
+                graph.output(value, f"present.{index}.{end}", graph.dtype, cache_shape(total))
+
+    def language_model(self, residual: Residual, tokens: Tokens, *, last_logits: bool) -> None:
+        """From the residual stream to the logits."""
+        graph = self.graph
+        if last_logits:
+            residual.keep(tokens.last_real())
+        hidden = self.final(residual, "ForCausalLM")
+        tied = self.config.get("tie_word_embeddings", self.tied)
+        table = f"{self.token_embedding}.weight" if tied else "lm_head.weight"
+        head = self.parameter(table, self.vocabulary, self.hidden)
+        per_row = graph.constant([1]) if last_logits else tokens.new
+        shape = graph.op("Concat", tokens.rows, per_row, graph.constant([-1]), axis=0)
+        if self.fused:
+            # The product has its final shape: reshaping all logits at the graph's end would copy them.
+            hidden = graph.op("Reshape", hidden, shape)
+            logits = self.project(graph.op("FusedMatMul", hidden, head, domain=ORT, transB=1), head)
+        else:
+            logits = self.project(graph.op("Gemm", hidden, head, transB=1), head)
+            logits = graph.op("Reshape", logits, shape)
+        bfloat16 = graph.dtype == ir.DataType.BFLOAT16  # which NumPy and samplers do not have
+        logits = self.wide(logits) if bfloat16 else logits
+        dtype = ir.DataType.FLOAT if bfloat16 else graph.dtype
+        length: Dimension = 1 if last_logits else "sequence_length"
+        graph.output(logits, "logits", dtype, ["batch_size", length, self.vocabulary])
+
+    def finish(self, head: str, residual: Residual, tokens: Tokens, pooling: Pooling | None) -> None:
+        """From the residual stream to the outputs of a model that does not generate.
+
+        Raises:
+            UnsupportedModel: there is no graph for the head.
+        """
+        if head == "Model":
+            self.hidden_states(self.final(residual, head), tokens, pooling)
+        elif head == "ForTokenClassification":
+            states = self.final(residual, head)
+            scores = self.linear(states, "classifier", self.hidden, self.labels)
+            self.token_output(scores, "logits", tokens, self.labels)
+        elif head == "ForQuestionAnswering":
+            self.spans(self.final(residual, head), tokens)
+        elif head == "ForSequenceClassification":
+            residual.keep(tokens.last_unlike(int(self.config["pad_token_id"])))
+            states = self.final(residual, head)
+            scores = self.linear(states, "score", self.hidden, self.labels, bias=False)
+            self.row_output(scores, self.labels)
+        else:
+            raise UnsupportedModel(f"no graph for the head {head!r}")
+
+    @property
+    def vocabulary(self) -> int:
+        return count(self.config, "vocab_size")
 
     # Building blocks.
 

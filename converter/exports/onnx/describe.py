@@ -24,6 +24,8 @@ class Description(NamedTuple):
     """Channels of a cached key or value; 0 for an encoder, which has no cache."""
     task: str | None = None
     """What it computes; None for what the model's class does."""
+    pooling: Any = None
+    """How it makes one vector of each text, as ``Pooling.to_json``; None if it does not."""
 
     @property
     def computes_in(self) -> str:

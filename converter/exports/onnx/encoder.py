@@ -14,13 +14,12 @@ from converter.exports.onnx.alibi import Alibi, Tokens
 from converter.exports.onnx.attention_portable import SymmetricAttention
 from converter.exports.onnx.graph import EMBEDDINGS, HEAD, Dimension, Value
 from converter.exports.onnx.network import Network, Residual
+from converter.exports.onnx.vectors import unit_length
 from converter.scaling.scaling import Scaling
+from converter.source.pooling import Pooling
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu"}
 """transformers' names -> ours."""
-
-SHORTEST = 1e-12
-"""torch's normalize divides a vector by its length, but not by less than this."""
 
 Attend = Callable[[Value, Value, Value], Value]
 """Attention of query, key and value [N, heads, head_dim] -> [N, hidden]."""
@@ -52,12 +51,13 @@ class Encoder(Network, ABC):
     def layer(self, states: Value, prefix: str, attend: Attend) -> Value:
         """One layer, [N, hidden] to [N, hidden]; the names of its tensors start with ``prefix``."""
 
-    def build(self, scaling: Scaling, head: str) -> None:
+    def build(self, scaling: Scaling, head: str, pooling: Pooling | None) -> None:
         """Builds the graph.
 
         Args:
             scaling: the model's own.
             head: the end of its class's name: ``Model``, ``ForMaskedLM``, ...
+            pooling: how a trunk's hidden states also become one vector of each text; None for no such vector.
         """
         graph, geometry = self.graph, self.geometry
         shape: list[Dimension] = ["batch_size", "sequence_length"]
@@ -82,14 +82,13 @@ class Encoder(Network, ABC):
             if self.zero_padding:
                 real = graph.reshape(graph.cast(mask), -1, 1)
                 states = graph.op("Mul", states, real)
-            self.finish(head, states, tokens)
+            self.finish(head, states, tokens, pooling)
 
-    def finish(self, head: str, states: Value, tokens: Tokens) -> None:
+    def finish(self, head: str, states: Value, tokens: Tokens, pooling: Pooling | None) -> None:
         """From the last layer [N, hidden] to the graph's outputs."""
         graph = self.graph
-        labels = len(self.config.get("id2label") or ()) or count(self.config, "num_labels", default=2)
         if head == "Model":
-            self.output(states, "last_hidden_state", tokens, self.hidden)
+            self.hidden_states(states, tokens, pooling)
         elif head == "ForMaskedLM":
             name = "cls.predictions.transform"
             inner = self.linear(states, f"{name}.dense", self.hidden, self.hidden)
@@ -99,47 +98,35 @@ class Encoder(Network, ABC):
             table = "embeddings.word_embeddings.weight" if tied else "cls.predictions.decoder.weight"
             weight = self.parameter(table, self.vocabulary, self.hidden)
             bias = self.parameter(self.prediction_bias, self.vocabulary)
-            self.output(graph.op("Gemm", inner, weight, bias, transB=1), "logits", tokens, self.vocabulary)
+            self.token_output(
+                graph.op("Gemm", inner, weight, bias, transB=1), "logits", tokens, self.vocabulary
+            )
         elif head == "ForTokenClassification":
-            scores = self.linear(states, "classifier", self.hidden, labels)
-            self.output(scores, "logits", tokens, labels)
+            scores = self.linear(states, "classifier", self.hidden, self.labels)
+            self.token_output(scores, "logits", tokens, self.labels)
         elif head == "ForQuestionAnswering":
-            scores = self.linear(states, "qa_outputs", self.hidden, 2)
-            shape = graph.op("Concat", tokens.rows, tokens.new, axis=0)
-            for part, name in zip(self.split(scores, 1, 1), ("start_logits", "end_logits"), strict=True):
-                result = self.readable(graph.op("Reshape", part, shape))
-                graph.output(result, name, self.readable_dtype, ["batch_size", "sequence_length"])
+            self.spans(states, tokens)
         elif head == "ForSequenceClassification":
             shape = graph.op("Concat", tokens.rows, graph.constant([-1, self.hidden]), axis=0)
             first = graph.op("Gather", graph.op("Reshape", states, shape), graph.constant(0), axis=1)
             pooled = graph.op("Tanh", self.linear(first, "pooler.dense", self.hidden, self.hidden))
-            scores = self.readable(self.linear(pooled, "classifier", self.hidden, labels))
-            graph.output(scores, "logits", self.readable_dtype, ["batch_size", labels])
+            self.row_output(self.linear(pooled, "classifier", self.hidden, self.labels), self.labels)
         elif head == "ForColBERT":
             size = count(self.config, "projection_dim")
             vectors = self.linear(states, "linear", self.hidden, size, bias=False)
-            self.output(self.token_vectors(vectors, tokens), "last_hidden_state", tokens, size)
+            self.token_output(self.token_vectors(vectors, tokens), "last_hidden_state", tokens, size)
         else:
             raise UnsupportedModel(f"no graph for the head {head!r}")
 
     def token_vectors(self, vectors: Value, tokens: Tokens) -> Value:
         """Vectors [N, any] scaled to unit length in float32; those of padding tokens, by their ids, are 0."""
         graph = self.graph
-        wide = graph.cast(vectors, ir.DataType.FLOAT)
-        length = graph.op("ReduceL2", wide, graph.constant([-1]), keepdims=1)
-        unit = graph.op("Div", wide, graph.op("Max", length, graph.float32(SHORTEST)))
+        unit = unit_length(graph, graph.cast(vectors, ir.DataType.FLOAT))
         padding = self.config.get("pad_token_id", 0)
         if padding is not None:
             same = graph.op("Equal", graph.reshape(tokens.ids, -1, 1), graph.constant([padding]))
             unit = graph.op("Where", same, graph.float32(0), unit)
         return graph.cast(unit)
-
-    def output(self, states: Value, name: str, tokens: Tokens, width: int) -> None:
-        """Declares [N, width] as an output [B, S, width]."""
-        graph = self.graph
-        shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
-        result = self.readable(graph.op("Reshape", states, shape))
-        graph.output(result, name, self.readable_dtype, ["batch_size", "sequence_length", width])
 
     @property
     def vocabulary(self) -> int:

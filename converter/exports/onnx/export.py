@@ -21,15 +21,20 @@ from converter.exports.onnx.files import (
     REPORT,
     STANDALONE,
     graphs_in,
+    in_one_file,
     served_by_genai,
+    standalone_graph,
 )
+from converter.exports.onnx.pooling import graph_pooling
 from converter.exports.onnx.requirements import check_installed, check_repository, for_task
 from converter.exports.staging import Draft, draft
 from converter.families.base import TASKS
 from converter.result.converted import ConvertedRepository, open_converted
 from converter.result.staging import check_space
+from converter.source.pooling import Pooling
 
 if TYPE_CHECKING:
+    from converter.exports.onnx.describe import Description
     from converter.exports.onnx.validation import ValidationReport
 
 DEFAULT = GraphOptions()
@@ -70,8 +75,8 @@ class ExportResult:
 def export(folder: str | Path, options: GraphOptions = DEFAULT, *, progress: bool = False) -> ExportResult:
     """Writes an ONNX graph of a converted repository into it, validated under onnxruntime.
 
-    The graph points to the weights where they are and does not copy them. If the weights have half precision,
-    there is a second graph, ``model_fp32.onnx``, which computes in float32 over the same weights, for CPUs.
+    Unless it is standalone, the graph points to the weights where they are and does not copy them; if they
+    have half precision, there is a second graph, ``model_fp32.onnx``, which computes in float32, for CPUs.
     With the profile ``ort``, a ``genai_config.json`` lets onnxruntime-genai serve a causal language model.
 
     Args:
@@ -96,13 +101,17 @@ def write(repository: ConvertedRepository, options: GraphOptions, *, progress: b
     """Writes an ONNX graph of a converted repository; see ``export``."""
     started = time.monotonic()
     check_repository(repository)
-    repository = for_task(repository, options.task)
+    repository = for_task(repository, options.computes)
+    pooling = graph_pooling(repository.folder) if options.pooled else None
     check_no_links(repository, options)
     report = None
     with draft(repository.folder, STANDALONE) as made:
-        made.files = write_graphs(repository, options, made, progress=progress)
-        check_others(repository, made.files)
+        made.files = write_graphs(repository, options, pooling, made, progress=progress)
+        others = check_others(repository, made.files)
         graphs = {name: path for name, path in made.files.items() if name.endswith(".onnx")}
+        if options.copies_weights:
+            # An older graph of this name may have had its weights beside it.
+            made.obsolete += [f"{name}_data" for name in graphs if f"{name}_data" not in made.files]
         if options.validate:
             from converter.exports.onnx.validation import run
 
@@ -115,8 +124,11 @@ def write(repository: ConvertedRepository, options: GraphOptions, *, progress: b
             made.reports[REPORT].write_text(as_json(report.to_json()), encoding="utf-8")
         else:
             made.obsolete.append(REPORT)  # it is about a graph that is replaced now
-        names = [*made.files, *made.reports]
-        made.section = TITLE, section(options, resolved(repository, options), names, report, longest)
+        dtype = resolved(repository, options)
+        made.section = (
+            TITLE,
+            section(options, dtype, pooling, graphs, repository.has_cache, others, report, longest),
+        )
     return ExportResult(repository.folder, made.sizes, report, time.monotonic() - started)
 
 
@@ -128,7 +140,12 @@ def resolved(repository: ConvertedRepository, options: GraphOptions) -> str:
 
 
 def write_graphs(
-    repository: ConvertedRepository, options: GraphOptions, made: Draft, *, progress: bool
+    repository: ConvertedRepository,
+    options: GraphOptions,
+    pooling: Pooling | None,
+    made: Draft,
+    *,
+    progress: bool,
 ) -> dict[str, Path]:
     """Builds the graphs and writes them into a draft.
 
@@ -144,6 +161,7 @@ def write_graphs(
             profile=options.profile,
             dtype=compute,
             last_logits=options.last_logits,
+            pooling=pooling,
             follow_links=copied,
             convert_weights=converted,
         )
@@ -154,33 +172,43 @@ def write_graphs(
             "dtype": dtype,
             "task": TASKS.get(repository.head),
             "last_logits": options.last_logits,
+            "pooling": pooling.to_json() if pooling else None,
             "standalone": copied,
             "alibi_scaling": repository.config.get("alibi_scaling"),
         }
-        graph.save(path, {METADATA: json.dumps(description)}, copy_weights=copied, progress=progress)
+        graph.save(
+            path,
+            {METADATA: json.dumps(description)},
+            copy_weights=copied,
+            one_file=copied and inside,
+            progress=progress,
+        )
         return path
 
     dtype = resolved(repository, options)
-    own = made.work / STANDALONE
+    elements = repository.checkpoint.parameters or 0
+    inside = in_one_file(elements, dtype, cached=repository.has_cache)
+    own = made.work / standalone_graph(dtype)
     files: dict[str, Path] = {}
     if options.copies_weights:
-        needed = (repository.checkpoint.parameters or 0) * BYTES[dtype]
-        check_space(made.work, needed, "the graph's own weights need", "leave out --onnx-standalone")
-        own.mkdir()
+        check_space(
+            made.work, elements * BYTES[dtype], "the graph's own weights need", "leave out --onnx-standalone"
+        )
+        own.parent.mkdir()
     if dtype in QUANTISED:
         from converter.exports.onnx.quantise import quantise
 
         graph = build("fp32", copied=True)
         quantise(graph.main, QUANTISED[dtype], fused=options.profile == "ort")
-        save(graph, own / GRAPH, dtype, copied=True)
+        save(graph, own, dtype, copied=True)
     elif options.standalone:
-        save(build(dtype, copied=True, converted=True), own / GRAPH, dtype, copied=True)
+        save(build(dtype, copied=True, converted=True), own, dtype, copied=True)
     else:
         files[GRAPH] = save(build(dtype), made.beside(GRAPH), dtype)
     if dtype in COMPUTE and dtype != "fp32" and not options.copies_weights:
         files[FLOAT32_GRAPH] = save(build("fp32"), made.beside(FLOAT32_GRAPH), "fp32")
-    if own.is_dir():
-        files |= {f"{STANDALONE}/{path.name}": path for path in sorted(own.iterdir())}
+    if options.copies_weights:
+        files |= {f"{STANDALONE}/{path.name}": path for path in sorted(own.parent.iterdir())}
     return files
 
 
@@ -200,7 +228,7 @@ def add_genai(repository: ConvertedRepository, graphs: Mapping[str, Path], made:
 
     served = FLOAT32_GRAPH if FLOAT32_GRAPH in graphs else next(iter(graphs))
     found = description(graphs[served], served)
-    if found.profile == "ort" and repository.decoder:
+    if found.profile == "ort" and repository.has_cache:
         made.files[GENAI] = made.work / GENAI
         config = genai_config(repository, file_name=served, head_size=found.head_size)
         made.files[GENAI].write_text(as_json(config), encoding="utf-8")
@@ -215,12 +243,15 @@ def as_json(content: Any) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def check_others(repository: ConvertedRepository, names: Iterable[str]) -> None:
+def check_others(repository: ConvertedRepository, names: Iterable[str]) -> dict[str, Description]:
     """Checks the graphs that are there already.
 
     Args:
         repository: whose graphs.
         names: files that will be written.
+
+    Returns:
+        Name -> description of those that this tool wrote and that stay.
 
     Raises:
         OutputError: a graph that would be replaced, but was not written by this tool; or one that would
@@ -228,6 +259,7 @@ def check_others(repository: ConvertedRepository, names: Iterable[str]) -> None:
     """
     from converter.exports.onnx.describe import describe
 
+    others = {}
     for name, path in graphs_in(repository.folder).items():
         found = describe(path)
         if name in names and found is None:
@@ -236,6 +268,9 @@ def check_others(repository: ConvertedRepository, names: Iterable[str]) -> None:
             raise OutputError(
                 f"{path} was made for another alibi_scaling than config.json has; remove it first"
             )
+        if name not in names and found:
+            others[name] = found
+    return others
 
 
 def check_no_links(repository: ConvertedRepository, options: GraphOptions) -> None:

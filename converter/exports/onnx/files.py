@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from converter.errors import SourceError
 
 if TYPE_CHECKING:
+    from converter.config import Config
     from converter.exports.onnx.choices import GraphOptions
+    from converter.recipes import AlibiRecipe, Recipe
     from converter.source.checkpoint import Checkpoint
 
 GRAPH, FLOAT32_GRAPH = "model.onnx", "model_fp32.onnx"
@@ -20,16 +22,49 @@ GENAI = "genai_config.json"
 REPORT = "onnx_validation.json"
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2}
 """dtype of a graph -> disk space for each weight that it copies, in bytes, scales included."""
+SUFFIX = {"fp32": "", "fp16": "_fp16", "bf16": "_bf16", "int8": "_quantized", "int4": "_q4"}
+"""dtype of a graph with its own weights -> end of its name, so that several are side by side.
+
+transformers.js chooses a file by these names (its utils/dtypes.js; bf16 is not among them)."""
+STORED = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+"""safetensors dtype -> dtype of a graph."""
+ONE_FILE = 2_000_000_000
+"""Bytes. protobuf, the format of a graph's file, has a limit of 2 GiB."""
 
 
-def planned_files(options: GraphOptions, dtypes: Sequence[str], *, decoder: bool) -> list[str]:
+def standalone_graph(dtype: str) -> str:
+    """Name of the graph of this dtype with its own copy of the weights."""
+    return f"{STANDALONE}/model{SUFFIX[dtype]}.onnx"
+
+
+def in_one_file(elements: int, dtype: str, *, cached: bool) -> bool:
+    """Whether such a graph has its weights inside, because those who load it fetch one file.
+
+    Args:
+        elements: number of weights.
+        dtype: of the graph.
+        cached: whether the model has a cache; loaders of language models know the second file.
+    """
+    # A bfloat16 graph is run in float32 by validation, which must fit as well.
+    return not cached and elements * (4 if dtype == "bf16" else BYTES[dtype]) <= ONE_FILE
+
+
+def planned_files(
+    options: GraphOptions, recipe: Recipe, config: Config, elements: Mapping[str, int]
+) -> list[str]:
     """Names of the files that an export would write; see ``Export.planned_files``."""
-    half = options.dtype in ("fp16", "bf16") or (
-        options.dtype == "native" and dtypes[:1] not in ((), ("F32",))
-    )
-    graph = f"{STANDALONE}/{GRAPH}" if options.copies_weights else GRAPH
-    names = [graph, f"{graph}_data"] if options.copies_weights else [graph, *[FLOAT32_GRAPH] * half]
-    return names + [GENAI] * (decoder and options.profile == "ort") + [REPORT] * options.validate
+    from converter.exports.onnx.requirements import class_for, has_cache
+
+    family = cast("AlibiRecipe", recipe).family
+    cached = has_cache(class_for(options.computes, config, family), family)
+    stored = max(elements, key=lambda dtype: elements[dtype], default="F32")
+    dtype = STORED.get(stored, "fp32") if options.dtype == "native" else options.dtype
+    names = [GRAPH, *[FLOAT32_GRAPH] * (dtype in ("fp16", "bf16"))]
+    if options.copies_weights:
+        graph = standalone_graph(dtype)
+        inside = in_one_file(sum(elements.values()), dtype, cached=cached)
+        names = [graph, *[f"{graph}_data"] * (not inside)]
+    return names + [GENAI] * (cached and options.profile == "ort") + [REPORT] * options.validate
 
 
 def graph_bytes(options: GraphOptions, checkpoint: Checkpoint, dtype: str | None) -> int:

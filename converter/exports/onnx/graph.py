@@ -187,15 +187,22 @@ class Graph:
         return body
 
     def save(
-        self, path: Path, metadata: dict[str, str], *, copy_weights: bool = False, progress: bool = False
+        self,
+        path: Path,
+        metadata: dict[str, str],
+        *,
+        copy_weights: bool = False,
+        one_file: bool = False,
+        progress: bool = False,
     ) -> None:
         """Writes the graph.
 
         Args:
             path: the file.
             metadata: written as properties of the model.
-            copy_weights: copy all weights into one file beside it, whose name has ``_data`` at the end;
-                otherwise the graph points to the weights where they are.
+            copy_weights: copy all weights; otherwise the graph points to the weights where they are.
+            one_file: copy them into the graph's own file, through memory, at most 2 GB; otherwise into a file
+                beside it, whose name has ``_data`` at the end.
             progress: draw a bar while weights are copied.
         """
         used = {node.domain for node in ir.traversal.RecursiveGraphIterator(self.main)}
@@ -208,7 +215,9 @@ class Graph:
             producer_version=__version__,
             metadata_props=metadata,
         )
-        if not copy_weights:
+        if one_file:
+            ir.external_data.load_to_model(model)
+        if one_file or not copy_weights:
             ir.save(model, path, format="protobuf")
             return
         tensors = (value.const_value for value in self.main.initializers.values())

@@ -10,12 +10,14 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from converter.config import Config, Geometry
+from converter.config import Config, Geometry, count
 from converter.errors import UnsupportedModel
 from converter.exports.onnx.alibi import Tokens
 from converter.exports.onnx.graph import ORT, Graph, Value
+from converter.exports.onnx.vectors import sentence_vectors
 from converter.exports.onnx.weights import Weights
 from converter.families import Family
+from converter.source.pooling import SENTENCES, Pooling
 
 Norm = Literal["layer", "rms"]
 """LayerNorm, or the norm by the root mean square alone (Zhang and Sennrich 2019, arXiv 1910.07467)."""
@@ -169,21 +171,53 @@ class Network:
             return graph.op("Mul", states, graph.op("Sigmoid", states))
         raise UnsupportedModel(f"no graph for the activation {kind!r}; only for {', '.join(ACTIVATIONS)}")
 
-    @property
-    def readable_dtype(self) -> ir.DataType:
-        """Dtype of the graph's outputs; not bfloat16, which NumPy and samplers do not have."""
-        return ir.DataType.FLOAT if self.graph.dtype == ir.DataType.BFLOAT16 else self.graph.dtype
+    # Outputs of a graph without a cache. They are float32, whatever the graph computes in: so are those of
+    # half-precision graphs on the Hub, and transformers.js and fastembed pool what they get.
 
-    def readable(self, value: Value) -> Value:
-        """``value`` as an output."""
-        return (
-            value if self.readable_dtype == self.graph.dtype else self.graph.cast(value, self.readable_dtype)
-        )
+    def token_output(self, states: Value, name: str, tokens: Tokens, width: int) -> Value:
+        """Declares [N, width] as an output [B, S, width], and returns that."""
+        graph = self.graph
+        shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
+        result = self.wide(graph.op("Reshape", states, shape))
+        graph.output(result, name, ir.DataType.FLOAT, ["batch_size", "sequence_length", width])
+        return result
+
+    def row_output(self, scores: Value, width: int) -> None:
+        """Declares a classifier's scores of rows [B, width] as the output."""
+        self.graph.output(self.wide(scores), "logits", ir.DataType.FLOAT, ["batch_size", width])
+
+    def hidden_states(self, states: Value, tokens: Tokens, pooling: Pooling | None) -> None:
+        """Declares a trunk's outputs: its states [N, hidden] and, with a pooling, one vector of each text."""
+        result = self.token_output(states, "last_hidden_state", tokens, self.hidden)
+        if pooling is None:
+            return
+        vectors = sentence_vectors(tokens, result, pooling)
+        width = len(pooling.modes) * self.hidden
+        self.graph.output(vectors, SENTENCES, ir.DataType.FLOAT, ["batch_size", width])
+
+    def spans(self, states: Value, tokens: Tokens) -> None:
+        """Declares the outputs of question answering: two scores of each token."""
+        graph = self.graph
+        scores = self.linear(states, "qa_outputs", self.hidden, 2)
+        shape = graph.op("Concat", tokens.rows, tokens.new, axis=0)
+        for part, name in zip(self.split(scores, 1, 1), ("start_logits", "end_logits"), strict=True):
+            result = self.wide(graph.op("Reshape", part, shape))
+            graph.output(result, name, ir.DataType.FLOAT, ["batch_size", "sequence_length"])
+
+    @property
+    def labels(self) -> int:
+        """Number of a classifier's labels."""
+        return len(self.config.get("id2label") or ()) or count(self.config, "num_labels", default=2)
 
     def clamp(self, states: Value, limit: float) -> Value:
         """``states`` between -limit and limit, without Clip, which CUDA does not have for bfloat16."""
         low, high = (self.narrow(self.graph.float32(value)) for value in (-limit, limit))
         return self.graph.op("Min", self.graph.op("Max", states, low), high)
+
+    def wide(self, value: Value) -> Value:
+        """A value of the graph's dtype in float32."""
+        graph = self.graph
+        return value if graph.dtype == ir.DataType.FLOAT else graph.cast(value, ir.DataType.FLOAT)
 
     def narrow(self, value: Value) -> Value:
         """A float32 value in the graph's dtype.
@@ -209,8 +243,7 @@ class Network:
         if factor == 1:
             return states
         graph = self.graph
-        wide = states if graph.dtype == ir.DataType.FLOAT else graph.cast(states, ir.DataType.FLOAT)
-        return self.narrow(graph.op("Mul", wide, graph.float32(factor)))
+        return self.narrow(graph.op("Mul", self.wide(states), graph.float32(factor)))
 
 
 def last_part(name: str) -> str:
@@ -261,10 +294,9 @@ class Residual:
         self._pending = None
         return normed
 
-    def keep_last(self, tokens: Tokens) -> None:
-        """Keeps only each row's last real token: [B, hidden]."""
+    def keep(self, last: Value) -> None:
+        """Keeps only one token of each row, at these indices [B]: [B, hidden]."""
         graph = self.network.graph
-        last = tokens.last_real()
         self._value = graph.op("Gather", self._value, last)
         if self._pending is not None:
             self._pending = graph.op("Gather", self._pending, last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from converter.config import Config
@@ -30,13 +30,13 @@ class OnnxOptions(GraphOptions):
         """See ``Export.check``: accepts ALiBi encoders and causal language models that have the task."""
         from converter.exports.onnx.requirements import check_recipe
 
-        check_recipe(recipe, config, self.task)
+        check_recipe(recipe, config, self)
 
-    def planned_files(self, dtypes: Sequence[str], *, decoder: bool) -> list[str]:
+    def planned_files(self, recipe: Recipe, config: Config, elements: Mapping[str, int]) -> list[str]:
         """See ``Export.planned_files``."""
         from converter.exports.onnx.files import planned_files
 
-        return planned_files(self, dtypes, decoder=decoder)
+        return planned_files(self, recipe, config, elements)
 
     def bytes_needed(self, checkpoint: Checkpoint, dtype: str | None) -> int:
         """See ``Export.bytes_needed``: counts the graph's own copy of the weights."""

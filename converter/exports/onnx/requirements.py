@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from converter.config import Config
+from converter.config import Config, is_integer
 from converter.errors import MissingPackage, UnsupportedModel
-from converter.exports.onnx.choices import GraphOptions
+from converter.exports.onnx.choices import TRUNK, GraphOptions
 from converter.exports.onnx.families import has_graph
 from converter.families import Family
 from converter.families.base import TASKS
@@ -47,11 +47,11 @@ def check_installed(options: GraphOptions | None = None) -> None:
         check_available(options.provider)
 
 
-def check_recipe(recipe: Recipe, config: Config, task: str | None) -> None:
+def check_recipe(recipe: Recipe, config: Config, options: GraphOptions) -> None:
     """Raises ``UnsupportedModel`` for a conversion, by its config, that no such graph can be built of."""
     if isinstance(recipe, AlibiRecipe):
         check_has_graph(config, recipe.family)
-        class_for(task, config, recipe.family)
+        class_for(options.computes, config, recipe.family)
         return
     rope_scaling = config.get(SCALING)
     if rope_scaling and rope_scaling["type"] == "dynamic":
@@ -81,13 +81,6 @@ def check_has_graph(config: Config, family: Family) -> None:
     if not has_graph(family.name):
         raise UnsupportedModel(f"there is no ONNX graph for the family {family.name} yet")
     named = config.get("architectures") or []
-    if family.kind == "decoder" and named != [family.language_model]:
-        words = f"architectures is {json.dumps(named)}; of decoders, only causal language models have a graph"
-        if named == [f"Ntk{family.camel}Model"] and family.stock:
-            original = json.dumps([family.language_model.removeprefix("Ntk")])
-            remedy = f"convert the source with --set 'architectures={original}'"
-            words += f"; if the head is the embedding table, {remedy}"
-        raise UnsupportedModel(words)
     if len(named) != 1:
         raise UnsupportedModel(f"architectures is {json.dumps(named)}; a graph is built of one class")
 
@@ -102,6 +95,11 @@ def for_task(repository: ConvertedRepository, task: str | None) -> ConvertedRepo
     return replace(repository, config={**repository.config, "architectures": [named]})
 
 
+def has_cache(named: str, family: Family) -> bool:
+    """Whether a graph of the class ``named`` has a cache."""
+    return family.kind == "decoder" and named == family.language_model
+
+
 def class_for(task: str | None, config: Config, family: Family) -> str:
     """The class of a converted model that computes a task; the config's own for None.
 
@@ -109,17 +107,30 @@ def class_for(task: str | None, config: Config, family: Family) -> str:
     them; any other head would have random weights.
 
     Raises:
-        UnsupportedModel: the checkpoint has no tensors for the task.
+        UnsupportedModel: the checkpoint has no tensors for the task, or its classifier cannot find the end of
+            a row.
     """
     own: str = config["architectures"][0]
     start = f"Ntk{family.camel}"
-    if task is None:
-        return own
-    heads = [own.removeprefix(start), *(["Model"] if family.kind == "encoder" else [])]
+    heads = [own.removeprefix(start), "Model"]
     classes = {TASKS[head]: f"{start}{head}" for head in heads if head in TASKS}
-    if task not in classes:
+    if task is not None and task not in classes:
         raise UnsupportedModel(
             f"--onnx-task {task} needs weights that this checkpoint ({own}) does not have; choose "
             f"{' or '.join(classes)}"
         )
-    return classes[task]
+    named = own if task is None else classes[task]
+    if task is None and family.kind == "decoder" and named == f"{start}Model":
+        original = json.dumps([family.language_model.removeprefix("Ntk")])
+        raise UnsupportedModel(
+            f"architectures names a model without a head ({own}); for a graph of its hidden states give "
+            f"--onnx-task {TRUNK}; if it is a language model whose head is the embedding table, convert the "
+            f"source with --set 'architectures={original}'"
+        )
+    classifies = family.kind == "decoder" and named == f"{start}ForSequenceClassification"
+    if classifies and not is_integer(config.get("pad_token_id")):
+        raise UnsupportedModel(
+            "config.json has no pad_token_id, by which a classifier finds the last token of a row; convert "
+            "the source with --set pad_token_id=N"
+        )
+    return named

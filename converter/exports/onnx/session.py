@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from converter.errors import ProviderError
 from converter.exports.onnx.session_options import denormals_as_zero, session_options
+from converter.source.pooling import SENTENCES
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """Name on the command line -> onnxruntime's name."""
@@ -39,6 +40,15 @@ def check_available(provider: str) -> None:
             f"{', '.join(onnxruntime.get_available_providers())}; for CUDA install onnxruntime-gpu in "
             "place of onnxruntime"
         )
+
+
+class Outputs(NamedTuple):
+    """What a model computes in a step."""
+
+    values: Array
+    """float32: logits [B, S or 1, vocabulary], or what a model without a cache gives, [B, S or 1, any]."""
+    sentences: Array | None = None
+    """float32 [B, any]: one vector of each text, of a model that pools."""
 
 
 class Session:
@@ -91,9 +101,10 @@ class Session:
         self.results = [
             value.name for value in self.session.get_outputs() if not value.name.startswith("present.")
         ]
-        """Names of the outputs: logits, hidden states, or the two scores of an answer's ends."""
+        """Names of the outputs: logits, hidden states and vectors of texts, or the two scores of an answer's
+        ends."""
 
-    def step(self, ids: Array, mask: Array, past: Past | None = None) -> tuple[Array, Past]:
+    def step(self, ids: Array, mask: Array, past: Past | None = None) -> tuple[Outputs, Past]:
         """Runs new tokens over a cache, which gets new memory at every step.
 
         Args:
@@ -102,8 +113,7 @@ class Session:
             past: from the previous step; None for an empty cache.
 
         Returns:
-            Logits, float32 [B, S or 1, vocabulary], or an encoder's output [B, S or 1, any]; and the cache
-            with the new tokens.
+            What the graph computes, and the cache with the new tokens.
         """
         binding = self._bind(ids, mask)
         past = past or self._buffers(len(ids), 0)
@@ -114,7 +124,9 @@ class Session:
         outputs = binding.get_outputs()
         count = len(self.results)
         results = [output.numpy().astype(np.float32, copy=False) for output in outputs[:count]]
-        return stacked(results, ids.shape[1]), dict(zip(past, outputs[count:], strict=True))
+        sentences = results.pop(self.results.index(SENTENCES)) if SENTENCES in self.results else None
+        found = Outputs(stacked(results, ids.shape[1]), sentences)
+        return found, dict(zip(past, outputs[count:], strict=True))
 
     def shared(self, rows: int, length: int) -> SharedCache:
         """An engine whose past and present share memory, for at most ``length`` tokens."""
@@ -163,7 +175,7 @@ class SharedCache:
         self.session = session
         self.buffers = buffers
 
-    def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Array, Any]:
+    def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Outputs, Any]:
         """See ``Session.step``; the width of the mask tells how much of the buffers is in use."""
         del past  # is in the buffers
         binding = self.session._bind(ids, mask)
@@ -172,7 +184,7 @@ class SharedCache:
             binding.bind_ortvalue_output(present(name), buffer)
         self.session._run(binding)
         logits: Array = binding.get_outputs()[0].numpy()
-        return logits.astype(np.float32, copy=False), None
+        return Outputs(logits.astype(np.float32, copy=False)), None
 
 
 def stacked(results: Sequence[Array], tokens: int) -> Array:

@@ -8,28 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
+from converter.vllm_plugin.mlp import MLP
 from converter.vllm_plugin.templates.modeling_ntk_baichuan import NtkBaichuanRMSNorm
 from converter.vllm_plugin.templates.ntk_alibi import Alibi, stock_slopes
-
-
-class BaichuanMLP(nn.Module):
-    def __init__(self, setup: Setup, prefix: str):
-        super().__init__()
-        width, inner = setup.config.hidden_size, setup.config.intermediate_size
-        rest = {"bias": False, "quant_config": setup.quant_config}
-        self.gate_proj = ColumnParallelLinear(width, inner, prefix=f"{prefix}.gate_proj", **rest)
-        self.up_proj = ColumnParallelLinear(width, inner, prefix=f"{prefix}.up_proj", **rest)
-        self.down_proj = RowParallelLinear(inner, width, prefix=f"{prefix}.down_proj", **rest)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        gate, _ = self.gate_proj(hidden_states)
-        inner, _ = self.up_proj(hidden_states)
-        output, _ = self.down_proj(F.silu(gate) * inner)
-        return output
 
 
 class BaichuanLayer(nn.Module):
@@ -38,7 +22,16 @@ class BaichuanLayer(nn.Module):
         self.input_layernorm = NtkBaichuanRMSNorm(setup.config)
         self.self_attn = SelfAttention(setup, layer, f"{prefix}.self_attn", "W_pack", "o_proj", bias=False)
         self.post_attention_layernorm = NtkBaichuanRMSNorm(setup.config)
-        self.mlp = BaichuanMLP(setup, f"{prefix}.mlp")
+        self.mlp = MLP(
+            setup,
+            f"{prefix}.mlp",
+            "up_proj",
+            "down_proj",
+            setup.config.intermediate_size,
+            F.silu,
+            bias=False,
+            gate="gate_proj",
+        )
 
     def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
         hidden_states = hidden_states + self.self_attn(self.input_layernorm(hidden_states), channels)
@@ -63,6 +56,7 @@ class BaichuanModel(Decoder):
 
 class NtkBaichuanForCausalLM(CausalLM):
     trunk_class = BaichuanModel
+    packed_modules_mapping = {"W_pack": ["W_pack"]}
 
     def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         if name == "lm_head.weight" and self.config.norm_head:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
-from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, queries_first
+from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
+from converter.vllm_plugin.mlp import MLP
 from converter.vllm_plugin.templates.ntk_alibi import Alibi, stock_slopes
 
 
@@ -20,32 +20,23 @@ def layer_norm(config: Any) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
 
-class BloomMLP(nn.Module):
-    def __init__(self, setup: Setup, prefix: str):
-        super().__init__()
-        width, quant = setup.config.hidden_size, setup.quant_config
-        self.dense_h_to_4h = ColumnParallelLinear(
-            width, 4 * width, quant_config=quant, prefix=f"{prefix}.dense_h_to_4h"
-        )
-        self.dense_4h_to_h = RowParallelLinear(
-            4 * width, width, quant_config=quant, prefix=f"{prefix}.dense_4h_to_h"
-        )
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        inner, _ = self.dense_h_to_4h(hidden_states)
-        output, _ = self.dense_4h_to_h(F.gelu(inner, approximate="tanh"))
-        return output
-
-
 class BloomLayer(nn.Module):
     def __init__(self, setup: Setup, layer: int, prefix: str):
         super().__init__()
         self.input_layernorm = layer_norm(setup.config)
         self.self_attention = SelfAttention(
-            setup, layer, f"{prefix}.self_attention", "query_key_value", "dense", bias=True
+            setup, layer, f"{prefix}.self_attention", "query_key_value", "dense", bias=True, by_head=True
         )
         self.post_attention_layernorm = layer_norm(setup.config)
-        self.mlp = BloomMLP(setup, f"{prefix}.mlp")
+        self.mlp = MLP(
+            setup,
+            f"{prefix}.mlp",
+            "dense_h_to_4h",
+            "dense_4h_to_h",
+            4 * setup.config.hidden_size,
+            functools.partial(F.gelu, approximate="tanh"),
+            bias=True,
+        )
         self.residual_after_norm = setup.config.apply_residual_connection_post_layernorm
 
     def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
@@ -82,7 +73,3 @@ class BloomModel(Decoder):
 
 class NtkBloomForCausalLM(CausalLM):
     trunk_class = BloomModel
-
-    def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-        # The fused weight holds query, key and value of the first head, then of the second, and so on.
-        yield name, queries_first(tensor, self.config.n_head, 1) if "query_key_value" in name else tensor

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.activations import get_activation
-from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+from vllm.config import VllmConfig
 
 from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
+from converter.vllm_plugin.checks import check_lora
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, queries_first
+from converter.vllm_plugin.mlp import MLP
 from converter.vllm_plugin.templates.ntk_alibi import Alibi, stock_slopes
 
 
@@ -23,19 +25,9 @@ def softmax_scale(config: Any) -> float:
     return float((config.hidden_size // config.num_attention_heads) ** -0.5)
 
 
-class FalconMLP(nn.Module):
-    def __init__(self, setup: Setup, prefix: str):
-        super().__init__()
-        width, inner = setup.config.hidden_size, setup.config.ffn_hidden_size
-        rest = {"bias": setup.config.bias, "quant_config": setup.quant_config}
-        self.dense_h_to_4h = ColumnParallelLinear(width, inner, prefix=f"{prefix}.dense_h_to_4h", **rest)
-        self.act = get_activation(setup.config.activation)
-        self.dense_4h_to_h = RowParallelLinear(inner, width, prefix=f"{prefix}.dense_4h_to_h", **rest)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        inner, _ = self.dense_h_to_4h(hidden_states)
-        output, _ = self.dense_4h_to_h(self.act(inner))
-        return output
+def is_grouped(config: Any) -> bool:
+    """Whether heads share keys. Then, a group's queries, its key and its value are stored together."""
+    return bool(config.num_key_value_heads != config.num_attention_heads)
 
 
 class FalconLayer(nn.Module):
@@ -53,9 +45,23 @@ class FalconLayer(nn.Module):
         if not self.parallel:
             self.post_attention_layernorm = layer_norm(config)
         self.self_attention = SelfAttention(
-            setup, layer, f"{prefix}.self_attention", "query_key_value", "dense", bias=config.bias
+            setup,
+            layer,
+            f"{prefix}.self_attention",
+            "query_key_value",
+            "dense",
+            bias=config.bias,
+            by_head=not is_grouped(config),
         )
-        self.mlp = FalconMLP(setup, f"{prefix}.mlp")
+        self.mlp = MLP(
+            setup,
+            f"{prefix}.mlp",
+            "dense_h_to_4h",
+            "dense_4h_to_h",
+            config.ffn_hidden_size,
+            get_activation(config.activation),
+            bias=config.bias,
+        )
 
     def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
         normed = self.ln_attn(hidden_states) if self.two_norms else self.input_layernorm(hidden_states)
@@ -83,8 +89,12 @@ class FalconModel(Decoder):
 class NtkFalconForCausalLM(CausalLM):
     trunk_class = FalconModel
 
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
+        check_lora(vllm_config.lora_config, grouped=is_grouped(vllm_config.model_config.hf_config))
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+
     def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-        if "query_key_value" in name:
+        if "query_key_value" in name and is_grouped(self.config):
             groups = self.config.num_key_value_heads
             tensor = queries_first(tensor, groups, self.config.num_attention_heads // groups)
         yield name, tensor

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from vllm.distributed import get_tensor_model_parallel_world_size
-from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
+from converter.vllm_plugin.mlp import MLP
 from converter.vllm_plugin.templates.modeling_ntk_jais import softmax_scale
 from converter.vllm_plugin.templates.ntk_alibi import Alibi, stock_slopes
 
@@ -27,31 +27,14 @@ def inner_width(config: Any) -> int:
     return int(-(-width // processes) * processes)
 
 
-class JaisMLP(nn.Module):
-    """SwiGLU; ``c_fc2`` is the gate."""
-
-    def __init__(self, setup: Setup, prefix: str):
-        super().__init__()
-        width, inner = setup.config.n_embd, inner_width(setup.config)
-        quant = setup.quant_config
-        self.c_fc = ColumnParallelLinear(width, inner, quant_config=quant, prefix=f"{prefix}.c_fc")
-        self.c_fc2 = ColumnParallelLinear(width, inner, quant_config=quant, prefix=f"{prefix}.c_fc2")
-        self.c_proj = RowParallelLinear(inner, width, quant_config=quant, prefix=f"{prefix}.c_proj")
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        inner, _ = self.c_fc(hidden_states)
-        gate, _ = self.c_fc2(hidden_states)
-        output, _ = self.c_proj(inner * F.silu(gate))
-        return output
-
-
 class JaisLayer(nn.Module):
     def __init__(self, setup: Setup, layer: int, prefix: str):
         super().__init__()
         self.ln_1 = layer_norm(setup.config)
         self.attn = SelfAttention(setup, layer, f"{prefix}.attn", "c_attn", "c_proj", bias=True)
         self.ln_2 = layer_norm(setup.config)
-        self.mlp = JaisMLP(setup, f"{prefix}.mlp")
+        width = inner_width(setup.config)
+        self.mlp = MLP(setup, f"{prefix}.mlp", "c_fc", "c_proj", width, F.silu, bias=True, gate="c_fc2")
 
     def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
         hidden_states = hidden_states + self.attn(self.ln_1(hidden_states), channels)
@@ -77,6 +60,7 @@ class JaisModel(Decoder):
 
 class NtkJaisForCausalLM(CausalLM):
     trunk_class = JaisModel
+    packed_modules_mapping = {"c_attn": ["c_attn"]}
 
     @staticmethod
     def logit_scale(config: Any) -> float:

@@ -7,26 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, named_scale
+from converter.vllm_plugin.mlp import MLP
 from converter.vllm_plugin.templates.modeling_ntk_mosaic_gpt import layer_norm, plain_slopes, softmax_scale
 from converter.vllm_plugin.templates.ntk_alibi import Alibi
-
-
-class MosaicGptMLP(nn.Module):
-    def __init__(self, setup: Setup, prefix: str):
-        super().__init__()
-        width, inner = setup.config.d_model, setup.config.mlp_ratio * setup.config.d_model
-        rest = {"bias": not setup.config.no_bias, "quant_config": setup.quant_config}
-        self.mlp_up = ColumnParallelLinear(width, inner, prefix=f"{prefix}.mlp_up", **rest)
-        self.mlp_down = RowParallelLinear(inner, width, prefix=f"{prefix}.mlp_down", **rest)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        inner, _ = self.mlp_up(hidden_states)
-        output, _ = self.mlp_down(F.gelu(inner))
-        return output
 
 
 class MosaicGptLayer(nn.Module):
@@ -45,7 +31,15 @@ class MosaicGptLayer(nn.Module):
             clip=config.attn_clip_qkv,
         )
         self.ln_2 = layer_norm(config)
-        self.mlp = MosaicGptMLP(setup, f"{prefix}.mlp")
+        self.mlp = MLP(
+            setup,
+            f"{prefix}.mlp",
+            "mlp_up",
+            "mlp_down",
+            config.mlp_ratio * config.d_model,
+            F.gelu,
+            bias=not config.no_bias,
+        )
 
     def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
         hidden_states = hidden_states + self.attn(self.ln_1(hidden_states), channels)
@@ -67,6 +61,7 @@ class MosaicGptModel(Decoder):
 
 class NtkMosaicGptForCausalLM(CausalLM):
     trunk_class = MosaicGptModel
+    packed_modules_mapping = {"Wqkv": ["Wqkv"]}
 
     @staticmethod
     def logit_scale(config: Any) -> float:

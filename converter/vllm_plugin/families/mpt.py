@@ -6,36 +6,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, named_scale
+from converter.vllm_plugin.mlp import MLP
 from converter.vllm_plugin.templates.modeling_ntk_mpt import ACTIVATIONS, layer_norm, norm, softmax_scale
 from converter.vllm_plugin.templates.ntk_alibi import Alibi, stock_slopes
-
-
-class MptMLP(nn.Module):
-    def __init__(self, setup: Setup, prefix: str):
-        super().__init__()
-        config = setup.config
-        options = config.ffn_config
-        width = options.get("ffn_hidden_size") or int(config.expansion_ratio * config.d_model)
-        self.activation = ACTIVATIONS[(options.get("ffn_act_fn") or {}).get("name", "gelu")]
-        rest = {"bias": not config.no_bias, "quant_config": setup.quant_config}
-        self.up_proj = ColumnParallelLinear(config.d_model, width, prefix=f"{prefix}.up_proj", **rest)
-        self.down_proj = RowParallelLinear(width, config.d_model, prefix=f"{prefix}.down_proj", **rest)
-        if options.get("ffn_type") == "mptglu":
-            self.gate_proj = ColumnParallelLinear(config.d_model, width, prefix=f"{prefix}.gate_proj", **rest)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        inner, _ = self.up_proj(hidden_states)
-        if hasattr(self, "gate_proj"):
-            gate, _ = self.gate_proj(hidden_states)
-            inner = self.activation(gate) * inner
-        else:
-            inner = self.activation(inner)
-        output, _ = self.down_proj(inner)
-        return output
 
 
 class MptLayer(nn.Module):
@@ -58,7 +34,17 @@ class MptLayer(nn.Module):
             clip=options.get("clip_qkv"),
         )
         self.norm_2 = norm(config)
-        self.ffn = MptMLP(setup, f"{prefix}.ffn")
+        ffn = config.ffn_config
+        self.ffn = MLP(
+            setup,
+            f"{prefix}.ffn",
+            "up_proj",
+            "down_proj",
+            ffn.get("ffn_hidden_size") or int(config.expansion_ratio * config.d_model),
+            ACTIVATIONS[(ffn.get("ffn_act_fn") or {}).get("name", "gelu")],
+            bias=not config.no_bias,
+            gate="gate_proj" if ffn.get("ffn_type") == "mptglu" else None,
+        )
 
     def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
         hidden_states = hidden_states + self.attn(self.norm_1(hidden_states), channels)
@@ -81,6 +67,7 @@ class MptModel(Decoder):
 
 class NtkMptForCausalLM(CausalLM):
     trunk_class = MptModel
+    packed_modules_mapping = {"Wqkv": ["Wqkv"]}
 
     @staticmethod
     def logit_scale(config: Any) -> float:

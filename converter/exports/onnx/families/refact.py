@@ -26,6 +26,10 @@ class Refact(Decoder):
             bias = self.parameter(f"{name}.bias", width)
         return weight, bias
 
+    def final(self, residual: Residual, head: str) -> Value:
+        """The final norm belongs to the heads: a trunk has none."""
+        return residual.value if head == "Model" else super().final(residual, head)
+
     @property
     def width(self) -> int:
         """Width of the MLP: two thirds of the nominal width, rounded up."""

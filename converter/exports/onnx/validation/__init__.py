@@ -3,6 +3,7 @@
 structure.py   onnx's checker; the graph points to these weights and has this scaling
 cases.py       the runs (prompts, padding, decoding, chunks, greedy tokens) and how much of a model they use
 reference.py   the patched torch model
+expected.py    what it computes in the cases
 derive.py      the first layers of a graph's file; a bfloat16 graph in float32
 check.py       tolerances and the report
 """
@@ -17,7 +18,7 @@ import warnings
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,10 +29,11 @@ from numpy.typing import NDArray
 from converter.errors import ProviderError
 from converter.exports.onnx.choices import QUANTISED
 from converter.exports.onnx.describe import Description, describe, description
-from converter.exports.onnx.quantise import Bits, quantised_weights
+from converter.exports.onnx.pooling import graph_pooling
+from converter.exports.onnx.quantise import quantised_weights
 from converter.exports.onnx.requirements import for_task
 from converter.exports.onnx.session import PROVIDERS, Session, available, check_available
-from converter.exports.onnx.validation.cases import GREEDY, Answer, Case, Extent, choose_cases, extent, greedy
+from converter.exports.onnx.validation.cases import GREEDY, Answer, Case, Extent, greedy
 from converter.exports.onnx.validation.check import (
     TOLERANCES,
     UNKNOWN,
@@ -42,10 +44,11 @@ from converter.exports.onnx.validation.check import (
     one_line,
 )
 from converter.exports.onnx.validation.derive import excerpt, in_float32, serialised
-from converter.exports.onnx.validation.reference import Reference
+from converter.exports.onnx.validation.expected import Expected, mean_square, run_torch
 from converter.exports.onnx.validation.structure import AGAIN, check_structure
 from converter.progress import steps
 from converter.result.converted import ConvertedRepository
+from converter.source.pooling import SENTENCES, Pooling
 
 __all__ = ["TOLERANCES", "GraphCheck", "GraphReport", "ProviderReport", "ValidationReport", "run"]
 
@@ -92,7 +95,8 @@ def run(
     }
     cuda = provider == "cuda" or (provider is None and cuda_works())
     places = {
-        name: ["cpu", "cuda"] if cuda and cuda_has(made) else ["cpu"] for name, made in described.items()
+        name: ["cpu", "cuda"] if cuda and cuda_has(made, repository) else ["cpu"]
+        for name, made in described.items()
     }
     if provider == "cuda" and described and not any("cuda" in found for found in places.values()):
         raise ProviderError(
@@ -109,14 +113,20 @@ def run(
         name: quantised_weights(ir.load(graphs[name]).graph.initializers) if made.dtype in QUANTISED else {}
         for name, made in described.items()
     }
-    models = {name: (views[name].head, tuple(sorted(weights[name].items()))) for name in described}
+    poolings = {
+        name: graph_pooling(repository.folder) if made.pooling is not None else None
+        for name, made in described.items()
+    }
+    models = {
+        name: (views[name].head, poolings[name], tuple(sorted(weights[name].items()))) for name in described
+    }
     expected: dict[Hashable, Expected] = {}
     reports = []
     count = len(set(models.values())) + sum(map(len, places.values()))
     with silent(), steps("validating", count, show=progress) as advance:
         for name, model in models.items():
             if model not in expected:
-                expected[model] = run_torch(views[name], weights[name], one_row_chunks=ort)
+                expected[model] = run_torch(views[name], poolings[name], weights[name], one_row_chunks=ort)
                 advance(1)
         for name, path in graphs.items():
             if name not in described:
@@ -164,64 +174,6 @@ def damaged(path: Path, name: str) -> GraphReport:
     return GraphReport(name, UNKNOWN, UNKNOWN, path.stat().st_size, "nothing", [check], [])
 
 
-class Expected(NamedTuple):
-    """What is run, and the results of the torch model."""
-
-    scope: Extent
-    cases: Sequence[Case]
-    answers: Mapping[str, Sequence[Answer]]
-    """Name of a case -> the results of its steps."""
-    greedy: tuple[Array, Array] | None
-    """A decoder's greedy tokens, int64 [count], and the logits they were chosen from, float32 [count,
-    vocabulary]; None for an encoder."""
-    loss: Sequence[GraphCheck]
-    """What quantised weights change, if they are quantised."""
-
-    @property
-    def results(self) -> list[Array]:
-        """The results of all cases."""
-        return [
-            array for steps in self.answers.values() for step in steps for array in step if array is not None
-        ]
-
-
-def run_torch(
-    repository: ConvertedRepository, weights: Mapping[str, Bits], *, one_row_chunks: bool
-) -> Expected:
-    """Runs the torch model and frees it.
-
-    Args:
-        repository: the repository.
-        weights: stored name of each weight that a graph quantises -> its bits. The model then computes with
-            the values that the graph stores.
-        one_row_chunks: see ``choose_cases``.
-    """
-    scope = extent(repository)
-    cases = list(choose_cases(scope, cached=repository.decoder, one_row_chunks=one_row_chunks))
-    with Reference.load(repository, scope.layers, scope.vocabulary) as reference:
-        loss = []
-        if weights:
-            several = next(case for case in cases if len(case.mask) > 1)
-            before = several.run(reference)
-            reference.quantise(weights)
-            loss = [loss_of_weights(several.run(reference), before)]
-        found = {case.name: case.run(reference) for case in cases}
-        return Expected(scope, cases, found, greedy(reference, scope) if repository.decoder else None, loss)
-
-
-def loss_of_weights(results: Sequence[Answer], before: Sequence[Answer]) -> GraphCheck:
-    """What quantising the weights changes in a model's results.
-
-    Only a loss of all information is a failure: zeros would differ from the results by 1.
-    """
-    pairs = [(answer.last, right.last) for answer, right in zip(results, before, strict=True)]
-    difference = math.sqrt(mean_square([a - b for a, b in pairs]) / mean_square([b for _, b in pairs]))
-    detail = f"change the results by {difference:.1e} of their root mean square"
-    if not difference < 1:
-        detail += ": nothing is left of them; choose another --onnx-dtype"
-    return GraphCheck("quantised weights", difference < 1, detail, difference)
-
-
 def cuda_works() -> bool:
     """Whether onnxruntime has CUDA and torch sees a device for it."""
     if not available("cuda"):
@@ -231,9 +183,9 @@ def cuda_works() -> bool:
     return torch.cuda.is_available()
 
 
-def cuda_has(made: Description) -> bool:
+def cuda_has(made: Description, repository: ConvertedRepository) -> bool:
     """Whether the CUDA provider can run a graph; its GroupQueryAttention has half precision only."""
-    return made.profile != "ort" or made.computes_in != "fp32" or not made.head_size
+    return made.profile != "ort" or made.computes_in != "fp32" or not repository.decoder
 
 
 class GraphRun:
@@ -259,12 +211,15 @@ class GraphRun:
             raise
         except Exception as error:
             return ProviderReport(provider, {}, tolerance, [GraphCheck("load", False, one_line(error))], note)
-        checks = []
+        checks, answers = [], {}
         for case in right.cases:
             try:
-                checks.append(self.compare(case.name, case.run(session), right, tolerance))
+                answers[case.name] = case.run(session)
+                checks.append(self.compare_case(case.name, answers[case.name], right, tolerance))
             except Exception as error:
                 checks.append(GraphCheck(case.name, False, one_line(error)))
+        if self.made.pooling is not None:
+            checks.append(self.compare_sentences(answers, right, tolerance))
         if right.greedy is not None:
             try:
                 checks.append(self.greedy(session, *right.greedy, tolerance))
@@ -309,18 +264,37 @@ class GraphRun:
         """Whether the graph has to run in float32 because the provider does not support its dtype."""
         return provider == "cpu" and self.made.computes_in == "bf16"
 
-    def compare(
+    def compare_case(
         self, name: str, results: Sequence[Answer], expected: Expected, tolerance: float
     ) -> GraphCheck:
-        """Compares the results of all steps; ``TOLERANCES`` defines the difference."""
+        """Compares the results of all steps, without vectors of texts."""
         errors = [
             ours - theirs
             for found, answer in zip(results, expected.answers[name], strict=True)
-            for ours, theirs in zip(found, answer, strict=True)
+            for ours, theirs in ((found.last, answer.last), (found.spread, answer.spread))
             if ours is not None and theirs is not None
         ]
         # Of all cases: where a classifier's score is near 0, its terms and their rounding are not smaller.
-        right = expected.results
+        return self.compare(name, errors, expected.results, tolerance)
+
+    def compare_sentences(
+        self, answers: Mapping[str, Sequence[Answer]], expected: Expected, tolerance: float
+    ) -> GraphCheck:
+        """Compares the vectors of the texts of all cases that ran."""
+        pairs = [
+            (found.sentences, answer.sentences)
+            for name, steps in answers.items()
+            for found, answer in zip(steps, expected.answers[name], strict=True)
+        ]
+        complete = [(a, b) for a, b in pairs if a is not None and b is not None and a.shape == b.shape]
+        if not complete or len(complete) < len(pairs):
+            return GraphCheck(SENTENCES, False, f"not the vectors of {Pooling(**self.made.pooling)}")
+        return self.compare(SENTENCES, [a - b for a, b in complete], [b for _, b in complete], tolerance)
+
+    def compare(
+        self, name: str, errors: Sequence[Array], right: Sequence[Array], tolerance: float
+    ) -> GraphCheck:
+        """Whether errors are small beside the right values; ``TOLERANCES`` defines the difference."""
         if self.made.dtype in QUANTISED:
             what = "root mean square of the differences {} of the values'"
             difference = math.sqrt(mean_square(errors) / mean_square(right))
@@ -369,11 +343,6 @@ class GraphRun:
             session = self.open(provider, profile=Path(folder))
             case.run(session)
             return {name: dict(found) for name, found in session.operators().items()}
-
-
-def mean_square(arrays: Sequence[Array]) -> float:
-    """The mean of the arrays' mean squares."""
-    return float(np.mean([np.square(array).mean() for array in arrays]))
 
 
 def largest(arrays: Sequence[Array]) -> float:

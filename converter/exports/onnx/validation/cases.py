@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from converter.exports.onnx.session import Outputs
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Dynamic
 
@@ -36,8 +37,8 @@ UNKNOWN_LENGTH, JOINT = 512, 256
 class Engine(Protocol):
     """A model that runs tokens over a cache."""
 
-    def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Array, Any]:
-        """New tokens [B, S] under a mask [B, T]; returns logits [B, S or 1, vocabulary] and the cache."""
+    def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Outputs, Any]:
+        """New tokens [B, S] under a mask [B, T]; returns what the model computes, and the cache."""
         ...
 
 
@@ -76,10 +77,11 @@ def extent(repository: ConvertedRepository) -> Extent:
     beyond = max(at + at // 4, min(4 * at, 2048))
 
     hidden = geometry.num_heads * geometry.head_dim
+    least = config["pad_token_id"] + 1 if ends_by_id(repository) else 64
     vocabulary = full = int(config["vocab_size"])
     most = LOGITS // beyond if repository.has_logits else full
     if full > most or hidden * full > TABLE:
-        vocabulary = max(min(full, most, TABLE // hidden), 64)
+        vocabulary = max(min(full, most, TABLE // hidden), least)
         notes.append(f"first {vocabulary} of {full} tokens of the vocabulary")
 
     prefix = f"{repository.family.layers}.0."
@@ -98,6 +100,11 @@ def extent(repository: ConvertedRepository) -> Extent:
     return Extent(layers, geometry.num_layers, vocabulary, full, at, beyond, joint, ", ".join(notes))
 
 
+def ends_by_id(repository: ConvertedRepository) -> bool:
+    """Whether it is a classifier that finds the last token of a row by the id of the padding."""
+    return repository.decoder and repository.head == "ForSequenceClassification"
+
+
 class Answer(NamedTuple):
     """The logits of one step that are compared with the other side's."""
 
@@ -105,6 +112,8 @@ class Answer(NamedTuple):
     """[B, vocabulary]: the logits of each row's last real token."""
     spread: Array | None
     """[at most KEPT, vocabulary]: logits of real tokens all over the step; None if unknown."""
+    sentences: Array | None
+    """[B, any]: one vector of each text; None for a model that does not pool."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ class Case:
         results, past, seen = [], None, 0
         for ids in self.steps:
             mask = self.mask[:, : seen + ids.shape[1]]
-            logits, past = engine.step(ids, mask, past)
+            (logits, sentences), past = engine.step(ids, mask, past)
             new = mask[:, seen:].astype(bool)
             last, spread = logits[:, 0], None
             if logits.shape[1] == ids.shape[1]:
@@ -130,18 +139,21 @@ class Case:
                 rows, columns = new.nonzero()
                 kept = np.unique(np.linspace(0, len(rows) - 1, KEPT).astype(int))
                 spread = logits[rows[kept], columns[kept]]
-            results.append(Answer(last, spread))
+            results.append(Answer(last, spread, sentences))
             seen += ids.shape[1]
         return results
 
 
-def choose_cases(run: Extent, *, cached: bool, one_row_chunks: bool) -> Iterator[Case]:
+def choose_cases(
+    run: Extent, *, cached: bool, one_row_chunks: bool, padding: int | None = None
+) -> Iterator[Case]:
     """The cases that every graph runs.
 
     Args:
         run: gives the lengths and the vocabulary.
         cached: include the cases that need a cache.
         one_row_chunks: chunked prefill with one row only; GroupQueryAttention takes no more.
+        padding: id of padded tokens, if it matters.
     """
     generator = np.random.default_rng(0)
 
@@ -155,8 +167,10 @@ def choose_cases(run: Extent, *, cached: bool, one_row_chunks: bool) -> Iterator
     yield whole(f"prompt of {inside}", inside)
     yield whole(f"prompt of {run.at}", run.at)
     yield whole(f"prompt of {run.beyond}", run.beyond)
-    yield Case("left padding", [tokens(3, 2 * SHORT)], padded(3, 2 * SHORT))
-    yield Case("right padding", [tokens(3, 2 * SHORT)], padded(3, 2 * SHORT)[:, ::-1].copy())
+    for side, mask in (("left", padded(3, 2 * SHORT)), ("right", padded(3, 2 * SHORT)[:, ::-1].copy())):
+        ids = tokens(3, 2 * SHORT)
+        ids = ids if padding is None else np.where(mask == 1, ids, padding)
+        yield Case(f"{side} padding", [ids], mask)
     if not cached:
         return
     decoding = [tokens(2, SHORT), *(tokens(2, 1) for _ in range(STEPS))]
@@ -182,7 +196,7 @@ def greedy(engine: Engine, run: Extent) -> tuple[Array, Array]:
     ids = np.random.default_rng(1).integers(0, run.vocabulary, size=(1, length))
     chosen, scores, past = [], [], None
     for count in range(length, length + GREEDY):
-        logits, past = engine.step(ids, np.ones((1, count), dtype=np.int64), past)
+        (logits, _), past = engine.step(ids, np.ones((1, count), dtype=np.int64), past)
         scores.append(logits[0, -1])
         chosen.append(int(scores[-1].argmax()))
         ids = np.array([[chosen[-1]]])

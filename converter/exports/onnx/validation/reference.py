@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers.pytorch_utils import Conv1D
 
 from converter.exports.onnx.quantise import Bits, rounded
-from converter.exports.onnx.session import stacked
+from converter.exports.onnx.session import Outputs, stacked
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import first_layers
+from converter.source.pooling import Pooling
 from converter.verification.patched import Patched, build
 
 Array = NDArray[Any]
@@ -27,25 +30,48 @@ VOCABULARY_TENSORS = (
 RESULTS = ("last_hidden_state", "logits", "start_logits", "end_logits")
 """Outputs that a model may have, in the order of a graph's outputs."""
 
+POOLED: dict[str, Callable[[Array], Array]] = {
+    "cls": lambda states: states[0],
+    "max": lambda states: states.max(0),
+    "mean": lambda states: states.mean(0),
+    "mean_sqrt_len_tokens": lambda states: states.sum(0) / math.sqrt(len(states)),
+    "weightedmean": lambda states: np.average(states, 0, np.arange(1, len(states) + 1)),
+    "lasttoken": lambda states: states[-1],
+}
+"""Mode of pooling -> its vector [hidden] of a text's states [tokens, hidden]."""
+
 
 class Reference:
     """The torch model in float32, which computes the right results."""
 
-    def __init__(self, model: Any, stored: Mapping[str, str], *, has_cache: bool):
+    def __init__(
+        self, model: Any, stored: Mapping[str, str], *, has_cache: bool, pooling: Pooling | None = None
+    ):
         self.model = model
+        self.pooling = pooling
+        """How a trunk's hidden states also become one vector of each text."""
         self.stored = stored
         """Parameter -> its stored name."""
         self.has_cache = has_cache
 
     @classmethod
     @contextlib.contextmanager
-    def load(cls, repository: ConvertedRepository, layers: int, vocabulary: int) -> Iterator[Reference]:
+    def load(
+        cls,
+        repository: ConvertedRepository,
+        layers: int,
+        vocabulary: int,
+        *,
+        pooling: Pooling | None = None,
+    ) -> Iterator[Reference]:
         """Loads the first ``layers`` layers and the first ``vocabulary`` rows of the embeddings."""
         with Patched.load(repository) as patched:
             scaling = first_layers(repository.scaling, layers)
             config = patched.build_config(alibi_scaling=scaling.to_json())
             config.num_hidden_layers = layers
             config.vocab_size = vocabulary
+            if repository.decoder:
+                config.use_cache = repository.has_cache
             padding = config.pad_token_id
             if padding is not None and padding >= vocabulary:
                 config.pad_token_id = None  # it is outside the shortened vocabulary
@@ -65,7 +91,7 @@ class Reference:
             model.load_state_dict(state, strict=False, assign=True)
             del state  # or quantised weights would lie beside those that they replace
             model.tie_weights()
-            yield cls(model, names, has_cache=repository.decoder)
+            yield cls(model, names, has_cache=repository.has_cache, pooling=pooling)
 
     def quantise(self, weights: Mapping[str, Bits]) -> None:
         """Gives weights the values that a quantised graph stores.
@@ -82,12 +108,25 @@ class Reference:
             found = torch.from_numpy(rounded(weight.numpy(), bits))
             parameter.data = found.T if id(parameter) in by_column else found
 
-    def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Array, Any]:
-        """See ``Session.step``: the results, float32 [B, S or 1, any], and the cache."""
+    def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Outputs, Any]:
+        """See ``Session.step``."""
         cache = {"past_key_values": past, "use_cache": True} if self.has_cache else {}
         with torch.no_grad():
             output = self.model(
                 torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), return_dict=True, **cache
             )
-        results = [output[name].numpy() for name in RESULTS if name in output]
-        return stacked(results, ids.shape[1]), output.get("past_key_values")
+        values = stacked([output[name].numpy() for name in RESULTS if name in output], ids.shape[1])
+        sentences = pooled(values, mask, self.pooling) if self.pooling else None
+        return Outputs(values, sentences), output.get("past_key_values")
+
+
+def pooled(states: Array, mask: Array, pooling: Pooling) -> Array:
+    """One vector of each text, float32 [B, modes * hidden], of hidden states [B, S, hidden]."""
+    vectors = [
+        np.concatenate([POOLED[mode](row[real]) for mode in pooling.modes])
+        for row, real in zip(states.astype(np.float64), mask.astype(bool), strict=True)
+    ]
+    found = np.stack(vectors)
+    if pooling.normalised:
+        found /= np.linalg.norm(found, axis=1, keepdims=True)
+    return found.astype(np.float32)

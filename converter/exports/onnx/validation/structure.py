@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from converter.errors import ValidationError
+from converter.errors import SourceError, UnsupportedModel, ValidationError
 from converter.exports.onnx.describe import Description
+from converter.exports.onnx.pooling import graph_pooling
 from converter.exports.onnx.validation.check import GraphCheck, one_line
 from converter.exports.onnx.weights import DTYPES
 from converter.result.converted import ConvertedRepository
@@ -37,6 +39,11 @@ def check_structure(
             f"{name} was made for alibi_scaling {json.dumps(made.alibi_scaling)}, and "
             f"config.json has {json.dumps(scaling)}; {AGAIN}"
         )
+    if made.pooling is not None and made.pooling != (now := pooling_now(repository, name)):
+        raise ValidationError(
+            f"{name} was made for the pooling {json.dumps(made.pooling)}, and the repository's files for "
+            f"sentence-transformers say {json.dumps(now)}; {AGAIN}"
+        )
     try:
         model = ir.load(path)
         pointers = [
@@ -53,6 +60,14 @@ def check_structure(
     except Exception as error:  # what is raised depends on which part of the file is damaged
         return [GraphCheck("file", False, one_line(error))]
     return [check_onnx(path, linked=linked)]
+
+
+def pooling_now(repository: ConvertedRepository, name: str) -> dict[str, Any]:
+    """How the repository pools; raises ``ValidationError`` if its files do not say it any more."""
+    try:
+        return graph_pooling(repository.folder).to_json()
+    except (SourceError, UnsupportedModel) as error:
+        raise ValidationError(f"{name} makes one vector of each text, but {error}") from error
 
 
 def check_pointer(tensor: ir.ExternalTensor, repository: ConvertedRepository, graph: str) -> None:

@@ -1,0 +1,120 @@
+"""Embeds texts with a loaded encoder, and ranks documents by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from converter.evaluation.hardware import Hardware
+from converter.evaluation.runner import FILLER, check_ids
+from converter.evaluation.tasks.base import Collection, Ids, Retrieval
+from converter.evaluation.tasks.ranking import CUTOFF
+from converter.progress import Advance
+from converter.source.pooling import Pooling
+
+Vectors = NDArray[np.float32]
+QUERIES_AT_ONCE = 64
+"""Queries whose similarities with all documents are in memory at a time."""
+
+
+@torch.inference_mode()
+def embed(
+    model: Any, pooling: Pooling, hardware: Hardware, texts: Sequence[Ids], advance: Advance = int
+) -> Vectors:
+    """One vector for each text.
+
+    Args:
+        model: an encoder, with or without a head.
+        pooling: how the tokens' hidden states become one vector.
+        hardware: limits the rows that are run at once.
+        texts: token ids of each text; at least one each.
+        advance: called with the number of tokens just done, those that pad rows aside.
+
+    Returns:
+        Vectors of length 1, float32 [texts, modes * hidden]; NaN for a model that overflowed.
+    """
+    check_ids(model, max((max(text) for text in texts), default=0))
+    width = len(pooling.modes) * model.config.hidden_size
+    found = np.empty((len(texts), width), dtype=np.float32)
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # so that rows need little filling
+    while order:
+        longest = len(texts[order[-1]])
+        rows = order[-hardware.rows(longest) :]
+        del order[-len(rows) :]
+        ids = np.full((len(rows), longest), FILLER, dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for row, index in enumerate(rows):
+            ids[row, : len(texts[index])] = texts[index]
+            mask[row, : len(texts[index])] = 1
+        real = torch.from_numpy(mask).to(hardware.device)
+        states = model.base_model(torch.from_numpy(ids).to(hardware.device), attention_mask=real)
+        found[rows] = _pooled(states.last_hidden_state.float(), real, pooling).cpu().numpy()
+        advance(int(mask.sum()))
+    return found
+
+
+def _pooled(states: torch.Tensor, real: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+    """Vectors of length 1, [rows, modes * hidden]; every mode but ``max`` is a weighted sum of the states.
+
+    Args:
+        states: [rows, tokens, hidden].
+        real: 1 for each real token, [rows, tokens].
+        pooling: how.
+    """
+    place = real.cumsum(1)
+    last = real.sum(1, keepdim=True)
+    weights = {
+        "cls": place == 1,
+        "lasttoken": place == last,
+        "weightedmean": place,
+    }
+
+    def vector(mode: str) -> torch.Tensor:
+        if mode == "max":
+            return states.masked_fill(real[..., None] == 0, -torch.inf).amax(1)
+        weight = weights.get(mode, real) * real
+        count = weight.sum(1, keepdim=True)
+        return (states * weight[..., None]).sum(1) / (count**0.5 if mode == "mean_sqrt_len_tokens" else count)
+
+    return F.normalize(torch.cat([vector(mode) for mode in pooling.modes], dim=-1), dim=-1)
+
+
+def find(
+    model: Any,
+    pooling: Pooling,
+    hardware: Hardware,
+    task: Retrieval,
+    texts: Collection,
+    advance: Advance = int,
+) -> tuple[float, ...]:
+    """A score for each query of a collection, from 0 to 1."""
+    documents = embed(model, pooling, hardware, texts.documents, advance)
+    queries = embed(model, pooling, hardware, texts.queries, advance)
+    return tuple(
+        task.score(ranked, grades)
+        for ranked, grades in zip(rank(queries, documents, texts), texts.relevant, strict=True)
+    )
+
+
+def rank(queries: Vectors, documents: Vectors, texts: Collection) -> list[list[int]]:
+    """The ten most similar documents of each query by cosine, best first.
+
+    Among equals, relevant documents come last: a model that maps everything to one point finds nothing. NaN
+    counts as the least similarity.
+    """
+    found = []
+    for start in range(0, len(queries), QUERIES_AT_ONCE):
+        similar = np.nan_to_num(queries[start : start + QUERIES_AT_ONCE] @ documents.T, nan=-np.inf)
+        for query, row in enumerate(similar, start=start):
+            own = texts.left_out[query] if texts.left_out else None
+            last = np.partition(row, -min(CUTOFF + 1, len(row)))[-min(CUTOFF + 1, len(row))]
+            near = [int(place) for place in np.flatnonzero(row >= last) if place != own]
+            grades = texts.relevant[query]
+            near.sort(key=lambda place: (-row[place], grades.get(place, 0), place))
+            found.append(near[:CUTOFF])
+    return found

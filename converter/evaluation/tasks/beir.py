@@ -1,0 +1,161 @@
+"""Any retrieval data set in the format of BEIR (Thakur et al. 2021, arXiv 2104.08663), from a local folder.
+
+``corpus.jsonl`` has a document a line with ``_id``, ``text`` and, optionally, ``title``; ``queries.jsonl`` a
+query a line with ``_id`` and ``text``. ``qrels/test.tsv``, or the only other file in ``qrels``, has a first
+line of headings and then the columns query, document, grade (github.com/beir-cellar/beir, the wiki's page
+"Load your custom dataset"). As there, a document is its title and text, and a document that has the query's
+own id is not ranked for it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from converter.errors import SourceError
+from converter.evaluation.tasks.base import Collection, Metric, Retrieval, TaskType
+from converter.evaluation.tasks.cases import Record, read_records
+from converter.evaluation.tasks.fitting import texts_in_tokens
+from converter.evaluation.tasks.ranking import ndcg
+
+CORPUS, QUERIES, QRELS, TEST = "corpus.jsonl", "queries.jsonl", "qrels", "test.tsv"
+ID = "_id"
+
+
+@dataclass(frozen=True)
+class Beir(Retrieval):
+    """All judged queries against all documents, which are cut to each length."""
+
+    documents: Mapping[str, str]
+    """Id -> title and text; as for queries."""
+    queries: Mapping[str, str]
+    grades: Mapping[str, Mapping[str, int]]
+    """Id of a query -> id of a relevant document -> its grade, at least 1."""
+    name: str = "beir"
+    metric: Metric = "ndcg@10"
+
+    @classmethod
+    def read(cls, folder: Path) -> Beir:
+        """Reads a folder.
+
+        Raises:
+            SourceError: it is not such a folder, or a line of a file is wrong; the message names it.
+        """
+        for name in (CORPUS, QUERIES, QRELS):
+            if not (folder / name).exists():
+                raise SourceError(
+                    f"{folder} has no {name}; a folder in BEIR's format has {CORPUS}, {QUERIES} and "
+                    f"{QRELS}/{TEST}"
+                )
+        documents = _texts(folder / CORPUS, title=True)
+        queries = _texts(folder / QUERIES)
+        blank = [name for name, text in queries.items() if not text]
+        if blank:
+            raise SourceError(f"{QUERIES}: the query {blank[0]!r} is empty")
+        path = _judgements(folder / QRELS)
+        grades = _grades(path, queries, documents)
+        if not grades:
+            raise SourceError(f"{QRELS}/{path.name} has no document with a grade above 0")
+        return cls(documents, queries, grades)
+
+    def collections(
+        self,
+        tokenizer: Any,
+        lengths: Sequence[int],
+        count: int,
+        seed: int,
+    ) -> Mapping[int, Collection]:
+        """See ``Retrieval``; the first length to which no document must be cut ends the series.
+
+        All queries are asked, whatever ``count`` is, so that the value can be compared with others.
+        """
+        places = {name: place for place, name in enumerate(self.documents)}
+        queries = texts_in_tokens(tokenizer, [self.queries[name] for name in self.grades], max(lengths))
+        found: dict[int, Collection] = {}
+        for length in sorted(lengths):
+            documents = texts_in_tokens(tokenizer, list(self.documents.values()), length)
+            if found and documents == list(found[max(found)].documents):
+                break
+            found[length] = Collection(
+                queries=queries,
+                documents=documents,
+                relevant=[
+                    {places[document]: grade for document, grade in grades.items()}
+                    for grades in self.grades.values()
+                ],
+                left_out=[places.get(name) for name in self.grades],
+            )
+        return found
+
+    def score(self, ranked: Sequence[int], grades: Mapping[int, int]) -> float:
+        """See ``Retrieval``."""
+        return ndcg(ranked, grades)
+
+
+def _texts(path: Path, *, title: bool = False) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for record in read_records(path):
+        name = record.text(ID)
+        if name in found:
+            raise record.problem(ID, "an id that no other line has")
+        found[name] = _text(record, title=title)
+    return found
+
+
+def _text(record: Record, *, title: bool) -> str:
+    parts = [record.text("text")]
+    if title and record.values.get("title") is not None:
+        parts.insert(0, record.text("title"))
+    return " ".join(parts).strip()
+
+
+def _judgements(folder: Path) -> Path:
+    """The file of grades: of the test set, or the only one."""
+    files = sorted(folder.glob("*.tsv"))
+    if folder / TEST in files:
+        return folder / TEST
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "no .tsv file"
+        raise SourceError(f"{folder} has no {TEST} but {names}; leave the one file to use")
+    return files[0]
+
+
+def _grades(
+    path: Path, queries: Mapping[str, str], documents: Mapping[str, str]
+) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"cannot read {path}: {error}") from error
+    for number, row in enumerate(rows[1:], start=2):
+        where = f"{path.name}, line {number}"
+        if len(row) != 3 or not row[2].strip().lstrip("-").isdecimal():
+            raise SourceError(f"{where} is not a query, a document and a grade with tabs between them")
+        query, document, grade = row[0], row[1], int(row[2])
+        if query not in queries:
+            raise SourceError(f"{where}: {QUERIES} has no query {query!r}")
+        if document not in documents:
+            raise SourceError(f"{where}: {CORPUS} has no document {document!r}")
+        if grade > 0 and query != document:
+            found.setdefault(query, {})[document] = grade
+    return found
+
+
+TYPES = (
+    TaskType(
+        name="beir",
+        prompt="all queries of a folder in BEIR's format, `--beir DIR`; documents are cut to the length",
+        right="nDCG@10 of the documents by cosine",
+        origin="[BEIR](https://arxiv.org/abs/2104.08663), or you",
+        read=Beir.read,
+        file_help="A folder with corpus.jsonl, queries.jsonl and qrels/test.tsv.",
+        folder=True,
+        embeds=True,
+        tunes=True,
+    ),
+)

@@ -1,0 +1,192 @@
+"""LongEmbed's synthetic tasks: one document among many holds the answer to a short query.
+
+Zhu et al., "LongEmbed", 2024 (arXiv 2404.12096; github.com/dwzhu-pku/LongEmbed, README): for each length from
+256 to 32768 tokens, 50 queries and 100 documents, half of which answer none. Passkeys belong to persons, and
+the filler is the same in every document. A needle is a fact in an essay, and the query a question about it.
+The score is accuracy@1, which equals the published nDCG@1. The sentences here are this project's own, so
+values can be compared with each other but not with the published ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from converter.errors import UsageError
+from converter.evaluation.tasks.base import Collection, Ids, Metric, Retrieval, TaskType
+from converter.evaluation.tasks.drawing import depths, generator
+from converter.evaluation.tasks.facts import FACTS, SENTENCES
+from converter.evaluation.tasks.fitting import texts_in_tokens
+from converter.evaluation.tasks.ranking import first_is_relevant
+
+PER_QUERY = 2
+"""Documents per query, as published."""
+LONGEST = 1 << 24
+"""Tokens without a limit."""
+SLACK = 0.02
+"""Part of a length that a document may leave unused; to fill it to the last word would take longer."""
+TRIES = 20
+"""Most attempts to fit a document into a length."""
+_GIVEN = """
+Ada Bruno Clara Dario Edith Felix Greta Hugo Irene Jonas Karin Leo Mara Nils Olga Pablo Quentin Rosa Simon
+Tilda Ugo Vera Walter Xenia Yusuf Zoe
+"""
+_FAMILY = """
+Abbott Barlow Castell Dorn Ekman Farrow Gruber Hallam Ibsen Jarvis Keller Lindqvist Moreau Novak Ortega Pryce
+Quist Rossi Sandoval Thorne Ueda Vance Wexler Yates Zeller
+"""
+NAMES = [f"{given} {family}" for given in _GIVEN.split() for family in _FAMILY.split()]
+MEADOW = (
+    "The meadow is wide. A path leads to the river. Clouds pass over the hills. The mill has stopped. "
+    "Somebody left a gate open."
+)
+
+
+class LongEmbed(Retrieval):
+    """Documents of a length that hold one sentence each, and queries for half of these sentences."""
+
+    metric: Metric = "accuracy"
+
+    @abstractmethod
+    def pairs(self, chance: Random, count: int) -> list[tuple[str, str]]:
+        """Different queries, each with the sentence that answers it."""
+
+    @abstractmethod
+    def filler(self, chance: Random) -> Callable[[int], list[str]]:
+        """Number of words -> that many words of one document; more words begin like fewer."""
+
+    def collections(
+        self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
+    ) -> Mapping[int, Collection]:
+        """See ``Retrieval``; each document fills its length to within ``SLACK``."""
+        return {length: self._collection(tokenizer, length, count, seed) for length in lengths}
+
+    def score(self, ranked: Sequence[int], grades: Mapping[int, int]) -> float:
+        """See ``Retrieval``."""
+        return first_is_relevant(ranked, grades)
+
+    def _collection(self, tokenizer: Any, length: int, count: int, seed: int) -> Collection:
+        chance = generator(self.name, seed, length)
+        pairs = self.pairs(chance, PER_QUERY * count)
+        places = list(itertools.islice(depths(generator(self.name, seed, length, "depth")), len(pairs)))
+        queries = texts_in_tokens(tokenizer, [query for query, _ in pairs], LONGEST)
+        documents = []
+        words = length // 2
+        for (_, answer), place in zip(pairs, places, strict=True):
+            ids, words = self._document(tokenizer, answer, place, length, words, self.filler(chance))
+            documents.append(ids)
+        asked = len(pairs) // PER_QUERY
+        return Collection(
+            queries=queries[:asked],
+            documents=documents,
+            relevant=[{number: 1} for number in range(asked)],
+            depths=places[:asked],
+        )
+
+    def _document(
+        self,
+        tokenizer: Any,
+        answer: str,
+        depth: float,
+        length: int,
+        words: int,
+        filler: Callable[[int], list[str]],
+    ) -> tuple[Ids, int]:
+        """A document, and the words of filler in it; the search begins with ``words`` of them."""
+
+        def draft(words: int) -> Ids:
+            text = filler(words)
+            before = int(depth * words)
+            whole = " ".join([*text[:before], answer, *text[before:]])
+            return texts_in_tokens(tokenizer, [whole], LONGEST)[0]
+
+        bare = draft(0)
+        if len(bare) > length:
+            raise UsageError(
+                f"{self.name} does not fit into {length} tokens; give longer lengths (at least {len(bare)})"
+            )
+        best, fits = bare, 0
+        for _ in range(TRIES):
+            ids = draft(words)
+            if fits <= words and len(ids) <= length:
+                best, fits = ids, words
+                if length - len(ids) <= SLACK * length:
+                    break
+            per_word = max(1.0, (len(ids) - len(bare)) / max(1, words))
+            step = math.floor((length - len(ids)) / per_word)
+            if step == 0:
+                break
+            words = max(0, words + step)
+        return best, fits
+
+
+@dataclass(frozen=True)
+class Passkey(LongEmbed):
+    """Who has which passkey? Only the name tells the documents apart."""
+
+    name: str = "longembed_passkey"
+
+    def pairs(self, chance: Random, count: int) -> list[tuple[str, str]]:
+        """See ``LongEmbed``; there are not more than ``NAMES``."""
+        names = chance.sample(NAMES, min(count, len(NAMES)))
+        keys = ((name, chance.randrange(10_000, 100_000)) for name in names)
+        return [
+            (
+                f"What is the passkey of {name}?",
+                f"The passkey of {name} is {key}. Remember it. {key} is the passkey of {name}.",
+            )
+            for name, key in keys
+        ]
+
+    def filler(self, chance: Random) -> Callable[[int], list[str]]:
+        """See ``LongEmbed``; the same sentences again and again."""
+        return lambda words: list(itertools.islice(itertools.cycle(MEADOW.split()), words))
+
+
+@dataclass(frozen=True)
+class Needle(LongEmbed):
+    """A fact in an essay that is about other things."""
+
+    name: str = "longembed_needle"
+
+    def pairs(self, chance: Random, count: int) -> list[tuple[str, str]]:
+        """See ``LongEmbed``; there are not more than ``FACTS``."""
+        return chance.sample(FACTS, min(count, len(FACTS)))
+
+    def filler(self, chance: Random) -> Callable[[int], list[str]]:
+        """See ``LongEmbed``; the sentences in a new order in each round and document."""
+        drawing = Random(chance.random())
+        found: list[str] = []
+
+        def words(count: int) -> list[str]:
+            while len(found) < count:
+                for sentence in drawing.sample(SENTENCES, len(SENTENCES)):
+                    found.extend(sentence.split())
+            return found[:count]
+
+        return words
+
+
+TYPES = (
+    TaskType(
+        name="longembed_passkey",
+        prompt="whose passkey? 50 queries, 100 documents that differ in a name and a key",
+        right="the document comes first",
+        origin="[LongEmbed](https://arxiv.org/abs/2404.12096)",
+        generate=Passkey,
+        embeds=True,
+    ),
+    TaskType(
+        name="longembed_needle",
+        prompt="a question about a fact; 50 queries, 100 essays that hold one fact each",
+        right="the document comes first",
+        origin="LongEmbed",
+        generate=Needle,
+        embeds=True,
+    ),
+)

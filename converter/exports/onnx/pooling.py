@@ -1,0 +1,31 @@
+"""The pooling that a graph computes for ``--pooled``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from converter.errors import UnsupportedModel
+from converter.source.base import CONFIG
+from converter.source.pooling import Pooling, read_pooling
+from converter.source.sentence_transformers import MODULES
+
+INSTEAD = "export without --pooled and pool the hidden states as the model's card says"
+
+
+def graph_pooling(folder: Path) -> Pooling:
+    """How the graph of a repository makes one vector of a text.
+
+    Raises:
+        UnsupportedModel: the repository has no files for that, or they ask for what is not computed.
+        SourceError: one of the files is damaged.
+    """
+    try:
+        found = read_pooling(folder)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"--pooled: {error}; {INSTEAD}") from error
+    if found is None:
+        raise UnsupportedModel(
+            f"--pooled needs {MODULES} and 1_Pooling/{CONFIG} of sentence-transformers, which say how to "
+            f"pool, and the repository has no {MODULES}; add them, or {INSTEAD}"
+        )
+    return found

@@ -1,0 +1,54 @@
+"""The MLP that all families share, under the names of their checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+
+from converter.vllm_plugin.attention import Setup
+
+
+class MLP(nn.Module):
+    """``down(activation(up(x)))``, or ``down(activation(gate(x)) * up(x))``.
+
+    Args:
+        up, down, gate: names of the projections, as stored; None for an MLP without a gate.
+        width: between the projections.
+        bias: whether all of them have a bias.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        prefix: str,
+        up: str,
+        down: str,
+        width: int,
+        activation: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        bias: bool,
+        gate: str | None = None,
+    ):
+        super().__init__()
+        self.up, self.down, self.gate, self.activation = up, down, gate, activation
+        sizes = {up: (setup.config.hidden_size, width), down: (width, setup.config.hidden_size)}
+        if gate is not None:
+            sizes[gate] = sizes[up]
+        for name, size in sizes.items():
+            layer = RowParallelLinear if name == down else ColumnParallelLinear
+            quant = setup.quant_config
+            self.add_module(name, layer(*size, bias=bias, quant_config=quant, prefix=f"{prefix}.{name}"))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """From and to [T, hidden]."""
+        inner, _ = getattr(self, self.up)(hidden_states)
+        if self.gate is None:
+            inner = self.activation(inner)
+        else:
+            gate, _ = getattr(self, self.gate)(hidden_states)
+            inner = self.activation(gate) * inner
+        output, _ = getattr(self, self.down)(inner)
+        return output

@@ -1,0 +1,236 @@
+"""Show what scaling does to small encoders: train them, measure them, write the tables.
+
+    python examples/evidence_encoders.py            # train and measure what is missing; a quarter of an hour
+    python examples/evidence_encoders.py --tables    # write only the tables, from the stored results
+
+Models are kept in .evidence/, and results in examples/evidence/encoders.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pairs_task
+from evidence_design import EXAMPLES
+from evidence_measure import MODELS_FOLDER, kept, to_text
+from evidence_tables import markdown
+from text_task import read_corpus
+from train_encoders import TRAINED_LENGTH, Task
+
+from converter.evaluation.embeddings import embed, rank
+from converter.evaluation.evaluate import evaluate
+from converter.evaluation.hardware import choose
+from converter.evaluation.results import PERPLEXITY, Measurement, Results
+from converter.evaluation.statistics import compare, summarise
+from converter.evaluation.subject import open_subject
+from converter.evaluation.tasks.beir import Beir
+from converter.scaling.scaling import UNSCALED
+
+RESULTS = EXAMPLES / "evidence" / "encoders.json"
+DOCUMENT = EXAMPLES / "evidence" / "encoders.md"
+MULTIPLES = (1, 2, 4, 8, 16)
+LENGTHS = tuple(multiple * TRAINED_LENGTH for multiple in MULTIPLES)
+PAIRS = {128: 64, 256: 64, 512: 64, 1024: 64, 2048: 32}
+"""Queries, and documents, of each length."""
+WINDOWS = 12
+SCALE = 4.0
+NONE = str(UNSCALED)
+CHUNKS = f"none, chunks of {TRAINED_LENGTH} tokens averaged"
+SCALINGS: tuple[dict[str, Any], ...] = (
+    {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamics": ("length", "position")},
+    {"methods": ("by-parts",), "dynamics": ("length",)},
+    {"methods": ("linear",), "scales": (SCALE,)},
+)
+"""What every model gets, as arguments of ``evaluate``."""
+BLOCK = re.compile(
+    r"(?P<start><!-- encoders (?P<name>[a-z]+): [^\n]*-->\n).*?(?P<end><!-- end of encoders -->)", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """One of the trained models."""
+
+    task: Task
+    heads: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Its name in results."""
+        return f"{self.task}-{self.heads}-{self.seed}"
+
+
+MODELS = (
+    Model("pairs", 8, 0),
+    Model("pairs", 8, 1),
+    Model("pairs", 12, 0),
+    Model("masked", 8, 0),
+)
+
+
+def train(model: Model, models: Path) -> Path:
+    """Trains a missing model in a separate process; its folder."""
+    folder = models / model.name
+    if not folder.exists():
+        command = [sys.executable, str(EXAMPLES / "train_encoders.py"), "--task", model.task]
+        command += ["--heads", str(model.heads), "--seed", str(model.seed), "--out", str(folder)]
+        subprocess.run(command, check=True)
+    return folder
+
+
+def measure(model: Model, models: Path) -> Results:
+    """Measures a trained model under every scaling, and what chunks give."""
+    folder = train(model, models)
+    found: list[Results] = []
+    chunked: list[Measurement] = []
+    for arguments in SCALINGS:
+        if model.task == "masked":
+            text = models / "held-out.txt"
+            text.write_text(read_corpus().held_out, encoding="utf-8", newline="\n")
+            found.append(_run(folder, lengths=LENGTHS, text=[text], items=WINDOWS, **arguments))
+        else:
+            found += [
+                _run(folder, lengths=[length], tasks=[_pairs(models, length)], **arguments)
+                for length in LENGTHS
+            ]
+    if model.task == "pairs":
+        chunked = [in_chunks(folder, _pairs(models, length), length) for length in LENGTHS]
+    [about] = found[0].models.values()
+    about = {**about, **json.loads((folder / "training.json").read_text(encoding="utf-8"))}
+    measured = [each for results in found for each in results.measurements] + chunked
+    return Results(
+        [replace(each, model=model.name) for each in measured],
+        {model.name: about},
+        found[0].settings,
+        sum(results.seconds for results in found),
+    )
+
+
+def _run(folder: Path, **arguments: Any) -> Results:
+    return evaluate([folder], train_length=TRAINED_LENGTH, progress=sys.stderr.isatty(), **arguments)
+
+
+def _pairs(models: Path, length: int) -> Beir:
+    folder = models / f"pairs-{length}-tokens"
+    return Beir.read(pairs_task.write_beir(folder, pairs=PAIRS[length], length=length, seed=1000))
+
+
+def in_chunks(folder: Path, task: Beir, length: int) -> Measurement:
+    """What users do without scaling: a document's vector is the mean of its chunks' vectors."""
+    hardware = choose("cpu", "fp32", None)
+    with open_subject(folder, hardware, train_length=TRAINED_LENGTH) as subject:
+        model = subject.scaled(UNSCALED)
+        texts = task.collections(subject.tokenizer, [length], 0, 0)[length]
+        inside = TRAINED_LENGTH - 2  # <cls> and <sep> stand around each chunk
+        vectors = []
+        for document in texts.documents:
+            start, *words, end = document
+            parts = [(start, *words[at : at + inside], end) for at in range(0, len(words), inside)]
+            vectors.append(embed(model, subject.pooling, hardware, parts).mean(axis=0))
+        means = np.stack(vectors)
+        means /= np.linalg.norm(means, axis=1, keepdims=True)
+        ranked = rank(embed(model, subject.pooling, hardware, texts.queries), means, texts)
+        scores = tuple(map(task.score, ranked, texts.relevant))
+        value, low, high = summarise(task.metric, scores)
+        return Measurement(subject.name, CHUNKS, task.name, task.metric, length, scores, value, low, high)
+
+
+def joined(found: Sequence[Results]) -> Results:
+    """Joins the results of all models and compares each scaling with none."""
+    measurements = []
+    for results in found:
+        unscaled = {each.length: each.scores for each in results.measurements if each.scaling == NONE}
+        for each in results.measurements:
+            pair = compare(each.metric, each.scores, unscaled[each.length])
+            each = replace(each, comparison=None if each.scaling == NONE else pair)
+            measurements.append(replace(each, depths=(), positions=(), tokens_per_second=0.0))
+    return Results(
+        measurements,
+        {name: about for results in found for name, about in results.models.items()},
+        {**found[0].settings, "items": {"pairs": dict(PAIRS), "masked": WINDOWS}},
+        sum(results.seconds for results in found),
+    )
+
+
+def table(results: Results, task: str) -> str:
+    """A row for each scaling, with one number a model in each cell; a star marks a difference from none."""
+    names = [model.name for model in MODELS if model.task == task]
+    found = [each for each in results.measurements if each.model in names]
+
+    def cell(each: Measurement) -> str:
+        star = "*" if each.comparison is not None and each.comparison.significant else ""
+        if each.metric == PERPLEXITY:
+            return f"{each.value:.3f}{star}"
+        return f"{100 * each.value:.1f}{star}"
+
+    rows = [
+        [
+            scaling,
+            *(
+                " / ".join(cell(each) for each in found if (each.scaling, each.length) == (scaling, length))
+                for length in LENGTHS
+            ),
+        ]
+        for scaling in dict.fromkeys(each.scaling for each in found)
+    ]
+    what = "nDCG@10, %" if task == "pairs" else "perplexity of masked bytes"
+    return markdown([f"{what}: {' / '.join(names)}", *(f"{multiple}x" for multiple in MULTIPLES)], rows)
+
+
+def trained(results: Results) -> str:
+    """The trained models, and what training them cost."""
+    rows = [
+        [
+            name,
+            f"{about['layers']} layers, {about['heads']} heads, {about['parameters']:,} parameters",
+            str(about["steps"]),
+            f"{about['cpu_seconds']} s",
+        ]
+        for name, about in results.models.items()
+    ]
+    return markdown(["model", "shape", "steps", "CPU time"], rows)
+
+
+def with_tables(document: str, results: Results) -> str:
+    """The document with the tables between its markers replaced."""
+
+    def made(block: re.Match[str]) -> str:
+        name = block["name"]
+        text = trained(results) if name == "trained" else table(results, name)
+        return block["start"] + text + block["end"]
+
+    return BLOCK.sub(made, document)
+
+
+def main() -> None:
+    """Read the command line; train, measure and write."""
+    parser = argparse.ArgumentParser(description="Produce the evidence about encoders.")
+    parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
+    parser.add_argument("--tables", action="store_true", help="only rewrite the tables")
+    arguments = parser.parse_args()
+    if not arguments.tables:
+        arguments.models.mkdir(parents=True, exist_ok=True)
+        found = []
+        for model in MODELS:
+            print(model.name, flush=True)
+            stored = arguments.models / f"encoders-{model.name}.json"
+            found.append(kept(stored, partial(measure, model, arguments.models)))
+        RESULTS.write_text(to_text(joined(found)), encoding="utf-8")
+    results = Results.from_json(json.loads(RESULTS.read_text(encoding="utf-8")))
+    DOCUMENT.write_text(with_tables(DOCUMENT.read_text(encoding="utf-8"), results), encoding="utf-8")
+    print(DOCUMENT)
+
+
+if __name__ == "__main__":
+    main()

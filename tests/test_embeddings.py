@@ -1,0 +1,496 @@
+"""``eval`` and ``tune`` of encoders: embeddings, rankings and masked losses, against float64 references."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.metrics import ndcg_score
+
+from converter import convert
+from converter.errors import SourceError, UnsupportedModel, UsageError
+from converter.evaluation.agreement import MEASURES, agreement
+from converter.evaluation.candidates import candidates
+from converter.evaluation.embeddings import embed, rank
+from converter.evaluation.evaluate import evaluate
+from converter.evaluation.hardware import choose
+from converter.evaluation.masked import by_position, masked_positions, window_losses
+from converter.evaluation.perplexity import pieces, read_windows
+from converter.evaluation.pooling import pooling_of
+from converter.evaluation.results import PERPLEXITY
+from converter.evaluation.runner import masked_losses
+from converter.evaluation.subject import open_subject
+from converter.evaluation.tasks import make_task
+from converter.evaluation.tasks.base import Collection
+from converter.evaluation.tasks.beir import Beir
+from converter.evaluation.tasks.ranking import CUTOFF, ndcg
+from converter.evaluation.tune import tune
+from converter.scaling.request import RAMP
+from converter.scaling.scaling import UNSCALED, Dynamic, Static
+from converter.source.pooling import Pooling
+from tests import tiny
+from tests.conftest import Run, edit_json
+from tests.patched import config_of
+from tests.reference import ENCODERS as REFERENCES
+
+CPU = choose("cpu", "fp32", None)
+TRAINED = 24
+MASK = "w5"
+TEXTS = [
+    " ".join(f"w{4 + (7 * index * (row + 3)) % 93}" for index in range(length))
+    for row, length in enumerate((30, 3, 17, 1))
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A MosaicBERT with a head that predicts masked tokens, and a tokenizer with a mask."""
+    folder = tiny.ENCODERS["mosaic_bert"](tmp_path / "source", 4)
+    edit_json(folder / "tokenizer_config.json", {"mask_token": MASK})
+    return folder
+
+
+def text_file(path: Path, tokens: int = 400) -> Path:
+    path.write_text(" ".join(f"w{6 + (index * index * 7) % 90}" for index in range(tokens)))
+    return path
+
+
+def beir(folder: Path, documents: int = 30) -> Path:
+    """A folder in BEIR's format: query q asks for documents q (grade 2) and q + 1 (grade 1)."""
+    (folder / "qrels").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"w{word}" for word in rng.integers(6, 97, 40)) for _ in range(documents)]
+    corpus = [{"_id": f"d{n}", "title": f"w{6 + n}", "text": text} for n, text in enumerate(texts)]
+    queries = [{"_id": f"q{n}", "text": " ".join(text.split()[:5])} for n, text in enumerate(texts[:8])]
+    for name, rows in (("corpus", corpus), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    grades = [f"q{n}\td{n + more}\t{2 - more}\n" for n in range(8) for more in (0, 1)]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(grades))
+    return folder
+
+
+# Scores
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30).filter(any), st.randoms())
+def test_ndcg_is_scikit_learn_s(grades: list[int], chance: Any) -> None:
+    ranked = list(range(len(grades)))
+    chance.shuffle(ranked)
+    scores = np.empty(len(grades))
+    scores[ranked] = -np.arange(len(grades))
+    found = ndcg(ranked[:CUTOFF], {place: grade for place, grade in enumerate(grades) if grade})
+    expected = 1.0 if len(grades) == 1 else ndcg_score([grades], [scores], k=CUTOFF)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_ndcg_by_hand() -> None:
+    # A grade of 1 at rank 2, where a grade of 3 at rank 1 and that one at rank 2 would be best.
+    assert ndcg([9, 4, 8], {4: 1, 5: 3}) == pytest.approx((1 / np.log2(3)) / (3 + 1 / np.log2(3)))
+
+
+@given(st.integers(1, 12), st.integers(1, 40), st.randoms())
+def test_a_ranking_is_that_of_a_full_sort(queries: int, documents: int, chance: Any) -> None:
+    rng = np.random.default_rng(chance.randrange(2**32))
+    left, right = (rng.integers(-2, 3, (count, 3)).astype(np.float32) for count in (queries, documents))
+    relevant = [{int(each): 1 for each in rng.integers(0, documents, 2)} for _ in range(queries)]
+    own = [int(rng.integers(documents)) if rng.random() < 0.5 else None for _ in range(queries)]
+    found = rank(left, right, Collection([()] * queries, [()] * documents, relevant, own))
+    for row, ranked in enumerate(found):
+        places = [place for place in range(documents) if place != own[row]]
+        places.sort(key=lambda place: (-float(left[row] @ right[place]), place in relevant[row], place))
+        assert ranked == places[:CUTOFF]
+
+
+def test_a_model_that_says_the_same_of_everything_finds_nothing() -> None:
+    texts = Collection([(1,)] * 3, [(1,)] * 20, [{number: 1} for number in range(3)])
+    for value in (1.0, np.nan):
+        vectors = np.full((20, 4), value, dtype=np.float32)
+        for ranked, grades in zip(rank(vectors[:3], vectors, texts), texts.relevant, strict=True):
+            assert not {*ranked} & {*grades}
+
+
+def test_a_part_of_a_collection_keeps_what_is_relevant() -> None:
+    whole = Collection(
+        queries=[(query,) for query in range(10)],
+        documents=[(document,) for document in range(40)],
+        relevant=[{query: 1, 39 - query: 2} for query in range(10)],
+        left_out=[query + 1 for query in range(10)],
+        depths=[query / 10 for query in range(10)],
+    )
+    part = whole.part(2, 5)
+    assert list(part.queries) == [(2,), (3,), (4,)]
+    assert list(part.depths) == [0.2, 0.3, 0.4]
+    for row, grades in enumerate(part.relevant):
+        assert {part.documents[place][0]: grade for place, grade in grades.items()} == whole.relevant[row + 2]
+    assert [None if each is None else part.documents[each][0] for each in part.left_out] == [3, 4, None]
+    assert len(part.documents) == 6 + 3 * 2  # twenty documents answer nothing: two for each query
+    other = {each for each in whole.part(5, 8).documents if 10 <= each[0] < 30}
+    assert not other & {*part.documents}
+    assert list(whole.part(8, 99).queries) == [(8,), (9,)]
+
+
+# Embeddings
+
+
+@pytest.mark.parametrize("family", ["jina_bert", "mosaic_bert"])
+@pytest.mark.parametrize("modes", [("mean",), ("cls",), ("max",), ("lasttoken", "weightedmean")])
+def test_embeddings_are_the_reference_s(family: str, modes: tuple[str, ...], tmp_path: Path) -> None:
+    folder = tiny.ENCODERS[family](tmp_path / "source", 12, head="Model")
+    scaling = Dynamic("ntk", "length", 1.0, TRAINED)
+    convert(folder, tmp_path / "out", method="ntk", dynamic="length", train_length=TRAINED)
+    config, (_, tensors) = config_of(tmp_path / "out"), tiny.read(tmp_path / "out")
+    with open_subject(folder, CPU, train_length=TRAINED) as subject:
+        ids = [tuple(subject.tokenizer(text)["input_ids"]) for text in TEXTS]
+        advanced: list[int] = []
+        pooling = Pooling(modes, normalised=False)
+        found = embed(subject.scaled(scaling), pooling, choose("cpu", "fp32", 2), ids, advanced.append)
+    assert sum(advanced) == sum(map(len, ids))
+    for row, text in enumerate(ids):
+        hidden = REFERENCES[family].trunk(config, tensors, np.array([text]), None).hidden[0]
+        vectors = {
+            "mean": hidden.mean(axis=0),
+            "cls": hidden[0],
+            "max": hidden.max(axis=0),
+            "lasttoken": hidden[-1],
+            "weightedmean": np.average(hidden, axis=0, weights=range(1, len(hidden) + 1)),
+        }
+        vector = np.concatenate([vectors[mode] for mode in modes])
+        assert np.abs(found[row] - vector / np.linalg.norm(vector)).max() < 1e-5
+
+
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config_sentence_transformers.json", {"prompts": {"query": "find: "}}, "puts prompts before texts"),
+        ("config_sentence_transformers.json", {"similarity_fn_name": "dot"}, "scores by dot"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "lower-cases"),
+        ("modules.json", [*MODULES, {"type": "sentence_transformers.models.Dense", "path": "3"}], "Dense"),
+    ],
+)
+def test_embeddings_that_are_made_otherwise_are_refused(
+    file: str, content: Any, message: str, tmp_path: Path
+) -> None:
+    assert pooling_of(tmp_path) == Pooling(("mean",), normalised=False)
+    (tmp_path / "modules.json").write_text(json.dumps(MODULES))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {"query": ""}}')
+    assert pooling_of(tmp_path) == Pooling(("mean",), normalised=True)
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(UnsupportedModel, match=message):
+        pooling_of(tmp_path)
+
+
+def test_a_folder_of_beir_gets_the_ndcg_of_the_reference_s_vectors(tmp_path: Path) -> None:
+    """nDCG@10 from float64 vectors by scikit-learn; and pooling by the first token, as the source says."""
+    folder = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, head="Model")
+    (folder / "1_Pooling").mkdir()
+    (folder / "modules.json").write_text(json.dumps(MODULES[:2]))
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    task = Beir.read(beir(tmp_path / "beir"))
+    scalings: dict[str, Any] = {"methods": ["none", "ntk"], "scales": [4]}
+    lengths = [20, 40, 80, 160]
+    results = evaluate([folder], tasks=[task], lengths=lengths, train_length=TRAINED, **scalings)
+    # A document has 42 tokens, so it is cut to 20 and to 40, and 80 is the last length.
+    assert [(each.scaling, each.length) for each in results.measurements][:3] == [
+        ("none", 20),
+        ("none", 40),
+        ("none", 80),
+    ]
+    assert {each.metric for each in results.measurements} == {"ndcg@10"}
+    convert(folder, tmp_path / "out", method="ntk", scale=4, train_length=TRAINED)
+    config, (_, tensors) = config_of(tmp_path / "out"), tiny.read(tmp_path / "out")
+
+    def vectors(texts: list[str], length: int) -> NDArray[np.float64]:
+        ids = [[tiny.START, *(int(word[1:]) for word in text.split())][:length] for text in texts]
+        trunk = REFERENCES["jina_bert"].trunk
+        found = [trunk(config, tensors, np.array([row]), None).hidden[0, 0] for row in ids]
+        return np.stack([vector / np.linalg.norm(vector) for vector in found])
+
+    similar = vectors(list(task.queries.values()), 80) @ vectors(list(task.documents.values()), 40).T
+    relevant = np.zeros_like(similar)
+    for row in range(8):
+        relevant[row, [row, row + 1]] = 2, 1
+    [measured] = [each for each in results.measurements if (each.scaling[:3], each.length) == ("ntk", 40)]
+    expected = [ndcg_score(relevant[[row]], similar[[row]], k=10) for row in range(8)]
+    assert measured.scores == pytest.approx(expected, abs=1e-6)
+    assert measured.comparison is not None
+
+
+@pytest.mark.parametrize("name", ["longembed_passkey", "longembed_needle"])
+def test_documents_fill_their_length_and_one_holds_the_answer(name: str, source: Path) -> None:
+    with open_subject(source, CPU, train_length=TRAINED) as subject:
+        # Every character is a token, so that what the documents say can be read.
+        def tokenizer(texts: list[str], **_: Any) -> dict[str, Any]:
+            return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+
+        task = make_task(name)
+        found = task.collections(tokenizer, [400, 2000], 12, 0)
+        assert task.collections(tokenizer, [400], 12, 0)[400] == found[400]
+        assert task.collections(tokenizer, [400], 12, 1)[400] != found[400]
+        assert len(task.collections(subject.tokenizer, [64], 3, 0)[64].documents) == 6
+    for length, texts in found.items():
+        assert (len(texts.queries), len(texts.documents)) == (12, 24)
+        assert all(0.95 * length < len(document) <= length for document in texts.documents)
+        assert len(set(texts.documents)) == 24
+        asked = ["".join(map(chr, query)) for query in texts.queries]
+        assert len(set(asked)) == 12
+        if name == "longembed_passkey":
+            written = ["".join(map(chr, document)) for document in texts.documents]
+            for row, query in enumerate(asked):
+                person = query.removeprefix("What is the passkey of ").removesuffix("?")
+                assert [place for place, text in enumerate(written) if person in text] == [row]
+    with pytest.raises(UsageError, match=f"{name} does not fit into 5 tokens"):
+        task.collections(tokenizer, [5], 2, 0)
+
+
+# Masked tokens
+
+
+def test_masked_losses_are_the_reference_s(source: Path, tmp_path: Path) -> None:
+    _, tensors = tiny.read(source)
+    with open_subject(source, CPU, train_length=TRAINED) as subject:
+        windows = read_windows(subject.tokenizer, [text_file(tmp_path / "text")], 96, 3)
+        chosen, mask = masked_positions(windows), subject.mask
+        assert mask == int(MASK[1:])
+        model = subject.scaled(UNSCALED)
+        for length in (96, 24):
+            cut, hidden = pieces(windows, length), pieces(chosen, length)
+            found = masked_losses(model, CPU, cut, hidden, mask)
+            logits = REFERENCES["mosaic_bert"].logits(
+                tiny.read(source)[0], tensors, np.where(hidden, mask, cut), None
+            )
+            top = logits.max(axis=-1, keepdims=True)
+            shares = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+            expected = -np.take_along_axis(shares, cut[..., None], axis=-1)[..., 0] * hidden
+            assert np.abs(found - expected).max() < 1e-4
+            means = [expected.reshape(3, -1)[row].sum() / chosen[row].sum() for row in range(3)]
+            assert window_losses(found, hidden, 3) == pytest.approx(means, rel=1e-5)
+
+
+@given(st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_the_same_tokens_are_masked_whatever_else_is_read(length: int, seed: int) -> None:
+    windows = np.random.default_rng(seed).integers(0, 1000, (4, length))
+    chosen = masked_positions(windows)
+    assert chosen.any(axis=1).all()
+    assert np.array_equal(masked_positions(windows[2:]), chosen[2:])
+    losses = np.where(chosen, windows.astype(float), 0.0)
+    buckets = by_position(losses, chosen)
+    total = sum(each.loss * chosen[:, each.start : each.end].sum() for each in buckets)
+    assert total == pytest.approx(losses.sum())
+    # 15 % of many tokens
+    assert abs(masked_positions(np.arange(20000)[None]).mean() - 0.15) < 0.01
+
+
+def test_the_sequences_of_a_fasta_file(tmp_path: Path) -> None:
+    class Letters:
+        def __call__(self, text: str, **_: Any) -> dict[str, Any]:
+            return {"input_ids": [ord(letter) for letter in text]}
+
+    path = tmp_path / "genome.fa"
+    path.write_text(">one | first\nacgt\nACGN\n\n>two\nTT\n>three\n>four\nG-A*\n")
+    [window] = read_windows(Letters(), [path], 14, 9)
+    assert "".join(map(chr, window)) == "ACGTACGNTTG-A*"
+    for content, message in (
+        ("ACGT\n", "line 1 has no header"),
+        (">one\nACGT\nplain text, not a sequence\n", "line 3 has characters that no sequence has"),
+    ):
+        path.write_text(content)
+        with pytest.raises(UsageError, match=message):
+            read_windows(Letters(), [path], 2, 1)
+
+
+# Neighbours
+
+
+def test_neighbours_by_hand() -> None:
+    angles = np.linspace(0, np.pi, 14)
+    before = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    assert agreement(before, before) == (
+        (1.0,) * 14,
+        (1.0,) * 14,
+        pytest.approx((1.0,) * 14),
+    )
+    after = before.copy()
+    after[0] = before[13]
+    same, ten, cosine = agreement(after, before)
+    assert (same[0], cosine[0]) == (0.0, 0.0)  # opposite vectors
+    assert ten[0] == pytest.approx(7 / 10)  # neighbours 1 to 10 before, 13 to 4 after
+    assert same[6] == 1.0
+
+
+def test_an_index_stays_valid_where_nothing_is_scaled(
+    source: Path, tmp_path: Path, run: Callable[..., Run]
+) -> None:
+    path = beir(tmp_path / "beir") / "corpus.jsonl"
+    options = ("--train-length", TRAINED, "--tasks", "neighbours", "--neighbours", path, "--json")
+    scalings = ("--methods", "none,ntk", "--scales", "8", "--dynamic", "length")
+    done = run("eval", source, *options, *scalings)
+    assert done.code == 0, done.err
+    found = {(each["task"], each["scaling"]): each for each in json.loads(done.out)["measurements"]}
+    assert {task for task, _ in found} == {*MEASURES}
+    assert {each["length"] for each in found.values()} == {TRAINED}  # texts of 40 words are cut
+    for measure in MEASURES:
+        assert found[measure, f"ntk, length-dynamic, rate 1 from {TRAINED} tokens"]["value"] > 0.9999
+    assert 0.5 < found["cosine", "ntk, factor 8"]["value"] < 0.9999
+
+
+# The commands
+
+
+def test_eval_measures_what_fits_an_encoder(source: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+    text = text_file(tmp_path / "text")
+    options = ("--text", text, "--lengths", "48,96", "--items", 3, "--train-length", TRAINED, "--json")
+    done = run("eval", source, "--methods", "none,ntk", "--scales", 4, *options)
+    assert done.code == 0, done.err
+    results = json.loads(done.out)
+    found = {(each["task"], each["scaling"], each["length"]): each for each in results["measurements"]}
+    assert {task for task, _, _ in found} == {"longembed_passkey", "longembed_needle", PERPLEXITY}
+    assert len(found) == 3 * 2 * 2
+    assert results["models"]["source"]["predicts"] == "masked tokens"
+    assert found[PERPLEXITY, "ntk, factor 4", 96]["comparison"]["p"] <= 1
+    printed = run("eval", source, *options[:-1], "--tasks", PERPLEXITY).out
+    assert "perplexity of masked tokens" in printed
+
+
+def test_tune_of_an_encoder(source: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+    task = Beir.read(beir(tmp_path / "beir"))
+    text = text_file(tmp_path / "text")
+    found = tune(source, 48, tasks=[task], text=[text], minutes=0.001, train_length=TRAINED)
+    tried = [each.scaling for each in found.candidates]
+    assert tried[:2] == [UNSCALED, Dynamic("ntk", "length", 1.0, TRAINED)]
+    # Half of the eight queries choose, in one round; the others measure.
+    assert all(len(each.scores) == 4 and each.losses for each in found.candidates)
+    assert {(each.task, each.length) for each in found.curve.measurements} == {
+        (task, length) for task in ("beir", PERPLEXITY) for length in (24, 48)
+    }
+    assert (found.command is None) == (found.advice == UNSCALED)
+    options = ("--target-length", 48, "--minutes", 0.001, "--train-length", TRAINED)
+    done = run("tune", source, *options, "--tasks", "longembed_needle")
+    assert done.code == 0, done.err
+    assert "retrieval" in done.out
+
+
+def test_encoders_are_tried_with_length_dynamic_scalings_too() -> None:
+    found = candidates(64, 256, RAMP, lambda _: None, decoder=False)
+    kinds = [each.dynamic for each in found if isinstance(each, Dynamic)]
+    assert kinds == ["length"] * 4 + ["position"] * 4
+    assert found[-1] == Static("linear", 4.0)
+
+
+def test_embeddings_need_no_head(source: Path, tmp_path: Path) -> None:
+    bare = tiny.ENCODERS["jina_bert"](tmp_path / "bare", 4, head="Model")
+    # As Jina's own repositories: the config names a head that is not stored.
+    edit_json(bare / "config.json", {"architectures": ["JinaBertForMaskedLM"]})
+    task = make_task("longembed_needle")
+    for folder in (bare, source):
+        results = evaluate([folder], tasks=[task], lengths=[48], items=2, train_length=TRAINED)
+        assert [each.items for each in results.measurements] == [2]
+    with pytest.raises(UnsupportedModel, match="bare has no head that predicts masked tokens"):
+        evaluate([bare], text=[text_file(tmp_path / "text")], lengths=[48], train_length=TRAINED)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "code"),
+    [
+        (("DECODER", "--tasks", "longembed_needle"), "is for encoders, and decoder is not one", 2),
+        (("DECODER", "--beir", "BEIR"), "the task beir is for encoders", 2),
+        (("SOURCE", "--tasks", "passkey"), "source is an encoder and generates no text, which the task", 2),
+        (("CLASSIFIER",), "neither embeds texts nor predicts masked tokens", 1),
+        (("COLBERT",), "neither embeds texts nor predicts masked tokens", 1),
+        (("BARE", "--text", "TEXT"), "has no head that predicts masked tokens", 1),
+        (("SOURCE", "--beir", "NO QRELS"), "has no qrels", 1),
+        (("SOURCE", "--tasks", "beir"), "the task beir is read from a folder", 2),
+        (("SOURCE", "--neighbours", "FEW"), "has 2 texts; give at least 12", 1),
+        (("SOURCE", "--tasks", "perplexity", "--text", "FASTA"), "is not FASTA: line 1", 2),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    words: tuple[str, ...],
+    message: str,
+    code: int,
+    source: Path,
+    tmp_path: Path,
+    refused: Callable[..., str],
+) -> None:
+    jina = tiny.ENCODERS["jina_bert"]
+    places: dict[str, Callable[[], Path]] = {
+        "SOURCE": lambda: source,
+        "DECODER": lambda: tiny.FACTORIES["bloom"](tmp_path / "decoder", 4),
+        "CLASSIFIER": lambda: jina(tmp_path / "classifier", 4, head="SequenceClassification"),
+        "COLBERT": lambda: jina(tmp_path / "colbert", 4, head="ColBERT"),
+        "BARE": lambda: jina(tmp_path / "bare", 4, head="Model"),
+        "TEXT": lambda: text_file(tmp_path / "text"),
+        "BEIR": lambda: beir(tmp_path / "beir"),
+        "NO QRELS": lambda: without_grades(beir(tmp_path / "beir")),
+        "FEW": lambda: written(tmp_path / "few.jsonl", '{"text": "w7"}\n' * 2),
+        "FASTA": lambda: written(tmp_path / "genome.fasta", "no sequence"),
+    }
+    found = [places[word]() if word in places else word for word in words]
+    options = ("--lengths", 48, "--train-length", TRAINED)
+    assert message in refused("eval", *found, *options, code=code)
+
+
+def without_grades(folder: Path) -> Path:
+    shutil.rmtree(folder / "qrels")
+    return folder
+
+
+def written(path: Path, content: str) -> Path:
+    path.write_text(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("queries.jsonl", '{"_id": "q0", "text": " "}\n', "the query 'q0' is empty"),
+        ("queries.jsonl", '{"_id": "q0"}\n', "'text' is missing"),
+        ("queries.jsonl", '{"_id": "q0", "text": "a"}\n' * 2, "line 2: '_id' is 'q0'"),
+        ("corpus.jsonl", "", "corpus.jsonl is empty"),
+        ("qrels/test.tsv", "a\tb\tc\nq0 d0 1\n", "line 2 is not a query, a document and a grade"),
+        ("qrels/test.tsv", "a\tb\tc\nq0\td0\tgood\n", "line 2 is not a query"),
+        ("qrels/test.tsv", "a\tb\tc\nq99\td0\t1\n", "queries.jsonl has no query 'q99'"),
+        ("qrels/test.tsv", "a\tb\tc\nq0\td99\t1\n", "corpus.jsonl has no document 'd99'"),
+        ("qrels/test.tsv", "a\tb\tc\nq0\td0\t0\n", "has no document with a grade above 0"),
+        ("qrels/test.tsv", None, "has no test.tsv but no .tsv file"),
+    ],
+)
+def test_damaged_folders_are_refused(file: str, content: str | None, message: str, tmp_path: Path) -> None:
+    folder = beir(tmp_path / "beir")
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content)
+    with pytest.raises(SourceError) as caught:
+        Beir.read(folder)
+    assert message in str(caught.value)
+
+
+def test_a_query_is_not_its_own_answer(tmp_path: Path) -> None:
+    folder = beir(tmp_path / "beir")
+    (folder / "qrels" / "test.tsv").rename(folder / "qrels" / "dev.tsv")
+    text = (folder / "queries.jsonl").read_text().replace('"q0"', '"d0"')
+    (folder / "queries.jsonl").write_text(text)
+    grades = (folder / "qrels" / "dev.tsv").read_text().replace("q0\t", "d0\t")
+    (folder / "qrels" / "dev.tsv").write_text(grades)
+    task = Beir.read(folder)
+    assert task.grades["d0"] == {"d1": 1}
+    found = task.collections(lambda texts, **_: {"input_ids": [[1] for _ in texts]}, [9], 1, 0)[9]
+    assert list(found.left_out) == [0] + [None] * 7
+    assert len(found.queries) == 8

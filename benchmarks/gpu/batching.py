@@ -14,10 +14,10 @@ from torch_speed import factor, number
 
 from gpu.document import Document
 from gpu.models import STOCK, Side, available, load, repositories
+from gpu.prompts import Prompts, asked, said
 from gpu.settings import BLOOM, Settings, shared
 
 TITLE = "throughput of generation, padded and in continuous batches"
-Prompts = Sequence[list[int]]
 ROWS = 16
 """Rows that ``generate`` gets at once, and prompts that are compared in float32."""
 EQUAL = 0.9
@@ -40,31 +40,23 @@ WAYS = (
     Way("sdpa, ntk by position, generate_batch", "position", "sdpa", exact=True, continuous=True),
 )
 INTRO = """\
-{geometry}, bfloat16, random weights. {count} prompts of {shortest} to {longest} tokens ({total} in all),
-{new} new tokens each, greedy. `generate` gets {rows} rows at a time, in the given order and padded on the
-left; `generate_batch` gets all of them. Factors are to the first line. *Same in float32*: for {rows}
-prompts, the share of the new tokens that are those of the first line."""
+{geometry}, bfloat16, random weights. {prompts} `generate` gets {rows} rows at a time, in the given order and
+padded on the left; `generate_batch` gets all of them. Factors are to the first line. *Same in float32*: for
+{rows} prompts, the share of the new tokens that are those of the first line."""
 HEAD = ["way", "s", "new tokens / s", "all tokens / s", "factor", "same in float32"]
 
 
 def run(settings: Settings, document: Document) -> None:
     geometry = settings.geometry(BLOOM)
-    count, longest, new = settings.size((64, 2048, 128), (6, 24, 4))
-    prompts = make_prompts(count, longest, geometry.vocabulary)
-    lengths = [len(prompt) for prompt in prompts]
+    prompts, new = asked(settings, geometry)
+    answered, read = len(prompts) * new, sum(map(len, prompts))
     document.intro = INTRO.format(
-        geometry=geometry.said(),
-        count=count,
-        shortest=min(lengths),
-        longest=max(lengths),
-        total=sum(lengths),
-        new=new,
-        rows=min(ROWS, count),
+        geometry=geometry.said(), prompts=said(prompts, new), rows=min(ROWS, len(prompts))
     )
     table: list[list[str]] = []
     expected: list[list[int]] = []
     first: float | None = None
-    with repositories(settings, geometry, longest + new) as setup:
+    with repositories(settings, geometry, max(map(len, prompts)) + new) as setup:
         for way, until in shared(available(document, setup, WAYS), settings.until):
             try:
                 model = load(setup, way)
@@ -88,16 +80,9 @@ def run(settings: Settings, document: Document) -> None:
                 model = None
                 torch_speed.release()
             first = first or taken
-            speeds = [number(count * new / taken), number((sum(lengths) + count * new) / taken)]
+            speeds = [number(answered / taken), number((read + answered) / taken)]
             table.append([way.name, number(taken), *speeds, factor(first, taken) if table else "-", same])
             document.put("Throughput", report.table(HEAD, table))
-
-
-def make_prompts(count: int, longest: int, vocabulary: int) -> list[list[int]]:
-    """Random prompts of random lengths; many are short and few are long."""
-    random = torch.Generator().manual_seed(0)
-    lengths = (longest * torch.rand(count, generator=random) ** 2).long().clamp(min=max(1, longest // 32))
-    return [torch.randint(1, vocabulary, (length,), generator=random).tolist() for length in lengths.tolist()]
 
 
 def timed(setup: torch_speed.Setup, model: Any, way: Way, prompts: Prompts, new: int) -> float:

@@ -15,9 +15,9 @@ import torch_speed
 from torch_speed import fresh, number
 
 from gpu.attention import ROUNDING
-from gpu.batching import Prompts, make_prompts
 from gpu.document import Document
 from gpu.models import Variant, repositories
+from gpu.prompts import Prompts, asked, said
 from gpu.settings import BLOOM, Settings, shared
 
 TITLE = "converted models in vLLM"
@@ -28,10 +28,10 @@ COMPARED = 8
 LIKELIEST = 20
 """How many tokens are compared for each."""
 INTRO = f"""\
-{{geometry}}, bfloat16, random weights, not compiled. {{count}} prompts of {{shortest}} to {{longest}} tokens
-({{total}} in all), {{new}} new tokens each, greedy. *Difference*: of the log-probabilities of the {LIKELIEST}
-likeliest tokens after a prompt, the largest one to transformers in float32; *transformers*: that of its own
-bfloat16. With slopes, the backend {REFUSED} must be refused, because it ignores them."""
+{{geometry}}, bfloat16, random weights, not compiled. {{prompts}} *Difference*: of the log-probabilities
+of the {LIKELIEST} likeliest tokens after a prompt, the largest one to transformers in float32;
+*transformers*: that of its own bfloat16. With slopes, the backend {REFUSED} must be refused, because it
+ignores them."""
 HEAD = ["scaling", "backend", "s", "new tokens / s", "difference", "transformers"]
 LogProbs = list[dict[int, float]]
 """For each prompt: token id -> log-probability of the likeliest next tokens."""
@@ -43,20 +43,11 @@ def run(settings: Settings, document: Document) -> None:
         document.skip("everything", lacking)
         return
     geometry = settings.geometry(BLOOM)
-    count, longest, new = settings.size((64, 2048, 128), (6, 24, 4))
     backends = settings.size(BACKENDS, ("CPU_ATTN",))
-    prompts = make_prompts(count, longest, geometry.vocabulary)
-    lengths = [len(prompt) for prompt in prompts]
-    document.intro = INTRO.format(
-        geometry=geometry.said(),
-        count=count,
-        shortest=min(lengths),
-        longest=max(lengths),
-        total=sum(lengths),
-        new=new,
-    )
+    prompts, new = asked(settings, geometry)
+    document.intro = INTRO.format(geometry=geometry.said(), prompts=said(prompts, new))
     rows: list[list[str]] = []
-    with repositories(settings, geometry, longest + new, tuple(VARIANTS)) as setup:
+    with repositories(settings, geometry, max(map(len, prompts)) + new, tuple(VARIANTS)) as setup:
         for variant, until in shared([*VARIANTS], settings.until):
             expected = fresh(log_probs, setup, variant, "float32", prompts[:COMPARED])
             own = difference(expected, fresh(log_probs, setup, variant, "bfloat16", prompts[:COMPARED]))
@@ -75,7 +66,7 @@ def run(settings: Settings, document: Document) -> None:
                     document.fail(
                         name, f"log-probabilities differ by {moved:.2g}, transformers' by {own:.2g}"
                     )
-                speed = number(count * new / taken)
+                speed = number(len(prompts) * new / taken)
                 rows.append([VARIANTS[variant], backend, number(taken), speed, f"{moved:.2g}", f"{own:.2g}"])
                 document.put("Throughput", report.table(HEAD, rows, texts=2))
         if not settings.trial:

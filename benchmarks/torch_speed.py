@@ -438,7 +438,7 @@ def integers(_: click.Context, __: click.Parameter, value: str | None) -> list[i
     "--cached", callback=integers, help="Cached tokens when decoding.  [512,4096,8192; cuda: 32768]"
 )
 @click.option("--threads", default=1, show_default=True, help="Threads of torch on the CPU.")
-@click.option("--repeats", default=3, show_default=True, help="Turns of each side.")
+@click.option("--repeats", default=9, show_default=True, help="Turns of each side.")
 @click.option("--seconds", default=120.0, show_default=True, help="Start no new turn of a length after this.")
 @click.option("--memory/--no-memory", default=True, help="Measure the memory of prompts.")
 @click.option(

@@ -65,6 +65,14 @@ class Setup:
         return self.vllm_config.quant_config
 
     @property
+    def as_stored(self) -> bool:
+        """Whether fused projections keep the checkpoint's order, which is that of adapters.
+
+        Without adapters, all queries come first, then all keys, all values: nothing is copied to attend.
+        """
+        return self.vllm_config.lora_config is not None
+
+    @property
     def own_heads(self) -> slice:
         """This process's query heads; vLLM has checked that they can be divided."""
         heads = self.config.num_attention_heads // get_tensor_model_parallel_world_size()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -52,3 +53,11 @@ class MLP(nn.Module):
             inner = self.activation(gate) * inner
         output, _ = getattr(self, self.down)(inner)
         return output
+
+
+def gelu(states: torch.Tensor) -> torch.Tensor:
+    """GELU by its tanh approximation, 0.5 x (1 + tanh(u)), of any shape and dtype."""
+    if not torch.compiler.is_compiling():
+        return F.gelu(states, approximate="tanh")
+    # The same function, x * sigmoid(2u). On a CPU, a compiled tanh takes three times as long.
+    return states * torch.sigmoid(1.5957691216057308 * (states + 0.044715 * states**3))

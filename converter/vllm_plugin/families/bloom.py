@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from vllm.config import VllmConfig
 
 from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
-from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
-from converter.vllm_plugin.mlp import MLP
+from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, queries_first
+from converter.vllm_plugin.mlp import MLP, gelu
 from converter.vllm_plugin.templates.ntk_alibi import Alibi, stock_slopes
 
 
@@ -25,7 +24,13 @@ class BloomLayer(nn.Module):
         super().__init__()
         self.input_layernorm = layer_norm(setup.config)
         self.self_attention = SelfAttention(
-            setup, layer, f"{prefix}.self_attention", "query_key_value", "dense", bias=True, by_head=True
+            setup,
+            layer,
+            f"{prefix}.self_attention",
+            "query_key_value",
+            "dense",
+            bias=True,
+            by_head=setup.as_stored,
         )
         self.post_attention_layernorm = layer_norm(setup.config)
         self.mlp = MLP(
@@ -34,7 +39,7 @@ class BloomLayer(nn.Module):
             "dense_h_to_4h",
             "dense_4h_to_h",
             4 * setup.config.hidden_size,
-            functools.partial(F.gelu, approximate="tanh"),
+            gelu,
             bias=True,
         )
         self.residual_after_norm = setup.config.apply_residual_connection_post_layernorm
@@ -73,3 +78,8 @@ class BloomModel(Decoder):
 
 class NtkBloomForCausalLM(CausalLM):
     trunk_class = BloomModel
+
+    def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+        if "query_key_value" in name and not self.trunk.setup.as_stored:
+            tensor = queries_first(tensor, self.config.n_head, 1)
+        yield name, tensor

@@ -51,7 +51,7 @@ class FalconLayer(nn.Module):
             "query_key_value",
             "dense",
             bias=config.bias,
-            by_head=not is_grouped(config),
+            by_head=setup.as_stored and not is_grouped(config),
         )
         self.mlp = MLP(
             setup,
@@ -94,7 +94,7 @@ class NtkFalconForCausalLM(CausalLM):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
 
     def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-        if "query_key_value" in name and is_grouped(self.config):
+        if "query_key_value" in name and (is_grouped(self.config) or not self.trunk.setup.as_stored):
             groups = self.config.num_key_value_heads
             tensor = queries_first(tensor, groups, self.config.num_attention_heads // groups)
         yield name, tensor

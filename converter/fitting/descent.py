@@ -1,8 +1,8 @@
-"""The descent: Adam on the exponents, stopped by samples that it does not learn from.
+"""The descent: Adam on the numbers to fit, stopped by samples that it does not learn from.
 
 The loss has a term for each kind of samples: the mean loss of a batch, and sum(t ** 2) / (2 N), where N is
-the number of tokens to learn from. That is a normal prior on the exponents, with mean 0 and spread 1: little
-text moves the slopes little, and the more text there is, the less the prior counts.
+the number of tokens to learn from. That is a normal prior on exponents and temperatures, with mean 0 and
+spread 1: little text moves them little, and the more text there is, the less the prior counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from converter.fitting.samples import Samples
 from converter.fitting.trainable import TrainableAlibi, attached, losses, row_losses
 from converter.progress import Advance
-from converter.scaling.scaling import EXPONENTS, Dynamic, Static
+from converter.scaling.scaling import Dynamic, Static
 
 RATE = 0.05
 """Adam's learning rate, in exponents."""
@@ -72,7 +72,7 @@ def descend(
     seed: int = 0,
     advance: Advance = int,
 ) -> Descent:
-    """Fits the exponents of ``alibi``; the model's own slopes and weights stay as they are.
+    """Fits the numbers of ``alibi``; the model's own slopes and weights stay as they are.
 
     It ends after ``steps``, when the time is up, when ``PATIENCE`` looks in a row gained nothing, when a
     gradient is not a number, or on Ctrl-C.
@@ -92,7 +92,7 @@ def descend(
     rng = np.random.default_rng(seed)
     started = time.monotonic()
     every = max(1, steps // CHECKS)
-    optimizer = torch.optim.Adam([alibi.exponents], lr=RATE)
+    optimizer = torch.optim.Adam(alibi.parameters().values(), lr=RATE)
     looks: list[Look] = []
     step = 0
     try:
@@ -128,14 +128,12 @@ def _step(
     optimizer.zero_grad()
     for each in samples:
         loss = losses(model, each.draw(rng).on(alibi.exponents.device)).mean()
-        prior = alibi.exponents.square().sum() / (2 * each.predicted)
+        prior = alibi.squares() / (2 * each.predicted)
         (loss + prior).backward()
-    gradient = alibi.exponents.grad
-    if gradient is None or not gradient.isfinite().all():
+    if not alibi.is_finite():
         return False
     optimizer.step()
-    with torch.no_grad():
-        alibi.exponents.clamp_(*EXPONENTS)
+    alibi.clamp()
     return True
 
 

@@ -191,14 +191,14 @@ def starting_form(
     """
     geometry = subject.recipe.geometry
     rows = ((0.0,) * geometry.num_heads,) * (1 if shared else geometry.num_layers)
-    numbers = {"exponents": rows, "temperatures": rows if temperatures else None}
+    more = rows if temperatures else None
     form: Static | Dynamic
     if static or (dynamic is None and not subject.recipe.decoder):
         if target / trained > LARGEST_FACTOR:
             raise UsageError(f"`target_length` {target} is more than {LARGEST_FACTOR:g} times {trained}")
-        form = Static(FITTED, target / trained, **numbers)
+        form = Static(FITTED, target / trained, exponents=rows, temperatures=more)
     else:
-        form = Dynamic(FITTED, "position", 1.0, trained, **numbers)
+        form = Dynamic(FITTED, "position", 1.0, trained, exponents=rows, temperatures=more)
     subject.recipe.check_scaling(form)
     return form
 

@@ -1,9 +1,9 @@
 """A loaded model whose slopes get gradients: the numbers to fit, the loss, and the memory that both take.
 
 A decoder's attention reads slopes from channels of the folded queries (``templates/ntk_alibi.py``), so
-gradients reach the exponents through any fused kernel. Temperatures multiply the queries. Weights get no
-gradients. Each layer keeps only its input, and computes the rest again in the backward pass; so does each part
-of the logits.
+gradients reach the exponents through any fused kernel. Temperatures multiply the queries. Weights get none.
+Each layer keeps only its input, and computes the rest again in the backward pass; so does each part of the
+logits.
 """
 
 from __future__ import annotations

@@ -135,13 +135,10 @@ class Alibi:
             return
         known = {"type", "factor", "train_seq_len", "dynamic", "rate"}
         fitted = scaling.get("type") == "fitted"
-        known |= (
-            {"exponents", "temperatures"}
-            if fitted
-            else {"ramp"}
-            if scaling.get("type") == "by-parts"
-            else set()
-        )
+        if fitted:
+            known |= {"exponents", "temperatures"}
+        elif scaling.get("type") == "by-parts":
+            known |= {"ramp"}
         if "type" not in scaling or set(scaling) - known:
             raise ValueError(
                 f"alibi_scaling: expected 'type' and keys from {sorted(known)}, got {dict(scaling)}"

@@ -213,14 +213,36 @@ def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Descent]:
     return run
 
 
-def test_the_kept_part_decides_which_step_is_best_and_when_to_stop(down: Callable[..., Descent]) -> None:
-    found = down([2.0, 1.5, 1.6, 1.7, 1.8, 1.0], steps=10)
-    assert found.steps == 4
+@pytest.mark.parametrize(
+    ("steps", "first", "stopped"),
+    [
+        (10, 1, 10),  # never before 60 steps
+        (60, 6, 60),
+        (100, 10, 70),  # the first look gained, 60 more steps nothing
+        (200, 20, 80),
+        (400, 40, 160),  # 60 steps would be less than three looks
+    ],
+)
+def test_the_kept_part_decides_which_step_is_best_and_when_to_stop(
+    steps: int, first: int, stopped: int, down: Callable[..., Descent]
+) -> None:
+    found = down([2.0, 1.5, *[1.6] * 9], steps)
+    assert found.steps == stopped
     assert found.best is found.looks[1]
+    assert found.best.step == first
     assert not found.interrupted
     assert all(t < 0 for t in found.best.scaling.exponents[0])
-    later = found.looks[4].scaling.exponents[0][0]
-    assert later < found.best.scaling.exponents[0][0]
+
+
+def test_the_best_slopes_count_and_not_the_last(down: Callable[..., Descent]) -> None:
+    found = down([2.0, 1.5, 1.6], steps=2)
+    [[best, _]], [[last, _]] = found.best.scaling.exponents, found.looks[-1].scaling.exponents
+    assert last < best < 0
+
+
+def test_a_late_gain_of_a_short_descent_counts(down: Callable[..., Descent]) -> None:
+    found = down([2.0, *[2.1] * 9, 1.0], steps=40)
+    assert (found.steps, found.best.step) == (40, 40)
 
 
 def test_a_loss_that_is_not_a_number_is_never_the_best(down: Callable[..., Descent]) -> None:

@@ -25,8 +25,10 @@ RATE = 0.05
 """Adam's learning rate, in exponents."""
 CHECKS = 10
 """How often a whole descent looks at the samples to stop by."""
-PATIENCE = 3
-"""Looks without a gain after which it stops."""
+PATIENCE = 60
+"""Steps without a gain after which it stops; more where these are fewer than ``LOOKS`` looks."""
+LOOKS = 3
+"""Looks without a gain before which it does not stop; one alone may be chance."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Descent:
     @property
     def best(self) -> Look:
         """The look with the least loss; among equals the first."""
-        return min(self.looks, key=lambda each: each.loss)
+        return _best(self.looks)
 
 
 def descend(
@@ -74,8 +76,8 @@ def descend(
 ) -> Descent:
     """Fits the numbers of ``alibi``; the model's own slopes and weights stay as they are.
 
-    It ends after ``steps``, when the time is up, when ``PATIENCE`` looks in a row gained nothing, when a
-    gradient is not a number, or on Ctrl-C.
+    It ends after ``steps``, when the time is up, when ``PATIENCE`` steps gained nothing, when a gradient is
+    not a number, or on Ctrl-C. So a descent of at most ``PATIENCE`` steps never gives up early.
 
     Args:
         model: a converted model in evaluation mode.
@@ -92,6 +94,7 @@ def descend(
     rng = np.random.default_rng(seed)
     started = time.monotonic()
     every = max(1, steps // CHECKS)
+    patience = max(PATIENCE, LOOKS * every)
     optimizer = torch.optim.Adam(alibi.parameters().values(), lr=RATE)
     looks: list[Look] = []
     step = 0
@@ -107,14 +110,17 @@ def descend(
                 late = time.monotonic() - started > seconds
                 if step % every == 0 or step == steps or late:
                     looks.append(_look(model, alibi, samples, step))
-                best = min(range(len(looks)), key=lambda index: looks[index].loss)
-                if late or len(looks) - 1 - best >= PATIENCE:
+                if late or step - _best(looks).step >= patience:
                     break
     except KeyboardInterrupt:
         if not looks:
             raise
         return Descent(looks, step, interrupted=True)
     return Descent(looks, step, interrupted=False)
+
+
+def _best(looks: Sequence[Look]) -> Look:
+    return min(looks, key=lambda each: each.loss)
 
 
 def _step(

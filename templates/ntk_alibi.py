@@ -31,6 +31,8 @@ BASE = 256
 # The exponents that a scaling of type fitted may have; below 0, a head gets steeper. With the largest factor
 # and rate, all slopes stay within float32.
 EXPONENTS, LARGEST_FACTOR, LARGEST_RATE = (-1.0, 4.0), 65536.0, 16.0
+# The temperatures that it may have; below 0, a head looks less closely at the content of the keys.
+TEMPERATURES = (-1.0, 1.0)
 # The score of a padded key is the product of these two, below the score of any real key. float16 can
 # hold both factors for every softmax scale down to 1 / 256.
 PADDED_QUERY, PADDED_KEY = 128.0, -256.0
@@ -74,25 +76,38 @@ def exponents(method: str, slopes: Sequence[float], ramp: Sequence[float] = ()) 
     raise ValueError(f"alibi_scaling: unknown type {method!r}")
 
 
-def fitted_exponents(rows: Any, heads: int, layers: int) -> list[list[float]]:
-    """The exponents that a scaling of type fitted holds: one row for all layers, or one row per layer.
+def fitted_rows(
+    name: str, rows: Any, heads: int, layers: Sequence[int], bounds: tuple[float, float]
+) -> list[list[float]]:
+    """Numbers that a scaling of type fitted holds: one row for all layers, or one row per layer.
+
+    Args:
+        name: their key, for messages.
+        rows: its value.
+        heads: how many numbers a row has.
+        layers: how many rows there may be.
+        bounds: the least and the largest number.
 
     Raises:
         ValueError: they are not such numbers, or do not fit the model's heads and layers.
     """
     shape = [len(row) if isinstance(row, list) else 0 for row in rows] if isinstance(rows, list) else []
-    if len(shape) not in (1, layers) or any(length != heads for length in shape):
+    if len(shape) not in layers or any(length != heads for length in shape):
+        wanted = " or ".join(map(str, layers))
         raise ValueError(
-            f"alibi_scaling: exponents must be 1 or {layers} rows of {heads} numbers, got rows of {shape}"
+            f"alibi_scaling: {name} must be {wanted} rows of {heads} numbers, got rows of {shape}"
         )
-    least, largest = EXPONENTS
+    least, largest = bounds
     if not all(isinstance(t, int | float) and least <= t <= largest for row in rows for t in row):
-        raise ValueError(f"alibi_scaling: exponents must be numbers from {least:g} to {largest:g}")
+        raise ValueError(f"alibi_scaling: {name} must be numbers from {least:g} to {largest:g}")
     return rows
 
 
 class Alibi:
-    """The slopes of one model, scaled as ``alibi_scaling`` in its config says.
+    """The slopes of one model, scaled as ``alibi_scaling`` in its config says, and its temperatures.
+
+    A fitted scaling may have temperatures u. They multiply the content of a query, not its bias, so the
+    score is ``s * a ** u * q.k - m * a ** -t * (i - j)``.
 
     Do not change an instance: its slopes are copied to a device once and reused. Make a new one.
 
@@ -100,7 +115,8 @@ class Alibi:
         slopes: the stock slopes, one per head.
         scaling: None (no scaling); ``{"type", "factor"}`` (static); or ``{"type", "train_seq_len"}``
             with optional ``"dynamic"`` ("length", the default, or "position") and ``"rate"`` (1.0). The type
-            by-parts, and no other, has a ``"ramp"``; the type fitted, and no other, has ``"exponents"``.
+            by-parts, and no other, has a ``"ramp"``; the type fitted, and no other, has ``"exponents"``,
+            and may have ``"temperatures"`` in as many rows.
         layers: the number of layers, which fitted exponents may tell apart.
 
     Raises:
@@ -111,19 +127,28 @@ class Alibi:
         # One row for all layers, or one row per layer.
         self.slopes = [list(slopes)]
         self.exponents = [[0.0] * len(slopes)]
+        # Like the slopes, those of a static scaling are the scaled ones, a ** u.
+        self.temperatures: list[list[float]] | None = None
         self.dynamic: str | None = None
         self._tensors: dict[torch.device, torch.Tensor] = {}
         if scaling is None:
             return
         known = {"type", "factor", "train_seq_len", "dynamic", "rate"}
         fitted = scaling.get("type") == "fitted"
-        known |= {"exponents"} if fitted else {"ramp"} if scaling.get("type") == "by-parts" else set()
+        if fitted:
+            known |= {"exponents", "temperatures"}
+        elif scaling.get("type") == "by-parts":
+            known |= {"ramp"}
         if "type" not in scaling or set(scaling) - known:
             raise ValueError(
                 f"alibi_scaling: expected 'type' and keys from {sorted(known)}, got {dict(scaling)}"
             )
         if fitted:
-            self.exponents = fitted_exponents(scaling.get("exponents"), len(slopes), layers)
+            heads, rows = len(slopes), scaling.get("exponents")
+            self.exponents = fitted_rows("exponents", rows, heads, sorted({1, layers}), EXPONENTS)
+            if "temperatures" in scaling:
+                rows, same = scaling["temperatures"], [len(self.exponents)]
+                self.temperatures = fitted_rows("temperatures", rows, heads, same, TEMPERATURES)
         else:
             self.exponents = [exponents(scaling["type"], slopes, scaling.get("ramp", ()))]
         self.slopes = [list(slopes) for _ in self.exponents]
@@ -138,6 +163,8 @@ class Alibi:
             self.slopes = [
                 [m * factor**-t for m, t in zip(slopes, row, strict=True)] for row in self.exponents
             ]
+            if self.temperatures is not None:
+                self.temperatures = [[factor**u for u in row] for row in self.temperatures]
             return
         self.dynamic = scaling.get("dynamic", "length")
         self.train_length = float(scaling.get("train_seq_len", 0))
@@ -157,6 +184,8 @@ class Alibi:
     def on(self, device: torch.device) -> torch.Tensor:
         """Slopes and exponents as one tensor, float32 [2, rows, 1, H, 1], copied to the device on first use.
 
+        With temperatures, which come third, it is [3, rows, 1, H, 1].
+
         This is not a buffer, because ``from_pretrained`` of transformers 5 would leave it uninitialised and
         ``model.half()`` would round it. A graph that is compiled before the first eager forward pass on its
         device has the values as constants instead.
@@ -164,7 +193,8 @@ class Alibi:
         tensor = self._tensors.get(device)
         if tensor is None:
             with torch.inference_mode(False):  # training cannot use a tensor made in inference mode
-                values = torch.tensor([self.slopes, self.exponents], dtype=torch.float32, device=device)
+                rows = [self.slopes, self.exponents, *([self.temperatures] if self.temperatures else [])]
+                values = torch.tensor(rows, dtype=torch.float32, device=device)
                 tensor = values[:, :, None, :, None]
             # While a graph is traced, this is only a placeholder for a tensor: do not keep it.
             if type(tensor) is torch.Tensor and not torch.compiler.is_compiling():
@@ -189,13 +219,33 @@ class Alibi:
         self, values: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The same, with ``values`` from ``on``, for models that keep them on their device."""
-        slopes, power = values
+        slopes, power = values[:2]
         if self.dynamic is None:
             return slopes
+        return slopes * self.factors(positions, lengths) ** -power
+
+    def query_factors(
+        self,
+        positions: torch.Tensor,
+        lengths: torch.Tensor | None = None,
+        values: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """``a ** u``, to multiply the queries by, in the shape of the slopes; None without temperatures.
+
+        Args:
+            positions, lengths: as for ``at``.
+            values: from ``on``, for models that keep them on their device.
+        """
+        if self.temperatures is None:
+            return None
+        temperatures = (self.on(positions.device) if values is None else values)[2]
+        return temperatures if self.dynamic is None else self.factors(positions, lengths) ** temperatures
+
+    def factors(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        """The factor a of a dynamic scaling, float32 [B or 1, 1, 1 or T]; see ``at``."""
         if self.dynamic == "position" or lengths is None:
             lengths = positions + 1 if self.dynamic == "position" else positions[:, -1:] + 1
-        factor = (self.rate * lengths.float() / self.train_length).clamp(min=1.0)
-        return slopes * factor[:, None, :] ** -power
+        return (self.rate * lengths.float() / self.train_length).clamp(min=1.0)[:, None, :]
 
 
 def query_channels(slopes: torch.Tensor, scaling: float) -> torch.Tensor:
@@ -235,6 +285,11 @@ def key_channels(positions: torch.Tensor, real: torch.Tensor | None) -> torch.Te
         positions, padded = positions * real, (~real) * PADDED_KEY
     digits = [positions // BASE**2 * BASE, positions // BASE % BASE, positions % BASE / BASE]
     return torch.stack([*digits * 2, padded, torch.zeros_like(padded)], dim=-1)[:, None]
+
+
+def multiplied(query: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Queries [B, H, T, D] times float32 factors [B or 1, H, 1 or T], rounded once to the queries' dtype."""
+    return (query * factors[..., None]).to(query.dtype)
 
 
 def fold(states: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:

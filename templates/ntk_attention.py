@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .ntk_alibi import CHANNELS, fold
+from .ntk_alibi import CHANNELS, fold, multiplied
 from .ntk_plan import AttentionPlan
 
 # Older releases of torch have no fused kernel on the CPU for key heads that several query heads share.
@@ -72,13 +72,18 @@ class AlibiAttention(nn.Module):
             ValueError: continuous batching in tensor parallelism.
         """
         size = query.shape[-1]
-        slopes = plan.query_channels[self.layer_idx if len(plan.query_channels) > 1 else 0]
+        row = self.layer_idx if len(plan.query_channels) > 1 else 0
+        slopes = plan.query_channels[row]
+        factors = None if plan.query_factors is None else plan.query_factors[row]
         if (mesh := head_mesh(self)) is not None:
             if plan.keywords.get("cache") is not None:
                 raise ValueError("continuous batching does not work with tensor parallelism; use generate")
             slopes = own_heads(slopes, mesh)
+            factors = None if factors is None else own_heads(factors, mesh)
             if query.shape[1] == self.num_heads:
                 query, key, value = (own_heads(shared(part, mesh), mesh) for part in (query, key, value))
+        if factors is not None:
+            query = multiplied(query, factors)
         if not plan.fold_cached:
             # Attention functions want one head size for all three, so the value is padded too.
             key, value = fold(key, plan.key_channels), F.pad(value, (0, CHANNELS))

@@ -48,6 +48,9 @@ class AttentionPlan(NamedTuple):
     """Other arguments of the attention function."""
     query_channels: tuple[torch.Tensor, ...]
     """The slopes, to append to queries: [B or 1, H, 1 or Q, CHANNELS], one for all layers or one each."""
+    query_factors: tuple[torch.Tensor, ...] | None
+    """What to multiply queries by, float32 [B or 1, H, 1 or Q]: one for all layers or one each; None without
+    temperatures."""
     key_channels: torch.Tensor
     """[B or 1, 1, Q or K, CHANNELS]: the positions, to append to the new keys, or all if ``fold_cached``."""
     fold_cached: bool
@@ -164,11 +167,13 @@ def plan_attention(
             raise ValueError(f"{name} does not work with a static cache in a compiled model; use sdpa")
 
     slopes = alibi.at(positions.queries, positions.lengths)
+    factors = alibi.query_factors(positions.queries, positions.lengths)
     return AttentionPlan(
         implementation=name,
         mask=mask,
         keywords=keywords,
         query_channels=query_channels(slopes, scaling).to(hidden_states.dtype).unbind(),
+        query_factors=None if factors is None else factors.unbind(),
         key_channels=key_channels(positions.keys, positions.real).to(hidden_states.dtype),
         fold_cached=fold_cached,
         slots=slots,

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .ntk_alibi import CHANNELS, PADDED_KEY, PADDED_QUERY, Alibi, fold
+from .ntk_alibi import CHANNELS, PADDED_KEY, PADDED_QUERY, Alibi, fold, multiplied
 
 # Queries per block. Small blocks fit a CPU's caches; an accelerator needs large ones to be busy.
 CPU_BLOCK, BLOCK = 128, 1024
@@ -36,6 +36,8 @@ class SymmetricPlan(NamedTuple):
 
     slopes: torch.Tensor
     """float32 [1 or B, H, 1 or L]; the last size is L if every query has its own slopes."""
+    query_factors: torch.Tensor | None
+    """What to multiply queries by, in the shape of the slopes; None without temperatures."""
     real: torch.Tensor | None
     """bool [B, L], False for padded tokens; None without padding."""
     eager: bool = False
@@ -59,14 +61,17 @@ def plan_attention(
         ValueError: the mask has another shape.
     """
     rows, length = hidden_states.shape[:2]
-    if attention_mask is None:
-        positions = torch.arange(length, device=hidden_states.device)[None]
-        return [SymmetricPlan(slopes, None, eager) for slopes in alibi.at(positions)]
-    if attention_mask.shape != (rows, length):
-        shape = list(attention_mask.shape)
-        raise ValueError(f"attention_mask must be [rows, tokens], here [{rows}, {length}], got {shape}")
-    real = attention_mask.to(device=hidden_states.device, dtype=torch.bool)
-    return [SymmetricPlan(slopes, real, eager) for slopes in alibi.at((real.cumsum(-1) - 1).clamp(min=0))]
+    real = None
+    positions = torch.arange(length, device=hidden_states.device)[None]
+    if attention_mask is not None:
+        if attention_mask.shape != (rows, length):
+            shape = list(attention_mask.shape)
+            raise ValueError(f"attention_mask must be [rows, tokens], here [{rows}, {length}], got {shape}")
+        real = attention_mask.to(device=hidden_states.device, dtype=torch.bool)
+        positions = (real.cumsum(-1) - 1).clamp(min=0)
+    slopes, factors = alibi.at(positions), alibi.query_factors(positions)
+    each = [None] * len(slopes) if factors is None else factors
+    return [SymmetricPlan(*pair, real, eager) for pair in zip(slopes, each, strict=True)]
 
 
 class SymmetricAttention(nn.Module):
@@ -100,6 +105,8 @@ class SymmetricAttention(nn.Module):
             else None.
         """
         size, scale = query.shape[-1], query.shape[-1] ** -0.5
+        if plan.query_factors is not None:
+            query = multiplied(query, plan.query_factors)
         dropout = self.dropout if self.training else 0.0
         weights = None
         if plan.eager:

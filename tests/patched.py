@@ -50,12 +50,18 @@ FITTED = ("fitted", "fitted-position")
 
 
 def fitted_scaling(heads: int, layers: int, dynamic: str | None = None) -> dict[str, Any]:
-    """A fitted ``alibi_scaling``: exponents from -0.3 to 1.2, others in each layer; 4 times at most."""
+    """A fitted ``alibi_scaling``: exponents from -0.3 to 1.2, temperatures from -0.3 to 0.4; 4 times at most.
+
+    Each layer has others.
+    """
     rows = [[((7 * head + 4 * layer) % 16) / 10 - 0.3 for head in range(heads)] for layer in range(layers)]
+    temperatures = [
+        [((3 * head + 5 * layer) % 8) / 10 - 0.3 for head in range(heads)] for layer in range(layers)
+    ]
     strength = (
         {"train_seq_len": TRAIN_LENGTH, "dynamic": dynamic, "rate": 1.5} if dynamic else {"factor": 4.0}
     )
-    return {"type": "fitted", **strength, "exponents": rows}
+    return {"type": "fitted", **strength, "exponents": rows, "temperatures": temperatures}
 
 
 def options_for(scaling: str, heads: int, layers: int = 2) -> dict[str, Any]:

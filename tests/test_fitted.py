@@ -9,18 +9,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from converter import adopt, convert, inspect
 from converter.errors import SourceError, UsageError
 from converter.pictures.positions import read
 from converter.scaling.request import GivenSlopes, Request, request_for
-from converter.scaling.scaling import Dynamic, Static, averaged, first_layers, read_scaling
+from converter.scaling.scaling import (
+    Dynamic,
+    Static,
+    averaged,
+    first_layers,
+    query_factors,
+    read_scaling,
+)
 from converter.scaling.slopes import stock_slopes
 from converter.source.slopes_file import read_slopes_file
+from tests import tiny
 from tests.conftest import Run, edit_json
-from tests.patched import config_of, fitted_scaling, load
+from tests.dealt import dealt, quick
+from tests.patched import FAMILIES, TRAIN_LENGTH, assert_logits, batch, config_of, fitted_scaling, load
+from tests.reference import ENCODERS
+from tests.reference import FAMILIES as DECODERS
 from tests.reference import alibi as reference
 from tests.test_adoption import trained
 from tests.tiny import rotary
@@ -33,6 +46,7 @@ GROWING = {
     "rate": 1.0,
     "exponents": [[0.0, 0.25, 0.5, 1.0]],
 }
+TEMPERATURES = [[0.0, 0.1, 0.2, -0.1], [0.3, 0.0, -0.2, 0.1]]
 rows = st.integers(1, 4).flatmap(
     lambda heads: st.lists(
         st.lists(st.floats(-1.0, 4.0), min_size=heads, max_size=heads), min_size=1, max_size=3
@@ -45,7 +59,11 @@ def write(path: Path, value: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("value", [SCALING, GROWING], ids=["static", "position"])
+@pytest.mark.parametrize(
+    "value",
+    [SCALING, GROWING, {**SCALING, "temperatures": TEMPERATURES}],
+    ids=["static", "position", "temperatures"],
+)
 def test_json_and_back(value: dict[str, Any]) -> None:
     scaling = read_scaling(value)
     assert scaling.to_json() == value
@@ -59,10 +77,17 @@ def test_each_layer_has_its_own_exponents(exponents: list[list[float]], factor: 
     from templates import ntk_alibi
 
     exponents[0][0] = 1.0
-    value = {"type": "fitted", "factor": factor, "exponents": exponents}
+    temperatures = [[t / 4 for t in row] for row in exponents]
+    value = {"type": "fitted", "factor": factor, "exponents": exponents, "temperatures": temperatures}
     scaling, stock = read_scaling(value), stock_slopes(len(exponents[0]))
-    code = ntk_alibi.Alibi(stock, value, len(exponents)).slopes
+    alibi = ntk_alibi.Alibi(stock, value, len(exponents))
+    code = alibi.slopes
+    assert alibi.temperatures is not None
     for layer, row in enumerate(exponents):
+        factors = np.array(query_factors(scaling, len(row), layer=layer))
+        assert np.all(np.isfinite(np.float32(factors)) & (np.float32(factors) > 0))
+        np.testing.assert_allclose(alibi.temperatures[layer], factors, rtol=1e-12)
+        np.testing.assert_allclose(factors, factor ** np.array(temperatures[layer]), rtol=1e-12)
         found = np.array(scaling.slopes(stock, layer=layer))
         assert np.all(np.isfinite(np.float32(found)) & (np.float32(found) > 0))
         np.testing.assert_allclose(code[layer], found, rtol=1e-12)
@@ -74,6 +99,17 @@ def test_one_row_is_for_all_layers() -> None:
     scaling = read_scaling(GROWING)
     assert scaling.slopes((1.0,) * 4, 128, layer=5) == pytest.approx([1, 2**-0.25, 2**-0.5, 0.5])
     assert scaling.slopes((1.0,) * 4, 64) == (1.0,) * 4
+
+
+def test_temperatures_of_layers() -> None:
+    scaling = read_scaling({**SCALING, "temperatures": TEMPERATURES})
+    assert query_factors(scaling, 4, layer=1) == pytest.approx([8**0.3, 1, 8**-0.2, 8**0.1])
+    assert averaged(scaling).temperatures == (pytest.approx([0.15, 0.05, 0.0, 0.0]),)
+    assert first_layers(scaling, 1).temperatures == (tuple(TEMPERATURES[0]),)
+    assert query_factors(read_scaling(SCALING), 4) == (1.0,) * 4
+    growing = read_scaling({**GROWING, "temperatures": TEMPERATURES[:1]})
+    assert query_factors(growing, 4, 64, layer=1) == (1.0,) * 4
+    assert query_factors(growing, 4, 128, layer=1) == pytest.approx([1, 2**0.1, 2**0.2, 2**-0.1])
 
 
 def test_the_mean_is_geometric() -> None:
@@ -97,6 +133,13 @@ def test_the_mean_is_geometric() -> None:
         ({"exponents": [[True]]}, "exponent True"),
         ({"exponents": [[float("nan")]]}, "exponent nan"),
         ({"exponents": [[0.0, 0.0], [0, 0]]}, "would scale no head"),
+        ({"temperatures": [0.5, 1.0]}, "needs temperatures: one list"),
+        ({"temperatures": TEMPERATURES[:1]}, "temperatures of another shape than its exponents"),
+        ({"temperatures": [[0.1], [0.1]]}, "temperatures of another shape than its exponents"),
+        ({"temperatures": [[0.1], [0.1, 0.2]]}, "temperatures of different numbers of heads"),
+        ({"temperatures": [[0, 0, 0, 1.1]] * 2}, "temperature 1.1 for head 3 of layer 0"),
+        ({"temperatures": [[-1.5, 0, 0, 1]] * 2}, "temperature -1.5 for head 0 of layer 0"),
+        ({"temperatures": [[0, 0, 0, True]] * 2}, "temperature True"),
         ({"factor": 1.0}, "factor 1"),
         ({"factor": 1e5}, "factor 100000"),
         ({"factor": "8"}, "not a scaling"),
@@ -120,8 +163,14 @@ def test_files_that_make_no_sense(tmp_path: Path, changes: dict[str, Any], words
 
 
 def test_exponents_belong_to_fitted_scalings_only() -> None:
-    with pytest.raises(SourceError, match="not a scaling"):
-        read_scaling({"type": "ntk", "factor": 2.0, "exponents": [[1.0]]})
+    for key in ("exponents", "temperatures"):
+        with pytest.raises(SourceError, match="not a scaling"):
+            read_scaling({"type": "ntk", "factor": 2.0, key: [[1.0]]})
+
+
+def test_temperatures_alone_are_a_scaling() -> None:
+    value = {**SCALING, "exponents": [[0.0] * 4] * 2, "temperatures": TEMPERATURES}
+    assert read_scaling(value).to_json() == value
 
 
 def test_notes_in_the_file_are_no_part_of_the_scaling(tmp_path: Path) -> None:
@@ -176,6 +225,82 @@ def test_the_command_line(
     assert "not a file" in refused("convert", source, "--slopes", tmp_path / "none", *other)
 
 
+def test_a_card_says_that_there_are_temperatures(pristine: Callable[..., Path], tmp_path: Path) -> None:
+    value = {**SCALING, "temperatures": TEMPERATURES}
+    result = convert(pristine("bloom"), tmp_path / "out", slopes=value)
+    [check] = [check for check in result.checks if check.name == "slopes"]
+    assert "4 slopes and temperatures in each of 2 layers measured" in check.detail
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "fitted, factor 8, 4 heads, 2 layers, with temperatures" in card
+    assert json.loads((tmp_path / "out" / "slopes.json").read_text(encoding="utf-8")) == value
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["bloom", "mosaic_bert"])
+def test_length_dynamic_temperatures(tmp_path: Path, family: str) -> None:
+    decoder = family in tiny.FACTORIES
+    source = (tiny.FACTORIES if decoder else tiny.ENCODERS)[family](tmp_path / "source", 4)
+    convert(source, tmp_path / "out", slopes=fitted_scaling(4, 2, "length"), train_length=TRAIN_LENGTH)
+    config, (_, tensors) = config_of(tmp_path / "out"), tiny.read(tmp_path / "out")
+    ids, mask = batch()
+    more = () if decoder else ("MaskedLM",)
+    logits = (DECODERS if decoder else ENCODERS)[family].logits
+    expected = logits(config, tensors, ids.numpy(), mask.numpy(), *more)
+    model = load(tmp_path / "out", AutoModelForCausalLM if decoder else AutoModelForMaskedLM)
+    assert_logits(model(ids, attention_mask=mask).logits, expected, mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", quick(FAMILIES, "mpt"))
+def test_the_trained_length_stays_bit_for_bit(tmp_path: Path, family: str) -> None:
+    convert(
+        tiny.FACTORIES[family](tmp_path / "source", 4),
+        tmp_path / "out",
+        slopes=fitted_scaling(4, 2, "position") | {"rate": 1.0},
+        train_length=TRAIN_LENGTH,
+        verify=False,
+    )
+    ids, _ = batch(length=TRAIN_LENGTH + 1)
+    scaled, stock = (
+        load(tmp_path / "out", **options)(ids).logits for options in ({}, {"alibi_scaling": None})
+    )
+    assert torch.equal(scaled[:, :-1], stock[:, :-1])
+    assert not torch.equal(scaled[:, -1], stock[:, -1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("dynamic", "dtype"),
+    dealt([None, "position"], [torch.bfloat16, torch.float16], each=1),
+)
+def test_half_precision_stays_near_float32(
+    pristine: Callable[..., Path], tmp_path: Path, dynamic: str | None, dtype: torch.dtype
+) -> None:
+    value = fitted_scaling(4, 2, dynamic)
+    convert(pristine("bloom"), tmp_path / "out", slopes=value, train_length=TRAIN_LENGTH, verify=False)
+    ids, mask = batch(rows=2)
+    model, half = load(tmp_path / "out"), load(tmp_path / "out", dtype=dtype)
+    expected = model(ids, attention_mask=mask).logits[mask.bool()]
+    found = [half(ids, attention_mask=mask, output_attentions=weights).logits for weights in (False, True)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found.append(model(ids, attention_mask=mask).logits)
+    for logits, bound in zip(found, [0.01 if dtype == torch.float16 else 0.05] * 2 + [0.05], strict=True):
+        assert (logits.float()[mask.bool()] - expected).norm() < bound * expected.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["falcon", "jina_bert"])
+def test_length_dynamic_temperatures_in_a_graph(tmp_path: Path, family: str) -> None:
+    """The export compares the graph with the repository, whose temperatures are tested above."""
+    from converter.exports.onnx.choices import PROFILES, GraphOptions
+    from converter.exports.onnx.export import export
+
+    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4, use_cache=True)
+    convert(source, tmp_path / "out", slopes=fitted_scaling(4, 2, "length"), train_length=TRAIN_LENGTH)
+    for profile in PROFILES if family in FAMILIES else ("portable",):
+        assert export(tmp_path / "out", GraphOptions(profile=profile)).report is not None
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -218,9 +343,10 @@ def test_pictures_show_the_mean_over_layers(pristine: Callable[..., Path], tmp_p
 
 
 def test_adopting_a_fine_tuned_model(pristine: Callable[..., Path], tmp_path: Path) -> None:
-    convert(pristine("bloom"), tmp_path / "out", slopes=GROWING, train_length=64, verify=False)
+    growing = {**GROWING, "temperatures": TEMPERATURES[:1]}
+    convert(pristine("bloom"), tmp_path / "out", slopes=growing, train_length=64, verify=False)
     trained(load(tmp_path / "out")).save_pretrained(tmp_path / "tuned")
     result = adopt(tmp_path / "tuned")
     assert isinstance(result.scaling, Dynamic)
-    assert result.scaling.to_json() == GROWING
+    assert result.scaling.to_json() == growing
     assert "--slopes slopes.json" in (tmp_path / "tuned" / "README.md").read_text(encoding="utf-8")

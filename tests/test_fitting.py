@@ -82,23 +82,26 @@ def test_gradients_are_the_slopes_of_the_reference_s_loss(name: str, tmp_path: P
 
     config, (_, tensors) = config_of(tmp_path / "out"), tiny.read(tmp_path / "out")
 
-    def at(exponents: list[list[float]]) -> float:
-        changed = {**config, "alibi_scaling": {**value, "exponents": exponents}}
+    def at(**changes: list[list[float]]) -> float:
+        changed = {**config, "alibi_scaling": {**value, **changes}}
         more = () if decoder else ("MaskedLM",)
         logits = (REFERENCES if decoder else ENCODER_REFERENCES)[name].logits
         return reference_loss(logits(changed, tensors, batch.ids.numpy(), None, *more), batch)
 
-    rows = value["exponents"]
-    assert loss.item() == pytest.approx(at(rows), abs=1e-5)
-    step, found = 1e-3, alibi.exponents.grad
-    assert found is not None
-    largest = float(found.abs().max())
-    for layer, head in ((0, 1), (0, 3), (1, 2)):
-        up, down = ([list(row) for row in rows] for _ in range(2))
-        up[layer][head] += step
-        down[layer][head] -= step
-        expected = (at(up) - at(down)) / (2 * step)
-        assert float(found[layer, head]) == pytest.approx(expected, abs=2e-3 * largest)
+    assert loss.item() == pytest.approx(at(), abs=1e-5)
+    step = 1e-3
+    for (key, numbers), places in zip(
+        alibi.parameters().items(), (((0, 1), (0, 3), (1, 2)), ((0, 3), (1, 1))), strict=True
+    ):
+        found = numbers.grad
+        assert found is not None
+        largest = float(found.abs().max())
+        for layer, head in places:
+            up, down = ([list(row) for row in value[key]] for _ in range(2))
+            up[layer][head] += step
+            down[layer][head] -= step
+            expected = (at(**{key: up}) - at(**{key: down})) / (2 * step)
+            assert float(found[layer, head]) == pytest.approx(expected, abs=2e-3 * largest)
 
 
 @given(
@@ -113,11 +116,14 @@ def test_slopes_with_gradients_are_those_of_the_template(
 
     rows[0][0] = 1.0
     strength = {"factor": factor} if static else {"train_seq_len": 7, "dynamic": "position", "rate": factor}
-    value = {"type": "fitted", **strength, "exponents": rows}
+    temperatures = [[t / 4 for t in row] for row in rows]
+    value = {"type": "fitted", **strength, "exponents": rows, "temperatures": temperatures}
     form, stock, positions = read_scaling(value), (0.5, 0.1, 0.02), torch.arange(30)[None]
     assert isinstance(form, Static | Dynamic)
-    found = TrainableAlibi(stock, form, torch.device("cpu")).at(positions)
-    torch.testing.assert_close(found, Alibi(stock, value, len(rows)).at(positions), rtol=1e-5, atol=0)
+    found, code = TrainableAlibi(stock, form, torch.device("cpu")), Alibi(stock, value, len(rows))
+    for name in ("at", "query_factors"):
+        both = (getattr(alibi, name)(positions) for alibi in (found, code))
+        torch.testing.assert_close(*both, rtol=1e-5, atol=0)
 
 
 # --- what is learned from
@@ -182,7 +188,7 @@ class Known:
 @pytest.fixture
 def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Descent]:
     """``down(looks, steps)``: a descent whose looks give these losses, one after another."""
-    form = Static("fitted", 4.0, exponents=((0.0, 0.0),))
+    form = Static("fitted", 4.0, exponents=((0.0, 0.0),), temperatures=((0.0, 0.0),))
     given = iter(())
 
     def look(_: Any, alibi: TrainableAlibi, __: Any, step: int) -> Look:
@@ -195,7 +201,9 @@ def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Descent]:
         nonlocal given
         given = iter(looks)
         alibi = TrainableAlibi((0.5, 0.1), form, torch.device("cpu"))
-        monkeypatch.setattr(descent, "losses", lambda *_: alibi.exponents.sum()[None])
+        monkeypatch.setattr(
+            descent, "losses", lambda *_: sum(map(torch.sum, alibi.parameters().values()))[None]
+        )
         model: Any = torch.nn.Module()
         model.base_model = torch.nn.Module()
         model.base_model.alibi = None
@@ -205,14 +213,36 @@ def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Descent]:
     return run
 
 
-def test_the_kept_part_decides_which_step_is_best_and_when_to_stop(down: Callable[..., Descent]) -> None:
-    found = down([2.0, 1.5, 1.6, 1.7, 1.8, 1.0], steps=10)
-    assert found.steps == 4
+@pytest.mark.parametrize(
+    ("steps", "first", "stopped"),
+    [
+        (10, 1, 10),  # never before 60 steps
+        (60, 6, 60),
+        (100, 10, 70),  # the first look gained, 60 more steps nothing
+        (200, 20, 80),
+        (400, 40, 160),  # 60 steps would be less than three looks
+    ],
+)
+def test_the_kept_part_decides_which_step_is_best_and_when_to_stop(
+    steps: int, first: int, stopped: int, down: Callable[..., Descent]
+) -> None:
+    found = down([2.0, 1.5, *[1.6] * 9], steps)
+    assert found.steps == stopped
     assert found.best is found.looks[1]
+    assert found.best.step == first
     assert not found.interrupted
     assert all(t < 0 for t in found.best.scaling.exponents[0])
-    later = found.looks[4].scaling.exponents[0][0]
-    assert later < found.best.scaling.exponents[0][0]
+
+
+def test_the_best_slopes_count_and_not_the_last(down: Callable[..., Descent]) -> None:
+    found = down([2.0, 1.5, 1.6], steps=2)
+    [[best, _]], [[last, _]] = found.best.scaling.exponents, found.looks[-1].scaling.exponents
+    assert last < best < 0
+
+
+def test_a_late_gain_of_a_short_descent_counts(down: Callable[..., Descent]) -> None:
+    found = down([2.0, *[2.1] * 9, 1.0], steps=40)
+    assert (found.steps, found.best.step) == (40, 40)
 
 
 def test_a_loss_that_is_not_a_number_is_never_the_best(down: Callable[..., Descent]) -> None:
@@ -228,9 +258,10 @@ def test_ctrl_c_keeps_the_best_so_far(down: Callable[..., Descent]) -> None:
         down([KeyboardInterrupt()], steps=10)
 
 
-def test_exponents_stay_in_their_range(down: Callable[..., Descent]) -> None:
+def test_numbers_stay_in_their_range(down: Callable[..., Descent]) -> None:
     found = down(range(100, 0, -1), steps=60)
     assert found.looks[-1].scaling.exponents == ((-1.0, -1.0),)
+    assert found.looks[-1].scaling.temperatures == ((-1.0, -1.0),)
 
 
 # --- the whole, with text that the model writes itself under other slopes
@@ -282,13 +313,14 @@ def test_what_was_changed_is_found_again(written: tuple[Path, Path]) -> None:
     assert verdict.gains
     assert verdict.after < verdict.before
     assert found.looks[0].scaling.exponents == ((0.0,) * 4,) * 2
+    assert found.scaling.temperatures is None
     bare = {key: value for key, value in found.slopes.items() if key != "fitted"}
     assert read_scaling(bare) == found.scaling
 
 
 def test_the_seed_decides(written: tuple[Path, Path]) -> None:
     source, text = written
-    options = {**OPTIONS, "steps": 6, "shared": True, "static": True}
+    options = {**OPTIONS, "steps": 6, "shared": True, "static": True, "temperatures": True}
     one, again, other = (fit(source, TARGET, text=[text], seed=seed, **options) for seed in (0, 0, 1))
     assert one.scaling == again.scaling != other.scaling
 
@@ -303,16 +335,18 @@ def test_the_command_line(written: tuple[Path, Path], run: Callable[..., Run], t
         10,
         "--static",
         "--shared",
+        "--temperatures",
         "--out",
         out,
         "--json",
     )
     assert result.code == 0, result.err
-    assert "fitting 4 numbers to" in result.err
+    assert "fitting 8 numbers to" in result.err
     assert "for the weights" in result.err
     found = result.json["fit"]
     assert [verdict["length"] for verdict in found["fitted"]["judged"]] == [TARGET, TRAIN_LENGTH]
-    assert len(found["exponents"]) == 1
+    assert len(found["exponents"]) == len(found["temperatures"]) == 1
+    assert any(found["temperatures"][0])
     kept = json.loads((out / "slopes.json").read_text(encoding="utf-8"))
     assert kept["fitted"]["text"] == {"text.txt": hashlib.sha256(text.read_bytes()).hexdigest()}
     scaling = config_of(out)["alibi_scaling"]

@@ -86,7 +86,9 @@ def assert_same(actual: Generated, reference: Generated, tolerance: float = 1e-3
     assert np.array_equal(actual[0], reference[0])
 
 
-@pytest.mark.parametrize(("family", "scaling", "share"), dealt(FAMILIES, SCALINGS, [True, False], each=1))
+@pytest.mark.parametrize(
+    ("family", "scaling", "share"), dealt(FAMILIES, [*SCALINGS, "fitted-position"], [True, False], each=1)
+)
 def test_greedy_tokens(converted: Convert, family: str, scaling: str, share: bool) -> None:
     folder = converted(family, 12, scaling)
     model, reference = export(folder), load(folder)

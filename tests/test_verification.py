@@ -162,6 +162,38 @@ def test_slopes_of_another_layer_are_caught(
         run(folder, tmp_path / "source")
 
 
+WRONG_TEMPERATURES = {
+    # the file, the correct code, the mistake that replaces it
+    "dropped": ("ntk_attention.py", "query = multiplied(query, factors)", "pass"),
+    "other-layer-s": ("ntk_attention.py", "plan.query_factors[row]", "plan.query_factors[1 - row]"),
+    "other-head-s": (
+        "ntk_attention.py",
+        "multiplied(query, factors)",
+        "multiplied(query, factors.roll(1, 1))",
+    ),
+    "divided": ("ntk_alibi.py", "query * factors[..., None]", "query / factors[..., None]"),
+    "twice": ("ntk_alibi.py", "query * factors[..., None]", "query * factors[..., None] ** 2"),
+    "of-the-bias-too": (
+        "ntk_attention.py",
+        "fold(query, slopes)",
+        "fold(query, slopes) * factors[..., None]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("scaling", "mistake"), dealt(FITTED, WRONG_TEMPERATURES, each=1))
+def test_wrong_temperatures_are_caught(
+    converted: Convert, mistaken: Mistaken, tmp_path: Path, mistake: str, scaling: str
+) -> None:
+    mistaken(*WRONG_TEMPERATURES[mistake])
+    folder = converted("bloom", 12, scaling)
+    told = "slope" if mistake == "of-the-bias-too" else "queries"
+    with pytest.raises(
+        VerificationError, match=rf"head \d+ of layer [01] runs with {told} .* at \d+ tokens, not"
+    ):
+        run(folder, tmp_path / "source")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_matrices_of_large_layers_are_streamed(
     converted: Convert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str

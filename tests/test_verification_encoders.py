@@ -67,6 +67,20 @@ WRONG_CODE = {
         "fitted",
         SLOPES,
     ),
+    "temperatures-dropped": (
+        "ntk_symmetric.py",
+        "query = multiplied(query, plan.query_factors)",
+        "pass",
+        "fitted",
+        "runs with queries",
+    ),
+    "other-layer's-temperatures": (
+        "ntk_symmetric.py",
+        "zip(slopes, each, strict=True)",
+        "zip(slopes, reversed(each), strict=True)",
+        "fitted",
+        "runs with queries",
+    ),
     "toeplitz-shifted": ("ntk_symmetric.py", "- (length - 1)).abs()", "- length).abs()", "ntk", PATHS),
     "toeplitz-not-reversed": ("ntk_symmetric.py", "reverse = query.flip(2)", "reverse = query", "ntk", PATHS),
     "padding-seen": (

@@ -44,6 +44,7 @@ from converter.scaling.scaling import BASES
 )
 @scaling_option("--static", is_flag=True, help="Fit the same slopes for every length (default for encoders).")
 @scaling_option("--shared", is_flag=True, help="Fit the same slopes for all layers.")
+@scaling_option("--temperatures", is_flag=True, help="Fit a factor on the queries of each head too.")
 @train_length_option
 @task_option(
     "--text", type=FILE, multiple=True, metavar="FILE", help="UTF-8 text to fit to; may be repeated."

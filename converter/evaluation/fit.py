@@ -83,6 +83,7 @@ def fit(
     static: bool = False,
     dynamic: Basis | None = None,
     shared: bool = False,
+    temperatures: bool = False,
     steps: int = STEPS,
     minutes: float = MINUTES,
     train_length: int | None = None,
@@ -110,6 +111,7 @@ def fit(
         dynamic: ``position``, the default for decoders: the slopes of the first tokens, up to the trained
             length, stay as they are.
         shared: fit one exponent per head, for all layers.
+        temperatures: fit as many temperatures too, powers of the factor that multiply the queries.
         steps: most steps.
         minutes: most time for the steps, approximately.
         dtype: ``fp32`` or ``bf16``; by default bf16 on CUDA and fp32 on a CPU.
@@ -140,7 +142,15 @@ def fit(
     ) as subject:
         started = time.monotonic()
         trained = _check(subject, target_length, prompts)
-        form = starting_form(subject, trained, target_length, static=static, dynamic=dynamic, shared=shared)
+        form = starting_form(
+            subject,
+            trained,
+            target_length,
+            static=static,
+            dynamic=dynamic,
+            shared=shared,
+            temperatures=temperatures,
+        )
         samples = samples_of(subject, files, prompts, form, trained, target_length, seed)
         with explained():
             say(_announcement(subject, form, samples, target_length))
@@ -165,22 +175,30 @@ def fit(
 
 
 def starting_form(
-    subject: Subject, trained: int, target: int, *, static: bool, dynamic: Basis | None, shared: bool
+    subject: Subject,
+    trained: int,
+    target: int,
+    *,
+    static: bool = False,
+    dynamic: Basis | None = None,
+    shared: bool = False,
+    temperatures: bool = False,
 ) -> Static | Dynamic:
-    """The form to fit, with the stock slopes: all exponents are 0.
+    """The form to fit, which starts as the stock model: all exponents and temperatures are 0.
 
     Raises:
         UsageError: the model cannot compute it, or its factor would be too large.
     """
     geometry = subject.recipe.geometry
     rows = ((0.0,) * geometry.num_heads,) * (1 if shared else geometry.num_layers)
+    more = rows if temperatures else None
     form: Static | Dynamic
     if static or (dynamic is None and not subject.recipe.decoder):
         if target / trained > LARGEST_FACTOR:
             raise UsageError(f"`target_length` {target} is more than {LARGEST_FACTOR:g} times {trained}")
-        form = Static(FITTED, target / trained, exponents=rows)
+        form = Static(FITTED, target / trained, exponents=rows, temperatures=more)
     else:
-        form = Dynamic(FITTED, "position", 1.0, trained, exponents=rows)
+        form = Dynamic(FITTED, "position", 1.0, trained, exponents=rows, temperatures=more)
     subject.recipe.check_scaling(form)
     return form
 
@@ -216,7 +234,7 @@ def fitted_candidate(
     Raises:
         UsageError: there are too few prompts and windows.
     """
-    form = starting_form(subject, trained, target, static=False, dynamic=None, shared=False)
+    form = starting_form(subject, trained, target)
     cases = answered(subject.tokenizer, items, trained, target)
     found: list[Samples] = []
     if len(windows) >= LEARN + STOP:
@@ -291,7 +309,7 @@ def _announcement(subject: Subject, form: Static | Dynamic, samples: Sequence[Sa
             f"a step at {target} tokens takes about {bytes_text(needed)} of memory beside the weights, and "
             f"{bytes_text(free)} are free; give a shorter `target_length`, `dtype` bf16 or another `device`"
         )
-    numbers = len(form.exponents) * len(form.exponents[0])
+    numbers = len(form.exponents) * len(form.exponents[0]) * (1 if form.temperatures is None else 2)
     learned = ", ".join(f"{each.predicted} tokens of {each.name}" for each in samples)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     return (

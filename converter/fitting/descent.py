@@ -1,8 +1,8 @@
-"""The descent: Adam on the exponents, stopped by samples that it does not learn from.
+"""The descent: Adam on the numbers to fit, stopped by samples that it does not learn from.
 
 The loss has a term for each kind of samples: the mean loss of a batch, and sum(t ** 2) / (2 N), where N is
-the number of tokens to learn from. That is a normal prior on the exponents, with mean 0 and spread 1: little
-text moves the slopes little, and the more text there is, the less the prior counts.
+the number of tokens to learn from. That is a normal prior on exponents and temperatures, with mean 0 and
+spread 1: little text moves them little, and the more text there is, the less the prior counts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ import torch
 from converter.fitting.samples import Samples
 from converter.fitting.trainable import TrainableAlibi, attached, losses, row_losses
 from converter.progress import Advance
-from converter.scaling.scaling import EXPONENTS, Dynamic, Static
+from converter.scaling.scaling import Dynamic, Static
 
 RATE = 0.05
 """Adam's learning rate, in exponents."""
 CHECKS = 10
 """How often a whole descent looks at the samples to stop by."""
-PATIENCE = 3
-"""Looks without a gain after which it stops."""
+PATIENCE = 60
+"""Steps without a gain after which it stops; more where these are fewer than ``LOOKS`` looks."""
+LOOKS = 3
+"""Looks without a gain before which it does not stop; one alone may be chance."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Descent:
     @property
     def best(self) -> Look:
         """The look with the least loss; among equals the first."""
-        return min(self.looks, key=lambda each: each.loss)
+        return _best(self.looks)
 
 
 def descend(
@@ -72,10 +74,10 @@ def descend(
     seed: int = 0,
     advance: Advance = int,
 ) -> Descent:
-    """Fits the exponents of ``alibi``; the model's own slopes and weights stay as they are.
+    """Fits the numbers of ``alibi``; the model's own slopes and weights stay as they are.
 
-    It ends after ``steps``, when the time is up, when ``PATIENCE`` looks in a row gained nothing, when a
-    gradient is not a number, or on Ctrl-C.
+    It ends after ``steps``, when the time is up, when ``PATIENCE`` steps gained nothing, when a gradient is
+    not a number, or on Ctrl-C. So a descent of at most ``PATIENCE`` steps never gives up early.
 
     Args:
         model: a converted model in evaluation mode.
@@ -92,7 +94,8 @@ def descend(
     rng = np.random.default_rng(seed)
     started = time.monotonic()
     every = max(1, steps // CHECKS)
-    optimizer = torch.optim.Adam([alibi.exponents], lr=RATE)
+    patience = max(PATIENCE, LOOKS * every)
+    optimizer = torch.optim.Adam(alibi.parameters().values(), lr=RATE)
     looks: list[Look] = []
     step = 0
     try:
@@ -107,14 +110,17 @@ def descend(
                 late = time.monotonic() - started > seconds
                 if step % every == 0 or step == steps or late:
                     looks.append(_look(model, alibi, samples, step))
-                best = min(range(len(looks)), key=lambda index: looks[index].loss)
-                if late or len(looks) - 1 - best >= PATIENCE:
+                if late or step - _best(looks).step >= patience:
                     break
     except KeyboardInterrupt:
         if not looks:
             raise
         return Descent(looks, step, interrupted=True)
     return Descent(looks, step, interrupted=False)
+
+
+def _best(looks: Sequence[Look]) -> Look:
+    return min(looks, key=lambda each: each.loss)
 
 
 def _step(
@@ -128,14 +134,12 @@ def _step(
     optimizer.zero_grad()
     for each in samples:
         loss = losses(model, each.draw(rng).on(alibi.exponents.device)).mean()
-        prior = alibi.exponents.square().sum() / (2 * each.predicted)
+        prior = alibi.squares() / (2 * each.predicted)
         (loss + prior).backward()
-    gradient = alibi.exponents.grad
-    if gradient is None or not gradient.isfinite().all():
+    if not alibi.is_finite():
         return False
     optimizer.step()
-    with torch.no_grad():
-        alibi.exponents.clamp_(*EXPONENTS)
+    alibi.clamp()
     return True
 
 

@@ -1,8 +1,9 @@
-"""A loaded model whose slopes get gradients: the exponents, the loss, and the memory that both take.
+"""A loaded model whose slopes get gradients: the numbers to fit, the loss, and the memory that both take.
 
 A decoder's attention reads slopes from channels of the folded queries (``templates/ntk_alibi.py``), so
-gradients reach the exponents through any fused kernel. Weights get none. Each layer keeps only its input, and
-computes the rest again in the backward pass; so does each part of the logits.
+gradients reach the exponents through any fused kernel. Temperatures multiply the queries. Weights get none.
+Each layer keeps only its input, and computes the rest again in the backward pass; so does each part of the
+logits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from converter.scaling.scaling import Dynamic, Static
+from converter.scaling.scaling import EXPONENTS, TEMPERATURES, Dynamic, Static
 from converter.scaling.slopes import Exponents, Slopes
 
 IGNORE = -100
@@ -27,7 +28,7 @@ LOGITS_AT_ONCE = 1 << 25
 CHANNELS = 8
 """Channels that attention appends to each head."""
 DIGITS = 4
-"""Decimals of a fitted exponent; a slope then changes by less than 0.1 % of itself."""
+"""Decimals of a fitted number; a slope then changes by less than 0.1 % of itself."""
 
 
 class Batch(NamedTuple):
@@ -44,13 +45,13 @@ class Batch(NamedTuple):
 
 
 class TrainableAlibi:
-    """Stands in for the template's ``Alibi``: the same formula, with exponents that get gradients.
+    """Stands in for the template's ``Alibi``: the same formulas, with numbers that get gradients.
 
     Args:
         stock: the stock slopes, one per head.
-        form: a static or position-dynamic scaling; its exponents are where the fit starts.
+        form: a static or position-dynamic scaling; its exponents and temperatures are where the fit starts.
         device: where the model is.
-        dtype: of exponents and slopes.
+        dtype: of the numbers and slopes.
     """
 
     def __init__(
@@ -62,23 +63,56 @@ class TrainableAlibi:
     ) -> None:
         self.form = form
         self.dynamic = form.dynamic if isinstance(form, Dynamic) else None
-        self.exponents = torch.tensor(form.exponents, dtype=dtype, device=device, requires_grad=True)
+        options: dict[str, Any] = {"dtype": dtype, "device": device, "requires_grad": True}
+        self.exponents = torch.tensor(form.exponents, **options)
         """[1 or layers, heads]."""
+        self.temperatures = None if form.temperatures is None else torch.tensor(form.temperatures, **options)
+        """[1 or layers, heads]; None if there are none."""
         self._stock = torch.tensor(stock, dtype=dtype, device=device)[:, None]
 
     def at(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
         """The slopes for queries at the given positions; see the template's ``Alibi.at``."""
-        power = self.exponents[:, None, :, None]
+        return self._stock * self._powers(-self.exponents, positions)
+
+    def query_factors(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> Any:  # noqa: ARG002
+        """What to multiply the queries by; see the template's ``Alibi.query_factors``."""
+        return None if self.temperatures is None else self._powers(self.temperatures, positions)
+
+    def _powers(self, numbers: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The factor a to the power of ``numbers`` [rows, H]: [rows, 1, H, 1] or [rows, B or 1, H, T]."""
+        power = numbers[:, None, :, None]
         if isinstance(self.form, Static):
-            return self._stock * self.form.factor**-power
+            return self.form.factor**power
         tokens = (positions + 1).to(power.dtype)
         factor = (self.form.rate * tokens / self.form.train_length).clamp(min=1.0)
-        return self._stock * factor[:, None, :] ** -power
+        powers: torch.Tensor = factor[:, None, :] ** power
+        return powers
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """What is fitted, by its key in the scaling."""
+        found = {"exponents": self.exponents}
+        return found if self.temperatures is None else {**found, "temperatures": self.temperatures}
+
+    def squares(self) -> torch.Tensor:
+        """The sum of the squares of all numbers that are fitted."""
+        return torch.stack([numbers.square().sum() for numbers in self.parameters().values()]).sum()
+
+    def is_finite(self) -> bool:
+        """Whether all gradients are there and are numbers."""
+        gradients = [numbers.grad for numbers in self.parameters().values()]
+        return all(each is not None and bool(each.isfinite().all()) for each in gradients)
+
+    @torch.no_grad()
+    def clamp(self) -> None:
+        """Moves the numbers into their ranges."""
+        self.exponents.clamp_(*EXPONENTS)
+        if self.temperatures is not None:
+            self.temperatures.clamp_(*TEMPERATURES)
 
     def scaling(self) -> Static | Dynamic:
-        """The scaling with the exponents as they are now, rounded to ``DIGITS``."""
-        rows: Exponents = tuple(tuple(round(t, DIGITS) + 0.0 for t in row) for row in self.exponents.tolist())
-        return replace(self.form, exponents=rows)
+        """The scaling with the numbers as they are now, rounded to ``DIGITS``."""
+        temperatures = None if self.temperatures is None else _rounded(self.temperatures)
+        return replace(self.form, exponents=_rounded(self.exponents), temperatures=temperatures)
 
 
 @contextmanager
@@ -138,6 +172,10 @@ def memory(model: Any, rows: int, length: int) -> int:
     logits = 16 * min(LOGITS_AT_ONCE, tokens * config.vocab_size)
     needed: int = inputs + max(layer, logits)
     return needed
+
+
+def _rounded(numbers: torch.Tensor) -> Exponents:
+    return tuple(tuple(round(number, DIGITS) + 0.0 for number in row) for row in numbers.tolist())
 
 
 def _layers(model: Any) -> Sequence[Any]:

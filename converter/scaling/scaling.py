@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -22,6 +22,8 @@ METHODS: tuple[Method, ...] = tuple(method for method in get_args(Method) if met
 BASES: tuple[Basis, ...] = get_args(Basis)
 EXPONENTS = (-1.0, 4.0)
 """The least and the largest exponent of a fitted scaling; below 0, a head gets steeper."""
+TEMPERATURES = (-1.0, 1.0)
+"""The least and the largest temperature; below 0, a head looks less closely at the content of the keys."""
 LARGEST_FACTOR, LARGEST_RATE = 65536.0, 16.0
 """Of a fitted scaling. With ``EXPONENTS``, they keep all slopes within float32."""
 
@@ -33,6 +35,7 @@ class Unscaled:
     method: ClassVar[Method] = "none"
     ramp: ClassVar[Ramp | None] = None
     exponents: ClassVar[Exponents | None] = None
+    temperatures: ClassVar[Exponents | None] = None
 
     def factor_at(self, tokens: int) -> float:  # noqa: ARG002 -- the same signature as the other kinds
         """The scale factor a: 1."""
@@ -60,6 +63,8 @@ class Static:
     """Of ``by-parts``; None for other methods."""
     exponents: Exponents | None = None
     """Of ``fitted``; None for other methods."""
+    temperatures: Exponents | None = None
+    """Of ``fitted``, in as many rows as the exponents; None if it has none."""
 
     def factor_at(self, tokens: int) -> float:  # noqa: ARG002
         """The scale factor a, whatever the length."""
@@ -91,6 +96,8 @@ class Dynamic:
     """Of ``by-parts``; None for other methods."""
     exponents: Exponents | None = None
     """Of ``fitted``; None for other methods."""
+    temperatures: Exponents | None = None
+    """Of ``fitted``, in as many rows as the exponents; None if it has none."""
 
     def factor_at(self, tokens: int) -> float:
         """The scale factor a for a sequence of ``tokens`` tokens, or a query at position ``tokens - 1``."""
@@ -128,31 +135,52 @@ def exponents_of(scaling: Static | Dynamic, stock: Slopes, layer: int = 0) -> tu
     return exponents(scaling.method, stock, scaling.ramp)
 
 
+def query_factors(scaling: Scaling, heads: int, tokens: int = 0, layer: int = 0) -> tuple[float, ...]:
+    """``a ** u`` of each head of a layer, which multiplies its queries; 1 without temperatures.
+
+    Args:
+        scaling: of the model.
+        heads: number of heads.
+        tokens: in the sequence, or the query's position + 1.
+        layer: index of the layer.
+    """
+    if scaling.temperatures is None:
+        return (1.0,) * heads
+    row = scaling.temperatures[layer if len(scaling.temperatures) > 1 else 0]
+    return tuple(scaling.factor_at(tokens) ** u for u in row)
+
+
 def rows(scaling: Scaling) -> int:
     """In how many rows of slopes, one per layer, the layers differ; 1 if all are the same."""
     return 1 if scaling.exponents is None else len(scaling.exponents)
 
 
 def averaged(scaling: Scaling) -> Scaling:
-    """The same for all layers: each slope is the geometric mean of the layers'."""
-    if scaling.exponents is None or isinstance(scaling, Unscaled):
-        return scaling
-    count = len(scaling.exponents)
-    mean = tuple(sum(heads) / count for heads in zip(*scaling.exponents, strict=True))
-    return replace(scaling, exponents=(mean,))
+    """The same for all layers: each slope, and factor on queries, is the geometric mean of the layers'."""
+    return _each(
+        scaling, lambda table: (tuple(sum(heads) / len(table) for heads in zip(*table, strict=True)),)
+    )
 
 
 def first_layers(scaling: Scaling, layers: int) -> Scaling:
     """The scaling of a model's first ``layers`` layers."""
-    if scaling.exponents is None or isinstance(scaling, Unscaled) or len(scaling.exponents) == 1:
+    return _each(scaling, lambda table: table[:layers])
+
+
+def _each(scaling: Scaling, change: Callable[[Exponents], Exponents]) -> Scaling:
+    """The scaling with its exponents and temperatures changed, if it has any."""
+    if isinstance(scaling, Unscaled) or scaling.exponents is None:
         return scaling
-    return replace(scaling, exponents=scaling.exponents[:layers])
+    temperatures = None if scaling.temperatures is None else change(scaling.temperatures)
+    return replace(scaling, exponents=change(scaling.exponents), temperatures=temperatures)
 
 
 def _details(scaling: Static | Dynamic) -> dict[str, Any]:
     found: dict[str, Any] = {} if scaling.ramp is None else {"ramp": list(scaling.ramp)}
     if scaling.exponents is not None:
         found["exponents"] = [list(row) for row in scaling.exponents]
+    if scaling.temperatures is not None:
+        found["temperatures"] = [list(row) for row in scaling.temperatures]
     return found
 
 
@@ -162,7 +190,8 @@ def _details_text(scaling: Static | Dynamic) -> str:
     if scaling.exponents is None:
         return ""
     layers, heads = len(scaling.exponents), len(scaling.exponents[0])
-    return f", {heads} heads, {'all layers alike' if layers == 1 else f'{layers} layers'}"
+    found = f", {heads} heads, {'all layers alike' if layers == 1 else f'{layers} layers'}"
+    return found if scaling.temperatures is None else f"{found}, with temperatures"
 
 
 def stretched(scaling: Scaling, ratio: float) -> Scaling:
@@ -202,8 +231,8 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
         raise problem from None
     if (ramp is not None) != (method == "by-parts"):
         raise problem
-    fitted = _read_exponents(value.get("exponents"), where) if method == FITTED else None
-    if fitted is None and "exponents" in value:
+    fitted, temperatures = _read_fitted(value, where) if method == FITTED else (None, None)
+    if fitted is None and not {"exponents", "temperatures"}.isdisjoint(value):
         raise problem
     if factor is not None:
         if length is not None or not is_number(factor) or factor < 1:
@@ -213,30 +242,40 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
                 f"{where} has factor {factor:g}; a fitted scaling needs one above 1, "
                 f"and at most {LARGEST_FACTOR:g}"
             )
-        return Static(method, float(factor), ramp, fitted)
+        return Static(method, float(factor), ramp, fitted, temperatures)
     dynamic = value.get("dynamic", "length")
     if dynamic not in BASES or not is_count(length) or not is_number(rate) or rate <= 0:
         raise problem
     if fitted is not None and rate > LARGEST_RATE:
         raise SourceError(f"{where} has rate {rate:g}; that of a fitted scaling is at most {LARGEST_RATE:g}")
-    return Dynamic(method, dynamic, float(rate), length, ramp, fitted)
+    return Dynamic(method, dynamic, float(rate), length, ramp, fitted, temperatures)
 
 
-def _read_exponents(value: object, where: str) -> Exponents:
-    least, largest = EXPONENTS
+def _read_fitted(value: Mapping[str, object], where: str) -> tuple[Exponents, Exponents | None]:
+    fitted = _read_table(value.get("exponents"), where, "exponent", EXPONENTS)
+    temperatures = None
+    if "temperatures" in value:
+        temperatures = _read_table(value["temperatures"], where, "temperature", TEMPERATURES)
+        if [len(row) for row in temperatures] != [len(row) for row in fitted]:
+            raise SourceError(f"{where} has temperatures of another shape than its exponents; give as many")
+    if not any(any(row) for row in (*fitted, *(temperatures or ()))):
+        raise SourceError(f"{where} has no exponent other than 0, so it would scale no head")
+    return fitted, temperatures
+
+
+def _read_table(value: object, where: str, name: str, bounds: tuple[float, float]) -> Exponents:
+    least, largest = bounds
     if not isinstance(value, list) or not value or not all(isinstance(row, list) and row for row in value):
-        raise SourceError(f"{where} needs exponents: one list for all layers in a list, or one per layer")
+        raise SourceError(f"{where} needs {name}s: one list for all layers in a list, or one per layer")
     if len({len(row) for row in value}) > 1:
-        raise SourceError(f"{where} has exponents of different numbers of heads; give one per head and layer")
+        raise SourceError(f"{where} has {name}s of different numbers of heads; give one per head and layer")
     for layer, row in enumerate(value):
-        for head, exponent in enumerate(row):
-            if not is_number(exponent) or not least <= exponent <= largest:
+        for head, number in enumerate(row):
+            if not is_number(number) or not least <= number <= largest:
                 raise SourceError(
-                    f"{where} has the exponent {repr(exponent)[:LONGEST_SHOWN]} for head {head} of layer "
+                    f"{where} has the {name} {repr(number)[:LONGEST_SHOWN]} for head {head} of layer "
                     f"{layer}; give numbers from {least:g} to {largest:g}"
                 )
-    if not any(any(row) for row in value):
-        raise SourceError(f"{where} has no exponent other than 0, so it would scale no head")
     return tuple(tuple(map(float, row)) for row in value)
 
 

@@ -20,7 +20,7 @@ Ramp = tuple[float, float]
 """Two spans in tokens, the shorter first: ``by-parts`` keeps heads up to the first and scales those from the
 second on."""
 Exponents = tuple[tuple[float, ...], ...]
-"""Of ``fitted``: one t per head, in one row for all layers or in one row per layer."""
+"""Of ``fitted``: one t per head, in one row for all layers or in one row per layer. Temperatures are too."""
 NATS = 5.0
 """A head's span ends where its bias is -5 nats: a key there has e^-5 = 0.7 % of its weight without a bias."""
 

@@ -12,7 +12,7 @@ from converter.scaling.scaling import FITTED, Unscaled, read_scaling
 from converter.source.base import plain_text
 from converter.source.jsonfile import read_object
 
-KEYS = {"type", "exponents", "factor", "train_seq_len", "dynamic", "rate"}
+KEYS = {"type", "exponents", "temperatures", "factor", "train_seq_len", "dynamic", "rate"}
 
 
 def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:

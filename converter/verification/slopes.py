@@ -1,8 +1,11 @@
-"""Measures the slopes that the running code applies, from its attention weights.
+"""Measures the slopes and temperatures that the running code applies, from its attention weights.
 
 In a model whose parameters are all zero, queries and keys are zero, so attention weights depend on the bias
 alone: the logarithm of the ratio of two neighbouring weights is the slope. The measurement uses none of the
 code that computes slopes.
+
+For temperatures, the attention of the same model is given queries and keys. What its weights then show beside
+the slope is the query's content times ``a ** u``.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +23,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
-from converter.scaling.scaling import Dynamic, rows
+from converter.scaling.scaling import Dynamic, query_factors, rows
 from converter.verification.check import Check, Context
 from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
 
@@ -29,6 +33,9 @@ NAME = "slopes"
 SPAN = 40
 # TOLERANCE is relative. ROUNDING, in nats over the span, is float32's rounding of the measured weights.
 TOLERANCE, ROUNDING = 1e-3, 2e-6
+# The score that a query is given for its own key, in nats. It is below 0, because the slope works against it:
+# in every head, the weights of this key and its neighbour are then within float32's range.
+CONTENT = -40.0
 # Of a steep head, only the nearest keys have weights that float32 can hold: within so many nats.
 DEEPEST = 80.0
 # Most keys in a probe, in all layers of a decoder together. This bounds the memory: of a decoder's cache, or
@@ -39,12 +46,12 @@ CHUNK = 4096
 
 
 def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it
-    """Compares measured slopes with ``converter.scaling.slopes``: at one length, or two if dynamic.
+    """Compares what is measured with ``converter.scaling``: at one length, or two if dynamic.
 
     Where the layers' slopes differ, every layer is measured; else one is enough, since all share them.
 
     Raises:
-        VerificationError: a slope differs; the message names the head and both values.
+        VerificationError: a slope or a temperature differs; the message names the head and both values.
     """
     family = patched.family
     scaling = patched.repository.scaling
@@ -70,36 +77,66 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
         expected = np.tile(scaled, measured.shape[-1] // len(stock))
         differences = np.abs(measured - expected)
         wrong = ~((differences < TOLERANCE * expected) | (differences * SPAN < ROUNDING))
-        layer, head = np.unravel_index(wrong.argmax(), wrong.shape)
-        if wrong[layer, head]:
-            where = f"head {head % len(stock)}" + (f" of layer {layer}" if layers > 1 else "")
-            raise VerificationError(
-                f"{where} runs with slope {measured[layer, head]:.6g} at {tokens} tokens, "
-                f"not {expected[layer, head]:.6g}"
-            )
+        refuse(wrong, measured, expected, f"slope {{}} at {tokens} tokens, not {{}}", len(stock))
         worst = max(worst, float((differences / expected).max()))
+        if scaling.temperatures is None:
+            continue
+        expected = np.array([query_factors(scaling, len(stock), tokens, layer) for layer in range(layers)])
+        measured = measure_query_factors(model, family.kind, tokens, expected)
+        differences = np.abs(measured / expected - 1)
+        told = f"queries {{}} times as large at {tokens} tokens, not {{}}"
+        refuse(~(differences < TOLERANCE), measured, expected, told, len(stock))
+        worst = max(worst, float(differences.max()))
     where = " and ".join(str(tokens) for tokens in lengths)
     each = f" in each of {layers} layers" if layers > 1 else ""
+    and_temperatures = "" if scaling.temperatures is None else " and temperatures"
     return Check(
         NAME,
-        f"{len(stock)} slopes{each} measured from attention weights at {where} tokens; "
+        f"{len(stock)} slopes{and_temperatures}{each} measured from attention weights at {where} tokens; "
         f"largest relative deviation {worst:.1e}",
     )
 
 
-@torch.no_grad()
+def refuse(wrong: np.ndarray, measured: np.ndarray, expected: np.ndarray, told: str, heads: int) -> None:
+    """Raises ``VerificationError`` for the first wrong value, of [layers, heads or a multiple].
+
+    Args:
+        wrong: which values are wrong.
+        measured, expected: the values.
+        told: what the head runs with; a place for each of both values.
+        heads: number of heads.
+    """
+    layer, head = np.unravel_index(wrong.argmax(), wrong.shape)
+    if wrong[layer, head]:
+        where = f"head {head % heads}" + (f" of layer {layer}" if len(wrong) > 1 else "")
+        both = (f"{values[layer, head]:.6g}" for values in (measured, expected))
+        raise VerificationError(f"{where} runs with {told.format(*both)}")
+
+
 def measure(model: Any, tokens: int) -> np.ndarray:
-    """The slopes that the last of ``tokens`` tokens sees in an all-zero model, float64 [layers, num_heads].
+    """The slopes that the last of ``tokens`` tokens sees in an all-zero model, float64 [layers, heads]."""
+    return np.stack([slopes_of(weights, tokens - 1, -1, SPAN) for weights in last_weights(model, tokens)])
+
+
+@torch.no_grad()
+def last_weights(model: Any, tokens: int, scores: np.ndarray | None = None) -> list[torch.Tensor]:
+    """The attention weights of the last of ``tokens`` tokens in a decoder, [num_heads, tokens] of each layer.
 
     The cache is filled without computing attention: the output of all-zero values is zero.
+
+    Args:
+        model: an all-zero model.
+        tokens: how many.
+        scores: [layers, num_heads], see ``content``.
     """
     cache = DynamicCache()
     with without_attention(model):
         for start in range(0, tokens - 1, CHUNK):
             chunk = torch.zeros(1, min(CHUNK, tokens - 1 - start), dtype=torch.long)
             model(chunk, past_key_values=cache, use_cache=True)
-    output = model(torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, output_attentions=True)
-    return np.stack([slopes_of(weights[0, :, 0], tokens - 1, -1, SPAN) for weights in output.attentions])
+    with content(model, scores, at=0):
+        output = model(torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, output_attentions=True)
+    return [weights[0, :, 0] for weights in output.attentions]
 
 
 def slopes_of(weights: torch.Tensor, at: int, side: int, span: int) -> np.ndarray:
@@ -135,7 +172,6 @@ def without_attention(model: Any) -> Iterator[None]:
         model.config._attn_implementation = before
 
 
-@torch.no_grad()
 def measure_both_sides(model: Any, tokens: int) -> np.ndarray:
     """The slopes of an all-zero encoder to the left of a token, followed by those to its right.
 
@@ -144,6 +180,24 @@ def measure_both_sides(model: Any, tokens: int) -> np.ndarray:
         ``tokens`` tokens. For a position-dynamic one, it is that of the last of ``tokens`` tokens; the row is
         longer, so that this token has a right side.
     """
+    side = SPAN // 2
+    at, layers = middle_weights(model, tokens)
+    return np.stack(
+        [np.concatenate([slopes_of(weights, at, sign, side) for sign in (-1, 1)]) for weights in layers]
+    )
+
+
+@torch.no_grad()
+def middle_weights(
+    model: Any, tokens: int, scores: np.ndarray | None = None
+) -> tuple[int, list[torch.Tensor]]:
+    """The token of an encoder that ``measure_both_sides`` looks at, and its weights [num_heads, keys].
+
+    Args:
+        model: an all-zero model.
+        tokens: how many.
+        scores: [layers, num_heads], see ``content``.
+    """
     scaling = model.config.alibi_scaling or {}
     side = SPAN // 2
     own = scaling.get("dynamic") == "position"
@@ -151,10 +205,58 @@ def measure_both_sides(model: Any, tokens: int) -> np.ndarray:
     mask = torch.ones(1, length, dtype=torch.long)
     if not own:
         mask[:, tokens:] = 0  # tests that the length comes from the mask, not from the tensor's shape
-    output = model(torch.zeros_like(mask), attention_mask=mask, output_attentions=True)
-    return np.stack(
-        [
-            np.concatenate([slopes_of(weights[0, :, at], at, sign, side) for sign in (-1, 1)])
-            for weights in output.attentions
-        ]
-    )
+    with content(model, scores, at):
+        output = model(torch.zeros_like(mask), attention_mask=mask, output_attentions=True)
+    return at, [weights[0, :, at] for weights in output.attentions]
+
+
+def measure_query_factors(model: Any, kind: str, tokens: int, expected: np.ndarray) -> np.ndarray:
+    """What the running code multiplies queries by, float64 [layers, num_heads].
+
+    Args:
+        model: an all-zero model.
+        kind: decoder or encoder.
+        tokens: number of tokens, as for the slopes.
+        expected: [layers, num_heads], what to expect, for which the scores are then ``CONTENT``.
+    """
+    found = []
+    for scores in (None, CONTENT / expected):
+        if kind == "decoder":
+            at, layers = tokens - 1, last_weights(model, tokens, scores)
+        else:
+            at, layers = middle_weights(model, tokens, scores)
+        logs = [weights[:, at - 1 : at + 1].double().log().numpy() for weights in layers]
+        found.append(np.stack([of_layer[:, 1] - of_layer[:, 0] for of_layer in logs]))
+    with np.errstate(invalid="ignore"):  # wrong code may give keys no weight
+        factors: np.ndarray = (found[1] - found[0]) / (CONTENT / expected)
+    return factors
+
+
+@contextlib.contextmanager
+def content(model: Any, scores: np.ndarray | None, at: int) -> Iterator[None]:
+    """In this context, all queries of an all-zero model have content for one new key, and none for others.
+
+    Args:
+        model: the model.
+        scores: [layers, num_heads], q.k times the softmax's scale, without temperatures; None for no content.
+        at: the key's place among the new ones.
+    """
+
+    def attend(
+        module: Any, score: np.ndarray, query: torch.Tensor, key: torch.Tensor, *more: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        query, key = torch.zeros_like(query), torch.zeros_like(key)
+        scale = getattr(module, "scaling", query.shape[-1] ** -0.5)
+        query[..., 0] = torch.from_numpy(score / scale)[:, None]
+        key[:, :, at, 0] = 1.0
+        outputs: tuple[torch.Tensor, torch.Tensor | None] = type(module).attend(module, query, key, *more)
+        return outputs
+
+    modules = [] if scores is None else [each for each in model.modules() if hasattr(each, "attend")]
+    for module, score in zip(modules, () if scores is None else scores, strict=True):
+        module.attend = partial(attend, module, score)
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.attend

@@ -35,12 +35,14 @@ from converter.vllm_plugin.templates.ntk_alibi import CHANNELS, Alibi, key_chann
 
 
 class Channels(NamedTuple):
-    """What a forward pass appends to queries and keys, in every layer."""
+    """What a forward pass appends to queries and keys in every layer, and multiplies queries by."""
 
-    queries: tuple[torch.Tensor, ...]
-    """The slopes, [T, H, CHANNELS]: one for all layers or one each."""
-    keys: torch.Tensor
-    """The positions, [T, 1, CHANNELS]."""
+    queries: tuple[torch.Tensor, ...] | None
+    """The slopes, [T, H, CHANNELS]: one for all layers or one each; None if the kernel has them."""
+    keys: torch.Tensor | None
+    """The positions, [T, 1, CHANNELS]; None if the kernel has the slopes."""
+    factors: tuple[torch.Tensor, ...] | None
+    """float32 [T or 1, H, 1], like the slopes; None without temperatures."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +80,21 @@ class Setup:
         heads = self.config.num_attention_heads // get_tensor_model_parallel_world_size()
         return slice(get_tensor_model_parallel_rank() * heads, (get_tensor_model_parallel_rank() + 1) * heads)
 
-    def channels(self, values: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> Channels | None:
-        """The channels of tokens at these positions, int64 [T]; None if the kernel has the slopes.
+    def channels(self, values: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> Channels:
+        """The channels of tokens at these positions, int64 [T].
 
         Args:
-            values: slopes and exponents, from ``Alibi.on``.
+            values: slopes, exponents and temperatures, from ``Alibi.on``.
         """
+        factors = self.alibi.query_factors(positions[None], values=values)
+        if factors is not None:
+            factors = factors[..., self.own_heads, :][:, 0].transpose(1, 2)[..., None].unbind()
         if not is_folded(self.config):
-            return None
+            return Channels(None, None, factors)
         slopes = self.alibi.scaled(values, positions[None])[..., self.own_heads, :]
         queries = query_channels(slopes, self.scaling)[:, 0].transpose(1, 2)
         keys = key_channels(positions[None], None)[0].transpose(0, 1)
-        return Channels(queries.to(dtype).unbind(), keys.to(dtype))
+        return Channels(queries.to(dtype).unbind(), keys.to(dtype), factors)
 
 
 class AlibiAttention(nn.Module):
@@ -125,7 +130,7 @@ class AlibiAttention(nn.Module):
         check_cache(self.attn.kv_cache_dtype, self.folded)  # a quantised checkpoint can choose it too
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, channels: Channels | None
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, channels: Channels
     ) -> torch.Tensor:
         """The heads' outputs, [T, H * D].
 
@@ -133,11 +138,14 @@ class AlibiAttention(nn.Module):
             query: [T, H * D].
             key, value: [T, H or fewer (grouped), times D].
         """
+        if channels.factors is not None:
+            states = query.unflatten(-1, (self.heads, self.size)) * channels.factors[self.row]
+            query = states.to(query.dtype).flatten(-2)
         if self.padded == self.size:
             output: torch.Tensor = self.attn(query, key, value)
             return output
-        query = self.pad(query, self.heads, None if channels is None else channels.queries[self.row])
-        key = self.pad(key, self.kv_heads, None if channels is None else channels.keys)
+        query = self.pad(query, self.heads, None if channels.queries is None else channels.queries[self.row])
+        key = self.pad(key, self.kv_heads, channels.keys)
         output = self.attn(query, key, self.pad(value, self.kv_heads, None))
         return output.unflatten(-1, (self.heads, self.padded))[..., : self.size].flatten(-2)
 
@@ -206,7 +214,7 @@ class SelfAttention(nn.Module):
         self.widths = [own * size, own_kv * size, own_kv * size]
         self.attention = AlibiAttention(setup, layer, own, own_kv, prefix)
 
-    def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
         """Attention of hidden states [T, hidden]."""
         fused, _ = getattr(self, self.fused)(hidden_states)
         if self.clip:

@@ -48,7 +48,7 @@ class Decoder(nn.Module):
     """Built from the setup, the layer's index and its prefix; called with hidden states and channels."""
     norm_name: str
     alibi_values: torch.Tensor
-    """Slopes and exponents, from ``Alibi.on``."""
+    """Slopes, exponents and temperatures, from ``Alibi.on``."""
 
     @staticmethod
     def alibi(config: Any) -> Alibi:

@@ -144,6 +144,20 @@ def query_slopes(
     return np.stack(each, axis=1)[:, which]
 
 
+def tempered(config: Mapping[str, Any], q: Array, mask: NDArray[np.int64], layer: int) -> Array:
+    """Queries ``q`` [num_heads, L, head_dim] times a^u, with the u of each head in ``temperatures``.
+
+    Without temperatures they stay as they are. a is the factor of each query, see ``query_factors``.
+    """
+    scaling = config.get("alibi_scaling") or {}
+    if "temperatures" not in scaling:
+        return q
+    rows = scaling["temperatures"]
+    u = np.array(rows[layer] if len(rows) > 1 else rows[0])
+    by_query: Array = query_factors(scaling, mask)[None, :, None] ** u[:, None, None]
+    return q * by_query
+
+
 def attention(
     q: Array,
     k: Array,

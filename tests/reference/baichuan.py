@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.reference.alibi import attention, press_slopes, query_slopes
+from tests.reference.alibi import attention, press_slopes, query_slopes, tempered
 from tests.reference.layers import Array, Config, Ints, Network, Tensors, setting
 
 
@@ -37,6 +37,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
         # All of q, then all of k, then all of v; each head by head.
         q, k, v = packed.reshape(length, 3, heads, width // heads).transpose(1, 2, 0, 3)
         slopes = query_slopes(config, press_slopes(heads), mask, n)
+        q = tempered(config, q, mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, 1 / math.sqrt(width // heads))
         attentions.append(probabilities)
         x = x + weights.linear(context, f"layers.{n}.self_attn.o_proj", bias=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.reference.alibi import press_slopes, query_slopes, symmetric_attention
+from tests.reference.alibi import press_slopes, query_slopes, symmetric_attention, tempered
 from tests.reference.layers import Array, Config, Ints, Network, Tensors, gelu_exact, setting
 
 PREFIX = "bert."
@@ -53,6 +53,7 @@ class Encoder:
             length, width = q.shape
             q, k, v = (part.reshape(length, heads, width // heads).transpose(1, 0, 2) for part in (q, k, v))
             slopes = query_slopes(config, press_slopes(heads), mask, len(attentions))
+            q = tempered(config, q, mask, len(attentions))
             output, probabilities = symmetric_attention(
                 q, k, v, slopes, mask, score_scale=1 / math.sqrt(width // heads)
             )

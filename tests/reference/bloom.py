@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tests.reference.alibi import attention, press_slopes, query_slopes
+from tests.reference.alibi import attention, press_slopes, query_slopes, tempered
 from tests.reference.layers import Array, Config, Ints, Network, Tensors, gelu_bloom, setting
 
 
@@ -25,6 +25,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
         # The fused outputs go head by head, each with its q, its k and its v.
         q, k, v = fused.reshape(length, heads, 3, head_dim).transpose(2, 1, 0, 3)
         slopes = query_slopes(config, press_slopes(heads), mask, n)
+        q = tempered(config, q, mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, 1 / math.sqrt(head_dim))
         attentions.append(probabilities)
         x = residual + weights.linear(context, f"h.{n}.self_attention.dense", bias=True)

@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from tests.reference.alibi import attention, press_slopes, query_slopes
+from tests.reference.alibi import attention, press_slopes, query_slopes, tempered
 from tests.reference.layers import Array, Config, Ints, Network, Tensors, gelu_exact, setting
 
 
@@ -59,6 +59,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
         fused = weights.linear(normed, f"h.{n}.self_attention.query_key_value", bias)
         q, k, v = _split(fused, heads, kv_heads)
         slopes = query_slopes(config, press_slopes(heads), mask, n, bias_scale=shrink)
+        q = tempered(config, q, mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, score_scale=shrink, bias_scale=shrink)
         attentions.append(probabilities)
         attended = weights.linear(context, f"h.{n}.self_attention.dense", bias)

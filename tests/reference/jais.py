@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.reference.alibi import attention, press_slopes, query_slopes
+from tests.reference.alibi import attention, press_slopes, query_slopes, tempered
 from tests.reference.layers import Array, Config, Ints, Network, Tensors, setting
 
 
@@ -57,6 +57,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
         # Queries of all heads, then keys of all heads, then values.
         q, k, v = fused.reshape(length, 3, heads, head_dim).transpose(1, 2, 0, 3)
         slopes = query_slopes(config, _stock_slopes(weights, heads), mask, n)
+        q = tempered(config, q, mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, 1 / divisor)
         attentions.append(probabilities)
         x = x + _conv(weights, context, f"h.{n}.attn.c_proj")

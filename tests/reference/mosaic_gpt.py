@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.reference.alibi import attention, query_slopes
+from tests.reference.alibi import attention, query_slopes, tempered
 from tests.reference.layers import Array, Config, Ints, Network, Tensors, gelu_exact, setting
 
 EPSILON = 1e-5
@@ -43,6 +43,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
             k = weights.layer_norm(k, f"blocks.{n}.attn.k_ln", EPSILON, bias)
         q, k, v = (part.reshape(length, heads, head_dim).transpose(1, 0, 2) for part in (q, k, v))
         slopes = query_slopes(config, stock, mask, n)
+        q = tempered(config, q, mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, score_scale)
         attentions.append(probabilities)
         x = x + weights.linear(context, f"blocks.{n}.attn.out_proj", bias)

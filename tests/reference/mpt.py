@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.reference.alibi import attention, mpt_slopes, query_slopes
+from tests.reference.alibi import attention, mpt_slopes, query_slopes, tempered
 from tests.reference.layers import Array, Config, Ints, Network, Tensors, gelu_exact, setting
 
 
@@ -66,6 +66,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
         q, k, v = (part.reshape(length, -1, head_dim).transpose(1, 0, 2) for part in (q, k, v))
         k, v = (np.repeat(part, heads // kv_heads, axis=0) for part in (k, v))
         slopes = query_slopes(config, stock, mask, n)
+        q = tempered(config, q, mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, score_scale)
         attentions.append(probabilities)
         x = x + weights.linear(context, f"blocks.{n}.attn.out_proj", bias)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.reference.alibi import attention, press_slopes, query_slopes
+from tests.reference.alibi import attention, press_slopes, query_slopes, tempered
 from tests.reference.layers import Array, Config, Ints, Network, Tensors, Trunk, setting
 
 
@@ -34,6 +34,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
             v = weights.linear(normed, f"h.{n}.attn.v", bias=False)
         k, v = np.stack([k] * heads), np.stack([v] * heads)
         slopes = query_slopes(config, press_slopes(heads), mask, n)
+        q = tempered(config, q, mask, n)
         context, probabilities = attention(q, k, v, slopes, mask, 1 / math.sqrt(head_dim))
         attentions.append(probabilities)
         x = x + weights.linear(context, f"h.{n}.attn.c_proj", bias=False)

@@ -103,6 +103,16 @@ def test_weights_that_are_quantised_when_they_are_loaded(converted_wide: Any) ->
     assert changes[0] < 0.2 < changes[1] < 1
 
 
+@pytest.mark.parametrize("scaling", ["fitted", "fitted-position"])
+def test_dropped_temperatures_are_noticed(converted_wide: Any, scaling: str) -> None:
+    from converter.vllm_plugin.templates.ntk_alibi import Alibi
+
+    folder = converted_wide(scaling)
+    dropped = mock.patch.object(Alibi, "query_factors", return_value=None)
+    with dropped, engine(folder) as llm:
+        assert worst(llm, Reference(folder), trained_prompts(692)) > FELT
+
+
 def test_dropped_slopes_are_noticed(converted_wide: Any) -> None:
     from vllm.model_executor.layers.attention import Attention
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.patched import FAMILIES, VARIANTS
+from tests.patched import FAMILIES, FITTED, VARIANTS
 from tests.vllm.engines import BOUND, FELT, Reference, converted_tiny, engine, random_prompts, worst
 
 # The tiny models are scaled for 24 tokens.
@@ -20,7 +20,13 @@ OPTIONS = {
     name: (family, ("ntk", "ntk-position")[number % 2], changes)
     for number, (name, (family, changes)) in enumerate(VARIANTS.items())
 }
-CASES: dict[str, tuple[str, str, dict[str, Any]]] = {**PLAIN, **OPTIONS}
+# Temperatures too, which multiply the queries of a family.
+TEMPERATURES = {
+    f"{family}-{scaling}": (family, scaling, {})
+    for number, family in enumerate(FAMILIES)
+    for scaling in (FITTED[number % 2],)
+}
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {**PLAIN, **OPTIONS, **TEMPERATURES}
 
 
 @pytest.mark.parametrize("case", CASES)

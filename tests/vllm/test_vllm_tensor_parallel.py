@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.patched import FAMILIES, VARIANTS
+from tests.patched import FAMILIES, FITTED, VARIANTS
 from tests.vllm.engines import BOUND, FELT, converted_tiny
 
 # One key head for both processes, key heads that are divided, and norms over the heads of both.
@@ -36,6 +36,8 @@ def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     }
     for number, (name, (family, changes)) in enumerate(OPTIONS.items()):
         models[name] = converted_tiny(tmp_path / name, family, ("ntk-position", "ntk")[number % 2], **changes)
+    for family, scaling in zip(("mpt", "bloom"), FITTED, strict=True):
+        models[scaling] = converted_tiny(tmp_path / scaling, family, scaling)
     models["wrong-ntk"] = converted_tiny(tmp_path / "wrong-ntk", "bloom", "ntk")
     models["wrong-position"] = converted_tiny(tmp_path / "wrong-position", "mpt", "ntk-position")
     jobs = tmp_path / "jobs.json"

@@ -1,4 +1,4 @@
-"""Positions, lengths and scaled slopes, computed inside the graph from its inputs.
+"""Positions, lengths, scaled slopes and temperatures, computed inside the graph from its inputs.
 
 Shapes: B rows, S new tokens a row, T tokens a row with the cached ones, N = B * S, H heads.
 """
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from converter.exports.onnx.graph import Graph, Value
-from converter.scaling.scaling import Dynamic, Scaling, exponents_of, rows
+from converter.scaling.scaling import Dynamic, Scaling, exponents_of, query_factors, rows
 from converter.scaling.slopes import Slopes
 
 
@@ -119,16 +119,32 @@ class Alibi:
 
     def slopes_at(self, tokens: Tokens, layer: int) -> Value:
         """float32 [1, 1, H], [B, 1, H] or [B, S, H]: the slopes that each new token's query uses."""
-        graph = tokens.graph
-        scaling = self.scaling
+        graph, scaling = tokens.graph, self.scaling
         if not isinstance(scaling, Dynamic):
             return graph.float32(np.asarray(scaling.slopes(self.slopes, layer=layer))[None, None])
+        power = graph.float32(-np.asarray(exponents_of(scaling, self.slopes, layer)))
+        factor = self._factor(tokens, scaling)
+        return graph.op("Mul", graph.float32(self.slopes), graph.op("Pow", factor, power))
+
+    def query_factors(self, tokens: Tokens, layer: int) -> Value | None:
+        """float32 [1 or N, H, 1]: what to multiply the queries by; None without temperatures."""
+        graph, scaling, heads = tokens.graph, self.scaling, len(self.slopes)
+        if scaling.temperatures is None:
+            return None
+        if not isinstance(scaling, Dynamic):
+            return graph.float32(np.reshape(query_factors(scaling, heads, layer=layer), (1, heads, 1)))
+        row = scaling.temperatures[layer if len(scaling.temperatures) > 1 else 0]
+        factors = graph.op("Pow", self._factor(tokens, scaling), graph.float32(row))
+        shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([heads]), axis=0)
+        return graph.reshape(graph.op("Expand", factors, shape), -1, heads, 1)
+
+    def _factor(self, tokens: Tokens, scaling: Dynamic) -> Value:
+        """float32 [B, 1, 1] or [B, S, 1]: the factor a of each new token's query."""
+        graph = tokens.graph
         if scaling.dynamic == "position":
             counts = graph.op("Add", tokens.positions, graph.float32(1))
         else:
             counts = tokens.lengths
         rate = graph.float32(scaling.rate / scaling.train_length)
         factor = graph.op("Max", graph.op("Mul", counts, rate), graph.float32(1))
-        factor = graph.op("Unsqueeze", factor, graph.constant([-1]))
-        power = graph.float32(-np.asarray(exponents_of(scaling, self.slopes, layer)))
-        return graph.op("Mul", graph.float32(self.slopes), graph.op("Pow", factor, power))
+        return graph.op("Unsqueeze", factor, graph.constant([-1]))

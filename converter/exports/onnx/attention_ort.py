@@ -53,6 +53,8 @@ class OrtAttention:
                 self._query_channels(tokens, alibi, count, layer) for layer in range(alibi.rows)
             ]
             """One for all layers, or one per layer."""
+            self.query_factors = [alibi.query_factors(tokens, layer) for layer in range(alibi.rows)]
+            """The same; None without temperatures."""
             self.key_channels = self._key_channels(tokens, count)
             channels = graph.constant([geometry.num_kv_heads, CHANNELS + self.zeros])
             kv_shape = graph.op("Concat", count, channels, axis=0)
@@ -67,10 +69,15 @@ class OrtAttention:
         self, query: Value, key: Value, value: Value, past: Cache | None, layer: int
     ) -> tuple[Value, Cache]:
         graph, geometry = self.graph, self.geometry
+        row = layer if len(self.query_channels) > 1 else 0
+        factors = self.query_factors[row]
+        if factors is not None:
+            wide = graph.cast(query, ir.DataType.FLOAT)
+            query = graph.cast(graph.op("Mul", wide, factors))
         joined = (
             graph.op("Reshape", graph.op("Concat", states, channels, axis=-1), self.by_row)
             for states, channels in (
-                (query, self.query_channels[layer if len(self.query_channels) > 1 else 0]),
+                (query, self.query_channels[row]),
                 (key, self.key_channels),
                 (value, self.value_channels),
             )

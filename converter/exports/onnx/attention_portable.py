@@ -61,7 +61,8 @@ class BlockwiseAttention:
             self.real = graph.cast(tokens.mask, ir.DataType.BOOL)
             """bool [B, T]."""
             self.slopes = [self._slopes(alibi, layer) for layer in range(alibi.rows)]
-            """One for all layers, or one per layer."""
+            self.query_factors = [alibi.query_factors(tokens, layer) for layer in range(alibi.rows)]
+            """One for all layers, or one per layer; None without temperatures."""
 
     def _slopes(self, alibi: Alibi, layer: int) -> Value:
         """float32 [1 or B, H, 1 or S, 1]."""
@@ -69,12 +70,15 @@ class BlockwiseAttention:
         slopes = graph.op("Transpose", alibi.slopes_at(self.tokens, layer), perm=[0, 2, 1])
         return graph.op("Unsqueeze", slopes, graph.constant([3]))
 
-    def _scaled(self, query: Value) -> Value:
+    def _scaled(self, query: Value, layer: int) -> Value:
         """Queries [N, H, D] as [B, H, S, D], scaled in float32.
 
         A scale rounded to half precision would be an error that all scores share.
         """
         scaled = self.graph.op("Mul", self._wide(query), self.graph.float32(self.softmax_scale))
+        factors = self.query_factors[layer if len(self.query_factors) > 1 else 0]
+        if factors is not None:
+            scaled = self.graph.op("Mul", scaled, factors)
         return self._by_head(self._narrow(scaled))
 
     def _all_blocks(self, one: Callable[[], Value], step: Callable[[Value], Value]) -> Value:
@@ -177,7 +181,7 @@ class PortableAttention(BlockwiseAttention):
         self, query: Value, key: Value, value: Value, past: Cache | None, layer: int
     ) -> tuple[Value, Cache]:
         graph = self.graph
-        queries = self._scaled(query)
+        queries = self._scaled(query, layer)
         present = Cache(self._by_head(key), self._by_head(value))
         if past is not None:
             present = Cache(
@@ -229,7 +233,7 @@ class SymmetricAttention(BlockwiseAttention):
     def __call__(self, query: Value, key: Value, value: Value, layer: int) -> Value:
         """[N, H * D] of query, key and value [N, H, D]."""
         graph = self.graph
-        queries = self._scaled(query)
+        queries = self._scaled(query, layer)
         cache = Cache(self._by_head(key), self._by_head(value))
 
         def step(number: Value) -> Value:

@@ -33,7 +33,7 @@ class BaichuanLayer(nn.Module):
             gate="gate_proj",
         )
 
-    def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
         hidden_states = hidden_states + self.self_attn(self.input_layernorm(hidden_states), channels)
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 

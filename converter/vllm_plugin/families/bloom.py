@@ -44,7 +44,7 @@ class BloomLayer(nn.Module):
         )
         self.residual_after_norm = setup.config.apply_residual_connection_post_layernorm
 
-    def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
         normed = self.input_layernorm(hidden_states)
         residual = normed if self.residual_after_norm else hidden_states
         hidden_states = residual + self.self_attention(normed, channels)

@@ -63,7 +63,7 @@ class FalconLayer(nn.Module):
             bias=config.bias,
         )
 
-    def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
         normed = self.ln_attn(hidden_states) if self.two_norms else self.input_layernorm(hidden_states)
         attended = hidden_states + self.self_attention(normed, channels)
         if not self.parallel:

@@ -36,7 +36,7 @@ class JaisLayer(nn.Module):
         width = inner_width(setup.config)
         self.mlp = MLP(setup, f"{prefix}.mlp", "c_fc", "c_proj", width, F.silu, bias=True, gate="c_fc2")
 
-    def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
         hidden_states = hidden_states + self.attn(self.ln_1(hidden_states), channels)
         return hidden_states + self.mlp(self.ln_2(hidden_states))
 

@@ -41,7 +41,7 @@ class MosaicGptLayer(nn.Module):
             bias=not config.no_bias,
         )
 
-    def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
         hidden_states = hidden_states + self.attn(self.ln_1(hidden_states), channels)
         return hidden_states + self.mlp(self.ln_2(hidden_states))
 

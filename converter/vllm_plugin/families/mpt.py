@@ -46,7 +46,7 @@ class MptLayer(nn.Module):
             gate="gate_proj" if ffn.get("ffn_type") == "mptglu" else None,
         )
 
-    def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
         hidden_states = hidden_states + self.attn(self.norm_1(hidden_states), channels)
         return hidden_states + self.ffn(self.norm_2(hidden_states))
 

@@ -27,7 +27,7 @@ class RefactLayer(nn.Module):
             setup, f"{prefix}.mlp", "linear_3", "c_proj", width, F.silu, bias=False, gate="linear_1"
         )
 
-    def forward(self, hidden_states: torch.Tensor, channels: Channels | None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
         hidden_states = hidden_states + self.attn(self.ln_1(hidden_states), channels)
         return hidden_states + self.mlp(self.ln_2(hidden_states))
 

@@ -132,31 +132,25 @@ def places(model: Model) -> list[float]:
     return [float(np.log2(NATS / slope / TRAINED_LENGTH)) for slope in model.slopes]
 
 
-def fitted_slopes(models: Path) -> dict[str, dict[str, list[list[float]]]]:
-    """The exponents of all fits: model -> form -> [layers, or 1 for all layers][heads].
-
-    A form whose fit gained nothing is left out.
-    """
-    files = {
-        model.name: {
-            form.name: models / f"{model.name}-fitted-{form.slug}" / SLOPES_FILE for form in FORMS[model]
-        }
-        for model in FORMS
-    }
-    return {
-        name: {
-            form: json.loads(file.read_text(encoding="utf-8"))["exponents"]
-            for form, file in found.items()
-            if file.exists()
-        }
-        for name, found in files.items()
-    }
-
-
 def kept(models: Path) -> dict[str, Any]:
-    """What is kept with the results: the slopes, and what ``fit`` said where it found none."""
-    said = {file.stem: file.read_text(encoding="utf-8").strip() for file in sorted(models.glob("*.nothing"))}
-    return {"slopes": fitted_slopes(models), "nothing": said}
+    """What is kept with the results: what ``fit`` found, by model and form.
+
+    Under ``slopes`` the exponents, [layers, or 1 for all layers][heads]; under ``nothing`` the message of
+    a fit that gained nothing.
+    """
+    slopes: dict[str, dict[str, Any]] = {}
+    nothing: dict[str, dict[str, str]] = {}
+    for model, forms in FORMS.items():
+        slopes[model.name], nothing[model.name] = {}, {}
+        for form in forms:
+            folder = models / f"{model.name}-fitted-{form.slug}"
+            if folder.exists():
+                content = json.loads((folder / SLOPES_FILE).read_text(encoding="utf-8"))
+                slopes[model.name][form.name] = content["exponents"]
+            else:
+                said = folder.with_name(f"{folder.name}.nothing").read_text(encoding="utf-8")
+                nothing[model.name][form.name] = said.strip()
+    return {"slopes": slopes, "nothing": nothing}
 
 
 STUDY = Study(

@@ -126,6 +126,9 @@ def by_model(results: Results) -> str:
                     value = f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.0f}"
                     cells[each.length // TRAINED_LENGTH] = value + star
             rows.append([name, scaling, *cells.values()])
+        # A fit that gained nothing writes no model, so there is nothing to measure.
+        for form in results.settings.get("nothing", {}).get(name, {}):
+            rows.append([name, f"fitted, {form}", "no gain", *[""] * (len(multiples) - 1)])
     return markdown(["model", "scaling", *(f"{multiple}x" for multiple in multiples)], rows)
 
 

@@ -15,20 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence_design import SCALE, TRAINED_LENGTH, Model
+from evidence_design import LENGTHS, SCALE, TRAINED_LENGTH, Model
 from evidence_measure import Run, Study
 from lines_task import prompts_as_json
 from text_task import read_corpus
 
 from converter import convert, fit
 from converter.errors import NoGain
-from converter.evaluation.candidates import ladder
 from converter.evaluation.tasks import make_task
 from converter.scaling.request import SLOPES_FILE
 from converter.scaling.slopes import NATS
 
-ITEMS, SEED = 400, 1
-"""Prompts of each length to fit to, and the seed that draws them."""
+ITEMS, SEED = 1200, 1
+"""Prompts to fit to, as many of each length, and the seed that draws them."""
 CHARACTERS = 400_000
 """Of the text to fit to."""
 MINUTES = 60.0
@@ -61,6 +60,11 @@ class Form:
         return TRAINED_LENGTH if self.multiple > 1 else TRAINED_LENGTH // int(SCALE)
 
     @property
+    def lengths(self) -> Sequence[int]:
+        """Lengths of the prompts to fit to."""
+        return [length for length in LENGTHS if length <= self.target]
+
+    @property
     def slug(self) -> str:
         """Its part of a folder's name."""
         return self.name.replace(" ", "-").replace(",", "")
@@ -85,7 +89,7 @@ def material(model: Model, models: Path, form: Form) -> dict[str, Any]:
         file.write_text(read_corpus().training[:CHARACTERS], encoding="utf-8", newline="\n")
         return {"text": [file]}
     file = models / f"fit-{form.target}.jsonl"
-    rows = prompts_as_json(ladder(form.start, form.target), ITEMS, SEED)
+    rows = prompts_as_json(form.lengths, ITEMS // len(form.lengths), SEED)
     file.write_text(rows, encoding="utf-8")
     return {"prompts": [make_task("prompts", file)]}
 

@@ -2,6 +2,7 @@
 
     python examples/evidence.py                # train and measure what is missing; hours on one core
     python examples/evidence.py --only fits    # the same for one study
+    python examples/evidence.py --model text-8-0 lines-12-1    # some of the ten models of `results`
     python examples/evidence.py --tables       # write only tables and pictures, from the stored results
 
 There are three studies: `results`, of ten models under the formulas; `ramps`, of the ramp of by-parts
@@ -93,14 +94,25 @@ def main() -> None:
     """Read the command line; train, measure and write."""
     parser = argparse.ArgumentParser(description="Produce the evidence that the documents show.")
     parser.add_argument("--only", choices=STUDIES, help="the study to measure, by default all")
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        choices=[model.name for model in MODELS],
+        help="of the ten models, measure only these, and no other study; the stored rows of the others stay",
+    )
     parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
     parser.add_argument("--tables", action="store_true", help="only rewrite tables and pictures")
     arguments = parser.parse_args()
+    if arguments.model and arguments.only not in (None, FORMULAS.name):
+        parser.error("--model is for the study `results`; drop --only")
 
     if not arguments.tables:
         arguments.models.mkdir(parents=True, exist_ok=True)
-        for name in [arguments.only] if arguments.only else STUDIES:
-            STUDIES[name].run(arguments.models)
+        if arguments.model:
+            FORMULAS.run(arguments.models, arguments.model)
+        else:
+            for name in [arguments.only] if arguments.only else STUDIES:
+                STUDIES[name].run(arguments.models)
     write(stored())
 
 

@@ -2,7 +2,7 @@
 
 The flattest head of all models but the first sees 0.6 times the trained length, as in BLOOM-1b7 and MPT-7B
 (their slopes have MPT's `alibi_bias_max` of 5). Slopes are fitted to prompts of the same task, drawn with
-another seed than those that measure them. The model of text is measured under the formulas only.
+another seed than those that measure them, or to text of other files.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence_design import SCALE, TRAINED_LENGTH, Model
+from evidence_design import LENGTHS, SCALE, TRAINED_LENGTH, Model
 from evidence_measure import Run, Study
 from lines_task import prompts_as_json
+from text_task import read_corpus
 
 from converter import convert, fit
 from converter.errors import NoGain
-from converter.evaluation.candidates import ladder
 from converter.evaluation.tasks import make_task
 from converter.scaling.request import SLOPES_FILE
 from converter.scaling.slopes import NATS
 
-ITEMS, SEED = 120, 1
-"""Prompts of each length to fit to, and the seed that draws them."""
-STEPS = 40
-"""Of a fit; fewer than the 200 of ``ntk-convert fit``, to save time."""
+ITEMS, SEED = 1200, 1
+"""Prompts to fit to, as many of each length, and the seed that draws them."""
+CHARACTERS = 400_000
+"""Of the text to fit to."""
+MINUTES = 60.0
+"""Most time of a fit: so much that its steps decide, and not the speed of the machine."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Form:
         return TRAINED_LENGTH if self.multiple > 1 else TRAINED_LENGTH // int(SCALE)
 
     @property
+    def lengths(self) -> Sequence[int]:
+        """Lengths of the prompts to fit to."""
+        return [length for length in LENGTHS if length <= self.target]
+
+    @property
     def slug(self) -> str:
         """Its part of a folder's name."""
         return self.name.replace(" ", "-").replace(",", "")
@@ -69,10 +76,22 @@ AT_1X = Form("static, fitted at 1x only", multiple=1)
 SHARED = Form("static, shared by the layers", shared=True)
 FORMS = {
     Model("lines", 8, 0, 5): (POSITION, STATIC, AT_1X, SHARED),
-    Model("text", 8, 0, 5): (),
+    Model("text", 8, 0, 5): (POSITION, STATIC),
     Model("lines", 8, 0): (POSITION,),
 }
 """The models, and the ways in which each is fitted."""
+
+
+def material(model: Model, models: Path, form: Form) -> dict[str, Any]:
+    """What to fit to, as arguments of ``fit``: text that the model was trained on, or prompts."""
+    if model.task == "text":
+        file = models / "fit.txt"
+        file.write_text(read_corpus().training[:CHARACTERS], encoding="utf-8", newline="\n")
+        return {"text": [file]}
+    file = models / f"fit-{form.target}.jsonl"
+    rows = prompts_as_json(form.lengths, ITEMS // len(form.lengths), SEED)
+    file.write_text(rows, encoding="utf-8")
+    return {"prompts": [make_task("prompts", file)]}
 
 
 def fitted(model: Model, models: Path, form: Form) -> Path | None:
@@ -80,25 +99,23 @@ def fitted(model: Model, models: Path, form: Form) -> Path | None:
     out = models / f"{model.name}-fitted-{form.slug}"
     nothing = out.with_name(f"{out.name}.nothing")  # a fit without a gain is not tried again
     if not out.exists() and not nothing.exists():
-        source, prompts = model.folder(models), models / f"fit-{form.target}.jsonl"
-        rows = prompts_as_json(ladder(form.start, form.target), ITEMS, SEED)
-        prompts.write_text(rows, encoding="utf-8")
+        source = model.folder(models)
         try:
             found = fit(
                 source,
                 form.target,
                 static=form.static,
                 shared=form.shared,
-                steps=STEPS,
+                minutes=MINUTES,
                 train_length=form.start,
                 progress=sys.stderr.isatty(),
-                prompts=[make_task("prompts", prompts)],
+                **material(model, models, form),
             )
         except NoGain as error:
             print(f"{model.name}, {form.name}: {error}", flush=True)
             nothing.write_text(f"{error}\n", encoding="utf-8")
             return None
-        print(f"{model.name}, {form.name}: {found.scaling.exponents}, {found.seconds:.0f} s", flush=True)
+        print(f"{model.name}, {form.name}: {found.steps} steps, {found.seconds:.0f} s", flush=True)
         convert(source, out, slopes=found.slopes, train_length=TRAINED_LENGTH)
     return out if out.exists() else None
 
@@ -119,38 +136,32 @@ def places(model: Model) -> list[float]:
     return [float(np.log2(NATS / slope / TRAINED_LENGTH)) for slope in model.slopes]
 
 
-def fitted_slopes(models: Path) -> dict[str, dict[str, list[list[float]]]]:
-    """The exponents of all fits: model -> form -> [layers, or 1 for all layers][heads].
-
-    A form whose fit gained nothing is left out.
-    """
-    files = {
-        model.name: {
-            form.name: models / f"{model.name}-fitted-{form.slug}" / SLOPES_FILE for form in FORMS[model]
-        }
-        for model in FORMS
-    }
-    return {
-        name: {
-            form: json.loads(file.read_text(encoding="utf-8"))["exponents"]
-            for form, file in found.items()
-            if file.exists()
-        }
-        for name, found in files.items()
-    }
-
-
 def kept(models: Path) -> dict[str, Any]:
-    """What is kept with the results: the slopes, and what ``fit`` said where it found none."""
-    said = {file.stem: file.read_text(encoding="utf-8").strip() for file in sorted(models.glob("*.nothing"))}
-    return {"slopes": fitted_slopes(models), "nothing": said}
+    """What is kept with the results: what ``fit`` found, by model and form.
+
+    Under ``slopes`` the exponents, [layers, or 1 for all layers][heads]; under ``nothing`` the message of
+    a fit that gained nothing.
+    """
+    slopes: dict[str, dict[str, Any]] = {}
+    nothing: dict[str, dict[str, str]] = {}
+    for model, forms in FORMS.items():
+        slopes[model.name], nothing[model.name] = {}, {}
+        for form in forms:
+            folder = models / f"{model.name}-fitted-{form.slug}"
+            if folder.exists():
+                content = json.loads((folder / SLOPES_FILE).read_text(encoding="utf-8"))
+                slopes[model.name][form.name] = content["exponents"]
+            else:
+                said = folder.with_name(f"{folder.name}.nothing").read_text(encoding="utf-8")
+                nothing[model.name][form.name] = said.strip()
+    return {"slopes": slopes, "nothing": nothing}
 
 
 STUDY = Study(
     name="fits",
     models=tuple(FORMS),
-    prompts={256: 60, 512: 40, 1024: 80, 2048: 40},
-    windows=8,
+    prompts={256: 200, 512: 200, 1024: 200, 2048: 100},
+    windows=16,
     longest=16 * TRAINED_LENGTH,
     runs=formulas_and_fits,
     found=kept,

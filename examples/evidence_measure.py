@@ -111,6 +111,27 @@ def to_text(results: Results) -> str:
     return json.dumps(content, indent=1).removesuffix("\n}") + f',\n "measurements": [\n{rows}\n ]\n}}\n'
 
 
+def replaced(earlier: Results, new: Results, order: Sequence[str]) -> Results:
+    """The earlier results, but all of a model's rows are the new ones, if it has any.
+
+    So no two rows of a model come from different trainings.
+    """
+    models = {**earlier.models, **new.models}
+    measurements = [
+        each
+        for name in order
+        for each in (new if name in new.models else earlier).measurements
+        if each.model == name
+    ]
+    settings = {**earlier.settings, **new.settings}
+    return Results(
+        measurements,
+        {name: models[name] for name in order if name in models},
+        settings,
+        earlier.seconds + new.seconds,
+    )
+
+
 def _rounded(value: Any) -> Any:
     """The value with floats rounded to seven digits, and written as integers if they are whole."""
     if isinstance(value, dict):
@@ -150,16 +171,26 @@ class Study:
         """The stored results."""
         return Results.from_json(json.loads(self.stored.read_text(encoding="utf-8")))
 
-    def run(self, models: Path) -> None:
-        """Trains and measures what is missing, and stores the results."""
+    def run(self, models: Path, names: Sequence[str] = ()) -> None:
+        """Trains and measures what is missing, and stores the results.
+
+        Args:
+            models: the folder of all models.
+            names: the models to measure, by default all; of the others, what is stored stays.
+        """
         found = {}
         for model in self.models:
+            if names and model.name not in names:
+                continue
             print(f"{self.name}: {model.name}", flush=True)
             train(model, models)
             found[model] = kept(
                 models / f"{self.name}-{model.name}.json", partial(self._measure, model, models)
             )
-        self.stored.write_text(to_text(self._joined(found, models)), encoding="utf-8")
+        joined = self._joined(found, models)
+        if names:
+            joined = replaced(self.read(), joined, [model.name for model in self.models])
+        self.stored.write_text(to_text(joined), encoding="utf-8")
 
     def _measure(self, model: Model, models: Path) -> Results:
         return measure(model, models, self.runs(model, models), self.prompts, self.windows, self.longest)

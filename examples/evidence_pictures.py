@@ -19,9 +19,9 @@ def draw_exponents(slopes: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]
     """Draws the fitted exponents of every layer and head by how far the head sees, beside two formulas.
 
     Args:
-        slopes: see ``evidence_fits.fitted_slopes``.
+        slopes: see ``evidence_fits.kept``; models that were not fitted by position are left out.
     """
-    models = [model for model, forms in evidence_fits.FORMS.items() if POSITION in forms]
+    models = [model for model in evidence_fits.FORMS if POSITION.name in slopes[model.name]]
     figure = Figure(figsize=(3.0 * len(models) + 0.4, 2.9), layout="constrained")
     panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
     for model, axes in zip(models, panels, strict=True):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import mean
 
+import numpy as np
 from evidence_design import (
     BY_PARTS,
     FITTED,
@@ -125,34 +126,47 @@ def by_model(results: Results) -> str:
                     value = f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.0f}"
                     cells[each.length // TRAINED_LENGTH] = value + star
             rows.append([name, scaling, *cells.values()])
+        # A fit that gained nothing writes no model, so there is nothing to measure.
+        for form in results.settings.get("nothing", {}).get(name, {}):
+            rows.append([name, f"fitted, {form}", "no gain", *[""] * (len(multiples) - 1)])
     return markdown(["model", "scaling", *(f"{multiple}x" for multiple in multiples)], rows)
 
 
 def study_pairs(results: Results) -> str:
-    """Pairs of scalings compared on the same prompts or windows, in each model."""
+    """Pairs of scalings compared on the same prompts or windows, in each model and in all of a task.
+
+    A prompt's or window's score in all models is the mean of its scores in each.
+    """
     rows = []
     for scaling, other in STUDY_PAIRS:
-        for name in results.models:
-            cells = []
-            for length in LENGTHS[1:]:
-                pair = [
-                    each
-                    for wanted in (scaling, other)
-                    for each in results.measurements
-                    if (each.model, each.scaling, each.length) == (name, wanted, length)
+        for metric in ("accuracy", PERPLEXITY):
+            found = [each for each in results.measurements if each.metric == metric]
+            both = [
+                {(each.model, each.length): each.scores for each in found if each.scaling == wanted}
+                for wanted in (scaling, other)
+            ]
+            names = [name for name in results.models if all((name, LENGTHS[-1]) in each for each in both)]
+            groups = {name: [name] for name in names}
+            if len(names) > 1:
+                groups[f"these {len(names)}"] = names
+            for title, group in groups.items():
+                cells = [
+                    _compared(metric, *([each[name, length] for name in group] for each in both))
+                    for length in LENGTHS[1:]
                 ]
-                if len(pair) < 2:
-                    break
-                found = compare(pair[0].metric, *(each.scores for each in pair))
-                change = (
-                    f"{100 * found.difference - 100:+.2f} %"
-                    if pair[0].metric == PERPLEXITY
-                    else f"+{found.better} -{found.worse}"
-                )
-                cells.append(f"{change}, p = {found.p:.1g}")
-            else:
-                rows.append([f"{scaling}, against {other}", name, *cells])
+                rows.append([f"{scaling}, against {other}", title, *cells])
     return markdown(["compared", "model", *(f"{multiple}x" for multiple in MULTIPLES[1:])], rows)
+
+
+def _compared(metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> str:
+    """How two scalings differ, given the scores of each model."""
+    found = compare(metric, *(np.mean(scores, axis=0).tolist() for scores in (ours, theirs)))
+    change = (
+        f"{100 * found.difference - 100:+.2f} %"
+        if metric == PERPLEXITY
+        else f"+{found.better} -{found.worse}"
+    )
+    return f"{change}, p = {found.p:.1g}"
 
 
 def summary(results: Results) -> str:
@@ -196,12 +210,11 @@ def _curves(
 ) -> str:
     """A table with a row per scaling and a column per length, followed by the rows ``last``."""
     scalings = {each.scaling for each in found}
+    names = dict.fromkeys(each.model for each in found)
+    cells = {(each.model, each.scaling, each.length): cell(each) for each in found}
     rows = [
         [scaling]
-        + [
-            " / ".join(cell(each) for each in found if (each.scaling, each.length) == (scaling, length))
-            for length in LENGTHS
-        ]
+        + [" / ".join(cells.get((name, scaling, length), "-") for name in names) for length in LENGTHS]
         for scaling in SCALINGS
         if scaling in scalings
     ]
@@ -232,6 +245,7 @@ TABLES: dict[str, Callable[[Mapping[str, Results]], str]] = {
     },
     "tiny-bloom": _from("results", partial(accuracies, models=MODELS[:1])),
     "pairs": _from("results", pairs),
+    "by-parts-pairs": _from("results", study_pairs),
     "trained": _from("results", trained),
     "ramps": _from("ramps", by_model),
     "fits": _from("fits", by_model),

@@ -162,7 +162,7 @@ class Request:
         """The scaling of one model that these options ask for.
 
         Without a strength the scaling is dynamic. Up to the trained length, the model then computes what the
-        stock model does; beyond it, the measured models retrieved as well as with any other scaling
+        stock model does; beyond it, the measured models retrieved as well as with a static factor or better
         (examples/evidence/README.md). In a decoder the factor grows by position, because only then do cached
         keys stay right while the text grows. In an encoder it grows by length, because the first tokens look
         as far ahead as the last ones look back.

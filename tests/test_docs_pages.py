@@ -261,13 +261,33 @@ def test_numbers_of_the_original_codes() -> None:
 
 
 def test_numbers_of_torch() -> None:
-    prefill, decoding = cells("torch_speed-bloom-cpu-float32.md", "| 8192 |")
-    stock, converted = (float(prefill[column]) / 1e3 for column in (0, 1))
-    stock_memory, memory = (float(prefill[column]) / 1e3 for column in (3, 4))
+    name = "torch_speed-bloom-cpu-float32.md"
+    prefill, decoding = (
+        dict(zip(head, row, strict=True))
+        for head, row in zip(cells(name, "| tokens |"), cells(name, "| 8192 |"), strict=True)
+    )
     page = said("docs/conversion.md")
-    assert f"at 8192 tokens prefill takes {converted:.0f} s instead of {stock:.0f} s, and " in page
-    assert f" {memory:.1f} GB of extra memory instead of {stock_memory:.0f} GB" in page
-    assert float(decoding[2].rstrip("x")) == pytest.approx(1, abs=0.05), "Decoding takes the same time"
+    seconds = {side: float(prefill[f"{side} ms"]) / 1e3 for side in ("stock", "patched")}
+    assert f"prefill takes {seconds['patched']:.0f} s instead of {seconds['stock']:.0f} s, and " in page
+    memory = {side: float(prefill[f"{side} extra MB"]) / 1e3 for side in ("stock", "patched")}
+    assert f" {memory['patched']:.1f} GB of extra memory instead of {memory['stock']:.0f} GB" in page
+    token = {side: float(decoding[f"{side} ms"]) for side in ("stock", "patched")}
+    assert f"takes {token['patched']:.0f} ms instead of {token['stock']:.0f} ms" in page
+
+
+def test_numbers_of_vllm() -> None:
+    name = "vllm_speed-6x1024-cpu-float32.md"
+    sides = ("vLLM, static", "vLLM, by position", "transformers, static", "onnxruntime-genai, static")
+    found = {side: cells(name, f"| {side} |") for side in sides}
+    speeds = {side: round(100 * float(throughput[5].rstrip("x"))) for side, (throughput, _) in found.items()}
+    page = said("docs/serving.md")
+    assert speeds[sides[0]] >= 100
+    assert "static scaling has the throughput of vLLM's own BLOOM" in page
+    assert f"scaling by position {speeds[sides[1]]} % of it" in page
+    assert f"transformers has {speeds[sides[2]]} %, onnxruntime-genai {speeds[sides[3]]} %." in page
+    slowest = {side: min(float(each.rstrip("x")) for each in first[3:]) for side, (_, first) in found.items()}
+    assert f"up to {100 - 100 * slowest[sides[0]]:.0f} % longer" in page
+    assert f"(by position: up to {100 - 100 * slowest[sides[1]]:.0f} %)" in page
 
 
 def test_numbers_of_copying() -> None:

@@ -1,8 +1,9 @@
-"""Checks that other programs load an encoder's standalone graphs, and give the vectors of the torch model.
+"""Checks that other programs load an encoder or its standalone graphs, and give the torch model's vectors.
 
     python benchmarks/embeddings_loads.py FOLDER sentence-transformers    # writes FOLDER/vectors.json first
     PATH/TO/OPTIMUM/python benchmarks/embeddings_loads.py FOLDER optimum
     PATH/TO/FASTEMBED/python benchmarks/embeddings_loads.py FOLDER fastembed
+    PATH/TO/INFINITY/python benchmarks/embeddings_loads.py FOLDER infinity    # the torch model, not a graph
     node benchmarks/transformers_js_loads.mjs FOLDER
 
 Each program may have an environment of its own; nothing else of this project is needed there. The folder is
@@ -14,6 +15,7 @@ model. So the first line comes first, in an environment with ``sentence-transfor
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import sys
@@ -27,6 +29,8 @@ import numpy as np
 
 LEAST = {"model": 0.99999, "model_fp16": 0.9999, "model_quantized": 0.99, "model_q4": 0.9}
 """Name of a graph -> smallest cosine between its vector of a text and the torch model's."""
+TORCH = "model.safetensors"
+"""What a program loads that runs no graph."""
 VECTORS = "vectors.json"
 SEED, LENGTHS = 0, (3, 60, 1, 17)
 """Of the texts, in words of the vocabulary."""
@@ -34,6 +38,7 @@ PACKAGES = {
     "sentence-transformers": ("sentence-transformers", "optimum-onnx", "onnxruntime"),
     "optimum": ("optimum-onnx", "transformers", "onnxruntime"),
     "fastembed": ("fastembed", "onnxruntime"),
+    "infinity": ("infinity-emb", "sentence-transformers", "transformers"),
 }
 
 
@@ -95,10 +100,28 @@ def with_fastembed(folder: Path, graph: str, known: Sequence[str]) -> Any:
     return np.stack(list(model.embed(list(known))))
 
 
+def with_infinity(folder: Path, file: str, known: Sequence[str]) -> Any:
+    del file
+    from infinity_emb import AsyncEmbeddingEngine, EngineArgs
+
+    arguments = EngineArgs(
+        model_name_or_path=str(folder), engine="torch", device="cpu", bettertransformer=False
+    )
+
+    async def embed() -> Any:
+        engine = AsyncEmbeddingEngine.from_args(arguments)
+        async with engine:
+            found, _ = await engine.embed(sentences=list(known))
+            return np.stack(found)
+
+    return asyncio.run(embed())
+
+
 PROGRAMS: dict[str, Callable[[Path, str, Sequence[str]], Any]] = {
     "sentence-transformers": with_sentence_transformers,
     "optimum": with_optimum,
     "fastembed": with_fastembed,
+    "infinity": with_infinity,
 }
 
 
@@ -110,7 +133,7 @@ def cosine(a: Any, b: Any) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check that a program gives the torch model's vectors.")
-    parser.add_argument("folder", type=Path, help="converted encoder with standalone graphs")
+    parser.add_argument("folder", type=Path, help="converted encoder, with standalone graphs")
     parser.add_argument("program", choices=PROGRAMS)
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
@@ -123,16 +146,18 @@ def main() -> int:
             write_vectors(folder)
         right = json.loads((folder / VECTORS).read_text(encoding="utf-8"))
         failed = False
-        for graph, least in LEAST.items():
-            if not (folder / f"onnx/{graph}.onnx").is_file():
+        loaded = {graph: f"onnx/{graph}.onnx" for graph in LEAST}
+        for graph, file in ({"model": TORCH} if arguments.program == "infinity" else loaded).items():
+            if not (folder / file).is_file():
                 continue
+            least = LEAST[graph]
             found = PROGRAMS[arguments.program](folder, graph, right["texts"])
             found /= np.linalg.norm(found, axis=1, keepdims=True)
             theirs = np.asarray(right["vectors"])
             gap = float(np.abs(found - theirs / np.linalg.norm(theirs, axis=1, keepdims=True)).max())
             near = cosine(found, right["vectors"])
             failed |= not near >= least
-            print(f"{graph}.onnx: cosine at least {near:.6f} (limit {least}), unit vectors within {gap:.1e}")
+            print(f"{file}: cosine at least {near:.6f} (limit {least}), unit vectors within {gap:.1e}")
     return int(failed)
 
 

@@ -152,7 +152,7 @@ def prepare(
     scaling = model.scaling(request)
     config = recipe.scaled_config(scaling, model.trained.tokens, source, model.tokenizer)
     for export in exports:
-        export.check(recipe, config)
+        export.check(recipe, config, source)
     weights = source.weights()
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")

@@ -16,6 +16,7 @@ from converter.exports.base import Option
 from converter.exports.staging import draft
 from converter.recipes import Recipe
 from converter.result.converted import ConvertedRepository
+from converter.source.base import Source
 from converter.source.checkpoint import Checkpoint
 from converter.verification import Check
 
@@ -40,6 +41,11 @@ class Result:
         return {"path": str(self.path), "files": self.files}
 
 
+def check_decoder(recipe: Recipe) -> None:
+    if not recipe.decoder:
+        raise UnsupportedModel("only decoders are made up")
+
+
 @dataclass(frozen=True)
 class MadeUp:
     """See ``Export``: a file of so many bytes."""
@@ -56,10 +62,9 @@ class MadeUp:
     def check_installed(self) -> None:
         pass
 
-    def check(self, recipe: Recipe, config: Config) -> None:
-        del config
-        if not recipe.decoder:
-            raise UnsupportedModel("only decoders are made up")
+    def check(self, recipe: Recipe, config: Config, source: Source) -> None:
+        del config, source
+        check_decoder(recipe)
 
     def planned_files(self, recipe: Recipe, config: Config, elements: Mapping[str, int]) -> list[str]:
         del recipe, config, elements
@@ -71,7 +76,7 @@ class MadeUp:
 
     def write(self, repository: ConvertedRepository, *, progress: bool = False) -> Result:
         del progress
-        self.check(repository.recipe, repository.config)
+        check_decoder(repository.recipe)
         with draft(repository.folder, self.name) as made:
             made.files[FILE] = made.beside(FILE)
             made.files[FILE].write_bytes(FILL * self.size)

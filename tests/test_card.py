@@ -108,7 +108,12 @@ def test_the_library_of_a_sentence_encoder(
     convert(source, tmp_path / "out", scale=2, verify=False)
     found = ModelCard.load(tmp_path / "out/README.md")
     assert (found.data.library_name, found.data.pipeline_tag) == (library, task)
-    assert ("SentenceTransformer(" in found.text) == (modules != "own.Module")
+    embeds = modules != "own.Module"
+    assert ("SentenceTransformer(" in found.text) == embeds
+    assert ("infinity runs this model" in found.text) == embeds
+    # A server with a JinaBERT of its own knows it by this type, and would run it unscaled.
+    assert "Never set `model_type` in config.json\n  to `bert`" in found.text
+    assert json.loads((tmp_path / "out/config.json").read_text())["model_type"] == "ntk_jina_bert"
 
 
 @pytest.mark.parametrize("layer", {**dict.fromkeys(tiny.FACTORIES), **LAYERS})

@@ -96,8 +96,9 @@ SERVE = {
     *("--continuous-batching", "--cb-num-blocks", "--cb-max-batch-tokens"),
     *("--attention-backend", "--hf-overrides", "--kv-cache-dtype", "--max-model-len", "--model-impl"),
     *("--enable-lora", "--lora-modules", "--quantization"),
+    *("--max-batch-tokens", "--pooling"),
 }
-"""Options of ``transformers serve`` and of ``vllm serve``."""
+"""Options of ``transformers serve``, of ``vllm serve`` and of text-embeddings-inference."""
 
 
 def test_every_option_exists() -> None:

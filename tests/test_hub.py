@@ -217,6 +217,26 @@ def test_what_is_still_to_be_downloaded(
         assert done.stdout.split() == [str(size) for size in expected], done.stderr
 
 
+@pytest.mark.slow
+def test_an_unknown_pooling_is_refused_before_weights_are_downloaded(
+    tmp_path: Path, hub: HubServer, command: Command, work: Path
+) -> None:
+    source = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, head="Model")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kinds[path]}"} for path in kinds]
+    (source / "modules.json").write_text(json.dumps(modules))
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode": "median"}')
+    hub.commit(ID, source)
+    run = command(*CONVERT, "--train-length", "512", "--onnx", "--pooled")
+    assert run.code == 1
+    assert "--pooled: the pooling mode median is not one of" in run.err
+    paths = [request.path for request in hub.requests]
+    assert any(path.endswith("1_Pooling/config.json") for path in paths)
+    assert not any("safetensors" in path for path in paths)
+    assert not (work / "out").exists()
+
+
 # One commit
 
 

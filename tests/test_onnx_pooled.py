@@ -185,6 +185,22 @@ def test_what_cannot_be_pooled_is_refused(
     assert not (out / "model.onnx").exists()
 
 
+@pytest.mark.parametrize("what", ["no files", "unknown mode"])
+def test_a_conversion_does_not_begin_without_a_known_pooling(
+    refused: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+) -> None:
+    source = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, head="Model")
+    if what == "unknown mode":
+        with_modules(source, {"pooling_mode": "median"})
+    monkeypatch.setattr("converter.pipeline.write", None)  # what carries out the plan
+    words = ["convert", source, "--out", tmp_path / "out", "--method", "none", "--onnx", "--pooled"]
+    expected = {"no files": "the repository has no modules.json", "unknown mode": "mode median is not one of"}
+    for more in ((), ("--dry-run",)):
+        line = refused(*words, *more)
+        assert line.startswith("error: --pooled")
+        assert expected[what] in line
+
+
 def test_a_model_with_a_head_has_its_trunk_pooled(refused: Any, run: Any, tmp_path: Path) -> None:
     out = encoder(tmp_path, head="MaskedLM")
     assert "give --onnx-task feature-extraction with it" in refused(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from converter.config import Config
     from converter.recipes import Recipe
     from converter.result.converted import ConvertedRepository
+    from converter.source.base import Source
     from converter.source.checkpoint import Checkpoint
     from converter.verification import Check
 
@@ -75,15 +76,17 @@ class Export(Protocol):
         """
         ...
 
-    def check(self, recipe: Recipe, config: Config) -> None:
-        """Checks that a repository with this config can be exported.
+    def check(self, recipe: Recipe, config: Config, source: Source) -> None:
+        """Checks that a repository with this config can be exported, before weights are downloaded.
 
         Args:
-            recipe: how the model was or will be converted.
+            recipe: how the model will be converted.
             config: config.json of the converted repository.
+            source: what will be converted; small files may be fetched from it.
 
         Raises:
             UnsupportedModel: it cannot; says why.
+            SourceError: a file that the export needs is damaged.
         """
         ...
 
@@ -91,7 +94,7 @@ class Export(Protocol):
         """Names of the files that ``write`` would write.
 
         Args:
-            recipe, config: as for ``check``, which accepts them.
+            recipe, config: as for ``check``, which accepted them.
             elements: safetensors dtype of the weights -> number of elements; empty if they are not known.
         """
         ...

@@ -147,7 +147,7 @@ def describe(
     use = examples.use(words, tokenizer, place, sentence_encoder=embeds)
     more = USE.format(code=use) if use else ""
     if alibi:
-        more += serving.section(repository, place)
+        more += serving.section(repository, place, embeds=bool(embeds))
         more += LORA.format(names=json.dumps(repository.linear_layers))
     body = BODY.format(
         name=_plain(origin.name),

@@ -1,4 +1,4 @@
-"""The section of a model card that says how to serve the model with vLLM, or why vLLM cannot."""
+"""The section of a model card that says which servers run the model."""
 
 from __future__ import annotations
 
@@ -20,6 +20,20 @@ pip install 'ntk-convert[vllm]'
 Leave out `--trust-remote-code`. Without the plugin, vLLM cannot serve this model.
 
 """
+ENCODER = """\
+## Serve
+
+{embeds}* text-embeddings-inference refuses the weights of this model. Never set `model_type` in config.json
+  to `bert` so that it takes them: it has a JinaBERT of its own, which reads no scaling, so the model would
+  run **unscaled**.
+* vLLM cannot serve this model: {why}.
+
+"""
+EMBEDS = """\
+* infinity runs this model through sentence-transformers: `--engine torch --no-bettertransformer`.
+* text-embeddings-inference runs its ONNX graph, on a CPU:
+  `ntk-convert export DIR --onnx-standalone --onnx-dtype fp32 --pooled`.
+"""
 REFUSED = "## Serve\n\nvLLM cannot serve this model: {why}.\n\n"
 TRAINED = 2048
 """Tokens: the trained length of most ALiBi checkpoints, used if that of the model is not known."""
@@ -27,14 +41,18 @@ DYNAMIC_REACH = 4
 """A dynamic scaling has no longest length; the command gives this multiple of the trained length."""
 
 
-def section(repository: ConvertedRepository, place: str) -> str:
-    """The section on vLLM of an ALiBi model, Markdown.
+def section(repository: ConvertedRepository, place: str, *, embeds: bool) -> str:
+    """The section of an ALiBi model, Markdown.
 
     Args:
         repository: the converted model.
         place: folder or Hub id of the model.
+        embeds: whether it is an encoder that makes vectors of texts.
     """
-    if why := refusal(repository):
+    why = refusal(repository)
+    if not repository.decoder:
+        return ENCODER.format(embeds=EMBEDS if embeds else "", why=why)
+    if why:
         return REFUSED.format(why=why)
     return SERVE.format(command=command(place), length=length(repository))
 

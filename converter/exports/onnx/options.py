@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from converter.exports.onnx.export import ExportResult
     from converter.recipes import Recipe
     from converter.result.converted import ConvertedRepository
+    from converter.source.base import Source
     from converter.source.checkpoint import Checkpoint
 
 
@@ -26,11 +27,14 @@ class OnnxOptions(GraphOptions):
 
         check_installed(self)
 
-    def check(self, recipe: Recipe, config: Config) -> None:
-        """See ``Export.check``: accepts ALiBi encoders and causal language models that have the task."""
+    def check(self, recipe: Recipe, config: Config, source: Source) -> None:
+        """See ``Export.check``: accepts ALiBi models that have the task and, for ``--pooled``, the files."""
+        from converter.exports.onnx.pooling import check_source
         from converter.exports.onnx.requirements import check_recipe
 
         check_recipe(recipe, config, self)
+        if self.pooled:
+            check_source(source)
 
     def planned_files(self, recipe: Recipe, config: Config, elements: Mapping[str, int]) -> list[str]:
         """See ``Export.planned_files``."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from converter.errors import UnsupportedModel
-from converter.source.base import CONFIG
+from converter.source.base import CONFIG, Source
 from converter.source.pooling import Pooling, read_pooling
-from converter.source.sentence_transformers import MODULES
+from converter.source.sentence_transformers import MODULES, nested_files
 
 INSTEAD = "export without --pooled and pool the hidden states as the model's card says"
 
@@ -29,3 +29,13 @@ def graph_pooling(folder: Path) -> Pooling:
             f"pool, and the repository has no {MODULES}; add them, or {INSTEAD}"
         )
     return found
+
+
+def check_source(source: Source) -> None:
+    """Checks that the repository which a source will become says how to pool; fetches the files for that.
+
+    Raises:
+        UnsupportedModel, SourceError: see ``graph_pooling``.
+    """
+    source.fetch(name for name in nested_files(source).files if name.endswith(f"/{CONFIG}"))
+    graph_pooling(source.folder)

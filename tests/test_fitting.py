@@ -443,6 +443,9 @@ def test_large_gains_outweigh_small_losses() -> None:
     assert judged([-0.1, -0.2, -0.3, -0.4, -0.5, -0.6]).gains
     assert not judged([-0.1, -0.2, -0.3, -0.4, -0.5]).gains
     assert judged([-0.1, math.nan, -0.2]).loses
+    # Prompts that were right already say nothing, though most of them got a little worse.
+    assert judged([*(-0.8 * SPREAD[:8]), *(1e-5 * SPREAD), *(1e-6 * SPREAD)]).gains
+    assert not judged([*(-0.8 * SPREAD[:4]), *(1e-5 * SPREAD)]).gains
 
 
 @pytest.mark.slow

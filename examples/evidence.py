@@ -52,8 +52,9 @@ PICTURES = {
 
 
 def runs(model: Model, models: Path) -> Sequence[Run]:
-    """The scalings that one of the ten models gets."""
-    scalings = RUNS + (RUNS_OF_12_HEADS if model.heads == 12 else ())
+    """The scalings that a model gets."""
+    published = model.heads == 12 and model.bias_max is None
+    scalings = RUNS + (RUNS_OF_12_HEADS if published else ())
     return [Run(model.folder(models), each) for each in scalings]
 
 

@@ -23,10 +23,12 @@ SCALE = 4.0
 # SMALL_SCALE, ntk divides its flattest slope by the same factor.
 SMALL_SCALE = round(SCALE ** max(exponents("ntk-published", stock_slopes(12))), 2)
 RATES = (1.0, 2.0)
+RAMPS = ((1 / 16, 1 / 4), (1 / 8, 1 / 2), (1 / 4, 1.0))
+"""Ramps of by-parts, in parts of the trained length; the second one is the default."""
 RUNS: tuple[dict[str, Any], ...] = (
     {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamics": ("length", "position"), "rates": RATES},
     {"methods": ("linear",), "scales": (SCALE,)},
-    {"methods": ("by-parts",), "scales": (SCALE,), "dynamics": ("position",)},
+    {"methods": ("by-parts",), "scales": (SCALE,), "dynamics": ("position",), "ramps": RAMPS},
 )
 """The scalings that every model gets, as arguments of ``evaluate``."""
 RUNS_OF_12_HEADS: tuple[dict[str, Any], ...] = (
@@ -41,10 +43,21 @@ LINEAR = str(Static("linear", SCALE))
 NTK = str(Static("ntk", SCALE))
 SMALL_NTK = str(Static("ntk", SMALL_SCALE))
 PUBLISHED = str(Static("ntk-published", SCALE))
-RAMP = (TRAINED_LENGTH / 16, TRAINED_LENGTH / 4)
+RAMP = (TRAINED_LENGTH / 8, TRAINED_LENGTH / 2)
 """The default ramp of by-parts, in tokens."""
-STATIC_BY_PARTS = str(Static("by-parts", SCALE, RAMP))
-BY_PARTS = str(Dynamic("by-parts", "position", 1.0, TRAINED_LENGTH, RAMP))
+
+
+def by_parts(ramp: tuple[float, float] = RAMP) -> str:
+    """The name of position-dynamic by-parts in results, given a ramp in tokens."""
+    return str(Dynamic("by-parts", "position", 1.0, TRAINED_LENGTH, ramp))
+
+
+def static_by_parts(ramp: tuple[float, float] = RAMP) -> str:
+    """The name of static by-parts in results, given a ramp in tokens."""
+    return str(Static("by-parts", SCALE, ramp))
+
+
+BY_PARTS, STATIC_BY_PARTS = by_parts(), static_by_parts()
 FITTED = "fitted, position"
 
 
@@ -61,8 +74,8 @@ SCALINGS = (
     PUBLISHED,
     *(dynamic("length", rate) for rate in RATES),
     *(dynamic("position", rate) for rate in RATES),
-    STATIC_BY_PARTS,
-    BY_PARTS,
+    *(static_by_parts((start * TRAINED_LENGTH, end * TRAINED_LENGTH)) for start, end in RAMPS),
+    *(by_parts((start * TRAINED_LENGTH, end * TRAINED_LENGTH)) for start, end in RAMPS),
 )
 """All scalings, in the order of the tables."""
 
@@ -93,7 +106,35 @@ class Model:
         return EXAMPLES / "tiny-bloom" if self.name == "lines-8-0" else models / self.name
 
 
-HEADS = (8, 12)
-SEEDS = {("lines", 8): 4, ("lines", 12): 2, ("text", 8): 2, ("text", 12): 2}
-"""How many models of each kind, with seeds from 0."""
-MODELS = tuple(Model(task, heads, seed) for (task, heads), seeds in SEEDS.items() for seed in range(seeds))
+@dataclass(frozen=True)
+class Kind:
+    """Models that differ only in their seed."""
+
+    task: str
+    heads: int
+    bias_max: int | None
+    seeds: int
+    """How many there are, with seeds from 0."""
+
+    @property
+    def name(self) -> str:
+        """Of its table."""
+        return f"{self.task}-{self.heads}" + ("" if self.bias_max is None else f"-max-{self.bias_max}")
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """Its models."""
+        return tuple(Model(self.task, self.heads, seed, self.bias_max) for seed in range(self.seeds))
+
+
+KINDS = (
+    Kind("lines", 8, None, 4),
+    Kind("lines", 12, None, 2),
+    Kind("text", 8, None, 2),
+    Kind("text", 12, None, 2),
+    Kind("lines", 8, 5, 2),
+    Kind("lines", 12, 5, 1),
+    Kind("text", 8, 5, 2),
+)
+"""The flattest head sees 5 times the trained length or, with a `bias_max` of 5, 0.6 times that length."""
+MODELS = tuple(model for kind in KINDS for model in kind.models)

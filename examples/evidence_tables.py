@@ -11,7 +11,7 @@ import numpy as np
 from evidence_design import (
     BY_PARTS,
     FITTED,
-    HEADS,
+    KINDS,
     LENGTHS,
     LINEAR,
     MODELS,
@@ -197,7 +197,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _models(task: str, heads: int) -> list[Model]:
-    return [model for model in MODELS if (model.task, model.heads) == (task, heads)]
+    return [model for model in MODELS if (model.task, model.heads, model.bias_max) == (task, heads, None)]
 
 
 def _of(results: Results, models: Sequence[Model]) -> list[Measurement]:
@@ -236,12 +236,10 @@ def _from(study: str, table: Callable[[Results], str]) -> Callable[[Mapping[str,
 
 TABLES: dict[str, Callable[[Mapping[str, Results]], str]] = {
     **{
-        f"lines-{heads}": _from("results", partial(accuracies, models=_models("lines", heads)))
-        for heads in HEADS
-    },
-    **{
-        f"text-{heads}": _from("results", partial(perplexities, models=_models("text", heads)))
-        for heads in HEADS
+        kind.name: _from(
+            "results", partial(accuracies if kind.task == "lines" else perplexities, models=kind.models)
+        )
+        for kind in KINDS
     },
     "tiny-bloom": _from("results", partial(accuracies, models=MODELS[:1])),
     "pairs": _from("results", pairs),

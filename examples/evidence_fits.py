@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 from evidence_design import LENGTHS, SCALE, TRAINED_LENGTH, Model
-from evidence_measure import Run, Study
-from lines_task import prompts_as_json
+from evidence_measure import Run, Study, train
+from lines_task import document, prompts_as_json
 from text_task import read_corpus
 
 from converter import convert, fit
@@ -28,10 +28,14 @@ from converter.scaling.slopes import NATS
 
 ITEMS, SEED = 1200, 1
 """Prompts to fit to, as many of each length, and the seed that draws them."""
-CHARACTERS = 400_000
+BYTES = 1_000_000
 """Of the text to fit to."""
+DOCUMENTS = 400
+"""Of lines and questions, for slopes that are fitted to them as to a text."""
+HELD_OUT_DOCUMENTS = 32
 MINUTES = 60.0
 """Most time of a fit: so much that its steps decide, and not the speed of the machine."""
+PROMPTS_OF, TEXT_OF = "prompts", "text"
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,15 @@ class Form:
     """In the table."""
     static: bool = True
     shared: bool = False
+    temperatures: bool = False
     multiple: int = int(SCALE)
     """Fitted up to so many times the trained length."""
+    of: str = PROMPTS_OF
+    """What a model of lines is fitted to: prompts, or the documents it was trained on as a text."""
+    text: int = BYTES
+    """How many bytes a model of text is fitted to."""
+    seed: int = 0
+    """Of the fit."""
 
     @property
     def target(self) -> int:
@@ -74,20 +85,45 @@ POSITION = Form("position", static=False)
 STATIC = Form("static")
 AT_1X = Form("static, fitted at 1x only", multiple=1)
 SHARED = Form("static, shared by the layers", shared=True)
-FORMS = {
-    Model("lines", 8, 0, 5): (POSITION, STATIC, AT_1X, SHARED),
-    Model("text", 8, 0, 5): (POSITION, STATIC),
-    Model("lines", 8, 0): (POSITION,),
+WARM = Form("static, with temperatures", temperatures=True)
+WARM_POSITION = Form("position, with temperatures", static=False, temperatures=True)
+TO_8X = Form("static, fitted up to 8x", multiple=8)
+FROM_TEXT = Form("static, fitted to text", of=TEXT_OF)
+OTHER_SEEDS = tuple(Form(f"static, seed {seed} of the fit", seed=seed) for seed in (1, 2))
+LITTLE = tuple(Form(f"static, {count:,} bytes", text=count) for count in (20_000, 100_000))
+FORMS: dict[Model, tuple[Form, ...]] = {
+    Model("lines", 8, 0, 5): (
+        *(POSITION, WARM_POSITION, STATIC, WARM, AT_1X, TO_8X, SHARED, FROM_TEXT),
+        *OTHER_SEEDS,
+    ),
+    Model("lines", 8, 1, 5): (POSITION, WARM_POSITION, STATIC, WARM, AT_1X, SHARED, FROM_TEXT),
+    Model("lines", 12, 0, 5): (POSITION, WARM_POSITION, STATIC, WARM, AT_1X, SHARED, FROM_TEXT),
+    Model("lines", 8, 0): (POSITION, WARM_POSITION, STATIC, WARM, AT_1X),
+    Model("text", 8, 0, 5): (POSITION, STATIC, WARM, *LITTLE),
+    Model("text", 8, 1, 5): (POSITION, STATIC, WARM),
+    Model("text", 8, 0): (POSITION, STATIC),
 }
 """The models, and the ways in which each is fitted."""
+RULES = {"rule of the other models, by layer": True, "rule of the other models, for all layers": False}
+"""Name in the table -> whether each layer has its own; see ``rule``."""
+
+
+def documents(models: Path, name: str, count: int, tokens: int, seed: int) -> Path:
+    """A file of so many documents of lines and questions, of so many tokens each."""
+    rng = np.random.default_rng([seed, tokens])
+    file = models / name
+    file.write_text("".join(document(rng, tokens) for _ in range(count)), encoding="utf-8")
+    return file
 
 
 def material(model: Model, models: Path, form: Form) -> dict[str, Any]:
-    """What to fit to, as arguments of ``fit``: text that the model was trained on, or prompts."""
+    """What to fit to, as arguments of ``fit``: text like that the model was trained on, or prompts."""
     if model.task == "text":
-        file = models / "fit.txt"
-        file.write_text(read_corpus().training[:CHARACTERS], encoding="utf-8", newline="\n")
+        file = models / f"fit-{form.text}.txt"
+        file.write_text(read_corpus().training[: form.text], encoding="utf-8", newline="\n")
         return {"text": [file]}
+    if form.of == TEXT_OF:
+        return {"text": [documents(models, "fit-lines.txt", DOCUMENTS, form.target, SEED)]}
     file = models / f"fit-{form.target}.jsonl"
     rows = prompts_as_json(form.lengths, ITEMS // len(form.lengths), SEED)
     file.write_text(rows, encoding="utf-8")
@@ -106,6 +142,8 @@ def fitted(model: Model, models: Path, form: Form) -> Path | None:
                 form.target,
                 static=form.static,
                 shared=form.shared,
+                temperatures=form.temperatures,
+                seed=form.seed,
                 minutes=MINUTES,
                 train_length=form.start,
                 progress=sys.stderr.isatty(),
@@ -120,20 +158,66 @@ def fitted(model: Model, models: Path, form: Form) -> Path | None:
     return out if out.exists() else None
 
 
-def formulas_and_fits(model: Model, models: Path) -> Sequence[Run]:
-    """The formulas, and the fitted slopes."""
-    stock = model.folder(models)
-    folders = {form.name: fitted(model, models, form) for form in FORMS[model]}
-    return [
-        Run(stock, {"methods": ("none", "linear", "ntk", "by-parts"), "scales": (SCALE,)}),
-        Run(stock, {"methods": ("ntk", "by-parts"), "dynamics": ("position",)}),
-        *(Run(folder, name=f"fitted, {name}") for name, folder in folders.items() if folder is not None),
-    ]
-
-
 def places(model: Model) -> list[float]:
     """Where heads stand: log2 of span / trained length, for each head."""
     return [float(np.log2(NATS / slope / TRAINED_LENGTH)) for slope in model.slopes]
+
+
+def rule(model: Model, models: Path, *, by_layer: bool) -> Path | None:
+    """The folder of the model with the exponents that the other models of its task were fitted to by position.
+
+    A head gets the exponent that heads of its place and layer have in the other models, on average; or, if not
+    ``by_layer``, those of its place in any layer. So it shows whether one rule would do for all models. None
+    if no other model gained.
+    """
+    out = models / f"{model.name}-rule-{'by-layer' if by_layer else 'shared'}"
+    if out.exists():
+        return out
+    found = []
+    for other in FORMS:
+        if other.task == model.task and other != model:
+            train(other, models)
+            folder = fitted(other, models, POSITION)
+            if folder is not None:
+                found.append((places(other), exponents_of(folder)))
+    if not found:
+        return None
+    rows = np.mean([[_at(places(model), where, row) for row in layers] for where, layers in found], axis=0)
+    rows = rows if by_layer else rows.mean(axis=0, keepdims=True)
+    scaling = {"type": "fitted", "train_seq_len": TRAINED_LENGTH, "dynamic": "position", "rate": 1.0}
+    convert(model.folder(models), out, slopes={**scaling, "exponents": rows.round(6).tolist()})
+    return out
+
+
+def _at(wanted: Sequence[float], where: Sequence[float], values: Sequence[float]) -> list[float]:
+    """Values at the wanted places, between those known; beyond them, the nearest one."""
+    order = np.argsort(where)
+    return np.interp(wanted, np.asarray(where)[order], np.asarray(values)[order]).tolist()
+
+
+def exponents_of(folder: Path) -> list[list[float]]:
+    """The exponents of a converted model with fitted slopes, [layers, or 1 for all layers][heads]."""
+    content: dict[str, Any] = json.loads((folder / SLOPES_FILE).read_text(encoding="utf-8"))
+    return content["exponents"]
+
+
+def formulas_and_fits(model: Model, models: Path) -> Sequence[Run]:
+    """The formulas, the fitted slopes, and the rules that follow from those of other models."""
+    stock = model.folder(models)
+    folders = {f"fitted, {form.name}": fitted(model, models, form) for form in FORMS[model]}
+    if model.task == "lines":
+        for name, by_layer in RULES.items():
+            folders[name] = rule(model, models, by_layer=by_layer)
+    return [
+        Run(stock, {"methods": ("none", "linear", "ntk", "by-parts"), "scales": (SCALE,)}),
+        Run(stock, {"methods": ("ntk", "by-parts"), "dynamics": ("position",)}),
+        *(Run(folder, name=name) for name, folder in folders.items() if folder is not None),
+    ]
+
+
+def held_out_documents(models: Path) -> Path:
+    """Documents of lines and questions as long as the longest prompts."""
+    return documents(models, "held-out-lines.txt", HELD_OUT_DOCUMENTS, LENGTHS[-1], seed=0)
 
 
 def kept(models: Path) -> dict[str, Any]:
@@ -149,8 +233,7 @@ def kept(models: Path) -> dict[str, Any]:
         for form in forms:
             folder = models / f"{model.name}-fitted-{form.slug}"
             if folder.exists():
-                content = json.loads((folder / SLOPES_FILE).read_text(encoding="utf-8"))
-                slopes[model.name][form.name] = content["exponents"]
+                slopes[model.name][form.name] = exponents_of(folder)
             else:
                 said = folder.with_name(f"{folder.name}.nothing").read_text(encoding="utf-8")
                 nothing[model.name][form.name] = said.strip()
@@ -165,4 +248,5 @@ STUDY = Study(
     longest=16 * TRAINED_LENGTH,
     runs=formulas_and_fits,
     found=kept,
+    documents=held_out_documents,
 )

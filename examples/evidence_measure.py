@@ -53,6 +53,7 @@ def measure(
     prompts: Mapping[int, int],
     windows: int,
     longest: int = LENGTHS[-1],
+    documents: Path | None = None,
 ) -> Results:
     """Measures a trained model, or what was made of it, in several runs of ``evaluate``.
 
@@ -63,37 +64,46 @@ def measure(
         prompts: number of prompts of the lines task for each length.
         windows: number of windows of text.
         longest: tokens of a window; a power of two times the trained length.
+        documents: documents of the lines task, whose perplexity is measured too.
     """
-    asked: dict[str, Any]
+    asked: list[dict[str, Any]] = []
     if model.task == "lines":
         file = models / "lines.jsonl"
         rows = "".join(prompts_as_json([length], prompts[length], seed=0) for length in prompts)
         file.write_text(rows, encoding="utf-8")
-        asked = {"tasks": [make_task("prompts", file)], "items": max(prompts.values()), "lengths": [*prompts]}
+        tasks = [make_task("prompts", file)]
+        asked.append({"tasks": tasks, "items": max(prompts.values()), "lengths": [*prompts]})
+        if documents is not None:
+            asked.append({"text": [documents], "items": windows, "lengths": LENGTHS})
     else:
         file = models / f"held-out-{longest}.txt"
         file.write_text(read_corpus(longest).held_out, encoding="utf-8", newline="\n")
-        asked = {"text": [file], "items": windows, "lengths": ladder(TRAINED_LENGTH, longest)}
+        asked.append({"text": [file], "items": windows, "lengths": ladder(TRAINED_LENGTH, longest)})
     parts = [
-        evaluate(
-            [run.folder],
-            train_length=TRAINED_LENGTH,
-            progress=sys.stderr.isatty(),
-            **asked,
-            **run.arguments,
+        (
+            run,
+            evaluate(
+                [run.folder],
+                train_length=TRAINED_LENGTH,
+                progress=sys.stderr.isatty(),
+                **each,
+                **run.arguments,
+            ),
         )
         for run in runs
+        for each in asked
     ]
-    [about] = parts[0].models.values()
+    first = parts[0][1]
+    [about] = first.models.values()
     return Results(
         [
             replace(each, model=model.name, scaling=run.name or each.scaling)
-            for run, part in zip(runs, parts, strict=True)
+            for run, part in parts
             for each in part.measurements
         ],
         {model.name: about},
-        parts[0].settings,
-        sum(part.seconds for part in parts),
+        first.settings,
+        sum(part.seconds for _, part in parts),
     )
 
 
@@ -159,6 +169,8 @@ class Study:
     """Tokens of a window."""
     drawn: frozenset[Model] = frozenset()
     """Models whose results by depth and position are kept for pictures, beyond the trained length."""
+    documents: Callable[[Path], Path] | None = None
+    """Makes documents of the lines task whose perplexity is measured too, given the folder of all models."""
     found: Callable[[Path], Mapping[str, Any]] = lambda _: {}
     """More to keep with the results, given the folder of all models."""
 
@@ -193,7 +205,10 @@ class Study:
         self.stored.write_text(to_text(joined), encoding="utf-8")
 
     def _measure(self, model: Model, models: Path) -> Results:
-        return measure(model, models, self.runs(model, models), self.prompts, self.windows, self.longest)
+        documents = None if self.documents is None else self.documents(models)
+        return measure(
+            model, models, self.runs(model, models), self.prompts, self.windows, self.longest, documents
+        )
 
     def _joined(self, found: Mapping[Model, Results], models: Path) -> Results:
         """Joins the results of all models, compares each scaling with none, and drops what is not shown."""
@@ -210,9 +225,9 @@ class Study:
                 replace(each, scores=tuple(round(score, 6) for score in each.scores))
                 for each in results.measurements
             ]
-            unscaled = {each.length: each.scores for each in rounded if each.scaling == NONE}
+            unscaled = {(each.metric, each.length): each.scores for each in rounded if each.scaling == NONE}
             for each in rounded:
-                pair = compare(each.metric, each.scores, unscaled[each.length])
+                pair = compare(each.metric, each.scores, unscaled[each.metric, each.length])
                 shown = model in self.drawn and each.length > TRAINED_LENGTH
                 each = replace(each, comparison=None if each.scaling == NONE else pair, tokens_per_second=0.0)
                 measurements.append(each if shown else replace(each, depths=(), positions=()))

@@ -168,6 +168,19 @@ def training_batch(
     return input_ids.reshape(sequences, -1), targets.reshape(sequences, -1)
 
 
+def document(rng: np.random.Generator, tokens: int) -> str:
+    """A text of lines and questions with their answers, as the models were trained on.
+
+    Args:
+        rng: the source of randomness.
+        tokens: its length; as many records as fit, and then ends of text.
+    """
+    count = tokens // TOKENS_PER_LINE
+    ids, _ = training_batch(rng, sequences=1, records=count, active_keys=len(KEYS))
+    words = [VOCABULARY[token] for token in ids[0]] + [EOS] * (tokens - count * TOKENS_PER_LINE)
+    return " ".join(words) + "\n"
+
+
 def prompts_as_json(lengths: Sequence[int], items: int, seed: int) -> str:
     """Evaluation prompts in the format of `ntk-convert eval --prompts`, with one JSON object per line.
 

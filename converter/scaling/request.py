@@ -25,7 +25,7 @@ DEFAULT_METHOD: Method = "ntk"
 BY_PARTS: Method = "by-parts"
 Parts = tuple[float, float]
 """A ramp in parts of the trained length."""
-RAMP: Parts = (1 / 16, 1 / 4)
+RAMP: Parts = (1 / 8, 1 / 2)
 """The ramp of ALiBi models if none is given: the one that held best where it was measured
 (examples/evidence/README.md)."""
 NARROWEST = 1.001

@@ -79,7 +79,7 @@ def inspect(
     *,
     scale: float | None = None,
     target_length: int | None = None,
-    method: Method = "ntk",
+    method: Method | None = None,
     dynamic: Basis | None = None,
     rate: float | None = None,
     ramp: Parts | None = None,

@@ -52,9 +52,7 @@ class Model:
             UsageError: it needs the trained length, which is not known; the target length is below the
                 trained length; or the model cannot compute such a scaling.
         """
-        scaling = request.resolve(
-            self.trained, self.name, self.recipe.default_dynamic, self.recipe.default_ramp
-        )
+        scaling = request.resolve(self.trained, self.name, self.recipe.defaults)
         self.recipe.check_scaling(scaling)
         return scaling
 

@@ -114,7 +114,7 @@ def convert(
     *,
     scale: float | None = None,
     target_length: int | None = None,
-    method: Method = "ntk",
+    method: Method | None = None,
     dynamic: Basis | None = None,
     rate: float | None = None,
     ramp: Parts | None = None,
@@ -149,16 +149,16 @@ def convert(
         model: a local folder if one of that name exists, else a Hub id.
         out: folder to write; it must be empty or not exist.
         scale: scale factor a >= 1 of a static scaling. Give at most one of scale, target_length and
-            dynamic; without any of them, ntk is dynamic, by position in decoders and by length in
-            encoders.
+            dynamic; without any of them, decoders get by-parts by position, and encoders ntk by length.
         target_length: length to reach in tokens; a = target_length / trained length.
         method: ``ntk``; ``by-parts``; ``linear``; ``ntk-published``, the formula of the original code; or
-            ``none``, the unscaled model with the new attention code.
+            ``none``, the unscaled model with the new attention code. By default ``ntk``, but ``by-parts``
+            for a dynamic scaling of a decoder.
         dynamic: a = max(1, rate * tokens / trained length), where tokens is the length of the sequence
             (``length``) or the position of each query (``position``).
         rate: rate of a dynamic scaling, above 0 and usually 1 to 2; 1 by default.
-        ramp: start and end of the ramp of ``by-parts``, in parts of the trained length; by default 1/16 and
-            1/4, or for rotary models 1/32 and 1.
+        ramp: start and end of the ramp of ``by-parts``, in parts of the trained length; by default 1/8 and
+            1/2, or for rotary models 1/32 and 1.
         slopes: a JSON file of fitted slopes, or its content, instead of the six options above.
         train_length: trained length in tokens, if the checkpoint is not a known one.
         overrides: values for keys of the source's config.json that it lacks or has wrong. Dots in a key lead

@@ -164,11 +164,11 @@ def places(model: Model) -> list[float]:
 
 
 def rule(model: Model, models: Path, *, by_layer: bool) -> Path | None:
-    """The folder of the model with the exponents that the other models of its task were fitted to by position.
+    """The folder of the model with the exponents that other models of its task were fitted to by position.
 
-    A head gets the exponent that heads of its place and layer have in the other models, on average; or, if not
-    ``by_layer``, those of its place in any layer. So it shows whether one rule would do for all models. None
-    if no other model gained.
+    A head gets the exponent that heads of its place and layer have in the other models, on average; or, if
+    not ``by_layer``, those of its place in any layer. So it shows whether one rule would do for all models.
+    None if no other model gained.
     """
     out = models / f"{model.name}-rule-{'by-layer' if by_layer else 'shared'}"
     if out.exists():

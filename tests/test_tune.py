@@ -64,7 +64,7 @@ def test_what_is_tried_of_rotary_models() -> None:
     def of(model_type: str) -> list[Scaling]:
         config = {"model_type": model_type, "rope_theta": 1e4, **rotary.SIZES}
         recipe = recipes.of_checkpoint(config)
-        return candidates(64, 256, recipe.default_ramp, recipe.check_scaling)
+        return candidates(64, 256, recipe.defaults.ramp, recipe.check_scaling)
 
     by_length = [Dynamic("ntk", "length", rate=rate, train_length=64) for rate in (1.0, 2.0)]
     assert of("llama")[:3] == [UNSCALED, *by_length]

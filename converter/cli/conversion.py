@@ -11,7 +11,6 @@ import click
 
 from converter.cli.base import PATH, Command, argument, folders, section
 from converter.cli.options import (
-    check_method,
     converted_argument,
     export_options,
     hub_options,
@@ -101,7 +100,6 @@ def convert(
     from converter.cli import report
     from converter.pipeline import convert as run
 
-    check_method(arguments)
     result = run(
         verify=not no_verify,
         link="hard" if hard_link else "reflink" if link else None,
@@ -141,7 +139,6 @@ def inspect(as_json: bool, verbose: bool, **arguments: Any) -> None:  # noqa: AR
     from converter.cli import report
     from converter.inspection import inspect as run
 
-    check_method(arguments)
     inspection = run(**arguments)
     click.echo(json.dumps(inspection.to_json()) if as_json else report.inspection(inspection))
 

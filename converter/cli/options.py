@@ -117,14 +117,13 @@ scaling_options = options(
     scaling_option(
         "--method",
         type=click.Choice(METHODS),
-        default="ntk",
-        show_default=True,
-        help="How to scale the positions; none leaves them as they are.",
+        help="How to scale the positions; none leaves them as they are. By default ntk, or by-parts where a "
+        "decoder's scaling is dynamic.",
     ),
     scaling_option(
         "--dynamic",
         type=click.Choice(BASES),
-        help="Let the factor grow with the sequence length or with each query's position (default for ntk).",
+        help="Let the factor grow with the sequence length or with each query's position (default).",
     ),
     scaling_option(
         "--rate",
@@ -146,13 +145,6 @@ scaling_options = options(
     ),
     train_length_option,
 )
-
-
-def check_method(arguments: Mapping[str, Any]) -> None:
-    """Raises ``UsageError`` for ``--slopes`` beside ``--method``, even with that option's default."""
-    source = click.get_current_context().get_parameter_source("method")
-    if arguments["slopes"] is not None and source is click.core.ParameterSource.COMMANDLINE:
-        raise UsageError("--slopes cannot be combined with --method; drop one of them")
 
 
 token_option = hub_option(

@@ -35,7 +35,7 @@ def candidates(
     Args:
         trained: trained length in tokens.
         target: length to reach in tokens, above the trained length.
-        default_ramp: the ramp of by-parts, see ``Recipe.default_ramp``.
+        default_ramp: the ramp of by-parts, see ``Recipe.defaults``.
         check: ``Recipe.check_scaling`` of the model; raises ``UsageError`` for a scaling it cannot compute.
         decoder: whether the model is causal.
     """

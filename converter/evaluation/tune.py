@@ -182,7 +182,7 @@ def tune(
         trained = subject.stretched_to(target_length)
         recipe = subject.recipe
         scalings = candidates(
-            trained, target_length, recipe.default_ramp, recipe.check_scaling, decoder=recipe.decoder
+            trained, target_length, recipe.defaults.ramp, recipe.check_scaling, decoder=recipe.decoder
         )
         chosen = with_generated(tasks, decoder=subject.recipe.decoder) if generated else tasks
         pool = Pool.prepare(subject, chosen, files, trained, target_length, seed, learn=fitted is not None)

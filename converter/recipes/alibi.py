@@ -17,8 +17,8 @@ from converter.families.base import UNREAD
 from converter.families.refusals import check_source
 from converter.recipes.stored_slopes import check_positions, read_slopes
 from converter.recipes.words import Words, alibi_words
-from converter.scaling.request import RAMP, Parts
-from converter.scaling.scaling import Basis, Scaling, Static, read_scaling, stretched
+from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults
+from converter.scaling.scaling import Scaling, Static, read_scaling, stretched
 from converter.scaling.slopes import NATS, Slopes
 from converter.scaling.train_length import TrainLength, recorded_length
 from converter.source.base import Source
@@ -60,8 +60,9 @@ class AlibiRecipe:
         return self.family.templates
 
     @property
-    def default_dynamic(self) -> Basis:
-        return "position" if self.decoder else "length"
+    def defaults(self) -> Defaults:
+        """See examples/evidence/README.md and encoders.md."""
+        return Defaults("position", BY_PARTS, RAMP) if self.decoder else Defaults("length", NTK, RAMP)
 
     @property
     def geometry(self) -> Geometry:
@@ -101,10 +102,6 @@ class AlibiRecipe:
                 return TrainLength(known, f"config's _name_or_path is the known checkpoint {origin}")
             return TrainLength(None, f"not known: made from {origin}, which was trained at {known}{says}")
         return TrainLength(None, f"not known{says}")
-
-    @property
-    def default_ramp(self) -> Parts:
-        return RAMP
 
     def check_scaling(self, scaling: Scaling) -> None:
         if (problem := self._misfit(scaling)) is not None:

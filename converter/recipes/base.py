@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 from converter.config import Config, Geometry
 from converter.recipes.words import Words
 from converter.rotary.settings import Change
-from converter.scaling.request import Parts
-from converter.scaling.scaling import Basis, Scaling
+from converter.scaling.request import Defaults
+from converter.scaling.scaling import Scaling
 from converter.scaling.train_length import TrainLength
 from converter.source.base import Source
 from converter.source.checkpoint import Checkpoint
@@ -52,13 +52,8 @@ class Recipe(Protocol):
         ...
 
     @property
-    def default_dynamic(self) -> Basis | None:
-        """The value of ``--dynamic`` if the user gives no strength; None if a strength is required."""
-        ...
-
-    @property
-    def default_ramp(self) -> Parts:
-        """The ramp of ``by-parts`` if the user gives none."""
+    def defaults(self) -> Defaults:
+        """What scales the model where the user leaves it open."""
         ...
 
     @property

@@ -22,7 +22,7 @@ from converter.recipes.words import Words, auto_class, task
 from converter.rotary import settings
 from converter.rotary.settings import Change, Rotary
 from converter.scaling.frequencies import Frequencies
-from converter.scaling.request import Parts
+from converter.scaling.request import NTK, Defaults
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, read_scaling
 from converter.scaling.train_length import TrainLength, recorded_length
 from converter.source.base import Source
@@ -88,12 +88,8 @@ class RotaryRecipe:
         return ()
 
     @property
-    def default_dynamic(self) -> None:
-        return None
-
-    @property
-    def default_ramp(self) -> Parts:
-        return settings.YARN_RAMP
+    def defaults(self) -> Defaults:
+        return Defaults(None, NTK, settings.YARN_RAMP)
 
     @property
     def geometry(self) -> Geometry:

@@ -21,7 +21,7 @@ from converter.scaling.scaling import (
 )
 from converter.scaling.train_length import TrainLength
 
-DEFAULT_METHOD: Method = "ntk"
+NTK: Method = "ntk"
 BY_PARTS: Method = "by-parts"
 Parts = tuple[float, float]
 """A ramp in parts of the trained length."""
@@ -32,8 +32,21 @@ NARROWEST = 1.001
 """The smallest ratio of a ramp's ends; rounding must not make them equal."""
 SLOPES_FILE = "slopes.json"
 """The name of a file of fitted slopes in a converted repository, and where none is known."""
+_BY_DEFAULT = "--dynamic, the default,"
 RECORD = "fitted"
 """Its key for notes on how the slopes were found; they are not part of the scaling."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What scales a model where the user leaves it open."""
+
+    dynamic: Basis | None
+    """What the factor grows with if no strength is given; None if one is required."""
+    method: Method
+    """Of a dynamic scaling. A static one is ``ntk``, which needs no trained length."""
+    ramp: Parts
+    """Of ``by-parts``."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,8 @@ class Request:
         UsageError: an option or a combination is invalid; the message names it and what to give instead.
     """
 
-    method: Method = DEFAULT_METHOD
+    method: Method | None = None
+    """None for the model's default, see ``Defaults``."""
     scale: float | None = None
     target_length: int | None = None
     dynamic: Basis | None = None
@@ -73,7 +87,7 @@ class Request:
     def __post_init__(self) -> None:
         if self.slopes is not None:
             self._check_alone()
-        if self.method not in METHODS:
+        if self.method not in (None, *METHODS):
             raise UsageError(f"--method {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
         if self.dynamic is not None and self.dynamic not in BASES:
             raise UsageError(f"--dynamic {self.dynamic!r} is unknown; choose length or position")
@@ -110,7 +124,7 @@ class Request:
 
     def _check_alone(self) -> None:
         others = {
-            "--method": self.method != DEFAULT_METHOD,
+            "--method": self.method is not None,
             **{name: value is not None for name, value in self._strengths.items()},
             "--rate": self.rate is not None,
             "--ramp": self.ramp is not None,
@@ -136,18 +150,18 @@ class Request:
     def by_default(self) -> bool:
         """Whether the user left the strength to this tool, which then scales dynamically; see ``resolve``."""
         strengths = (self.slopes, *self._strengths.values())
-        return self.method == DEFAULT_METHOD and not any(value is not None for value in strengths)
+        return self.method in (None, NTK, BY_PARTS) and not any(value is not None for value in strengths)
 
     @property
     def asked(self) -> bool:
         """Whether the user gave any option other than a trained length."""
-        return not self.by_default or self.rate is not None
+        return not self.by_default or self.method is not None or self.rate is not None
 
     @property
     def words(self) -> list[str]:
-        """The options as words of a command line, without those that have their default value."""
+        """The options as words of a command line, without a method that a static scaling has by default."""
         options = {
-            "--method": self.method if self.method != DEFAULT_METHOD else None,
+            "--method": None if self.method == NTK and self._static else self.method,
             "--scale": None if self.scale is None else f"{self.scale:g}",
             "--target-length": self.target_length,
             "--dynamic": self.dynamic,
@@ -158,7 +172,11 @@ class Request:
         words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
         return words if self.ramp is None else [*words, "--ramp", *(f"{end:g}" for end in self.ramp)]
 
-    def resolve(self, trained: TrainLength, name: str, default: Basis | None, default_ramp: Parts) -> Scaling:
+    @property
+    def _static(self) -> bool:
+        return self.scale is not None or self.target_length is not None
+
+    def resolve(self, trained: TrainLength, name: str, defaults: Defaults) -> Scaling:
         """The scaling of one model that these options ask for.
 
         Without a strength the scaling is dynamic. Up to the trained length, the model then computes what the
@@ -170,8 +188,7 @@ class Request:
         Args:
             trained: the model's trained length, as far as it is known.
             name: the model's name, for messages.
-            default: what the factor grows with if no strength is given; None if one is required.
-            default_ramp: the ramp of ``by-parts`` if none is given.
+            defaults: the model's; see ``Recipe.defaults``.
 
         Raises:
             UsageError: the trained length is needed but not known, the target is below the trained length,
@@ -181,13 +198,15 @@ class Request:
             return self._given(self.slopes, trained)
         if self.method == "none":
             return UNSCALED
+        method = self.method or (NTK if self._static else defaults.method)
         ramp = None
-        if self.method == BY_PARTS:
-            length = self._needed(trained, name, f"--method {self.method}")
-            start, end = self.ramp or default_ramp
+        if method == BY_PARTS:
+            option = f"--method {method}" if self.method else "--dynamic" if self.dynamic else _BY_DEFAULT
+            length = self._needed(trained, name, option)
+            start, end = self.ramp or defaults.ramp
             ramp = (start * length, end * length)
         if self.scale is not None:
-            return Static(self.method, float(self.scale), ramp)
+            return Static(method, float(self.scale), ramp)
         if self.target_length is not None:
             length = self._needed(trained, name, "--target-length")
             if self.target_length < length:
@@ -195,15 +214,15 @@ class Request:
                     f"--target-length {self.target_length} is below the trained length {length}; "
                     "no scaling is needed up to there, so give a longer one"
                 )
-            return Static(self.method, self.target_length / length, ramp)
-        basis = self.dynamic or default
+            return Static(method, self.target_length / length, ramp)
+        basis = self.dynamic or defaults.dynamic
         if basis is None:
             raise UsageError(
                 "a rotary model has no default strength: give --scale, --target-length or --dynamic length"
             )
-        option = "--dynamic" if self.dynamic else "--dynamic, the default,"
+        option = "--dynamic" if self.dynamic else _BY_DEFAULT
         rate = 1.0 if self.rate is None else float(self.rate)
-        return Dynamic(self.method, basis, rate, self._needed(trained, name, option), ramp)
+        return Dynamic(method, basis, rate, self._needed(trained, name, option), ramp)
 
     def _given(self, slopes: GivenSlopes, trained: TrainLength) -> Scaling:
         scaling = slopes.scaling

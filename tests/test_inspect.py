@@ -54,7 +54,12 @@ def test_what_a_checkpoint_is(pristine: Callable[..., Path], run: Callable[..., 
         (["--scale", "4", "--method", "linear"], "linear", 4.0, None),
         (["--scale", "4", "--method", "ntk-published"], "ntk-published", 4.0, None),
         (["--target-length", "192", "--train-length", "64"], "ntk", 3.0, None),
-        (["--dynamic", "length", "--train-length", "64", "--rate", "1.5"], "ntk", 3.0, 128),
+        (
+            ["--method", "ntk", "--dynamic", "length", "--train-length", "64", "--rate", "1.5"],
+            "ntk",
+            3.0,
+            128,
+        ),
     ],
 )
 def test_scaled_slopes_are_shown_beside_the_stock_ones(

@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converter.errors import SourceError, UsageError
-from converter.scaling.request import RAMP, Request, request_for
+from converter.scaling.request import RAMP, Defaults, Request, request_for
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static, read_scaling, stretched
 from converter.scaling.slopes import exponents, stock_slopes, with_exponents
 from converter.scaling.train_length import TrainLength
 
 TRAINED = TrainLength(2048, "told")
+DEFAULTS = Defaults("position", "by-parts", RAMP)
+"""A decoder's."""
+BY_PARTS = {"type": "by-parts", "train_seq_len": 2048, "ramp": [256.0, 1024.0]}
 
 
 @pytest.mark.parametrize(
@@ -31,32 +34,32 @@ TRAINED = TrainLength(2048, "told")
             {"target_length": 3000, "method": "ntk-published"},
             {"type": "ntk-published", "factor": 3000 / 2048},
         ),
-        ({"dynamic": "length"}, {"type": "ntk", "train_seq_len": 2048, "dynamic": "length", "rate": 1.0}),
+        ({"dynamic": "length"}, {**BY_PARTS, "dynamic": "length", "rate": 1.0}),
+        (
+            {"dynamic": "length", "method": "ntk"},
+            {"type": "ntk", "train_seq_len": 2048, "dynamic": "length", "rate": 1.0},
+        ),
         (
             {"dynamic": "position", "rate": 1.5, "method": "linear"},
             {"type": "linear", "train_seq_len": 2048, "dynamic": "position", "rate": 1.5},
         ),
         (
-            {"method": "by-parts", "scale": 4, "ramp": (0.125, 0.5)},
-            {"type": "by-parts", "factor": 4.0, "ramp": [256.0, 1024.0]},
+            {"method": "by-parts", "scale": 4, "ramp": (0.0625, 0.25)},
+            {"type": "by-parts", "factor": 4.0, "ramp": [128.0, 512.0]},
         ),
         (
             {"method": "by-parts", "dynamic": "length"},
-            {
-                "type": "by-parts",
-                "train_seq_len": 2048,
-                "dynamic": "length",
-                "rate": 1.0,
-                "ramp": [end * 2048 for end in RAMP],
-            },
+            {**BY_PARTS, "dynamic": "length", "rate": 1.0},
         ),
         ({"method": "none"}, None),
-        ({}, {"type": "ntk", "train_seq_len": 2048, "dynamic": "position", "rate": 1.0}),
-        ({"rate": 2.0}, {"type": "ntk", "train_seq_len": 2048, "dynamic": "position", "rate": 2.0}),
+        ({}, {**BY_PARTS, "dynamic": "position", "rate": 1.0}),
+        ({"rate": 2.0}, {**BY_PARTS, "dynamic": "position", "rate": 2.0}),
+        ({"method": "by-parts"}, {**BY_PARTS, "dynamic": "position", "rate": 1.0}),
+        ({"method": "ntk"}, {"type": "ntk", "train_seq_len": 2048, "dynamic": "position", "rate": 1.0}),
     ],
 )
 def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | None) -> None:
-    scaling = Request(**options).resolve(TRAINED, "a model", "position", RAMP)
+    scaling = Request(**options).resolve(TRAINED, "a model", DEFAULTS)
     assert scaling.to_json() == expected
     assert read_scaling(expected) == scaling
 
@@ -88,7 +91,6 @@ def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | N
         ({"scale": 2.0, "train_length": -1}, ["--train-length -1"]),
         ({"scale": 2.0, "ramp": (0.1, 0.5)}, ["--ramp", "--method by-parts"]),
         ({"method": "none", "ramp": (0.1, 0.5)}, ["--ramp", "--method by-parts"]),
-        ({"method": "by-parts"}, ["--scale", "--target-length", "--dynamic"]),
         *(
             ({"method": "by-parts", "scale": 2.0, "ramp": ramp}, ["--ramp", "not a ramp", "trained length"])
             for ramp in [
@@ -116,14 +118,15 @@ def test_requests_that_make_no_sense(options: dict[str, Any], words: list[str]) 
 
 
 def test_an_encoder_s_default_goes_by_length() -> None:
-    assert Request().resolve(TrainLength(512, "told"), "a model", "length", RAMP) == Dynamic(
+    defaults = Defaults("length", "ntk", RAMP)
+    assert Request().resolve(TrainLength(512, "told"), "a model", defaults) == Dynamic(
         "ntk", "length", 1.0, 512
     )
 
 
 def test_target_below_trained_length() -> None:
     with pytest.raises(UsageError, match=r"1024 .* 2048"):
-        Request(target_length=1024).resolve(TRAINED, "a model", None, RAMP)
+        Request(target_length=1024).resolve(TRAINED, "a model", DEFAULTS)
 
 
 @pytest.mark.parametrize(
@@ -140,19 +143,17 @@ def test_target_below_trained_length() -> None:
 def test_who_needs_the_trained_length(options: dict[str, Any], user: str | None) -> None:
     unknown, request = TrainLength(None, "not known"), Request(**options)
     if user is None:
-        assert request.resolve(unknown, "m", "position", RAMP) == request.resolve(
-            TRAINED, "m", "position", RAMP
-        )
+        assert request.resolve(unknown, "m", DEFAULTS) == request.resolve(TRAINED, "m", DEFAULTS)
         return
     with pytest.raises(
         UsageError, match=f"^{user} needs the trained length of a model, which is not known; add"
     ):
-        request.resolve(unknown, "a model", "position", RAMP)
+        request.resolve(unknown, "a model", DEFAULTS)
 
 
 def test_without_a_default_a_strength_is_asked_for() -> None:
     with pytest.raises(UsageError, match="no default strength"):
-        Request().resolve(TRAINED, "a model", None, RAMP)
+        Request().resolve(TRAINED, "a model", Defaults(None, "ntk", RAMP))
 
 
 @pytest.mark.parametrize(
@@ -238,10 +239,10 @@ def test_descriptions() -> None:
 )
 def test_the_request_for_a_scaling_resolves_to_it(scaling: Scaling) -> None:
     request = request_for(scaling, 2048)
-    assert request.resolve(TrainLength(request.train_length, "told"), "a model", None, RAMP) == scaling
+    assert request.resolve(TrainLength(request.train_length, "told"), "a model", DEFAULTS) == scaling
     untold = request_for(scaling, 2048, told=False)
     assert untold.train_length is None
-    assert untold.resolve(TRAINED, "a model", None, RAMP) == scaling
+    assert untold.resolve(TRAINED, "a model", DEFAULTS) == scaling
 
 
 def test_the_words_of_a_ramp() -> None:

@@ -361,13 +361,14 @@ def test_the_command_says_what_was_asked() -> None:
     words = shlex.split(command("a folder/model", dynamic, 256, "main"))
     assert words[1] == "a folder/model"
     for option, value in (
+        ("--method", "ntk"),
         ("--dynamic", "position"),
         ("--rate", "2"),
         ("--train-length", "256"),
         ("--revision", "main"),
     ):
         assert words[words.index(option) + 1] == value
-    assert "--method" not in words
+    assert "--method" not in command("m", Static("ntk", 2.0), None, None)
     assert "linear" in command("m", Static("linear", 2.5), None, None)
     by_parts = command("m", Static("by-parts", 4.0, (16.0, 64.0)), 256, None, told=False)
     assert by_parts == "ntk-convert m --method by-parts --scale 4 --ramp 0.0625 0.25 --out DIR"

@@ -169,8 +169,18 @@ def test_links_become_files(make_source: MakeSource, tmp_path: Path) -> None:
         ({"scale": 3.0, "method": "linear"}, {"type": "linear", "factor": 3.0}),
         ({"target_length": 256, "train_length": 64}, {"type": "ntk", "factor": 4.0}),
         (
-            {"dynamic": "position", "train_length": 64, "rate": 2.0},
+            {"dynamic": "position", "method": "ntk", "train_length": 64, "rate": 2.0},
             {"type": "ntk", "train_seq_len": 64, "dynamic": "position", "rate": 2.0},
+        ),
+        (
+            {"train_length": 64},
+            {
+                "type": "by-parts",
+                "train_seq_len": 64,
+                "dynamic": "position",
+                "rate": 1.0,
+                "ramp": [8.0, 32.0],
+            },
         ),
         ({"method": "none"}, None),
     ],

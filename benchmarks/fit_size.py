@@ -3,7 +3,8 @@
     python benchmarks/fit_size.py --write
     python benchmarks/fit_size.py --layers 2 --length 1024     # a minute
 
-The weights are random, so the slopes that it finds mean nothing. The text is the standard library's Python code, one token for each byte. Peaks are sampled (RssAnon).
+The weights are random, so the slopes that it finds mean nothing. The text is the standard library's Python
+code, one token for each byte. Peaks are sampled (RssAnon).
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ SMALL_NTK = str(Static("ntk", SMALL_SCALE))
 PUBLISHED = str(Static("ntk-published", SCALE))
 RAMP = (TRAINED_LENGTH / 8, TRAINED_LENGTH / 2)
 """The default ramp of by-parts, in tokens."""
+LOW_RAMP = (TRAINED_LENGTH / 16, TRAINED_LENGTH / 4)
 
 
 def by_parts(ramp: tuple[float, float] = RAMP) -> str:

@@ -31,8 +31,7 @@ ITEMS, SEED = 1200, 1
 BYTES = 1_000_000
 """Of the text to fit to."""
 DOCUMENTS = 400
-"""Of lines and questions, for slopes that are fitted to them as to a text."""
-HELD_OUT_DOCUMENTS = 32
+"""Of lines and questions, as many as are fitted to where they are taken for a text."""
 MINUTES = 60.0
 """Most time of a fit: so much that its steps decide, and not the speed of the machine."""
 PROMPTS_OF, TEXT_OF = "prompts", "text"
@@ -215,11 +214,6 @@ def formulas_and_fits(model: Model, models: Path) -> Sequence[Run]:
     ]
 
 
-def held_out_documents(models: Path) -> Path:
-    """Documents of lines and questions as long as the longest prompts."""
-    return documents(models, "held-out-lines.txt", HELD_OUT_DOCUMENTS, LENGTHS[-1], seed=0)
-
-
 def kept(models: Path) -> dict[str, Any]:
     """What is kept with the results: what ``fit`` found, by model and form.
 
@@ -248,5 +242,4 @@ STUDY = Study(
     longest=16 * TRAINED_LENGTH,
     runs=formulas_and_fits,
     found=kept,
-    documents=held_out_documents,
 )

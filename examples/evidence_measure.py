@@ -53,7 +53,6 @@ def measure(
     prompts: Mapping[int, int],
     windows: int,
     longest: int = LENGTHS[-1],
-    documents: Path | None = None,
 ) -> Results:
     """Measures a trained model, or what was made of it, in several runs of ``evaluate``.
 
@@ -64,46 +63,37 @@ def measure(
         prompts: number of prompts of the lines task for each length.
         windows: number of windows of text.
         longest: tokens of a window; a power of two times the trained length.
-        documents: documents of the lines task, whose perplexity is measured too.
     """
-    asked: list[dict[str, Any]] = []
+    asked: dict[str, Any]
     if model.task == "lines":
         file = models / "lines.jsonl"
         rows = "".join(prompts_as_json([length], prompts[length], seed=0) for length in prompts)
         file.write_text(rows, encoding="utf-8")
-        tasks = [make_task("prompts", file)]
-        asked.append({"tasks": tasks, "items": max(prompts.values()), "lengths": [*prompts]})
-        if documents is not None:
-            asked.append({"text": [documents], "items": windows, "lengths": LENGTHS})
+        asked = {"tasks": [make_task("prompts", file)], "items": max(prompts.values()), "lengths": [*prompts]}
     else:
         file = models / f"held-out-{longest}.txt"
         file.write_text(read_corpus(longest).held_out, encoding="utf-8", newline="\n")
-        asked.append({"text": [file], "items": windows, "lengths": ladder(TRAINED_LENGTH, longest)})
+        asked = {"text": [file], "items": windows, "lengths": ladder(TRAINED_LENGTH, longest)}
     parts = [
-        (
-            run,
-            evaluate(
-                [run.folder],
-                train_length=TRAINED_LENGTH,
-                progress=sys.stderr.isatty(),
-                **each,
-                **run.arguments,
-            ),
+        evaluate(
+            [run.folder],
+            train_length=TRAINED_LENGTH,
+            progress=sys.stderr.isatty(),
+            **asked,
+            **run.arguments,
         )
         for run in runs
-        for each in asked
     ]
-    first = parts[0][1]
-    [about] = first.models.values()
+    [about] = parts[0].models.values()
     return Results(
         [
             replace(each, model=model.name, scaling=run.name or each.scaling)
-            for run, part in parts
+            for run, part in zip(runs, parts, strict=True)
             for each in part.measurements
         ],
         {model.name: about},
-        first.settings,
-        sum(part.seconds for _, part in parts),
+        parts[0].settings,
+        sum(part.seconds for part in parts),
     )
 
 
@@ -169,8 +159,6 @@ class Study:
     """Tokens of a window."""
     drawn: frozenset[Model] = frozenset()
     """Models whose results by depth and position are kept for pictures, beyond the trained length."""
-    documents: Callable[[Path], Path] | None = None
-    """Makes documents of the lines task whose perplexity is measured too, given the folder of all models."""
     found: Callable[[Path], Mapping[str, Any]] = lambda _: {}
     """More to keep with the results, given the folder of all models."""
 
@@ -205,10 +193,7 @@ class Study:
         self.stored.write_text(to_text(joined), encoding="utf-8")
 
     def _measure(self, model: Model, models: Path) -> Results:
-        documents = None if self.documents is None else self.documents(models)
-        return measure(
-            model, models, self.runs(model, models), self.prompts, self.windows, self.longest, documents
-        )
+        return measure(model, models, self.runs(model, models), self.prompts, self.windows, self.longest)
 
     def _joined(self, found: Mapping[Model, Results], models: Path) -> Results:
         """Joins the results of all models, compares each scaling with none, and drops what is not shown."""

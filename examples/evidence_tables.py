@@ -14,6 +14,7 @@ from evidence_design import (
     KINDS,
     LENGTHS,
     LINEAR,
+    LOW_RAMP,
     MODELS,
     MULTIPLES,
     NONE,
@@ -21,8 +22,10 @@ from evidence_design import (
     PUBLISHED,
     SCALINGS,
     SMALL_NTK,
+    STATIC_BY_PARTS,
     TRAINED_LENGTH,
     Model,
+    by_parts,
     dynamic,
 )
 
@@ -33,10 +36,21 @@ BLOCK = re.compile(
     r"(?P<start><!-- evidence (?P<name>[a-z0-9-]+): [^\n]*-->\n).*?(?P<end><!-- end of evidence -->)",
     re.DOTALL,
 )
-IN_SUMMARY = (NONE, LINEAR, NTK, dynamic("length", 1), dynamic("position", 1))
+IN_SUMMARY = (NONE, LINEAR, NTK, dynamic("length", 1), dynamic("position", 1), BY_PARTS)
 """Scalings in the summary table."""
-STUDY_PAIRS = ((BY_PARTS, dynamic("position", 1)), (FITTED, BY_PARTS))
-"""Two scalings to compare, in every model of the study of fits."""
+STUDY_PAIRS = (
+    (BY_PARTS, dynamic("position", 1)),
+    (STATIC_BY_PARTS, NTK),
+    (BY_PARTS, by_parts(LOW_RAMP)),
+    (FITTED, BY_PARTS),
+    ("fitted, position, with temperatures", FITTED),
+    ("fitted, static, with temperatures", "fitted, static"),
+    ("fitted, static", "fitted, static, fitted at 1x only"),
+    ("fitted, static", "fitted, static, shared by the layers"),
+    ("rule of the other models, by layer", BY_PARTS),
+    ("rule of the other models, for all layers", BY_PARTS),
+)
+"""Two scalings to compare in every model that has both, of the ten models and of the study of fits."""
 PAIRS = ((8, NTK, NONE), (12, NTK, NONE), (12, NTK, PUBLISHED), (12, SMALL_NTK, PUBLISHED))
 """Number of heads, and two scalings to compare."""
 
@@ -126,10 +140,36 @@ def by_model(results: Results) -> str:
                     value = f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.0f}"
                     cells[each.length // TRAINED_LENGTH] = value + star
             rows.append([name, scaling, *cells.values()])
-        # A fit that gained nothing writes no model, so there is nothing to measure.
-        for form in results.settings.get("nothing", {}).get(name, {}):
-            rows.append([name, f"fitted, {form}", "no gain", *[""] * (len(multiples) - 1)])
     return markdown(["model", "scaling", *(f"{multiple}x" for multiple in multiples)], rows)
+
+
+def by_form(results: Results, task: str) -> str:
+    """Right answers in per cent, or perplexity, of the models of a task, side by side; stars as above."""
+    names = [name for name in results.models if name.startswith(task)]
+    found = {(each.model, each.scaling, each.length): each for each in results.measurements}
+    nothing = {
+        (name, f"fitted, {form}")
+        for name, forms in results.settings["nothing"].items()
+        for form in forms
+        if name in names
+    }
+    lengths = sorted({length for name, _, length in found if name in names})
+    ours = [scaling for name, scaling, _ in found if name in names]
+    scalings = dict.fromkeys([*ours, *(scaling for _, scaling in sorted(nothing))])
+
+    def cell(name: str, scaling: str, length: int) -> str:
+        each = found.get((name, scaling, length))
+        if each is None:
+            return "no gain" if (name, scaling) in nothing else "-"
+        pair = compare(each.metric, each.scores, found[name, NONE, length].scores)
+        star = "*" if scaling != NONE and pair.p < SIGNIFICANT else ""
+        return (f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.0f}") + star
+
+    rows = [
+        [scaling, *(" / ".join(cell(name, scaling, length) for name in names) for length in lengths)]
+        for scaling in scalings
+    ]
+    return markdown([" / ".join(names), *(f"{length // TRAINED_LENGTH}x" for length in lengths)], rows)
 
 
 def study_pairs(results: Results) -> str:
@@ -246,7 +286,8 @@ TABLES: dict[str, Callable[[Mapping[str, Results]], str]] = {
     "by-parts-pairs": _from("results", study_pairs),
     "trained": _from("results", trained),
     "ramps": _from("ramps", by_model),
-    "fits": _from("fits", by_model),
+    "fits-lines": _from("fits", partial(by_form, task="lines")),
+    "fits-text": _from("fits", partial(by_form, task="text")),
     "fits-trained": _from("fits", trained),
     "fits-pairs": _from("fits", study_pairs),
     "summary": _from("results", summary),

@@ -173,9 +173,9 @@ def by_form(results: Results, task: str) -> str:
 
 
 def study_pairs(results: Results) -> str:
-    """Pairs of scalings compared on the same prompts or windows, in each model and in all of a task.
+    """Pairs of scalings compared on the same prompts or windows, in all models of a task that have both.
 
-    A prompt's or window's score in all models is the mean of its scores in each.
+    A prompt's or window's score is the mean of its scores in the models.
     """
     rows = []
     for scaling, other in STUDY_PAIRS:
@@ -186,16 +186,15 @@ def study_pairs(results: Results) -> str:
                 for wanted in (scaling, other)
             ]
             names = [name for name in results.models if all((name, LENGTHS[-1]) in each for each in both)]
-            groups = {name: [name] for name in names}
-            if len(names) > 1:
-                groups[f"these {len(names)}"] = names
-            for title, group in groups.items():
-                cells = [
-                    _compared(metric, *([each[name, length] for name in group] for each in both))
-                    for length in LENGTHS[1:]
-                ]
-                rows.append([f"{scaling}, against {other}", title, *cells])
-    return markdown(["compared", "model", *(f"{multiple}x" for multiple in MULTIPLES[1:])], rows)
+            if not names:
+                continue
+            cells = [
+                _compared(metric, *([each[name, length] for name in names] for each in both))
+                for length in LENGTHS[1:]
+            ]
+            models = names[0] if len(names) == 1 else f"{len(names)} of {names[0].split('-')[0]}"
+            rows.append([f"{scaling}, against {other}", models, *cells])
+    return markdown(["compared", "models", *(f"{multiple}x" for multiple in MULTIPLES[1:])], rows)
 
 
 def _compared(metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> str:

@@ -2,10 +2,10 @@
 
     python examples/evidence.py                # train and measure what is missing; hours on one core
     python examples/evidence.py --only fits    # the same for one study
-    python examples/evidence.py --model text-8-0 lines-12-1    # some of the ten models of `results`
+    python examples/evidence.py --model text-8-0 lines-12-1    # some of the models of `results`
     python examples/evidence.py --tables       # write only tables and pictures, from the stored results
 
-There are three studies: `results`, of ten models under the formulas; `ramps`, of the ramp of by-parts
+There are three studies: `results`, of the models under the formulas; `ramps`, of the ramp of by-parts
 (evidence_ramps.py); and `fits`, of fitted slopes (evidence_fits.py). Models and full results are kept in
 .evidence/; anything deleted there is made again. The part of the results that tables and pictures need is in
 examples/evidence/NAME.json, which `ntk-convert plot` can read.
@@ -99,7 +99,7 @@ def main() -> None:
         "--model",
         nargs="+",
         choices=[model.name for model in MODELS],
-        help="of the ten models, measure only these, and no other study; the stored rows of the others stay",
+        help="of the models of `results`, measure only these, and no other study; the stored rows of the others stay",
     )
     parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
     parser.add_argument("--tables", action="store_true", help="only rewrite tables and pictures")

@@ -1,4 +1,4 @@
-"""A converted JinaBERT in the real sentence-transformers: embeddings are means of the reference's states."""
+"""Converted JinaBERTs in the real sentence-transformers: their vectors and scores are the reference's."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from tokenizers import Tokenizer, processors
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from converter import convert
 from tests import tiny
 from tests.conftest import edit_json, fingerprint
 from tests.dealt import dealt
-from tests.patched import SCALINGS, config_of
+from tests.patched import SCALINGS, TRAIN_LENGTH, config_of
 from tests.reference import ENCODERS as REFERENCES
 from tests.tiny.jina_bert import QK
+from tests.tiny.layout import SPECIAL_TOKENS
 
 TEXTS = [
     "w5 w6 w7",
@@ -113,3 +115,59 @@ def _truncating(folder: Path) -> Path:
     for name in ("sentence_bert_config.json", "tokenizer_config.json"):
         shutil.copy(folder / "source" / name, copy / name)
     return copy
+
+
+def reranker(folder: Path) -> Path:
+    """A checkpoint as jina-reranker-v1-turbo-en is stored: its config names the trunk, and no labels."""
+    tiny.ENCODERS["jina_bert"](folder, 4, head="SequenceClassification", num_labels=1, **QK)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    del config["num_labels"]
+    config["architectures"] = ["JinaBertModel"]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    start, end = (SPECIAL_TOKENS[name] for name in ("bos_token", "eos_token"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} $B {end}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (start, end)],
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    edit_json(folder / "tokenizer_config.json", {"padding_side": "right"})
+    return folder
+
+
+def test_a_reranker_scores_long_documents_otherwise_and_short_ones_as_before(tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder
+
+    folder = tmp_path / "out"
+    convert(reranker(tmp_path / "source"), folder, train_length=TRAIN_LENGTH, dynamic="length", verify=False)
+    documents = [" ".join(f"w{4 + (7 * n) % 90}" for n in range(words)) for words in (3, 18, 40, 150)]
+    pairs = [("w5 w6", document) for document in documents]
+    batch = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)(
+        *map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt"
+    )
+    lengths = batch["attention_mask"].sum(1)
+    assert lengths.tolist() == [8, 23, 45, 155]
+    _, tensors = tiny.read(folder)
+    scaled = config_of(folder)
+    unscaled, expected = (
+        REFERENCES["jina_bert"].logits(
+            config,
+            tensors,
+            batch["input_ids"].numpy(),
+            batch["attention_mask"].numpy(),
+            "SequenceClassification",
+        )[:, 0]
+        for config in ({**scaled, "alibi_scaling": None}, scaled)
+    )
+    model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
+    with torch.no_grad():
+        logits = model(**batch).logits[:, 0].numpy()
+    encoder = CrossEncoder(str(folder), trust_remote_code=True, device="cpu")
+    scores = encoder.predict(pairs)
+    limit = 1e-5 * np.abs(expected).max()
+    assert np.abs(logits - expected).max() < limit
+    assert np.abs(scores - 1 / (1 + np.exp(-expected))).max() < 1e-5
+    changes = np.abs(expected - unscaled)
+    assert (changes[lengths <= TRAIN_LENGTH] == 0).all()
+    assert (changes[lengths > TRAIN_LENGTH] > 20 * limit).all()

@@ -99,7 +99,7 @@ def main() -> None:
         "--model",
         nargs="+",
         choices=[model.name for model in MODELS],
-        help="of the models of `results`, measure only these, and no other study; the stored rows of the others stay",
+        help="of the models of `results`, measure only these; the stored rows of the others stay",
     )
     parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
     parser.add_argument("--tables", action="store_true", help="only rewrite tables and pictures")

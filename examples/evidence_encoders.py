@@ -76,6 +76,8 @@ MODELS = (
     Model("pairs", 8, 1),
     Model("pairs", 12, 0),
     Model("masked", 8, 0),
+    Model("masked", 8, 1),
+    Model("masked", 12, 0),
 )
 
 

@@ -34,7 +34,7 @@ from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Item
 from converter.evaluation.trials import trials
 from converter.families.templates import templates_folder
-from converter.scaling.request import RAMP, Request
+from converter.scaling.request import RAMP, Defaults, Request
 from converter.scaling.scaling import UNSCALED, Dynamic, Static
 from converter.scaling.train_length import TrainLength
 from converter.source.tokenizer import TEMPLATE
@@ -380,7 +380,8 @@ def test_a_lower_perplexity_is_better() -> None:
 def test_the_scalings_are_the_cross_product() -> None:
     found = trials(["ntk", "none", "linear"], [2, 4], ["position"], [1, 2], 256)
     trained = TrainLength(256, "told")
-    names = [str(request.resolve(trained, "a model", "position", RAMP)) for request in found]
+    defaults = Defaults("position", "by-parts", RAMP)
+    names = [str(request.resolve(trained, "a model", defaults)) for request in found]
     assert names[0] == "none"
     assert len(names) == len(set(names)) == 1 + 2 * (2 + 2)
     assert "linear, position-dynamic, rate 2 from 256 tokens" in names

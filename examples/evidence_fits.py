@@ -186,13 +186,15 @@ def rule(model: Model, models: Path, *, by_layer: bool) -> Path | None:
 def _at(wanted: Sequence[float], where: Sequence[float], values: Sequence[float]) -> list[float]:
     """Values at the wanted places, between those known; beyond them, the nearest one."""
     order = np.argsort(where)
-    return np.interp(wanted, np.asarray(where)[order], np.asarray(values)[order]).tolist()
+    found: list[float] = np.interp(wanted, np.asarray(where)[order], np.asarray(values)[order]).tolist()
+    return found
 
 
 def exponents_of(folder: Path) -> list[list[float]]:
     """The exponents of a converted model with fitted slopes, [layers, or 1 for all layers][heads]."""
     content: dict[str, Any] = json.loads((folder / SLOPES_FILE).read_text(encoding="utf-8"))
-    return content["exponents"]
+    exponents: list[list[float]] = content["exponents"]
+    return exponents
 
 
 def formulas_and_fits(model: Model, models: Path) -> Sequence[Run]:

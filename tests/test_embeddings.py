@@ -23,7 +23,7 @@ from converter.evaluation.embeddings import embed, rank
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.hardware import choose
 from converter.evaluation.masked import by_position, masked_positions, window_losses
-from converter.evaluation.perplexity import pieces, read_windows
+from converter.evaluation.perplexity import pieces
 from converter.evaluation.pooling import pooling_of
 from converter.evaluation.results import PERPLEXITY
 from converter.evaluation.runner import masked_losses
@@ -36,6 +36,7 @@ from converter.evaluation.tune import tune
 from converter.scaling.request import RAMP
 from converter.scaling.scaling import UNSCALED, Dynamic, Static
 from converter.source.pooling import Pooling
+from converter.texts.windows import read_windows
 from tests import tiny
 from tests.conftest import Run, edit_json
 from tests.patched import config_of

@@ -38,6 +38,7 @@ from converter.scaling.request import RAMP, Defaults, Request
 from converter.scaling.scaling import UNSCALED, Dynamic, Static
 from converter.scaling.train_length import TrainLength
 from converter.source.tokenizer import TEMPLATE
+from converter.texts.windows import read_windows
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
 from tests.dealt import dealt
@@ -321,10 +322,10 @@ def test_windows_are_the_text_s_tokens(tmp_path: Path) -> None:
     def tokenizer(text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [int(word[1:]) for word in text.split()]}
 
-    windows = perplexity.read_windows(tokenizer, files, 1000, 100)
+    windows = read_windows(tokenizer, files, 1000, 100)
     assert windows.shape == (40, 1000)
     assert windows.ravel().tolist() == list(range(40_000))
-    assert perplexity.read_windows(tokenizer, files, 1000, 3).tolist() == windows[:3].tolist()
+    assert read_windows(tokenizer, files, 1000, 3).tolist() == windows[:3].tolist()
 
 
 # Statistics

@@ -12,7 +12,6 @@ hardware.py    device, dtype, batches
 tasks/         the prompts, and which answers are right
 perplexity.py  windows of a text, and the loss in them
 masked.py      the masked tokens of these windows, and the loss of these
-fasta.py       sequences as text
 statistics.py  confidence intervals, and comparisons on the same items
 results.py     the measurements as JSON, CSV and tables
 settings.py    what results record about their run

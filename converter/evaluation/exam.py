@@ -24,6 +24,7 @@ from converter.evaluation.tasks.base import Collection, Ids, Item, Retrieval, Ta
 from converter.evaluation.tasks.neighbours import Neighbours
 from converter.progress import Advance
 from converter.scaling.scaling import UNSCALED, Scaling
+from converter.texts.windows import read_windows
 
 MULTIPLES = (1, 2, 4)
 """Multiples of the trained length that are measured by default."""
@@ -91,7 +92,7 @@ class Exam:
                 prompts[task.name] = task.items(tokenizer, ordered, items, seed)
         windows = np.empty((0, 0), dtype=np.int64)
         if text:
-            windows = perplexity.read_windows(tokenizer, text, ordered[-1], items)
+            windows = read_windows(tokenizer, text, ordered[-1], items)
         named = {task.name: task for task in tasks}
         return cls(prompts, named, windows, ordered, collections, texts)
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from converter.errors import UsageError
 from converter.evaluation.candidates import ladder
 from converter.evaluation.hardware import Hardware
-from converter.evaluation.perplexity import read_windows
 from converter.evaluation.subject import Subject
 from converter.evaluation.tasks.base import Item, Task
 from converter.fitting.samples import Answered, Prompts, Samples, Windows
 from converter.scaling.scaling import Dynamic, Static
+from converter.texts.windows import read_windows
 
 TOKENS_PER_STEP = 8192
 MOST_TOKENS = 1 << 22

@@ -16,7 +16,6 @@ from converter.errors import UsageError
 from converter.evaluation.candidates import ladder
 from converter.evaluation.embeddings import find
 from converter.evaluation.exam import Exam, ask, check_kinds, read
-from converter.evaluation.perplexity import read_windows
 from converter.evaluation.results import PERPLEXITY
 from converter.evaluation.statistics import compare
 from converter.evaluation.subject import Subject
@@ -25,6 +24,7 @@ from converter.evaluation.tasks.base import Collection, Item, Retrieval
 from converter.evaluation.tasks.neighbours import Neighbours
 from converter.progress import Advance
 from converter.scaling.scaling import UNSCALED, Scaling
+from converter.texts.windows import read_windows
 
 SEARCH = 0.5
 """Part of the budget for choosing; the rest is for measuring the choice."""

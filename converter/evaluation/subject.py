@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
+from transformers import AutoModelForCausalLM
 
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.evaluation.hardware import Hardware
@@ -39,11 +38,11 @@ from converter.scaling.slopes import Slopes
 from converter.scaling.train_length import TrainLength
 from converter.source.base import CONFIG, Source, plain_text
 from converter.source.checkpoint import read_checkpoint
-from converter.source.jsonfile import read_object
 from converter.source.pooling import Pooling
-from converter.source.tokenizer import TEMPLATE, TOKENIZER_CONFIG, our_class
+from converter.source.tokenizer import TEMPLATE
+from converter.texts.tokenizer import load_tokenizer, quiet
 from converter.verification import verify
-from converter.verification.patched import Patched, templates
+from converter.verification.patched import Patched
 
 CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
 
@@ -303,7 +302,7 @@ def open_subject(
             patched = stack.enter_context(Patched.load(repository))
             if not recipe.decoder:
                 _check_encoder(patched, source.name)
-        tokenizer = _load_tokenizer(folder, source.name, patched)
+        tokenizer = load_tokenizer(folder, source.name, patched)
         subject = Subject(opened, tokenizer, hardware, work, patched)
         yield subject
         subject._loaded = None
@@ -334,38 +333,6 @@ def _link(source: Source, folder: Path) -> None:
     folder.mkdir()
     for name in (CONFIG, *source.weights()):
         (folder / name).symlink_to((source.folder / name).resolve())
-
-
-def _load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
-    settings = folder / TOKENIZER_CONFIG
-    try:
-        ours = our_class(read_object(settings)) if settings.is_file() else None
-        with quiet():
-            if ours is not None:
-                with templates() as load:
-                    return getattr(load(TEMPLATE.removesuffix(".py")), ours).from_pretrained(folder)
-            # Pass the config, or transformers would look for one and may not know its class.
-            known = {} if patched is None else {"config": patched.build_config()}
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **known)
-    except Exception as error:  # a damaged file can raise anything
-        reason = str(error).partition("\n")[0]
-        raise SourceError(
-            f"the tokenizer of {name} does not load ({type(error).__name__}: {reason})"
-        ) from error
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hides transformers' progress bars and warnings, which would name temporary folders."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def release(device: torch.device) -> None:

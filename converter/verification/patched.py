@@ -101,6 +101,12 @@ class Patched:
                 setattr(config, width, 4 * config.hidden_size)
         return config
 
+    def stored_name(self, parameter: str) -> str | None:
+        """The stored tensor of a parameter of ``architecture``; None for a tied head."""
+        family = self.family
+        spellings = (parameter, family.below(parameter), *family.tensor_names(parameter))
+        return next((spelling for spelling in spellings if spelling in self.checkpoint.tensors), None)
+
     def tensor(self, name: str) -> torch.Tensor:
         """One stored tensor."""
         with self.open(name) as file:

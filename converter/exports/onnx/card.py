@@ -72,7 +72,8 @@ def section(
     lines = [f"Profile `{options.profile}`: {kind}.", ""]
     for name in graphs:
         if options.copies_weights:
-            lines.append(f"- `{name}`: {dtype}, with its own copy of the weights")
+            how = ", calibrated on a text (GPTQ)" if options.calibrate else ""
+            lines.append(f"- `{name}`: {dtype}{how}, with its own copy of the weights")
         elif name == GRAPH:
             lines.append(f"- `{name}`: {dtype}, over the weights in the safetensors")
         else:

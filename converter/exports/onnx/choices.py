@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from converter.errors import UsageError
@@ -39,6 +40,8 @@ class GraphOptions:
     """Copy the weights into ``onnx/``, into the graph's file or beside it; quantised graphs always do."""
     last_logits: bool = False
     """Compute the logits of each row's last token only."""
+    calibrate: tuple[Path, ...] = ()
+    """Text files: int4 weights are rounded so that the layers compute almost the same on this text."""
     provider: str | None = None
     """Where to validate: ``cpu``, ``cuda``, or None for the CPU and, if there is one, CUDA."""
     validate: bool = True
@@ -54,6 +57,8 @@ class GraphOptions:
             if value not in known:
                 choices = ", ".join(str(choice) for choice in known if choice)
                 raise UsageError(f"{name} {value!r} is unknown; choose one of {choices}")
+        if self.calibrate and self.dtype != "int4":
+            raise UsageError("--calibrate is for int4 weights; give --onnx-dtype int4 with it")
         if self.pooled and self.task not in (None, TRUNK):
             raise UsageError(f"--pooled is for graphs of hidden states; give --onnx-task {TRUNK} with it")
 
@@ -76,4 +81,5 @@ class GraphOptions:
         words += ["--onnx-task", self.task] if self.task else []
         words += ["--pooled"] if self.pooled else []
         words += ["--onnx-standalone"] if self.standalone else []
-        return words + (["--last-logits"] if self.last_logits else [])
+        words += ["--last-logits"] if self.last_logits else []
+        return words + [word for file in self.calibrate for word in ("--calibrate", str(file))]

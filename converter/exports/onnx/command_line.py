@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -45,6 +46,14 @@ OPTIONS = (
     click.option(
         "--onnx-standalone", is_flag=True, help="Write onnx/model.onnx, with a copy of the weights."
     ),
+    click.option(
+        "--calibrate",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Text like what the model will read. int4 weights are rounded so that the layers compute almost "
+        "the same on it. May be repeated.",
+    ),
     click.option("--last-logits", is_flag=True, help="Compute the logits of each row's last token only."),
     provider_option,
 )
@@ -60,6 +69,7 @@ def take(arguments: dict[str, Any], *, validate: bool = True) -> OnnxOptions:
         pooled=arguments.pop("pooled"),
         standalone=arguments.pop("onnx_standalone"),
         last_logits=arguments.pop("last_logits"),
+        calibrate=arguments.pop("calibrate"),
         provider=arguments.pop("provider"),
         validate=validate,
     )

@@ -24,6 +24,8 @@ class Description(NamedTuple):
     """Channels of a cached key or value; 0 for an encoder, which has no cache."""
     task: str | None = None
     """What it computes; None for what the model's class does."""
+    calibrated: bool = False
+    """Whether its weights were rounded by what the layers compute on a text."""
     pooling: Any = None
     """How it makes one vector of each text, as ``Pooling.to_json``; None if it does not."""
 

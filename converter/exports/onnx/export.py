@@ -174,6 +174,7 @@ def write_graphs(
             "last_logits": options.last_logits,
             "pooling": pooling.to_json() if pooling else None,
             "standalone": copied,
+            "calibrated": bool(options.calibrate),
             "alibi_scaling": repository.config.get("alibi_scaling"),
         }
         graph.save(
@@ -198,8 +199,13 @@ def write_graphs(
     if dtype in QUANTISED:
         from converter.exports.onnx.quantise import quantise
 
+        calibrated = {}
+        if options.calibrate:
+            from converter.exports.onnx.calibrate import calibrate
+
+            calibrated = calibrate(repository, options.calibrate, made.work, progress=progress)
         graph = build("fp32", copied=True)
-        quantise(graph.main, QUANTISED[dtype], fused=options.profile == "ort")
+        quantise(graph.main, QUANTISED[dtype], fused=options.profile == "ort", calibrated=calibrated)
         save(graph, own, dtype, copied=True)
     elif options.standalone:
         save(build(dtype, copied=True, converted=True), own, dtype, copied=True)

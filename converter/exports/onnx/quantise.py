@@ -1,4 +1,4 @@
-"""Weight-only quantisation of a graph to 4 or 8 bits, with onnxruntime's round-to-nearest kernels.
+"""Weight-only quantisation of a graph to 4 or 8 bits.
 
 Each ``BLOCK`` numbers along a weight's inputs share a scale and a zero point. Weights are read and quantised
 piece by piece while the graph is saved. So memory holds the scales and zero points of one weight, and no
@@ -10,24 +10,32 @@ a tied head and its table read the same stored bytes.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
+import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from converter.exports.onnx.graph import ORT, OUTER, Value
+from converter.exports.onnx.graph import METADATA, ORT, OUTER, Value
+from converter.exports.onnx.rounding import (
+    BLOCK,
+    Bits,
+    Calibrated,
+    Steps,
+    Stored,
+    dequantised,
+    pack,
+    quantised,
+    unpack,
+)
 
-Bits = Literal[4, 8]
-
-BLOCK = 32
 INT8_ACTIVATIONS = 4
 """``accuracy_level`` of MatMulNBits: the kernel rounds activations to 8 bits, block by block.
 
@@ -35,15 +43,14 @@ The error is about that of 8-bit weights and far below that of 4-bit weights. On
 several times slower; with 8 bits the kernel unpacks the whole weight at each step. onnxruntime chooses the
 same level where it fuses the standard operators.
 """
-PIECE = 1 << 18
-"""Numbers of a weight that are quantised at once. They are transposed first, which is quick if they fit into
-the processor's cache."""
 BAND = 1 << 22
 """Numbers of a weight that are in memory at once when it is stored [inputs, outputs]: then each of its rows
 has numbers of every output."""
 
 
-def quantise(graph: ir.Graph, bits: Bits, *, fused: bool) -> None:
+def quantise(
+    graph: ir.Graph, bits: Bits, *, fused: bool, calibrated: Mapping[str, Calibrated] | None = None
+) -> None:
     """Quantises the linear layers, the head and the embedding tables of a model that computes in float32.
 
     The weights are read when the graph is saved.
@@ -54,6 +61,7 @@ def quantise(graph: ir.Graph, bits: Bits, *, fused: bool) -> None:
         bits: of the layers' weights.
         fused: use onnxruntime's MatMulNBits; otherwise DequantizeLinear and MatMul, which onnxruntime
             fuses into MatMulNBits when it loads them.
+        calibrated: name of a layer's weight -> its numbers; the others are rounded to the nearest.
     """
     found: list[tuple[ir.Node, ir.TensorProtocol, Bits]] = []
     for node in graph:
@@ -67,7 +75,7 @@ def quantise(graph: ir.Graph, bits: Bits, *, fused: bool) -> None:
             table = _initialiser(node.inputs[0])
             if table is not None:  # else it picks the first token's hidden states, for a pooler
                 found.append((node, table, 8))
-    form = _Fused(graph) if fused else _Standard(graph)
+    form = (_Fused if fused else _Standard)(graph, calibrated or {})
     for node, tensor, bits_here in found:
         by_column = node.op_type == "Gemm" and "transB" not in node.attributes
         weight = form.weight(tensor, bits_here, by_column=by_column)
@@ -93,54 +101,13 @@ def _replace(old: Value, new: Value) -> None:
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """A weight [outputs, inputs] of any float dtype, before it is quantised."""
-
-    tensor: ir.TensorProtocol
-    by_column: bool
-    """Whether it is stored [inputs, outputs]."""
-    bits: Bits
-
-    @property
-    def outputs(self) -> int:
-        return int(self.tensor.shape.numpy()[1 if self.by_column else 0])
-
-    @property
-    def inputs(self) -> int:
-        return int(self.tensor.shape.numpy()[0 if self.by_column else 1])
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks the inputs fill; the last one may be padded."""
-        return -(-self.inputs // BLOCK)
-
-
-@dataclass(frozen=True)
 class _Weight:
     """A quantised weight in the graph."""
 
-    stored: _Stored
+    stored: Stored
     packed: Value
     scales: Value
     zeros: Value
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """The scale and the zero point of each block of a weight, as MatMulNBits stores them."""
-
-    scales: NDArray[np.float32]
-    """[outputs, blocks]."""
-    zeros: NDArray[np.uint8]
-    """[outputs, bytes of the zero points of all blocks]."""
-
-    @classmethod
-    def empty(cls, stored: _Stored) -> _Steps:
-        """Without values."""
-        width = -(-stored.blocks * stored.bits // 8)
-        return cls(
-            np.empty((stored.outputs, stored.blocks), np.float32), np.empty((stored.outputs, width), np.uint8)
-        )
 
 
 class _Streamed(ir.LazyTensor):
@@ -172,16 +139,18 @@ class _Streamed(ir.LazyTensor):
 class _Form(ABC):
     """How quantised weights are stored and used; each is stored once."""
 
-    def __init__(self, graph: ir.Graph):
+    def __init__(self, graph: ir.Graph, calibrated: Mapping[str, Calibrated]):
         self.graph = graph
+        self._calibrated = calibrated
         self._weights: dict[str | None, _Weight] = {}
         self._used: Counter[str] = Counter()
-        self._steps: tuple[_Stored, _Steps] | None = None
+        self._steps: tuple[Stored, Steps] | None = None
 
     def weight(self, tensor: ir.TensorProtocol, bits: Bits, *, by_column: bool) -> _Weight:
         """A stored weight, quantised; ``by_column`` if it is stored [inputs, outputs]."""
         if tensor.name not in self._weights:
-            stored = _Stored(tensor, by_column, bits)
+            known = self._calibrated.get(tensor.name or "") if bits == 4 else None
+            stored = Stored(tensor, by_column, bits, known)
             numbers, scales, zeros = self.shapes(stored)
             name, number = tensor.name, self.number(bits)
             tensors = {
@@ -197,16 +166,16 @@ class _Form(ABC):
             self._weights[tensor.name] = _Weight(stored, *values)
         return self._weights[tensor.name]
 
-    def _numbers(self, stored: _Stored) -> Iterator[NDArray[np.uint8]]:
+    def _numbers(self, stored: Stored) -> Iterator[NDArray[np.uint8]]:
         """The bytes of a weight's numbers. Its scales and zero points are kept, for they are saved next."""
         self._steps = None  # of the weight before
-        steps = _Steps.empty(stored)
+        steps = Steps.empty(stored)
         yield from self.pieces(stored, steps)
         if isinstance(stored.tensor, ir.ExternalTensor):
             stored.tensor.release()  # the file, which it keeps open
         self._steps = stored, steps
 
-    def _steps_of(self, stored: _Stored) -> _Steps:
+    def _steps_of(self, stored: Stored) -> Steps:
         if self._steps is None or self._steps[0] is not stored:
             for _ in self._numbers(stored):
                 pass
@@ -218,19 +187,19 @@ class _Form(ABC):
         """The dtype of the tensors of numbers and of zero points."""
 
     @abstractmethod
-    def shapes(self, stored: _Stored) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def shapes(self, stored: Stored) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The shapes of the tensors of numbers, scales and zero points."""
 
     @abstractmethod
-    def pieces(self, stored: _Stored, steps: _Steps) -> Iterator[NDArray[np.uint8]]:
+    def pieces(self, stored: Stored, steps: Steps) -> Iterator[NDArray[np.uint8]]:
         """Quantises a weight: makes the bytes of its numbers in the order of the file, fills ``steps``."""
 
     @abstractmethod
-    def scales(self, steps: _Steps) -> ir.TensorProtocol:
+    def scales(self, steps: Steps) -> ir.TensorProtocol:
         """The tensor of scales."""
 
     @abstractmethod
-    def zeros(self, steps: _Steps, stored: _Stored) -> ir.TensorProtocol:
+    def zeros(self, steps: Steps, stored: Stored) -> ir.TensorProtocol:
         """The tensor of zero points."""
 
     @abstractmethod
@@ -268,18 +237,18 @@ class _Fused(_Form):
     def number(self, bits: Bits) -> ir.DataType:  # noqa: ARG002
         return ir.DataType.UINT8
 
-    def shapes(self, stored: _Stored) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def shapes(self, stored: Stored) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         outputs, blocks, bits = stored.outputs, stored.blocks, stored.bits
         return (outputs, blocks, BLOCK * bits // 8), (outputs, blocks), (outputs, -(-blocks * bits // 8))
 
-    def pieces(self, stored: _Stored, steps: _Steps) -> Iterator[NDArray[np.uint8]]:
-        for _, packed in _quantised(stored, steps, range(stored.blocks)):
+    def pieces(self, stored: Stored, steps: Steps) -> Iterator[NDArray[np.uint8]]:
+        for _, packed in quantised(stored, steps, range(stored.blocks)):
             yield packed
 
-    def scales(self, steps: _Steps) -> ir.TensorProtocol:
+    def scales(self, steps: Steps) -> ir.TensorProtocol:
         return ir.tensor(steps.scales)
 
-    def zeros(self, steps: _Steps, stored: _Stored) -> ir.TensorProtocol:  # noqa: ARG002
+    def zeros(self, steps: Steps, stored: Stored) -> ir.TensorProtocol:  # noqa: ARG002
         return ir.tensor(steps.zeros)
 
     def product(self, node: ir.Node, weight: _Weight) -> Value:
@@ -318,27 +287,27 @@ class _Standard(_Form):
     def number(self, bits: Bits) -> ir.DataType:
         return ir.DataType.UINT8 if bits == 8 else ir.DataType.UINT4
 
-    def shapes(self, stored: _Stored) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def shapes(self, stored: Stored) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         of_blocks = (stored.blocks, stored.outputs)
         return (stored.inputs, stored.outputs), of_blocks, of_blocks
 
-    def pieces(self, stored: _Stored, steps: _Steps) -> Iterator[NDArray[np.uint8]]:
+    def pieces(self, stored: Stored, steps: Steps) -> Iterator[NDArray[np.uint8]]:
         # Two blocks fill whole bytes, and so do their zero points.
         count = 2 * max(1, BAND // (2 * BLOCK * stored.outputs))
         for first in range(0, stored.blocks, count):
             blocks = range(first, min(first + count, stored.blocks))
             inputs = min(BLOCK * blocks.stop, stored.inputs) - BLOCK * first
             band = np.empty((inputs, stored.outputs), np.uint8)
-            for outputs, packed in _quantised(stored, steps, blocks):
-                band[:, outputs] = _unpacked(packed, stored.bits)[:, :inputs].T
-            yield _packed(band, stored.bits)
+            for outputs, packed in quantised(stored, steps, blocks):
+                band[:, outputs] = unpack(packed, stored.bits)[:, :inputs].T
+            yield pack(band, stored.bits)
 
-    def scales(self, steps: _Steps) -> ir.TensorProtocol:
+    def scales(self, steps: Steps) -> ir.TensorProtocol:
         return ir.tensor(np.ascontiguousarray(steps.scales.T))
 
-    def zeros(self, steps: _Steps, stored: _Stored) -> ir.TensorProtocol:
-        zeros = _unpacked(steps.zeros, stored.bits)[:, : stored.blocks].T
-        packed = _packed(zeros, stored.bits)
+    def zeros(self, steps: Steps, stored: Stored) -> ir.TensorProtocol:
+        zeros = unpack(steps.zeros, stored.bits)[:, : stored.blocks].T
+        packed = pack(zeros, stored.bits)
         if stored.bits == 8:
             return ir.tensor(packed)
         return ir.PackedTensor(packed, ir.DataType.UINT4, shape=ir.Shape(zeros.shape))
@@ -358,22 +327,40 @@ class _Standard(_Form):
         return self.op(node, "DequantizeLinear", *parts, axis=1, block_size=BLOCK)
 
 
-def rounded(weight: NDArray[np.float32], bits: Bits) -> NDArray[np.float32]:
-    """A weight [outputs, inputs] with the values that its quantised numbers stand for."""
-    stored = _Stored(ir.tensor(weight), by_column=False, bits=bits)
-    steps, result = _Steps.empty(stored), np.empty(weight.shape, np.float32)
-    for outputs, packed in _quantised(stored, steps, range(stored.blocks)):
-        scales, zeros = steps.scales[outputs], _unpacked(steps.zeros[outputs], bits)[:, : stored.blocks]
-        numbers = _unpacked(packed, bits).reshape(len(packed), stored.blocks, BLOCK)
-        values = (numbers - zeros[..., None].astype(np.float32)) * scales[..., None]
-        result[outputs] = values.reshape(len(packed), -1)[:, : stored.inputs]
-    return result
+class QuantisedGraph:
+    """What the weights of a quantised graph stand for.
 
+    Args:
+        path: of the graph. No weight is read yet.
+    """
 
-def quantised_weights(names: Iterable[str]) -> dict[str, Bits]:
-    """The weights that a graph with initialisers of these names quantises -> their bits."""
-    found = (name.rpartition("_Q") for name in names)
-    return {weight: 4 if bits == "4" else 8 for weight, _, bits in found if weight and bits in ("4", "8")}
+    def __init__(self, path: Path):
+        model = ir.load(path)
+        self.calibrated = bool(json.loads(model.metadata_props.get(METADATA, "{}")).get("calibrated"))
+        """Whether the layers' weights of 4 bits were rounded by what the layers compute on a text."""
+        self._initialisers = model.graph.initializers
+        found = (name.rpartition("_Q") for name in self._initialisers)
+        self.bits: dict[str, Bits] = {
+            weight: 4 if bits == "4" else 8 for weight, _, bits in found if weight and bits in ("4", "8")
+        }
+        """Stored name of each quantised weight -> its bits."""
+
+    def values(self, name: str, outputs: int, inputs: int) -> NDArray[np.float32]:
+        """A weight's values [outputs, inputs]: the first outputs of those that are stored."""
+        bits = self.bits[name]
+        parts = (f"{name}_Q{bits}", f"{name}_scales", f"{name}_zero_points")
+        numbers, scales, zeros = (self._array(part) for part in parts)
+        if numbers.ndim == 3:  # MatMulNBits: packed, and [outputs, blocks, bytes]
+            numbers = unpack(numbers[:outputs].reshape(outputs, -1), bits)
+            zeros, scales = unpack(zeros[:outputs].reshape(outputs, -1), bits), scales[:outputs]
+        else:
+            numbers, zeros, scales = (part[:, :outputs].T for part in (numbers, zeros, scales))
+        return dequantised(numbers[:, :inputs], scales.reshape(outputs, -1), zeros)
+
+    def _array(self, name: str) -> NDArray[Any]:
+        tensor = self._initialisers[name].const_value
+        assert tensor is not None
+        return tensor.numpy()
 
 
 def _initialiser(value: Value | None) -> ir.TensorProtocol | None:
@@ -382,66 +369,6 @@ def _initialiser(value: Value | None) -> ir.TensorProtocol | None:
         node = value.producer()
         value = node.inputs[0] if node is not None and node.op_type == "Cast" else None
     return None if value is None else value.const_value
-
-
-def _quantised(stored: _Stored, steps: _Steps, blocks: range) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
-    """Reads some blocks of every output of a weight and quantises them.
-
-    Args:
-        stored: the weight.
-        steps: gets the scales and zero points.
-        blocks: which; the zero points of those before must fill whole bytes.
-
-    Yields:
-        Some outputs, from first to last, and their numbers as MatMulNBits stores them, [outputs, bytes].
-    """
-    with _quiet_root_logger():
-        from onnxruntime.quantization.matmul_nbits_quantizer import (
-            DefaultWeightOnlyQuantConfig,
-            DefaultWeightOnlyQuantizer,
-        )
-    kernel = DefaultWeightOnlyQuantizer(DefaultWeightOnlyQuantConfig(block_size=BLOCK, bits=stored.bits))
-    bits, count = stored.bits, len(blocks)
-    weight = stored.tensor.numpy().T if stored.by_column else stored.tensor.numpy()
-    inputs = slice(BLOCK * blocks.start, BLOCK * blocks.stop)
-    zeros = slice(blocks.start * bits // 8, -(-blocks.stop * bits // 8))
-    height = max(1, PIECE // (BLOCK * count))
-    for start in range(0, stored.outputs, height):
-        outputs = slice(start, min(start + height, stored.outputs))
-        piece = weight[outputs, inputs].astype(np.float32)
-        found = kernel.qbits_block_quant(np.ascontiguousarray(piece.T))
-        # Old releases of onnxruntime return some of them flat.
-        packed, scale, zero = (part.reshape(len(piece), -1) for part in found)
-        steps.scales[outputs, blocks.start : blocks.stop] = scale
-        steps.zeros[outputs, zeros] = zero
-        yield outputs, packed
-
-
-def _unpacked(packed: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
-    """The numbers in each row of bytes; of two numbers in a byte, the first is in the low half."""
-    if bits == 8:
-        return packed
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
-
-
-def _packed(numbers: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
-    """The bytes of numbers as ONNX stores them: across the ends of rows, if they have 4 bits."""
-    if bits == 8:
-        return np.ascontiguousarray(numbers)
-    flat = np.append(numbers, np.zeros(numbers.size % 2, np.uint8))
-    packed: NDArray[np.uint8] = flat[::2] | flat[1::2] << np.uint8(4)
-    return packed
-
-
-@contextlib.contextmanager
-def _quiet_root_logger() -> Iterator[None]:
-    """Keeps the quantiser's module from setting up logging for the whole program when it is imported."""
-    handler = logging.NullHandler()
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
 
 
 def _drop_unused(graph: ir.Graph) -> None:

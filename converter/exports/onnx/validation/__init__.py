@@ -30,7 +30,7 @@ from converter.errors import ProviderError
 from converter.exports.onnx.choices import QUANTISED
 from converter.exports.onnx.describe import Description, describe, description
 from converter.exports.onnx.pooling import graph_pooling
-from converter.exports.onnx.quantise import quantised_weights
+from converter.exports.onnx.quantise import QuantisedGraph
 from converter.exports.onnx.requirements import for_task
 from converter.exports.onnx.session import PROVIDERS, Session, available, check_available
 from converter.exports.onnx.validation.cases import GREEDY, Answer, Case, Extent, greedy
@@ -109,16 +109,15 @@ def run(
         }
     views = {name: for_task(repository, made.task) for name, made in described.items()}
     ort = any(made.profile == "ort" for made in described.values())
-    weights = {
-        name: quantised_weights(ir.load(graphs[name]).graph.initializers) if made.dtype in QUANTISED else {}
-        for name, made in described.items()
+    quantised = {
+        name: QuantisedGraph(graphs[name]) for name, made in described.items() if made.dtype in QUANTISED
     }
     poolings = {
         name: graph_pooling(repository.folder) if made.pooling is not None else None
         for name, made in described.items()
     }
     models = {
-        name: (views[name].head, poolings[name], tuple(sorted(weights[name].items()))) for name in described
+        name: (views[name].head, poolings[name], name if name in quantised else None) for name in described
     }
     expected: dict[Hashable, Expected] = {}
     reports = []
@@ -126,7 +125,9 @@ def run(
     with silent(), steps("validating", count, show=progress) as advance:
         for name, model in models.items():
             if model not in expected:
-                expected[model] = run_torch(views[name], poolings[name], weights[name], one_row_chunks=ort)
+                expected[model] = run_torch(
+                    views[name], poolings[name], quantised.get(name), one_row_chunks=ort
+                )
                 advance(1)
         for name, path in graphs.items():
             if name not in described:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from converter.exports.onnx.quantise import Bits
+from converter.exports.onnx.quantise import QuantisedGraph
 from converter.exports.onnx.validation.cases import (
     Answer,
     Case,
@@ -50,7 +50,7 @@ class Expected(NamedTuple):
 def run_torch(
     repository: ConvertedRepository,
     pooling: Pooling | None,
-    weights: Mapping[str, Bits],
+    quantised: QuantisedGraph | None,
     *,
     one_row_chunks: bool,
 ) -> Expected:
@@ -59,8 +59,8 @@ def run_torch(
     Args:
         repository: the repository.
         pooling: how the hidden states also become one vector of each text.
-        weights: stored name of each weight that a graph quantises -> its bits. The model then computes with
-            the values that the graph stores.
+        quantised: the graph, if its weights are quantised. The model then computes with the values that it
+            stores.
         one_row_chunks: see ``choose_cases``.
     """
     scope = extent(repository)
@@ -69,11 +69,10 @@ def run_torch(
     cases = list(choose_cases(scope, cached=cached, one_row_chunks=one_row_chunks, padding=padding))
     with Reference.load(repository, scope.layers, scope.vocabulary, pooling=pooling) as reference:
         loss = []
-        if weights:
+        if quantised is not None:
             several = next(case for case in cases if len(case.mask) > 1)
             before = several.run(reference)
-            reference.quantise(weights)
-            loss = [loss_of_weights(several.run(reference), before)]
+            loss = [reference.quantise(quantised), loss_of_weights(several.run(reference), before)]
         found = {case.name: case.run(reference) for case in cases}
         chosen = greedy(reference, scope) if cached else None
         return Expected(scope, cases, found, chosen, loss)

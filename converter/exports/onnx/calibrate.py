@@ -1,0 +1,263 @@
+"""GPTQ: weights of 4 bits with which a layer computes almost the same on the user's text.
+
+Rounding to the nearest treats all inputs of a layer alike. GPTQ (Frantar et al., ICLR 2023, arXiv
+2210.17323) rounds a weight one input after another. It moves the error of each to the inputs that are still
+to come, by how they go together on the text. The graph has the same form and size.
+
+The model's layers are loaded one after another. Each is calibrated on the results of the quantised layers
+before it, so that it also makes up for their errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from converter.exports.onnx.rounding import BLOCK, Calibrated, dequantised, pack
+from converter.progress import steps
+from converter.result.converted import ConvertedRepository
+from converter.scaling.scaling import Scaling
+from converter.texts.tokenizer import load_tokenizer
+from converter.texts.windows import read_windows
+from converter.verification.patched import Patched, build
+
+WINDOW, WINDOWS = 512, 64
+"""Tokens in a window of the text, and the most windows."""
+LEVELS = 15
+"""The largest number of 4 bits."""
+DAMPING = 0.01
+"""What is added to the inputs' products, in parts of the mean of their squares (section 3.3 of the paper)."""
+BAND = 128
+"""Inputs whose errors are moved to all later ones at once. A multiple of ``BLOCK``."""
+
+
+def calibrate(
+    repository: ConvertedRepository, files: Sequence[Path], folder: Path, *, progress: bool = False
+) -> dict[str, Calibrated]:
+    """Quantises the linear layers of a model's blocks to 4 bits, by what they compute on a text.
+
+    Args:
+        repository: whose model.
+        files: the text, in UTF-8; FASTA if the name ends in .fa or .fasta.
+        folder: where to write the numbers, a file for each layer.
+        progress: draw a bar on stderr.
+
+    Returns:
+        Stored name of each weight -> its numbers.
+
+    Raises:
+        UsageError: a file cannot be read, or is shorter than a window.
+        SourceError: the tokenizer does not load.
+    """
+    found: dict[str, Calibrated] = {}
+    with Patched.load(repository) as patched, torch.no_grad():
+        tokenizer = load_tokenizer(repository.folder, str(repository.folder), patched)
+        length = min(WINDOW, repository.train_length or WINDOW)
+        known, ids = np.unique(read_windows(tokenizer, files, length, WINDOWS), return_inverse=True)
+        model = Layers(patched, repository.scaling, known.tolist())
+        states = [model.enter(torch.from_numpy(row[None])) for row in ids.reshape(-1, length)]
+        with steps("calibrating", len(model.layers), show=progress) as advance:
+            for index, layer in enumerate(model.layers):
+                model.load(layer)
+                tensors: dict[str, Any] = {}
+                file = folder / f"calibrated-{index}.safetensors"
+                for module, products in input_products(layer, states, model.keywords[index]).items():
+                    by_column = isinstance(module, Conv1D)
+                    weight = module.weight.T if by_column else module.weight
+                    numbers, scales, zeros = gptq(weight, products)
+                    parts = (numbers.numpy(), scales.numpy(), zeros.numpy())
+                    values = torch.from_numpy(dequantised(*parts))
+                    module.weight.copy_(values.T if by_column else values)
+                    known_as = Calibrated(file, model.stored[module.weight])
+                    known_as.save_in(tensors, *as_stored(numbers, scales, zeros))
+                    found[known_as.name] = known_as
+                save_file(tensors, file)
+                states = [layer(row, **model.keywords[index])[0] for row in states]
+                layer.to("meta")
+                advance(1)
+    return found
+
+
+class Layers:
+    """A model's layers, of which only one has its weights in memory.
+
+    Args:
+        patched: the repository.
+        scaling: of the model.
+        tokens: the token ids that will be used. Their places in this list take their place.
+    """
+
+    def __init__(self, patched: Patched, scaling: Scaling, tokens: list[int]):
+        config = patched.build_config(alibi_scaling=scaling.to_json())
+        config.vocab_size = len(tokens)
+        config.pad_token_id = None  # the ids are others
+        if patched.repository.decoder:
+            config.use_cache = False
+        model = build(patched.architecture, config, device="meta")
+        self._patched = patched
+        self._trunk = model.base_model
+        self.layers = list(self._modules)
+        """The modules, with weights on the device "meta" until they are loaded."""
+        self.keywords: list[dict[str, Any]] = []
+        """What each layer is called with beside its input."""
+        self.stored: dict[nn.Parameter, str] = {}
+        """Parameter of a loaded layer -> its stored name."""
+        self._names = {module: name for name, module in model.named_modules()}
+        family = patched.family
+        tables = family.tensor_names(family.embeddings)
+        below = {id(parameter) for layer in self.layers for parameter in layer.parameters()}
+        outside = {}
+        prefix = self._names[self._trunk]
+        for name, parameter in self._trunk.named_parameters(prefix=prefix):
+            stored = patched.stored_name(name)
+            if id(parameter) in below or stored is None:
+                continue
+            table = name in tables or stored in tables
+            tensor = patched.rows(stored, tokens) if table else patched.tensor(stored)
+            outside[name] = tensor.float()
+        model.load_state_dict(outside, strict=False, assign=True)
+
+    @property
+    def _modules(self) -> nn.ModuleList:
+        trunk = self._trunk
+        modules: nn.ModuleList = (
+            trunk.decoder_layers if self._patched.repository.decoder else trunk.encoder.layer
+        )
+        return modules
+
+    def enter(self, ids: torch.Tensor) -> torch.Tensor:
+        """The first layer's input [1, L, hidden] for a window of tokens, int64 [1, L]."""
+        seen = [Seen() for _ in self.layers]
+        modules = self._modules
+        for index, stand_in in enumerate(seen):
+            modules[index] = stand_in
+        try:
+            self._trunk(ids)
+        finally:
+            for index, layer in enumerate(self.layers):
+                modules[index] = layer
+        # The windows have the same length and no padding, so the layers are called alike for all of them.
+        self.keywords = self.keywords or [stand_in.keywords for stand_in in seen]
+        return seen[0].states
+
+    def load(self, layer: nn.Module) -> None:
+        """Reads a layer's weights, in float32."""
+        self.stored = {}
+        prefix, state = self._names[layer], {}
+        names = {name: self._patched.stored_name(f"{prefix}.{name}") for name in layer.state_dict()}
+        for name, stored in names.items():
+            if stored is not None:
+                state[name] = self._patched.tensor(stored).float()
+        layer.load_state_dict(state, strict=False, assign=True)
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(False)
+            stored = names[name]
+            assert stored is not None, name
+            self.stored[parameter] = stored
+
+
+class Seen(nn.Module):
+    """Stands in for a layer: keeps what it is called with and hands the states on."""
+
+    states: torch.Tensor
+    keywords: dict[str, Any]
+
+    def forward(self, states: torch.Tensor, **keywords: Any) -> tuple[torch.Tensor, None]:
+        """See ``AlibiDecoder`` and ``AlibiEncoder`` in the templates."""
+        self.states, self.keywords = states, keywords
+        return states, None
+
+
+def input_products(
+    layer: nn.Module, states: Sequence[torch.Tensor], keywords: dict[str, Any]
+) -> dict[Any, torch.Tensor]:
+    """Runs a layer; each linear layer in it -> the sum of x xᵀ over its inputs, float32 [inputs, inputs]."""
+    products: dict[Any, torch.Tensor] = {}
+
+    def add(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        inputs = arguments[0].flatten(0, -2)
+        if module not in products:
+            products[module] = inputs.new_zeros(inputs.shape[1], inputs.shape[1])
+        products[module].addmm_(inputs.T, inputs)
+
+    linear = [module for module in layer.modules() if isinstance(module, nn.Linear | Conv1D)]
+    hooks = [module.register_forward_pre_hook(add) for module in linear]
+    for row in states:
+        layer(row, **keywords)
+    for hook in hooks:
+        hook.remove()
+    return products
+
+
+def gptq(weight: torch.Tensor, products: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Algorithm 1 of the paper, with a scale and a zero point for each block of ``BLOCK`` inputs.
+
+    Args:
+        weight: float32 [outputs, inputs].
+        products: the sum of x xᵀ over the inputs x, float32 [inputs, inputs]; is overwritten.
+
+    Returns:
+        Numbers 0 to 15, uint8 [outputs, inputs]; scales, float32 [outputs, blocks]; zero points, uint8
+        [outputs, blocks]. A number n stands for (n - zero point) * scale.
+    """
+    left = weight.T.contiguous().clone()  # [inputs, outputs]: what is still to be rounded
+    inputs, outputs = left.shape
+    factor = inverse_factor(products)
+    numbers = torch.empty(inputs, outputs, dtype=torch.uint8)
+    scales, zeros = torch.empty(0), torch.empty(0)
+    all_scales, all_zeros = [], []
+    for start in range(0, inputs, BAND):
+        stop = min(start + BAND, inputs)
+        errors = torch.empty(stop - start, outputs)
+        for index in range(start, stop):
+            if index % BLOCK == 0:
+                scales, zeros = block_steps(left[index : index + BLOCK])
+                all_scales.append(scales)
+                all_zeros.append(zeros)
+            found = (left[index] / scales + zeros).round_().clamp_(0, LEVELS)
+            numbers[index] = found
+            error = (left[index] - (found - zeros) * scales) / factor[index, index]
+            left[index + 1 : stop].addr_(factor[index, index + 1 : stop], error, alpha=-1)
+            errors[index - start] = error
+        left[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
+    return numbers.T, torch.stack(all_scales, dim=1), torch.stack(all_zeros, dim=1).to(torch.uint8)
+
+
+def inverse_factor(products: torch.Tensor) -> torch.Tensor:
+    """The upper Cholesky factor U of the inverse UᵀU of the damped products [inputs, inputs]."""
+    diagonal = products.diagonal()
+    diagonal[diagonal == 0] = 1  # an input that is always 0
+    damping = DAMPING * diagonal.mean()
+    while True:
+        diagonal.add_(damping)
+        lower, failed = torch.linalg.cholesky_ex(products)
+        if not failed:
+            break
+        damping *= 10  # too little for the rounding of float32
+    upper: torch.Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+    return upper
+
+
+def block_steps(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zero points, float32 [outputs], of a block [inputs, outputs], as onnxruntime has them."""
+    lowest, highest = block.amin(0).clamp(max=0), block.amax(0).clamp(min=0)
+    scales = (highest - lowest) / LEVELS
+    scales[scales == 0] = 1
+    return scales, (-lowest / scales).round().clamp(0, LEVELS)
+
+
+def as_stored(numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> tuple[Any, Any, Any]:
+    """The results of ``gptq`` as MatMulNBits stores them; unused numbers of the last block stand for 0."""
+    outputs, blocks = scales.shape
+    full = zeros.repeat_interleave(BLOCK, dim=1)
+    full[:, : numbers.shape[1]] = numbers
+    whole_bytes = nn.functional.pad(zeros, (0, blocks % 2))
+    packed = (pack(part.numpy(), 4).reshape(outputs, -1) for part in (full, whole_bytes))
+    return next(packed), scales.numpy(), next(packed)

@@ -1,0 +1,190 @@
+"""int4 weights that are calibrated on a text (GPTQ)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+from converter import OnnxOptions, convert, export, validate
+from converter.exports.onnx.calibrate import DAMPING, WINDOW, gptq
+from converter.exports.onnx.quantise import QuantisedGraph
+from converter.exports.onnx.rounding import BLOCK, dequantised, rounded
+from converter.exports.onnx.session import Session
+from converter.texts.tokenizer import load_tokenizer
+from converter.texts.windows import read_windows
+from tests import tiny
+from tests.patched import load
+
+Array = NDArray[Any]
+FAMILIES = {**tiny.FACTORIES, **tiny.ENCODERS}
+WORDS = [f"w{index}" for index in range(4, tiny.VOCAB_SIZE)]
+
+
+def inputs(rng: np.random.Generator, count: int, width: int) -> Array:
+    """Inputs [count, width] that go together, as a layer's do."""
+    return rng.normal(size=(count, width)) @ rng.normal(size=(width, width)) + rng.normal(size=width)
+
+
+def by_definition(weight: Array, products: Array, scales: Array, zeros: Array) -> Array:
+    """GPTQ's numbers in float64, one input after another, with the inverse of what is left of the products.
+
+    The scales and zero points are given, since they depend on the updates before them.
+    """
+    damped = products + DAMPING * np.diag(products).mean() * np.eye(len(products))
+    left, numbers = weight.astype(np.float64).copy(), np.zeros(weight.shape)
+    for index in range(weight.shape[1]):
+        inverse = np.linalg.inv(damped[index:, index:])
+        scale, zero = (part[:, index // BLOCK] for part in (scales, zeros))
+        numbers[:, index] = np.clip(np.round(left[:, index] / scale + zero), 0, 15)
+        error = left[:, index] - (numbers[:, index] - zero) * scale
+        left[:, index:] -= np.outer(error / inverse[0, 0], inverse[0])
+    return numbers
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 999), st.sampled_from([3, 32, 75, 128, 200]), st.sampled_from([1, 5, 33]))
+def test_the_numbers_are_those_of_the_definition(seed: int, width: int, outputs: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = inputs(rng, 4 * width, width).astype(np.float32)
+    weight = rng.normal(size=(outputs, width)).astype(np.float32)
+    products = x.T @ x
+    found = [part.numpy() for part in gptq(torch.from_numpy(weight), torch.from_numpy(products.copy()))]
+    numbers, scales, zeros = found
+    expected = by_definition(weight, products.astype(np.float64), scales, zeros)
+    # float32 may round another way where a value is in the middle, and what follows then differs too.
+    assert np.mean(numbers == expected) > 0.97 or numbers.size < 200
+    ours, right = (
+        np.square(x.astype(np.float64) @ (weight - dequantised(each, scales, zeros)).T).sum()
+        for each in (numbers, expected)
+    )
+    assert ours <= 1.05 * right + 1e-9
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 999))
+def test_the_layer_computes_more_alike_than_with_rounding_to_the_nearest(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = inputs(rng, 512, 96).astype(np.float32)
+    weight = rng.normal(size=(40, 96)).astype(np.float32)
+    parts = gptq(torch.from_numpy(weight), torch.from_numpy(x.T @ x))
+    calibrated = dequantised(*(part.numpy() for part in parts))
+    error, nearest = (np.square(x @ (weight - each).T).sum() for each in (calibrated, rounded(weight, 4)))
+    assert error < 0.7 * nearest
+
+
+@pytest.mark.parametrize("special", ["zero weight", "zero input", "one sign", "one text token"])
+def test_weights_and_inputs_with_nothing_to_choose(special: str) -> None:
+    rng = np.random.default_rng(1)
+    x, weight = inputs(rng, 200, 64).astype(np.float32), rng.normal(size=(8, 64)).astype(np.float32)
+    if special == "zero weight":
+        weight[:] = 0
+    elif special == "zero input":
+        x[:, ::3] = 0
+    elif special == "one sign":
+        weight = np.abs(weight)
+    else:
+        x = x[:1]
+    parts = [part.numpy() for part in gptq(torch.from_numpy(weight), torch.from_numpy(x.T @ x))]
+    values = dequantised(*parts)
+    assert np.isfinite(values).all()
+    assert np.abs(x @ (values - weight).T).max() <= 0.5 * max(np.abs(x @ weight.T).max(), 1e-9)
+
+
+def text(path: Path, words: int = 12_000) -> Path:
+    """A file with random words."""
+    path.write_text(" ".join(np.random.default_rng(0).choice(WORDS, words)), encoding="utf-8")
+    return path
+
+
+def loss(folder: Path, graph: str, windows: Array, results: Array) -> float:
+    """The mean square of a graph's differences from the torch model's results on windows."""
+    session = Session(folder / "onnx" / graph, "cpu")
+    found = session.step(windows, np.ones_like(windows))[0]
+    return float(np.square(found.values - results).mean())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(tmp_path: Path, family: str) -> None:
+    decoder = family in tiny.FACTORIES
+    source = FAMILIES[family](tmp_path / "source", 8 if family != "jais" else 5)
+    out, file = tmp_path / "out", text(tmp_path / "text.txt")
+    options = OnnxOptions(dtype="int4", calibrate=(file,))
+    result = convert(source, out, method="ntk", scale=2, train_length=24, verify=False, onnx=options)
+    assert result.onnx is not None
+    assert result.onnx.report is not None
+    [graph] = result.onnx.report.graphs
+    assert graph.passed
+    assert "calibrated" in next(each.detail for each in graph.structure if each.name == "stored weights")
+    assert validate(out).passed
+    assert "calibrated on a text (GPTQ)" in (out / "README.md").read_text(encoding="utf-8")
+    assert not list(out.rglob("calibrated-*"))
+
+    model = load(out, AutoModelForCausalLM if decoder else AutoModelForMaskedLM, dtype=torch.float32)
+    windows = read_windows(load_tokenizer(out, "it", None), [file], 24, 8)
+    with torch.no_grad():
+        output = model(torch.from_numpy(windows))
+    results = (output.logits if "logits" in output else output.last_hidden_state).numpy()
+    calibrated = loss(out, "model_q4.onnx", windows, results)
+    export(out, OnnxOptions(dtype="int4"))
+    assert calibrated < loss(out, "model_q4.onnx", windows, results)
+
+
+@pytest.mark.parametrize("profile", ["ort", "portable"])
+def test_both_profiles_store_the_same_values_each_time(tmp_path: Path, profile: Any) -> None:
+    source = tiny.FACTORIES["mpt"](tmp_path / "source", 5)
+    file = text(tmp_path / "text.txt")
+    convert(source, tmp_path / "out", method="none", train_length=24, verify=False)
+    options = OnnxOptions(dtype="int4", profile=profile, calibrate=(file,), validate=False)
+    found = []
+    for _ in range(2):
+        export(tmp_path / "out", options)
+        graph = QuantisedGraph(tmp_path / "out" / "onnx" / "model_q4.onnx")
+        weights = load(tmp_path / "out").state_dict()
+        found.append({name: graph.values(name, *weights[name].shape) for name in graph.bits})
+    assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0])
+    for name, values in found[0].items():
+        nearest = rounded(weights[name].float().numpy(), graph.bits[name])
+        assert np.array_equal(values, nearest) == (graph.bits[name] == 8)
+
+
+def test_a_damaged_calibrated_weight_is_found(tmp_path: Path) -> None:
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 8)
+    options = OnnxOptions(dtype="int4", calibrate=(text(tmp_path / "text.txt"),))
+    convert(source, tmp_path / "out", method="none", train_length=24, verify=False, onnx=options)
+    path = tmp_path / "out" / "onnx" / "model_q4.onnx"
+    model = onnx.load(path)
+    name = "transformer.h.0.mlp.dense_h_to_4h.weight_scales"
+    [scales] = [tensor for tensor in model.graph.initializer if tensor.name == name]
+    scales.CopyFrom(numpy_helper.from_array(1.6 * numpy_helper.to_array(scales), name))
+    path.with_name("model_q4.onnx_data").unlink()
+    onnx.save(model, path)
+    report = validate(tmp_path / "out")
+    assert report.failure is not None
+    assert "dense_h_to_4h.weight is not the checkpoint's, rounded" in report.failure
+
+
+def test_bad_input_is_refused_in_a_line(tmp_path: Path, refused: Callable[..., str]) -> None:
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 8)
+    convert(source, tmp_path / "out", method="none", train_length=2 * WINDOW, verify=False)
+    short = tmp_path / "short.txt"
+    short.write_text("a few words", encoding="utf-8")
+    binary = tmp_path / "binary.txt"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for words, message, code in (
+        (["int8", "--calibrate", short], "give --onnx-dtype int4 with it", 2),
+        (["int4", "--calibrate", short], f"3 tokens, but one window takes {WINDOW}; give more text", 2),
+        (["int4", "--calibrate", binary], "is not UTF-8 text", 2),
+        (["int4", "--calibrate", tmp_path / "none"], "does not exist", 2),
+    ):
+        assert message in refused("export", tmp_path / "out", "--onnx-dtype", *words, code=code)

@@ -44,9 +44,10 @@ MODELS = (
     *(Model("lines", heads, seed) for heads in (8, 12) for seed in (0, 1)),
 )
 LENGTHS = (TRAINED_LENGTH, 4 * TRAINED_LENGTH)
-ITEMS, CALIBRATION = 64, 40_000
-"""Windows of the longer length; characters of text for the calibration (lines: tokens)."""
-PROMPTS = 200
+ITEMS, PROMPTS = 64, 200
+"""Windows of the longer length; prompts of each length."""
+CHARACTERS, DOCUMENTS = 100_000, 80
+"""Of the text to calibrate on, and of lines."""
 BASE = "fp32"
 GRAPHS = {
     BASE: ("model.onnx", {"dtype": "fp32", "standalone": True}),
@@ -61,8 +62,8 @@ PACKAGES = ("onnx", "onnxruntime")
 INTRO = f"""\
 Small BLOOMs, trained at {TRAINED_LENGTH} tokens and converted with the default scaling. Text: perplexity of
 {ITEMS} windows, in brackets the change from fp32. Lines: right answers in percent of {PROMPTS} prompts, in
-brackets the change in points. A star marks a change with p < 0.05 over the same windows or prompts (sign test).
-The models are far smaller than published ones: measure yours."""
+brackets the change in points. A star marks a change with p < 0.05 over the same windows or prompts (sign
+test). The models are far smaller than published ones: measure yours."""
 ROUNDED = """\
 The same models in torch, with float32 activations. The rows that are not in the table above are ways of
 rounding that this tool does not offer. Bits: of a weight of the layers, on average, scales and zero points
@@ -78,7 +79,8 @@ def material(model: Model, folder: Path, tokenizer: Any) -> tuple[Path, dict[int
     text = folder / "calibration.txt"
     if model.task == "lines":
         rng = np.random.default_rng(7)
-        text.write_text(lines_task.document(rng, CALIBRATION), encoding="utf-8")
+        documents = (lines_task.document(rng, 2 * TRAINED_LENGTH) for _ in range(DOCUMENTS))
+        text.write_text("".join(documents), encoding="utf-8")
         items = {}
         for length in LENGTHS:
             rng = np.random.default_rng([1, length])
@@ -86,7 +88,7 @@ def material(model: Model, folder: Path, tokenizer: Any) -> tuple[Path, dict[int
             items[length] = [np.append(each.input_ids, each.answer_id)[None] for each in prompts]
         return text, items
     corpus = read_corpus(LENGTHS[-1])
-    text.write_text(corpus.training[:CALIBRATION], encoding="utf-8", newline="\n")
+    text.write_text(corpus.training[:CHARACTERS], encoding="utf-8", newline="\n")
     ids = np.array(tokenizer(corpus.held_out, verbose=False)["input_ids"][: ITEMS * LENGTHS[-1]])
     return text, {length: list(ids.reshape(-1, 1, length)) for length in LENGTHS}
 

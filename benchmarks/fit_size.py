@@ -92,7 +92,7 @@ def main(length: int, layers: int, steps: int, dtype: str, write: bool) -> None:
         ["weights, stated", f"{weights / 1e9:.1f}"],
         ["a step, stated", f"{step / 1e9:.1f}"],
         ["weights and a step, stated", f"{(weights + step) / 1e9:.1f}"],
-        ["the whole process, peak measured, without the weights, which are mapped from their file", f"{peak / 1e9:.1f}"],
+        ["the whole process without the weights, which are mapped; peak measured", f"{peak / 1e9:.1f}"],
     ]
     sections = [
         f"BLOOM's layout with {layers} layers of {BLOOM_1B7.hidden} channels, {BLOOM_1B7.heads} heads and a "

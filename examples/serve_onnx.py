@@ -3,13 +3,13 @@
     python examples/serve_onnx.py DIR [--slots 2] [--length 2048] [--port 8000]
     curl localhost:8000/generate -d '{"prompt": "a prompt", "max_new_tokens": 64, "stream": true}'
 
-DIR is as in generate_onnx.py. Export it with --last-logits, so that a prompt does not compute the logits of all
-its tokens. Each slot answers one request at a time and has a cache for --length tokens, prompt and answer. All
-caches are allocated at the start. A request that finds no free slot is refused with 503, so that a client or a
-load balancer can try again.
+DIR is as in generate_onnx.py. Export it with --last-logits, so that a prompt does not compute the logits of
+all its tokens. Each slot answers one request at a time and has a cache for --length tokens, prompt and answer.
+All caches are allocated at the start. A request that finds no free slot is refused with 503, so that a client
+or a load balancer can try again.
 
-A request may have "input_ids" instead of "prompt". The answer is {"token_ids": ..., "text": ...}; with "stream",
-a line with "token_id" and "text" for each token. GET /health tells how many slots are free.
+A request may have "input_ids" instead of "prompt". The answer is {"token_ids": ..., "text": ...}; with
+"stream", a line with "token_id" and "text" for each token. GET /health tells how many slots are free.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 DIR is as in generate_onnx.py. Export it with --last-logits, so that a prompt does not compute the logits of
 all its tokens. Each slot answers one request at a time and has a cache for --length tokens, prompt and answer.
-All caches are allocated at the start. A request that finds no free slot is refused with 503, so that a client
-or a load balancer can try again.
+All caches are allocated at the start. A request that finds no free slot is refused with 503, so that a
+client or a load balancer can try again.
 
 A request may have "input_ids" instead of "prompt". The answer is {"token_ids": ..., "text": ...}; with
 "stream", a line with "token_id" and "text" for each token. GET /health tells how many slots are free.
@@ -240,8 +240,7 @@ def main() -> None:
     except (RuntimeError, ValueError, OSError, MemoryError) as error:
         raise SystemExit(f"error: {error}") from None
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    host, port = server.server_address[:2]
-    print(f"http://{host}:{port}/generate, {options.slots} slots of {options.length} tokens", flush=True)
+    print(f"http://{options.host}:{server.server_port}/generate, {options.slots} slots of {options.length} tokens", flush=True)
     try:
         server.serve_forever()
     except KeyboardInterrupt:

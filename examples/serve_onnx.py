@@ -4,7 +4,7 @@
     curl localhost:8000/generate -d '{"prompt": "a prompt", "max_new_tokens": 64, "stream": true}'
 
 DIR is as in generate_onnx.py. Export it with --last-logits, so that a prompt does not compute the logits of
-all its tokens. Each slot answers one request at a time and has a cache for --length tokens, prompt and answer.
+all its tokens. Each slot answers one request at a time; its cache holds --length tokens, prompt and answer.
 All caches are allocated at the start. A request that finds no free slot is refused with 503, so that a
 client or a load balancer can try again.
 
@@ -240,7 +240,10 @@ def main() -> None:
     except (RuntimeError, ValueError, OSError, MemoryError) as error:
         raise SystemExit(f"error: {error}") from None
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    print(f"http://{options.host}:{server.server_port}/generate, {options.slots} slots of {options.length} tokens", flush=True)
+    print(
+        f"http://{options.host}:{server.server_port}/generate, {options.slots} slots of {options.length} tokens",
+        flush=True,
+    )
     try:
         server.serve_forever()
     except KeyboardInterrupt:

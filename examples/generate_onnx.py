@@ -90,13 +90,8 @@ class Batch:
             self.binding.bind_ortvalue_output(item.name.replace("past_key_values", "present"), buffer)
         self._logits: np.ndarray | None = None
 
-    def reset(self) -> None:
-        """Forgets all tokens, to use the same memory for other prompts."""
-        self.used = 0
-        self.mask[:] = 1  # what the buffers still hold is not looked at
-
     def prefill(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-        """Runs the prompts, which are padded on the left. A single row may come in pieces, one after another.
+        """Runs the prompts, which are padded on the left.
 
         Returns:
             The logits of the last token of each row, [rows, vocabulary]; the next step overwrites them.

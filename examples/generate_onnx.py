@@ -83,12 +83,18 @@ class Batch:
         for item in model.caches:
             _, heads, _, head_size = item.shape
             # Filled with zeros: a kernel may read beyond the end of a row, and must not find NaN there.
-            zeros = np.zeros((rows, heads, length, head_size), DTYPES[item.type])
+            # Written and not only promised (np.zeros): so a lack of memory shows here, not in a later step.
+            zeros = np.full((rows, heads, length, head_size), 0, DTYPES[item.type])
             buffer = ort.OrtValue.ortvalue_from_numpy(zeros, model.device, 0)
             self.cache[item.name] = buffer
             self.binding.bind_ortvalue_input(item.name, buffer)
             self.binding.bind_ortvalue_output(item.name.replace("past_key_values", "present"), buffer)
         self._logits: np.ndarray | None = None
+
+    def clear(self) -> None:
+        """Forgets the rows. The next ones use the same buffers; their masks hide what is left there."""
+        self.used = 0
+        self.mask[:] = 1
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
         """Runs the prompts, which are padded on the left.

@@ -43,6 +43,8 @@ class Model:
         # The probabilities of ALiBi's far keys are denormal numbers, which are slow on some processors. The
         # first session of a process decides this for its thread, so make no other session before.
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
+        # onnxruntime would keep a plan of memory for each shape that it meets, and every step is a new shape.
+        options.enable_mem_pattern = False
         self.session = ort.InferenceSession(path, options, providers=[PROVIDERS[provider]])
         if PROVIDERS[provider] not in self.session.get_providers():
             raise RuntimeError(f"{PROVIDERS[provider]} does not work here; see onnxruntime's warnings")

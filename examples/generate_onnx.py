@@ -43,6 +43,8 @@ class Model:
         # The probabilities of ALiBi's far keys are denormal numbers, which are slow on some processors. The
         # first session of a process decides this for its thread, so make no other session before.
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
+        # onnxruntime would keep a plan of memory for each shape that it meets, and every step is a new shape.
+        options.enable_mem_pattern = False
         self.session = ort.InferenceSession(path, options, providers=[PROVIDERS[provider]])
         if PROVIDERS[provider] not in self.session.get_providers():
             raise RuntimeError(f"{PROVIDERS[provider]} does not work here; see onnxruntime's warnings")
@@ -83,12 +85,18 @@ class Batch:
         for item in model.caches:
             _, heads, _, head_size = item.shape
             # Filled with zeros: a kernel may read beyond the end of a row, and must not find NaN there.
-            zeros = np.zeros((rows, heads, length, head_size), DTYPES[item.type])
+            # Written and not only promised (np.zeros): so a lack of memory shows here, not in a later step.
+            zeros = np.full((rows, heads, length, head_size), 0, DTYPES[item.type])
             buffer = ort.OrtValue.ortvalue_from_numpy(zeros, model.device, 0)
             self.cache[item.name] = buffer
             self.binding.bind_ortvalue_input(item.name, buffer)
             self.binding.bind_ortvalue_output(item.name.replace("past_key_values", "present"), buffer)
         self._logits: np.ndarray | None = None
+
+    def clear(self) -> None:
+        """Forgets the rows. The next ones use the same buffers; their masks hide what is left there."""
+        self.used = 0
+        self.mask[:] = 1
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
         """Runs the prompts, which are padded on the left.

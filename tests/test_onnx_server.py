@@ -1,0 +1,348 @@
+"""examples/serve_onnx.py: the tokens of transformers, an error for what it cannot do, and bounded memory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+import converter
+from converter import OnnxOptions
+from tests import tiny
+from tests.memory import MB, anonymous, needs_proc
+from tests.patched import Convert
+from tests.test_onnx_example import NEW, expected
+
+pytest.importorskip("onnxruntime")
+
+from generate_onnx import Model
+from onnx_slots import Service
+from serve_onnx import Server
+
+SCRIPT = Path(__file__).parent.parent / "examples" / "serve_onnx.py"
+LENGTHS = (60, 43, 12, 1, 33, 17)
+LENGTH = 96
+"""Tokens of a slot."""
+
+
+def export(folder: Path) -> Path:
+    converter.export(folder, OnnxOptions(validate=False))
+    return folder
+
+
+def prompts() -> list[list[int]]:
+    ids = tiny.token_ids(len(LENGTHS), max(LENGTHS))
+    return [row[:length].tolist() for row, length in zip(ids, LENGTHS, strict=True)]
+
+
+@contextmanager
+def served(folder: Path, **options: Any) -> Iterator[Server]:
+    """A server in this process, on a port that is free."""
+    sizes = {"slots": 2, "length": LENGTH, "waiting": 0, "chunk": 16} | options
+    server = Server(("127.0.0.1", 0), Service(Model(folder), folder, **sizes), connections=16)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def start(
+    port: int, body: object, *, path: str = "/generate", **headers: str
+) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """A request whose answer has begun; closing both is the client going away."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request("POST", path, data, headers)
+    return connection, connection.getresponse()
+
+
+def ask(port: int, body: object, **options: str) -> tuple[int, Any]:
+    """Status and content of a whole answer; a list of lines if it is a stream."""
+    connection, response = start(port, body, **options)
+    lines = [json.loads(line) for line in response.read().splitlines()]
+    connection.close()
+    streamed = response.getheader("Content-Type") == "application/x-ndjson"
+    return response.status, lines if streamed else lines[0]
+
+
+def patiently(port: int, body: object) -> tuple[int, Any]:
+    """As a client does that tries again after a 503; returns how often it did, and the answer."""
+    for refusals in range(2000):
+        status, content = ask(port, body)
+        if status == 200:
+            return refusals, content
+        assert (status, content) == (503, {"error": "all slots are taken and the queue is full; try again"})
+        time.sleep(0.002)
+    raise AssertionError("never answered")
+
+
+def free(port: int) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", "/health")
+    return json.loads(connection.getresponse().read())["free"]
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("scaling", ["ntk", "ntk-position"])
+def test_unequal_prompts_at_the_same_time(converted: Convert, scaling: str) -> None:
+    """More than there are slots, in slots that others have used, and in chunks of 16 tokens."""
+    folder = export(converted("bloom", 4, scaling))
+    bodies = [{"input_ids": prompt, "max_new_tokens": NEW} for prompt in prompts()]
+    wanted = [expected(folder, prompt) for prompt in prompts()]
+    with served(folder, waiting=2 * len(bodies)) as server, ThreadPoolExecutor(2 * len(bodies)) as pool:
+        answers = list(pool.map(lambda body: ask(server.server_port, body), bodies * 2))
+    assert [(status, answer["tokens"]) for status, answer in answers] == [(200, row) for row in wanted * 2]
+    ends = ["end" if row[-1] == tiny.END else "length" for row in wanted]
+    assert [answer["finish"] for _, answer in answers] == ends * 2
+
+
+def test_length_dynamic_scaling_runs_a_prompt_whole(converted: Convert) -> None:
+    folder = export(converted("mpt", 4, "ntk-length"))
+    prompt = prompts()[0]
+    with served(folder) as server:
+        assert server.service.chunk == LENGTH
+        status, answer = ask(server.server_port, {"input_ids": prompt, "max_new_tokens": NEW})
+    assert (status, answer["tokens"]) == (200, expected(folder, prompt))
+
+
+def test_a_stream_of_text(converted: Convert) -> None:
+    folder = export(converted("mpt", 4, "ntk"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "w5 w6 w7 w8 w9 w10"
+    tokens = expected(folder, tokenizer(text)["input_ids"])
+    with served(folder) as server:
+        body = {"prompt": text, "max_new_tokens": NEW}
+        status, lines = ask(server.server_port, body | {"stream": True})
+        assert ask(server.server_port, body)[1]["text"] == tokenizer.decode(tokens, skip_special_tokens=True)
+    assert status == 200
+    assert [line["token"] for line in lines[:-1]] == tokens
+    assert "".join(line["text"] for line in lines) == tokenizer.decode(tokens, skip_special_tokens=True)
+    assert lines[-1]["finish"] in ("end", "length")
+
+
+REFUSED: dict[str, tuple[object, str]] = {
+    "no JSON": (b"{", "the body is not JSON"),
+    "no text": (b"\xff", "the body is not JSON"),
+    "deep": (b"[" * 100_000, "the body is not JSON"),
+    "no object": ([5], "the body must be an object with keys among"),
+    "a misspelt key": ({"input_id": [5]}, "the body must be an object with keys among"),
+    "no prompt": ({}, "give either prompt or input_ids"),
+    "two prompts": ({"prompt": "w5", "input_ids": [5]}, "give either prompt or input_ids"),
+    "a number as text": ({"prompt": 5}, "prompt must be a text"),
+    "no tokens": ({"input_ids": []}, "a prompt is one token or more, each an id from 0 to 96"),
+    "an unknown token": ({"input_ids": [5, 97]}, "a prompt is one token or more, each an id from 0 to 96"),
+    "a negative token": ({"input_ids": [-1]}, "a prompt is one token or more"),
+    "half a token": ({"input_ids": [5.5]}, "a prompt is one token or more"),
+    "a truth": ({"input_ids": [True]}, "a prompt is one token or more"),
+    "no new tokens": ({"input_ids": [5], "max_new_tokens": 0}, "max_new_tokens must be a number of at least"),
+    "a stream of 1": ({"input_ids": [5], "stream": 1}, "max_new_tokens must be a number of at least 1, stre"),
+    "too long": ({"input_ids": [5] * 97}, "97 tokens and max_new_tokens 32 are more than the 96 of a slot"),
+    "too long an answer": (
+        {"input_ids": [5] * 90, "max_new_tokens": 7},
+        "90 tokens and max_new_tokens 7 are more than the 96 of a slot",
+    ),
+}
+
+
+def test_errors(converted: Convert) -> None:
+    """One clear line for each, and the server goes on."""
+    folder = export(converted("bloom", 4, "ntk"))
+    with served(folder) as server:
+        port = server.server_port
+        for name, (body, line) in REFUSED.items():
+            status, answer = ask(port, body)
+            assert (status, answer.keys()) == (400, {"error"}), name
+            assert line in answer["error"], name
+            assert "\n" not in answer["error"], name
+        status, answer = ask(port, b" " * ((1 << 20) + 32 * LENGTH + 1))
+        assert (status, answer["error"]) == (413, "the body is longer than 1051648 bytes")
+        for size in ("-1", "two", "9" * 5000):
+            status, answer = ask(port, b"{}", **{"Content-Length": size})
+            assert (status, "Content-Length" in answer["error"]) == (411, True), size
+        assert ask(port, {}, path="/")[0] == 404
+        assert free(port) == 2
+        assert ask(port, {"input_ids": [5] * 90, "max_new_tokens": 6})[0] == 200
+
+
+def test_a_model_that_fails(
+    converted: Convert, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An answer that has begun ends without "finish"; the slot is free either way."""
+    folder = export(converted("bloom", 4, "ntk"))
+    with served(folder) as server:
+        steps = server.service.steps
+
+        def failing(*given: Any) -> Iterator[list[int]]:
+            for number, step in enumerate(steps(*given)):
+                if number == 2:
+                    raise RuntimeError("the kernel failed")
+                yield step
+
+        monkeypatch.setattr(server.service, "steps", failing)
+        body = {"input_ids": [5, 6, 7], "max_new_tokens": 8}
+        line = {"error": "the model failed; the server's log says why"}
+        assert ask(server.server_port, body) == (500, line)
+        status, lines = ask(server.server_port, body | {"stream": True})
+        assert (status, len(lines), lines[-1]) == (200, 3, line)
+        eventually(lambda: free(server.server_port) == 2)
+    assert "the kernel failed" in capfd.readouterr().err
+
+
+def test_a_client_that_goes_away(converted: Convert) -> None:
+    """In a stream, and while it waits for a whole answer: the slot is free long before the answer ends."""
+    folder = export(converted("bloom", 4, "ntk"))
+    long = {"input_ids": [5, 6, 7], "max_new_tokens": 4000}
+    with served(folder, slots=1, length=4096) as server:
+        port, service = server.server_port, server.service
+        service.model.end_tokens = []
+        slot = service.slots.get()
+        service.slots.put(slot)
+        connection, response = start(port, long | {"stream": True})
+        assert response.readline()
+        assert free(port) == 0
+        response.close()
+        connection.close()
+        eventually(lambda: free(port) == 1)
+        assert slot.used < 4000
+
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("POST", "/generate", json.dumps(long))
+        eventually(lambda: free(port) == 0)
+        connection.close()
+        eventually(lambda: free(port) == 1)
+        assert slot.used < 4000
+        assert ask(port, {"input_ids": [5, 6, 7], "max_new_tokens": 2})[0] == 200
+
+
+def test_more_requests_than_slots(converted: Convert) -> None:
+    folder = export(converted("bloom", 4, "ntk"))
+    long = {"input_ids": [5, 6, 7], "max_new_tokens": 4000, "stream": True}
+    with served(folder, length=4096) as server, ThreadPoolExecutor(12) as pool:
+        port, ends = server.server_port, server.service.model.end_tokens
+        server.service.model.end_tokens = []
+        running = [start(port, long) for _ in range(2)]
+        connection, response = start(port, {"input_ids": [5]})
+        assert (response.status, response.getheader("Retry-After")) == (503, "1")
+        connection.close()
+        for connection, response in running:
+            assert response.readline()
+            response.close()
+            connection.close()
+        eventually(lambda: free(port) == 2)
+
+        server.service.model.end_tokens = ends
+        bodies = [{"input_ids": prompt, "max_new_tokens": NEW} for prompt in prompts()]
+        answers = list(pool.map(lambda body: patiently(port, body), bodies * 4))
+        assert [answer["tokens"] for _, answer in answers] == [expected(folder, p) for p in prompts()] * 4
+        assert sum(refusals for refusals, _ in answers) > 0
+        assert free(port) == 2
+
+
+def test_a_slot_that_does_not_become_free(converted: Convert, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnx_slots.PATIENCE", 0.05)
+    with served(export(converted("bloom", 4, "ntk")), slots=1, waiting=1) as server:
+        with server.service.slot():
+            status, answer = ask(server.server_port, {"input_ids": [5]})
+            assert (status, answer["error"]) == (503, "no slot became free within 0.05 seconds; try again")
+        assert ask(server.server_port, {"input_ids": [5]})[0] == 200
+
+
+def test_what_a_slot_held_before_does_not_count(converted: Convert) -> None:
+    folder = export(converted("bloom", 4, "ntk"))
+    with served(folder, slots=1) as server:
+        slot = server.service.slots.get()
+        server.service.slots.put(slot)
+        for buffer in slot.cache.values():
+            buffer.update_inplace(np.full(buffer.shape(), 3e4, np.float32))
+        body = {"input_ids": prompts()[1], "max_new_tokens": NEW}
+        assert ask(server.server_port, body)[1]["tokens"] == expected(folder, prompts()[1])
+
+
+@contextmanager
+def command(folder: Path, *options: str) -> Iterator[tuple[int, int]]:
+    """The script as users run it; its process id and its port."""
+    words = [sys.executable, str(SCRIPT), str(folder), "--port", "0", *options]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.pid, int(process.stdout.readline().rpartition(":")[2])
+        finally:
+            process.terminate()
+
+
+@needs_proc
+def test_memory_is_bounded(converted: Convert) -> None:
+    """Under load, and with clients that go away: 200 requests take no more than the first 20."""
+    folder = export(converted("bloom", 4, "ntk"))
+    options = ("--slots", "2", "--queue", "2", "--length", "2048", "--chunk", "64")
+    with command(folder, *options) as (pid, port), ThreadPoolExecutor(6) as pool:
+        before = anonymous(pid)
+
+        def one(number: int) -> None:
+            length = 10 + number * 379 % 1900
+            body = {"input_ids": [5 + number % 9] * length, "max_new_tokens": 5 + number % 7, "stream": True}
+            connection, response = start(port, body)
+            if number % 5 == 0:
+                response.readline()
+            else:
+                response.read()
+            response.close()
+            connection.close()
+
+        list(pool.map(one, range(20)))
+        first = anonymous(pid)
+        peaks = []
+        for number in range(20, 200, 12):
+            list(pool.map(one, range(number, number + 12)))
+            peaks.append(anonymous(pid))
+        eventually(lambda: free(port) == 2)
+    print(f"{before >> 10} kB at the start, {first >> 10} kB, then {[peak >> 10 for peak in peaks]} kB")
+    assert max(peaks) - first <= 4 * MB
+    assert max(peaks) - before <= 16 * MB
+
+
+def test_no_memory_for_each_shape(converted: Convert) -> None:
+    """onnxruntime's plans for shapes that it has met would grow with the number of lengths."""
+    session = Model(export(converted("bloom", 4, "ntk"))).session
+    assert not session.get_session_options().enable_mem_pattern
+
+
+def test_what_cannot_be_served(converted: Convert, tmp_path: Path) -> None:
+    """One line each, as users see it."""
+    folder = export(converted("bloom", 4, "ntk"))
+    longest = json.loads((folder / "genai_config.json").read_text())["model"]["context_length"]
+
+    def line(*words: str) -> str:
+        done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (1, "")
+        return done.stderr
+
+    assert line(str(folder), "--length", str(longest + 1)) == (
+        f"error: --length {longest + 1} is beyond the context length, {longest} tokens\n"
+    )
+    assert line(str(folder), "--slots", "0").startswith("error: --slots, --length and --chunk must be")
+    (folder / "genai_config.json").unlink()
+    assert line(str(folder), "--length", str(10**15)).startswith("error: Unable to allocate")
+    assert line(str(tmp_path / "none")) == f"error: {tmp_path / 'none'} is not a folder\n"

@@ -193,9 +193,10 @@ class Cached:
         setup: the settings.
         graph: its name.
         zero: take denormal numbers for zero; it has no effect unless this is the process's first session.
+        file: of the graph, in its folder.
     """
 
-    def __init__(self, setup: Setup, graph: str, *, zero: bool = True):
+    def __init__(self, setup: Setup, graph: str, *, zero: bool = True, file: str = "model.onnx"):
         import onnxruntime
 
         from converter.exports.onnx.session import PROVIDERS
@@ -204,7 +205,7 @@ class Cached:
         options = session_options() if zero else onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = setup.threads, 1
         options.log_severity_level = 4  # failures are shown in the table
-        path = setup.folder / graph / "model.onnx"
+        path = setup.folder / graph / file
         if setup.device == "cuda":
             onnxruntime.preload_dlls()  # those that torch brought
         provider = PROVIDERS[setup.device]
@@ -293,10 +294,7 @@ def measure(setup: Setup, side: Side, length: int) -> Measured:
         measured.logits.append(last(logits))
         del logits
         for step in range(steps):
-            token = ids[:, length + step, None]
-            started = time.perf_counter()
-            logits = cached.step(token)
-            taken = time.perf_counter() - started
+            taken, logits = timed(cached, ids[:, length + step, None])
             measured.steps += [taken] if step >= WARM_UP else []
         measured.logits.append(last(logits))
     except Exception as error:  # onnxruntime's exceptions have no common base class
@@ -311,6 +309,13 @@ def prefill(cached: Cached, ids: np.ndarray, length: int) -> tuple[float, Any]:
     started = time.perf_counter()
     cached.clear(ids.shape[1])
     logits = cached.step(ids[:, :length])
+    return time.perf_counter() - started, logits
+
+
+def timed(cached: Cached, token: np.ndarray) -> tuple[float, Any]:
+    """Adds a token [1, 1]; the seconds that it took, and its logits."""
+    started = time.perf_counter()
+    logits = cached.step(token)
     return time.perf_counter() - started, logits
 
 

@@ -5,6 +5,7 @@
 #   make test-4.57    the tests that depend on transformers, on its oldest supported version
 #   make test-slow    the tests that take minutes
 #   make test-engines the tests that need servers, or packages that quantise
+#   make test-ort-1.22 graphs and exports with the oldest supported onnxruntime
 #   make test-vllm    the tests of the vLLM plugin, in engines of vLLM on the CPU
 #   make hostile      hostile input and faults, and a table of what was tried and survived
 #   make evidence     train the small models that are missing, measure them, write the tables (hours)
@@ -30,7 +31,7 @@ DEVICE ?= cuda
 OPTIONS ?=
 GIVEN := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 
-.PHONY: demo test lint style types tests test-4.57 test-slow test-engines test-vllm hostile evidence benchmark gpu wheel clean
+.PHONY: demo test lint style types tests test-4.57 test-ort-1.22 test-slow test-engines test-vllm hostile evidence benchmark gpu wheel clean
 
 demo: .venv/ready
 	.venv/bin/python examples/demo.py
@@ -62,6 +63,10 @@ test-slow: .venv/ready
 # In an environment of its own: torchao prints warnings when it is imported, which other tests would see.
 test-engines: .venv-engines/ready
 	.venv-engines/bin/python $(PYTEST) -m slow tests/test_quantised.py tests/test_serve.py
+
+# The graphs are made in .venv, and run there and in the other environment.
+test-ort-1.22: .venv/ready .venv-ort-1.22/ready
+	.venv/bin/python $(PYTEST) tests/test_oldest_onnxruntime.py
 
 # In an environment of its own, too: vLLM pins transformers, and takes 3.5 GB. The tests run in one process,
 # because starting one takes longer than most tests.
@@ -110,5 +115,12 @@ wheel: .venv/ready
 	.venv-4.57/bin/python -m pip install --quiet --constraint constraints-4.57.txt --editable ".[dev,onnx]"
 	touch $@
 
+# It only runs graphs, so it needs little. Both environments must have the same Python: exports with this
+# onnxruntime take all other packages from .venv.
+.venv-ort-1.22/ready: constraints-ort-1.22.txt
+	$(PYTHON) -m venv .venv-ort-1.22
+	.venv-ort-1.22/bin/python -m pip install --quiet --constraint constraints-ort-1.22.txt onnxruntime numpy
+	touch $@
+
 clean:
-	rm -rf .venv .venv-4.57 .venv-engines .venv-vllm build dist demo-out demo-out.jsonl
+	rm -rf .venv .venv-4.57 .venv-ort-1.22 .venv-engines .venv-vllm build dist demo-out demo-out.jsonl

@@ -162,13 +162,12 @@ def main(lengths: Sequence[int], repeats: int, write: bool, **options: int) -> N
         machine = machine.or_better(fresh(limits.measure, setup.threads))
     width = setup.heads * setup.head_dim
     text = [
-        f"BLOOM's layout with {setup.layers} layers of {width} channels and a vocabulary "
-        f"of {setup.vocabulary}, random weights, CPU with {setup.threads} thread(s), onnxruntime "
-        f"{version('onnxruntime')}. Denormal numbers are taken for zero. *float32 / it*: how many times faster than "
-        "our float32 graph. *At best*: the weights and the cache read once at "
-        f"{number(machine.bandwidth / 1e9)} GB/s, the fastest reading that was measured. *Change of logits*: "
-        "root mean square, in parts of the logits'; random weights lose more than trained ones. Peer: see the "
-        "script.",
+        f"BLOOM's layout with {setup.layers} layers of {width} channels and a vocabulary of "
+        f"{setup.vocabulary}, random weights, CPU with {setup.threads} thread(s), onnxruntime "
+        f"{version('onnxruntime')}. Denormal numbers are taken for zero. *float32 / it*: how many times "
+        "faster than our float32 graph. *At best*: the weights and the cache read once at "
+        f"{number(machine.bandwidth / 1e9)} GB/s, the fastest reading that was measured. *Change of "
+        "logits*: root mean square, in parts of the logits'; random weights lose more than trained ones.",
         report.table(HEAD, rows_of(setup, machine, results), texts=2),
     ]
     click.echo("\n" + "\n\n".join(text))

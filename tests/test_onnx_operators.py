@@ -1,4 +1,4 @@
-"""The operators of all graphs are those that docs/onnx.md lists, by which it says what other providers take."""
+"""The operators of all graphs are those that docs/onnx.md lists for people who use other providers."""
 
 from __future__ import annotations
 

@@ -97,8 +97,9 @@ SERVE = {
     *("--attention-backend", "--hf-overrides", "--kv-cache-dtype", "--max-model-len", "--model-impl"),
     *("--enable-lora", "--lora-modules", "--quantization"),
     *("--max-batch-tokens", "--pooling"),
+    *("--slots", "--length", "--queue", "--chunk", "--at"),
 }
-"""Options of ``transformers serve``, of ``vllm serve`` and of text-embeddings-inference."""
+"""Options of ``transformers serve``, ``vllm serve``, text-embeddings-inference and our own example servers."""
 
 
 def test_every_option_exists() -> None:

@@ -99,7 +99,7 @@ SERVE = {
     *("--max-batch-tokens", "--pooling"),
     *("--slots", "--length", "--queue", "--chunk", "--at"),
 }
-"""Options of ``transformers serve``, ``vllm serve``, text-embeddings-inference and our own example servers."""
+"""Options of ``transformers serve``, ``vllm serve``, text-embeddings-inference and the example servers."""
 
 
 def test_every_option_exists() -> None:

@@ -20,6 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from converter import OnnxOptions, convert, export
+from converter.exports.onnx.attention_portable import BLOCK
 from converter.exports.onnx.choices import Profile
 from tests import run_graphs, tiny
 from tests.conftest import edit_json
@@ -87,8 +88,8 @@ def graphs(folder: Path, name: str, made: Path, profile: Profile, dtype: str) ->
 
 
 def batch() -> tuple[Array, Array]:
-    """Rows longer than the trained length, one of them padded on the left."""
-    length = TRAIN_LENGTH + 9
+    """Rows beyond the trained length, in three blocks of queries; one of them is padded on the left."""
+    length = 2 * BLOCK + 44
     ids = tiny.token_ids(2, length)
     ids[ids == tiny.PAD] += 1
     mask = tiny.padding_mask([length, length - 12], "left", length)

@@ -318,3 +318,12 @@ def test_numbers_of_onnx() -> None:
         f"decodes a token in {decoding['ours']} where theirs take {decoding['transformers']} and "
         f"{decoding['optimum']}"
     ) in page
+
+
+def test_numbers_of_the_server() -> None:
+    [start, *rounds] = cells("onnx_server.md", "| ")[2:]
+    [peak] = {row[4] for row in rounds}
+    requests = {int(row[1]) + int(row[2]) for row in rounds}
+    page = said("docs/serving.md")
+    assert requests == {20}
+    assert f"{start[4]} MB after the start, and a peak of {peak} MB in each of {len(rounds)} rounds" in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 import os
 import re
 import shlex
@@ -327,3 +328,20 @@ def test_numbers_of_the_server() -> None:
     page = said("docs/serving.md")
     assert requests == {20}
     assert f"{start[4]} MB after the start, and a peak of {peak} MB in each of {len(rounds)} rounds" in page
+
+
+def test_numbers_of_quantised_graphs() -> None:
+    changes: dict[tuple[str, str], list[float]] = {}
+    for task, lengths in (("text", slice(0, 2)), ("lines", slice(1, 2))):
+        for heads, seed in itertools.product((8, 12), (0, 1)):
+            for graph in ("int4", "int4, `--calibrate`"):
+                [row, *_] = cells("quantised_graphs.md", f"| {task}-{heads}-{seed} | {graph} |")
+                found = [float(re.findall(r"\(([+-][\d.]+)", cell)[0]) for cell in row[lengths]]
+                changes.setdefault((task, graph), []).extend(found)
+    page = said("docs/onnx.md")
+    rounded, calibrated = (changes["text", graph] for graph in ("int4", "int4, `--calibrate`"))
+    assert f"perplexity by {min(rounded):.1f} to {max(rounded):.1f} %, and" in page
+    assert f"calibrated int4 by {min(calibrated):.1f} to {max(calibrated):.1f} %." in page
+    rounded, calibrated = (changes["lines", graph] for graph in ("int4", "int4, `--calibrate`"))
+    assert f"int4 loses {-max(rounded):.1f} to {-min(rounded):.1f} points" in page
+    assert f"and calibrated int4 at most {-min(calibrated):.1f} (" in page

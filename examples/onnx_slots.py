@@ -115,8 +115,9 @@ class Service:
             batch.clear()
             yield batch
         finally:
-            self.slots.put(batch)
+            # In this order, so that where a slot is free, there is a place for who comes next.
             self.places.release()
+            self.slots.put(batch)
 
     def steps(self, batch: Batch, request: Request) -> Iterator[list[int]]:
         """Runs a request in a slot; yields each token, and nothing ([]) after a chunk of the prompt."""

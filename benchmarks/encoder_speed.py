@@ -283,7 +283,8 @@ def rows_of(
             f"{cell.median(lambda run: run.extra) / 1e6:.0f}",
             times(cell.ratio(base, lambda run: run.extra)),
             f"{cell.median(lambda run: run.peak) / 1e6:.0f}",
-            f"{setup.limit(machine, side, lengths) / seconds:.0%}",
+            # The limit is that of float32.
+            "-" if side == INT8 else f"{setup.limit(machine, side, lengths) / seconds:.0%}",
             "-" if gap is None else f"{gap:.0e}",
         ]
 

@@ -135,11 +135,13 @@ WAYS: dict[str, Callable[[], Attend]] = {
 
 
 @torch.inference_mode()
-def measure(way: str, heads: int, size: int, length: int, dtype: str, repeats: int) -> Measured:
+def measure(
+    way: str, heads: int, size: int, length: int, dtype: str, repeats: int, threads: int = 1
+) -> Measured:
     """Measures one way at one length; call it in a fresh process."""
     from templates.ntk_alibi import stock_slopes
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, length, size).to(getattr(torch, dtype)) for _ in range(3))
     slopes = torch.tensor(stock_slopes(heads))[None, :, None]

@@ -1,15 +1,16 @@
-"""What a machine could do at best: the times that no implementation of a BLOOM in float32 can beat.
+"""What a machine could do at best: the times that no implementation of a model in float32 can beat.
 
-A prompt needs operations: those of the products with weights, and those of causal attention, at the speed of
-the fastest matrix product measured here. A decoded token needs bytes: every weight and every cached key and
-value is read once, at the bandwidth measured here. All else (norms, softmax, copies) counts as free, so a
-share of 100 % is out of reach.
+A prompt of a BLOOM needs operations: those of the products with weights, and those of causal attention, at
+the speed of the fastest matrix product measured here. A decoded token needs bytes: every weight and every
+cached key and value is read once, at the bandwidth measured here. All else (norms, softmax, copies) counts as
+free, so a share of 100 % is out of reach. An encoder needs operations like a prompt, for its real tokens, but
+its attention is not causal.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +69,26 @@ class Bloom(NamedTuple):
         """The shortest time of one token over a cache that holds ``tokens`` with it."""
         cache = 2 * self.layers * self.hidden * tokens
         return FLOAT * (self.layer_weights + self.hidden * self.vocabulary + cache) / machine.bandwidth
+
+
+class Encoder(NamedTuple):
+    """The sizes of a model in BERT's layout."""
+
+    hidden: int
+    layers: int
+    inner: int
+    gated: bool
+    """Whether the feed-forward layer has three matrices, as JinaBERT's, instead of BERT's two."""
+
+    def seconds(self, machine: Machine, lengths: Sequence[int]) -> float:
+        """The shortest time for the hidden states of texts that have ``lengths`` tokens, without padding."""
+        weights = 4 * self.hidden**2 + (3 if self.gated else 2) * self.hidden * self.inner
+        products = 2 * self.layers * weights * sum(lengths)
+        return products / machine.operations + self.layers * self.attention_seconds(machine, lengths)
+
+    def attention_seconds(self, machine: Machine, lengths: Sequence[int]) -> float:
+        """The part of one layer's attention: every token's query meets the keys and values of all tokens."""
+        return 2 * 2 * self.hidden * sum(length**2 for length in lengths) / machine.operations
 
 
 def measure(threads: int) -> Machine:

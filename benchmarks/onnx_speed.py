@@ -31,7 +31,8 @@ import limits
 import numpy as np
 import report
 import torch
-from torch_speed import factor, fresh, integers, limit_memory, number, proc, say
+from peak import limit_memory, proc
+from torch_speed import factor, fresh, integers, number, say
 
 STOCK = "stock"
 """Folder of the checkpoint that all graphs are exported from."""

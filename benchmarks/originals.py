@@ -155,8 +155,8 @@ def measure(run: Run, chosen: Iterable[str]) -> dict[str, np.ndarray]:
     return results
 
 
-def child_original(name: str, code: str, work: str) -> None:
-    """In the old environment: runs every case of an original, from WORK/N/source to WORK/N/original.npz."""
+def importable(name: str, code: str) -> Original:
+    """An original whose code, in the folder CODE/NAME, can be imported from now on."""
     original = ORIGINALS[name]
     for package in original.packages:
         module = types.ModuleType(package)
@@ -164,6 +164,12 @@ def child_original(name: str, code: str, work: str) -> None:
         module.__path__ = [str(Path(code, name, original.folder, below))]
         sys.modules[package] = module
     sys.meta_path.insert(0, Stubs(original.stubs))
+    return original
+
+
+def child_original(name: str, code: str, work: str) -> None:
+    """In the old environment: runs every case of an original, from WORK/N/source to WORK/N/original.npz."""
+    original = importable(name, code)
     for number, case in enumerate(original.cases.values()):
         folder = Path(work, str(number))
         run = original_run(original, folder / "source", case.head)

@@ -17,7 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("ntk-convert", "torch", "transformers", "safetensors")
-PLACES = ("--optimum-python", "--code", "--python", "--checkout", "--cache", "--earlier")
+PLACES = (
+    *("--optimum-python", "--original-python", "--original-code", "--code", "--python"),
+    *("--checkout", "--cache", "--earlier"),
+)
 """Options whose values are paths on this machine."""
 UNSAID = ("--folder", "--results")
 """Options that a result does not repeat, with their values."""

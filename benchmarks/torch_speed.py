@@ -17,7 +17,6 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from typing import Any, TypeVar
 import click
 import report
 import torch
+from peak import limit_memory, proc
 
 T = TypeVar("T")
 
@@ -43,8 +43,6 @@ WARM_UP = 8
 """Tokens of the run before a memory measurement, which loads the weights and creates handles."""
 DECODE_STEPS = 16
 """Tokens that each side decodes per repeat."""
-HEADROOM = 2 << 30
-"""Bytes of free memory that a run on the CPU leaves for other processes."""
 
 
 @dataclass(frozen=True)
@@ -207,22 +205,6 @@ def prepare_process(setup: Setup) -> None:
     torch.set_num_threads(setup.threads)
     if setup.device == "cpu":
         limit_memory()
-
-
-def limit_memory() -> None:
-    """Makes lack of memory an error in this process, so that no other process is killed."""
-    available = proc("/proc/meminfo", "MemAvailable")
-    if available:
-        limit = proc("/proc/self/status", "VmData") + max(0, available - HEADROOM)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-        Path("/proc/self/oom_score_adj").write_text("1000")  # if the kernel kills a process, then this one
-
-
-def proc(file: str, key: str) -> int:
-    """A value of a /proc file in bytes; 0 if there is no such file."""
-    path = Path(file)
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:")), 0)
 
 
 @torch.inference_mode()

@@ -345,3 +345,16 @@ def test_numbers_of_quantised_graphs() -> None:
     rounded, calibrated = (changes["lines", graph] for graph in ("int4", "int4, `--calibrate`"))
     assert f"int4 loses {-max(rounded):.1f} to {-min(rounded):.1f} points" in page
     assert f"and calibrated int4 at most {-min(calibrated):.1f} (" in page
+
+
+def test_numbers_of_quantised_speed() -> None:
+    name = "quantised_speed-bloom-6x2048-cpu.md"
+    page = said("docs/onnx.md")
+    found = []
+    for length in (512, 2048):
+        [ours] = cells(name, f"| ours | int4 | {length} |")
+        [peer] = cells(name, f"| transformers | int4 | {length} |")
+        found.append((float(ours[1].rstrip("x")), float(peer[2].rstrip("x"))))
+    (short, short_peer), (long, long_peer) = found
+    assert f"int4 decodes {short:.1f} times as fast as our float32 graph, and {short_peer:.1f} times" in page
+    assert f"it is {long:.1f} and {long_peer:.1f} times" in page

@@ -27,7 +27,15 @@ import click
 import report
 from gpu.settings import Settings, shared
 
-PARTS = {"tests": 70, "attention": 190, "kernels": 45, "batching": 60, "vllm": 90, "graphs": 145}
+PARTS = {
+    "tests": 70,
+    "attention": 170,
+    "kernels": 40,
+    "batching": 55,
+    "vllm": 90,
+    "graphs": 135,
+    "encoders": 40,
+}
 """Part, a module in ``gpu/`` -> its share of the time. What a part leaves is divided among those after it."""
 SPARE = 25.0
 """Seconds that are not divided: starting, and ending parts that are late."""

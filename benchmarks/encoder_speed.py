@@ -34,7 +34,7 @@ from torch_speed import fresh, integers, number, say
 
 VOCABULARY = 30528
 CODE = "jina-present"
-"""The original in original_code.py. Its attention is torch's fused kernel, with the whole bias as the mask."""
+"""The original in original_code.py. It passes the whole bias to torch's fused kernel, as the mask."""
 TOLERANCE = 1e-4
 """Largest difference between the vectors of two sides in float32, relative to the largest number in them."""
 UNSORTED, CONVERTED, SENTENCES = (

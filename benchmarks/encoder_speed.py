@@ -341,8 +341,8 @@ def measure_machine(threads: int) -> limits.Machine:
 @click.option("--head-dim", default=64, show_default=True)
 @click.option("--inner", default=3072, show_default=True, help="Width of the feed-forward layers.")
 @click.option("--lengths", default="128,512,2048,8192", show_default=True, callback=integers, help="Tokens.")
-@click.option("--batch-tokens", default=8192, show_default=True, help="A batch has this / length texts.")
-@click.option("--batches", default=4, show_default=True, help="Batches of each length.")
+@click.option("--batch-tokens", default=16384, show_default=True, help="A batch has this / length texts.")
+@click.option("--batches", default=2, show_default=True, help="Batches of each length.")
 @click.option("--threads", default=1, show_default=True)
 @click.option("--repeats", default=3, show_default=True, help="Turns of each side.")
 @click.option(

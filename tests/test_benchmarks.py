@@ -110,9 +110,7 @@ def test_a_side_without_memory_is_not_tried_again(
     tmp_path: Path, encoder_speed: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {"layers": 1, "heads": 1, "head_dim": 8, "inner": 8, "threads": 1, "longest": 32}
-    setup = encoder_speed.Setup(
-        tmp_path, **sizes, int8=False, original="", original_python=None, original_code=None
-    )
+    setup = encoder_speed.Setup(tmp_path, **sizes, int8=False, original_python=None, original_code=None)
     tried = []
 
     def run(_: object, side: str, texts: Path, rows: int) -> tuple[object, object]:

@@ -25,6 +25,7 @@ from .ntk_encoder import (
     Predictions,
     SentenceEncoding,
     SequenceClassificationHead,
+    by_slices,
     layer_norm,
 )
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
@@ -97,6 +98,9 @@ class NtkJinaBertQkMLP(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return by_slices(self.transform, hidden_states)
+
+    def transform(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if hasattr(self, "up_layer"):
             inner = self.act(self.up_layer(hidden_states))
         else:

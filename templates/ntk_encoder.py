@@ -7,7 +7,7 @@ Families differ in their layers. A family's trunk and heads are its own classes.
 first and keep ``PreTrainedModel`` among their direct bases.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,10 @@ from transformers.utils import TransformersKwargs
 
 from .ntk_alibi import Alibi
 from .ntk_heads import Head, check_keywords, checked_tp_plan, refuse_vllm
-from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
+from .ntk_symmetric import SymmetricAttention, SymmetricPlan, infers_on_cpu, plan_attention
 
+# Tokens that feed-forward layers take at a time.
+SLICE = 512
 # Values of attn_implementation.
 ATTENTION = ("sdpa", "eager")
 
@@ -128,8 +130,23 @@ class GatedMLP(nn.Module):
         self.layernorm = layer_norm(config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return by_slices(self.transform, hidden_states)
+
+    def transform(self, hidden_states: torch.Tensor) -> torch.Tensor:
         gate, up = self.gated_layers(hidden_states).chunk(2, dim=-1)
         return self.layernorm(self.wo(self.dropout(self.act(gate) * up)) + hidden_states)
+
+
+def by_slices(function: Callable[[torch.Tensor], torch.Tensor], hidden_states: torch.Tensor) -> torch.Tensor:
+    """``function``, which works on each token alone, of hidden states [B, L, hidden].
+
+    Inference on a CPU goes through a few tokens at a time. The wide tensors in between then stay in the
+    processor's cache, and take no memory for all tokens.
+    """
+    if not infers_on_cpu(hidden_states):
+        return function(hidden_states)
+    parts = [function(part) for part in hidden_states.flatten(0, 1).split(SLICE)]
+    return torch.cat(parts).view_as(hidden_states)
 
 
 class EncoderLayers(nn.Module):

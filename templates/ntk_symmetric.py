@@ -42,6 +42,8 @@ class SymmetricPlan(NamedTuple):
     """bool [B, L], False for padded tokens; None without padding."""
     eager: bool = False
     """Compute the attention weights, in float32, and return them."""
+    spans: list[slice] | None = None
+    """The slots of each row's real tokens, if they may be attended to row by row."""
 
 
 def plan_attention(
@@ -69,9 +71,30 @@ def plan_attention(
             raise ValueError(f"attention_mask must be [rows, tokens], here [{rows}, {length}], got {shape}")
         real = attention_mask.to(device=hidden_states.device, dtype=torch.bool)
         positions = (real.cumsum(-1) - 1).clamp(min=0)
+    spans = None
+    if real is not None and not eager and infers_on_cpu(hidden_states):
+        spans = real_spans(real)
     slopes, factors = alibi.at(positions), alibi.query_factors(positions)
     each = [None] * len(slopes) if factors is None else factors
-    return [SymmetricPlan(*pair, real, eager) for pair in zip(slopes, each, strict=True)]
+    return [SymmetricPlan(*pair, real, eager, spans) for pair in zip(slopes, each, strict=True)]
+
+
+def infers_on_cpu(states: torch.Tensor) -> bool:
+    """Whether no gradients are wanted and nothing is traced, so that work may depend on the rows at hand."""
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return states.device.type == "cpu" and not (torch.is_grad_enabled() or traced)
+
+
+def real_spans(real: torch.Tensor) -> list[slice] | None:
+    """The slots of each row's real tokens [B, L]; None if some row has none, or padding among them."""
+    counts = real.sum(-1)
+    starts = real.int().argmax(-1)
+    slots = torch.arange(real.shape[1])
+    together = (slots >= starts[:, None]) & (slots < (starts + counts)[:, None])
+    if not (together == real).all() or not counts.all():
+        return None
+    pairs = zip(starts.tolist(), counts.tolist(), strict=True)
+    return [slice(start, start + count) for start, count in pairs]
 
 
 class SymmetricAttention(nn.Module):
@@ -116,6 +139,13 @@ class SymmetricAttention(nn.Module):
             scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale + bias
             weights = F.dropout(scores.softmax(dim=-1), p=dropout).to(value.dtype)
             output = torch.matmul(weights, value)
+        elif plan.spans is not None and dropout == 0.0 and plan.slopes.shape[-1] == 1:
+            # Row by row without the padded keys: no channels for padding, and no work for it.
+            output = torch.empty_like(query)
+            slopes = plan.slopes.expand(len(query), -1, -1)
+            for row, span in enumerate(plan.spans):
+                q, k, v = query[row, None], key[row, None, :, span], value[row, None, :, span]
+                output[row] = toeplitz_attention(q, k, v, slopes[row, None], scale, span.start)[0]
         else:
             if plan.real is not None:
                 query, key, value = without_padding(query, key, value, plan.real, scale)
@@ -141,13 +171,18 @@ def without_padding(
 
 
 def toeplitz_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slopes: torch.Tensor, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slopes: torch.Tensor,
+    scale: float,
+    start: int = 0,
 ) -> torch.Tensor:
-    """The heads' outputs [B, H, L, D] for slopes [1 or B, H, 1]."""
-    length = query.shape[2]
-    distances = (torch.arange(2 * length - 1, device=query.device) - (length - 1)).abs()
+    """The heads' outputs [B, H, L, D] for slopes [1 or B, H, 1]; the keys' slots begin at ``start``."""
+    queries, keys = query.shape[2], key.shape[2]
+    distances = (torch.arange(queries + keys - 1, device=query.device) + (start - queries + 1)).abs()
     # float32 for every dtype of the states: the kernel adds the bias to float32 scores.
-    bias = (slopes * -distances).unfold(-1, length, 1)
+    bias = (slopes * -distances).unfold(-1, keys, 1)
     reverse = query.flip(2)
     return F.scaled_dot_product_attention(reverse, key, value, attn_mask=bias, scale=scale).flip(2)
 

@@ -121,6 +121,47 @@ def test_logits_are_the_reference_s(converted: Convert, layer: str, scaling: str
     assert_logits(model(ids, attention_mask=torch.ones_like(ids)).logits, expected)
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("kind", ["left", "right", "ones", "holes", "an empty row"])
+def test_inference_gives_what_training_does(
+    converted: Convert, monkeypatch: pytest.MonkeyPatch, layer: str, kind: str
+) -> None:
+    """On a CPU, inference takes each row's real tokens, and a few tokens at a time in feed-forward layers."""
+    family, changes = LAYERS[layer]
+    model = load(converted(family, 6, "ntk", **changes))
+    ids, mask = batch(side="right" if kind == "right" else "left")
+    if kind == "ones":
+        mask[:] = 1
+    elif kind == "holes":
+        mask[0, 5:9] = 0
+    elif kind == "an empty row":
+        mask[1] = 0
+    trained = model(ids, attention_mask=mask).logits.detach()
+    with torch.no_grad():
+        found = model(ids, attention_mask=mask).logits
+        monkeypatch.setattr(
+            sys.modules[type(model).__module__.rpartition(".")[0] + ".ntk_encoder"], "SLICE", 7
+        )
+        pieces = model(ids, attention_mask=mask).logits
+    real = mask.bool()
+    assert_logits(found, trained.double().numpy(), mask)
+    assert (pieces - found)[real].abs().max() <= 1e-5 * found[real].abs().max()
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("family", ["jina_bert", "mosaic_bert"])
+def test_a_trace_is_right_for_other_shapes(converted: Convert, family: str) -> None:
+    """As older exporters of ONNX make it."""
+    model = load(converted(family, 6, "ntk"))
+    ids, mask = batch()
+    model.config.return_dict = False
+    traced = torch.jit.trace(model, (ids, mask), check_trace=False, strict=False)
+    for rows, length in ((2, 40), (1, 90)):
+        ids, mask = batch(rows, length)
+        assert_logits(traced(ids, mask)[0], model(ids, mask)[0].double().numpy(), mask)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_options_of_the_config_are_honoured(converted: Convert, tmp_path: Path, variant: str) -> None:

@@ -81,14 +81,16 @@ WRONG_CODE = {
         "fitted",
         "runs with queries",
     ),
-    "toeplitz-shifted": ("ntk_symmetric.py", "- (length - 1)).abs()", "- length).abs()", "ntk", PATHS),
+    "toeplitz-shifted": ("ntk_symmetric.py", "(start - queries + 1)", "(start - queries)", "ntk", PATHS),
+    "row-without-its-last-token": ("ntk_symmetric.py", "start + count)", "start + count - 1)", "ntk", PATHS),
+    "row-without-its-padding": ("ntk_symmetric.py", "scale, span.start)", "scale, 0)", "ntk", PATHS),
     "toeplitz-not-reversed": ("ntk_symmetric.py", "reverse = query.flip(2)", "reverse = query", "ntk", PATHS),
     "padding-seen": (
         "ntk_symmetric.py",
         "(~real)[:, None, :, None]",
         "(real & False)[:, None, :, None]",
         "ntk",
-        PATHS,
+        "training attention differs",
     ),
     "later-blocks-at-the-start": (
         "ntk_symmetric.py",

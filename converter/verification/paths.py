@@ -32,8 +32,8 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
     """Runs a small random model with this repository's heads and scaling along every path.
 
     Plain attention computes each row alone, without padding. A decoder has three other paths: one pass,
-    chunks over a cache, and single tokens over a cache. An encoder has one pass, over rows longer than the
-    block of queries that it computes at once.
+    chunks over a cache, and single tokens over a cache. An encoder has one pass, in inference and in
+    training, over rows longer than the block of queries that it computes at once.
 
     Raises:
         VerificationError: a path differs; the message names the path and the difference.
@@ -62,6 +62,10 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
         "fused": model(tokens, attention_mask=mask).last_hidden_state,
         "padded": model(tokens, attention_mask=mask, output_attentions=True).last_hidden_state,
     }
+    if family.kind == "encoder":
+        # Inference on a CPU looks at each row by itself. All else has the path that this takes.
+        with torch.enable_grad():
+            steps["training"] = model(tokens, attention_mask=mask).last_hidden_state.detach()
     by_length = isinstance(scaling, Dynamic) and scaling.dynamic == "length"
     # A length-dynamic scaling depends on the row's length. Earlier chunks saw a shorter row, so their
     # results rightly differ.

@@ -59,16 +59,30 @@ class Bloom(NamedTuple):
             tokens: of the prompt.
             logits: number of tokens whose logits are computed.
         """
+        return self.product_seconds(machine, tokens, logits) + self.attention_seconds(machine, tokens)
+
+    def product_seconds(self, machine: Machine, tokens: int, logits: int) -> float:
+        """The part of a prompt's products with weights."""
         products = 2 * (self.layer_weights * tokens + self.hidden * self.vocabulary * logits)
+        return products / machine.operations
+
+    def attention_seconds(self, machine: Machine, tokens: int) -> float:
+        """The part of a prompt's causal attention."""
         # A token's query meets the keys, and its probabilities the values, up to the token itself.
         pairs = tokens * (tokens + 1) // 2
-        attention = 2 * 2 * self.layers * self.hidden * pairs
-        return (products + attention) / machine.operations
+        return 2 * 2 * self.layers * self.hidden * pairs / machine.operations
 
     def decode_seconds(self, machine: Machine, tokens: float) -> float:
         """The shortest time of one token over a cache that holds ``tokens`` with it."""
-        cache = 2 * self.layers * self.hidden * tokens
-        return FLOAT * (self.layer_weights + self.hidden * self.vocabulary + cache) / machine.bandwidth
+        return self.weight_seconds(machine) + self.cache_seconds(machine, tokens)
+
+    def weight_seconds(self, machine: Machine) -> float:
+        """The part of one token's weights."""
+        return FLOAT * (self.layer_weights + self.hidden * self.vocabulary) / machine.bandwidth
+
+    def cache_seconds(self, machine: Machine, tokens: float) -> float:
+        """The part of the keys and values that one token reads."""
+        return FLOAT * 2 * self.layers * self.hidden * tokens / machine.bandwidth
 
 
 class Encoder(NamedTuple):

@@ -195,9 +195,18 @@ class Cached:
         graph: its name.
         zero: take denormal numbers for zero; it has no effect unless this is the process's first session.
         file: of the graph, in its folder.
+        profile: write onnxruntime's profile to a file whose name starts like this.
     """
 
-    def __init__(self, setup: Setup, graph: str, *, zero: bool = True, file: str = "model.onnx"):
+    def __init__(
+        self,
+        setup: Setup,
+        graph: str,
+        *,
+        zero: bool = True,
+        file: str = "model.onnx",
+        profile: Path | None = None,
+    ):
         import onnxruntime
 
         from converter.exports.onnx.session import PROVIDERS
@@ -206,6 +215,8 @@ class Cached:
         options = session_options() if zero else onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = setup.threads, 1
         options.log_severity_level = 4  # failures are shown in the table
+        if profile is not None:
+            options.enable_profiling, options.profile_file_prefix = True, str(profile)
         path = setup.folder / graph / file
         if setup.device == "cuda":
             onnxruntime.preload_dlls()  # those that torch brought

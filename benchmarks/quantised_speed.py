@@ -25,7 +25,8 @@ import numpy as np
 import onnx_speed
 import report
 from onnx_speed import DECODE_STEPS, WARM_UP, Cached, Setup, last, median, prefill, share, tokens
-from torch_speed import factor, fresh, integers, number, proc, say
+from peak import proc
+from torch_speed import factor, fresh, integers, number, say
 
 FORMATS = {"ours": ("fp32", "int8", "int4"), "transformers": ("fp32", "int8", "int4")}
 FILES = {"fp32": "model.onnx", "int8": "model_quantized.onnx", "int4": "model_q4.onnx"}

@@ -27,6 +27,8 @@ from evidence_tables import markdown
 from text_task import read_corpus
 from train_encoders import TRAINED_LENGTH, Task
 
+from converter import convert, fit
+from converter.errors import NoGain
 from converter.evaluation.embeddings import embed, rank
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.hardware import choose
@@ -46,6 +48,11 @@ WINDOWS = 12
 SCALE = 4.0
 NONE = str(UNSCALED)
 CHUNKS = f"none, chunks of {TRAINED_LENGTH} tokens averaged"
+FITTED = f"fitted to text, up to {SCALE:g}x"
+BYTES = 1_000_000
+"""Of the text to fit to."""
+MINUTES = 60.0
+"""Most time of a fit: so much that its steps decide, and not the speed of the machine."""
 SCALINGS: tuple[dict[str, Any], ...] = (
     {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamics": ("length", "position")},
     {"methods": ("by-parts",), "dynamics": ("length",)},
@@ -95,11 +102,13 @@ def measure(model: Model, models: Path) -> Results:
     """Measures a trained model under every scaling, and what chunks give."""
     folder = train(model, models)
     found: list[Results] = []
-    chunked: list[Measurement] = []
+    others: list[Measurement] = []
+    """Those whose name is not their scaling's."""
+    facts = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    text = models / "held-out.txt"
+    text.write_text(read_corpus().held_out, encoding="utf-8", newline="\n")
     for arguments in SCALINGS:
         if model.task == "masked":
-            text = models / "held-out.txt"
-            text.write_text(read_corpus().held_out, encoding="utf-8", newline="\n")
             found.append(_run(folder, lengths=LENGTHS, text=[text], items=WINDOWS, **arguments))
         else:
             found += [
@@ -107,10 +116,15 @@ def measure(model: Model, models: Path) -> Results:
                 for length in LENGTHS
             ]
     if model.task == "pairs":
-        chunked = [in_chunks(folder, _pairs(models, length), length) for length in LENGTHS]
+        others = [in_chunks(folder, _pairs(models, length), length) for length in LENGTHS]
+    else:
+        slopes, facts["fit"] = fitted(folder, models)
+        if slopes is not None:
+            fits = _run(slopes, lengths=LENGTHS, text=[text], items=WINDOWS)
+            others = [replace(each, scaling=FITTED) for each in fits.measurements]
     [about] = found[0].models.values()
-    about = {**about, **json.loads((folder / "training.json").read_text(encoding="utf-8"))}
-    measured = [each for results in found for each in results.measurements] + chunked
+    about = {**about, **facts}
+    measured = [each for results in found for each in results.measurements] + others
     return Results(
         [replace(each, model=model.name) for each in measured],
         {model.name: about},
@@ -121,6 +135,30 @@ def measure(model: Model, models: Path) -> Results:
 
 def _run(folder: Path, **arguments: Any) -> Results:
     return evaluate([folder], train_length=TRAINED_LENGTH, progress=sys.stderr.isatty(), **arguments)
+
+
+def fitted(folder: Path, models: Path) -> tuple[Path | None, str]:
+    """Fits slopes to the text that the model was trained on.
+
+    Returns:
+        The folder of the model with these slopes, None without a gain; and what ``fit`` found, in words.
+    """
+    out = folder.with_name(f"{folder.name}-fitted")
+    file = models / "fit-masked.txt"
+    file.write_text(read_corpus().training[:BYTES], encoding="utf-8", newline="\n")
+    try:
+        found = fit(
+            folder,
+            int(SCALE) * TRAINED_LENGTH,
+            text=[file],
+            minutes=MINUTES,
+            train_length=TRAINED_LENGTH,
+            progress=sys.stderr.isatty(),
+        )
+    except NoGain as error:
+        return None, str(error)
+    convert(folder, out, slopes=found.slopes, train_length=TRAINED_LENGTH, overwrite=True)
+    return out, f"{found.steps} steps"
 
 
 def _pairs(models: Path, length: int) -> Beir:
@@ -168,9 +206,17 @@ def joined(found: Sequence[Results]) -> Results:
 def table(results: Results, task: str) -> str:
     """A row for each scaling, with one number a model in each cell; a star marks a difference from none."""
     names = [model.name for model in MODELS if model.task == task]
-    found = [each for each in results.measurements if each.model in names]
+    found = {
+        (each.model, each.scaling, each.length): each for each in results.measurements if each.model in names
+    }
+    scalings = [*dict.fromkeys(scaling for _, scaling, _ in found)]
+    if task == "masked" and FITTED not in scalings:
+        scalings.append(FITTED)
 
-    def cell(each: Measurement) -> str:
+    def cell(name: str, scaling: str, length: int) -> str:
+        each = found.get((name, scaling, length))
+        if each is None:
+            return "no gain"
         star = "*" if each.comparison is not None and each.comparison.significant else ""
         if each.metric == PERPLEXITY:
             return f"{each.value:.3f}{star}"
@@ -179,12 +225,9 @@ def table(results: Results, task: str) -> str:
     rows = [
         [
             scaling,
-            *(
-                " / ".join(cell(each) for each in found if (each.scaling, each.length) == (scaling, length))
-                for length in LENGTHS
-            ),
+            *(" / ".join(cell(name, scaling, length) for name in names) for length in LENGTHS),
         ]
-        for scaling in dict.fromkeys(each.scaling for each in found)
+        for scaling in scalings
     ]
     what = "nDCG@10, %" if task == "pairs" else "perplexity of masked bytes"
     return markdown([f"{what}: {' / '.join(names)}", *(f"{multiple}x" for multiple in MULTIPLES)], rows)

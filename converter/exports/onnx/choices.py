@@ -11,12 +11,14 @@ from converter.families.base import TASKS as TASK_OF
 
 Profile = Literal["ort", "portable"]
 PROFILES: tuple[Profile, ...] = get_args(Profile)
-DTYPES = ("native", "fp32", "fp16", "bf16", "int8", "int4")
+DTYPES = ("native", "fp32", "fp16", "bf16", "int8", "int4", "w8a8")
 TASKS = tuple(TASK_OF.values())
 TRUNK = TASK_OF["Model"]
 """The task of a model without a head."""
-QUANTISED: dict[str, Literal[4, 8]] = {"int8": 8, "int4": 4}
+QUANTISED: dict[str, Literal[4, 8]] = {"int8": 8, "int4": 4, "w8a8": 8}
 """dtype -> bits of the layers' weights."""
+INTEGER = "w8a8"
+"""The dtype whose products are of integers: activations have 8 bits too."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class GraphOptions:
     profile: Profile = "ort"
     """``ort``: onnxruntime's fused attention; ``portable``: standard ONNX operators only."""
     dtype: str = "native"
-    """``native`` (the weights' own), ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``."""
+    """``native`` (the weights' own), ``fp32``, ``fp16``, ``bf16``, ``int8``, ``int4`` or ``w8a8``."""
     task: str | None = None
     """What the graph computes, such as ``feature-extraction``; by default what the model's class does. A
     model with a head has a graph of its trunk as well, and a model without that head has none of it."""

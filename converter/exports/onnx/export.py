@@ -205,7 +205,7 @@ def write_graphs(
 
             calibrated = calibrate(repository, options.calibrate, made.work, progress=progress)
         graph = build("fp32", copied=True)
-        quantise(graph.main, QUANTISED[dtype], fused=options.profile == "ort", calibrated=calibrated)
+        quantise(graph.main, dtype, fused=options.profile == "ort", calibrated=calibrated)
         save(graph, own, dtype, copied=True)
     elif options.standalone:
         save(build(dtype, copied=True, converted=True), own, dtype, copied=True)

@@ -20,9 +20,16 @@ STANDALONE = "onnx"
 GENAI = "genai_config.json"
 """Config of onnxruntime-genai."""
 REPORT = "onnx_validation.json"
-BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2}
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2, "w8a8": 2}
 """dtype of a graph -> disk space for each weight that it copies, in bytes, scales included."""
-SUFFIX = {"fp32": "", "fp16": "_fp16", "bf16": "_bf16", "int8": "_quantized", "int4": "_q4"}
+SUFFIX = {
+    "fp32": "",
+    "fp16": "_fp16",
+    "bf16": "_bf16",
+    "int8": "_quantized",
+    "int4": "_q4",
+    "w8a8": "_int8",
+}
 """dtype of a graph with its own weights -> end of its name, so that several are side by side.
 
 transformers.js chooses a file by these names (its utils/dtypes.js; bf16 is not among them)."""

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from transformers.pytorch_utils import Conv1D
 
 from converter.exports.onnx.quantise import QuantisedGraph
-from converter.exports.onnx.rounding import rounded
 from converter.exports.onnx.session import Outputs, stacked
 from converter.exports.onnx.validation.check import GraphCheck
 from converter.result.converted import ConvertedRepository
@@ -119,7 +118,7 @@ class Reference:
                 largest = max(largest, change := distance(found, weight))
                 right = change <= LARGEST_CHANGE
             else:
-                right = distance(found, rounded(weight, graph.bits[name])) <= NOISE
+                right = distance(found, graph.rounded(name, weight)) <= NOISE
             if not right:
                 return GraphCheck("stored weights", False, f"{name} is not the checkpoint's, rounded")
             values = torch.from_numpy(found)

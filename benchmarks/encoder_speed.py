@@ -1,6 +1,6 @@
 """Compares a converted encoder with its original code, a stock BERT and ONNX graphs, on unequal texts.
 
-    python benchmarks/encoder_speed.py --original-python PATH --original-code PATH --int8 --write
+    python benchmarks/encoder_speed.py --original-python PATH --original-code PATH --quantised --write
     python benchmarks/encoder_speed.py --layers 2 --lengths 128,512 --repeats 1     # a few minutes
 
 The model is a JinaBERT with random weights, by default of the base model's size. For each length there are
@@ -42,7 +42,9 @@ UNSORTED, CONVERTED, SENTENCES = (
     "converted, sorted",
     "converted, sentence-transformers",
 )
-BERT, ORIGINAL, GRAPH, INT8 = "BERT, sentence-transformers", "original code", "ONNX, float32", "ONNX, int8"
+BERT, ORIGINAL, GRAPH = "BERT, sentence-transformers", "original code", "ONNX, float32"
+QUANTISED = {"ONNX, int8": ("int8", "model_quantized.onnx"), "ONNX, w8a8": ("w8a8", "model_int8.onnx")}
+"""Side -> the graph's dtype, and its file in the folder ``onnx``."""
 SHARES = {
     "ours": "Toeplitz view",
     "ours, padding": "Toeplitz view, padding channels",
@@ -66,7 +68,7 @@ class Setup:
     inner: int
     threads: int
     longest: int
-    int8: bool
+    quantised: bool
     original_python: str | None
     original_code: Path | None
 
@@ -85,9 +87,9 @@ class Setup:
             BERT: {"side": "sentence-transformers", "model": str(self.folder / "bert")},
             GRAPH: {"side": "graph", "model": str(self.folder / "model" / "model.onnx"), "ordered": True},
         }
-        if self.int8:
-            file = self.folder / "model" / "onnx" / "model_quantized.onnx"
-            sides[INT8] = {"side": "graph", "model": str(file), "ordered": True}
+        for side, (_, file) in QUANTISED.items() if self.quantised else ():
+            path = self.folder / "model" / "onnx" / file
+            sides[side] = {"side": "graph", "model": str(path), "ordered": True}
         if self.original_python:
             words = {"original": CODE, "code": str(self.original_code)}
             source = str(self.folder / "source")
@@ -147,10 +149,8 @@ def prepare(setup: Setup) -> None:
         complete(folder, setup)
     convert(source, setup.folder / "model", method="none", verify=False)
     export(setup.folder / "model", OnnxOptions(pooled=True, validate=False))
-    if setup.int8:
-        export(
-            setup.folder / "model", OnnxOptions(pooled=True, dtype="int8", standalone=True, validate=False)
-        )
+    for dtype, _ in QUANTISED.values() if setup.quantised else ():
+        export(setup.folder / "model", OnnxOptions(pooled=True, dtype=dtype, standalone=True, validate=False))
 
 
 def complete(folder: Path, setup: Setup) -> None:
@@ -260,7 +260,7 @@ def check(results: Results) -> None:
     """Fails if two sides with the same weights in float32 have different vectors."""
     for length, cells in results.items():
         for side, cell in cells.items():
-            gap = None if side in (BERT, INT8) else difference(cell, cells[CONVERTED])
+            gap = None if side in (BERT, *QUANTISED) else difference(cell, cells[CONVERTED])
             if gap is not None and not gap <= TOLERANCE:
                 raise click.ClickException(f"{side} at {length} tokens: vectors are off by {gap:.1e}")
 
@@ -285,7 +285,7 @@ def rows_of(
             times(cell.ratio(base, lambda run: run.extra)),
             f"{cell.median(lambda run: run.peak) / 1e6:.0f}",
             # The limit is that of float32.
-            "-" if side == INT8 else f"{setup.limit(machine, side, lengths) / seconds:.0%}",
+            "-" if side in QUANTISED else f"{setup.limit(machine, side, lengths) / seconds:.0%}",
             "-" if gap is None else f"{gap:.0e}",
         ]
 
@@ -348,7 +348,7 @@ def measure_machine(threads: int) -> limits.Machine:
 @click.option(
     "--seconds", default=1800.0, show_default=True, help="Start no new turn of a length after this."
 )
-@click.option("--int8", is_flag=True, help="Measure the int8 graph too.")
+@click.option("--quantised", is_flag=True, help="Measure the graphs of 8 bits too.")
 @click.option("--original-python", help="Interpreter of the environment for the original code.")
 @click.option(
     "--original-code",

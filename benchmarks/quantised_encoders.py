@@ -1,4 +1,4 @@
-"""Measures what int8 and int4 graphs of small trained encoders lose in retrieval.
+"""Measures what quantised graphs of small trained encoders lose in retrieval.
 
     python benchmarks/quantised_encoders.py --write
 
@@ -36,7 +36,12 @@ from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.tasks.beir import Beir
 from converter.exports.onnx.session_options import session_options
 
-GRAPHS = {"fp32": "model.onnx", "int8": "model_quantized.onnx", "int4": "model_q4.onnx"}
+GRAPHS = {
+    "fp32": "model.onnx",
+    "int8": "model_quantized.onnx",
+    "w8a8": "model_int8.onnx",
+    "int4": "model_q4.onnx",
+}
 """Dtype -> file in ``onnx/``."""
 MULTIPLES = (1, 4, 8)
 PAIRS, SEED, ROWS = 128, 2000, 16

@@ -1,4 +1,4 @@
-"""Measures what int8 and int4 graphs of small trained language models lose.
+"""Measures what quantised graphs of small trained language models lose.
 
     python benchmarks/quantised_graphs.py --write
 
@@ -52,6 +52,7 @@ BASE = "fp32"
 GRAPHS = {
     BASE: ("model.onnx", {"dtype": "fp32", "standalone": True}),
     "int8": ("model_quantized.onnx", {"dtype": "int8"}),
+    "w8a8": ("model_int8.onnx", {"dtype": "w8a8"}),
     "int4": ("model_q4.onnx", {"dtype": "int4"}),
     "int4, `--calibrate`": ("model_q4.onnx", {"dtype": "int4"}),
 }

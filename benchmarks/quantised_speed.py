@@ -28,11 +28,16 @@ from onnx_speed import DECODE_STEPS, WARM_UP, Cached, Setup, last, median, prefi
 from peak import proc
 from torch_speed import factor, fresh, integers, number, say
 
-FORMATS = {"ours": ("fp32", "int8", "int4"), "transformers": ("fp32", "int8", "int4")}
-FILES = {"fp32": "model.onnx", "int8": "model_quantized.onnx", "int4": "model_q4.onnx"}
+FORMATS = {"ours": ("fp32", "int8", "w8a8", "int4"), "transformers": ("fp32", "int8", "int4")}
+FILES = {
+    "fp32": "model.onnx",
+    "int8": "model_quantized.onnx",
+    "w8a8": "model_int8.onnx",
+    "int4": "model_q4.onnx",
+}
 BLOCK = 32
-STEP_BITS = {"int8": 32 + 8, "int4": 32 + 4}
-"""Bits of a block's scale and zero point."""
+BLOCK_BITS = {"int8": 8, "int4": 4}
+"""Of a number and of the zero point of its block, whose scale has 32."""
 
 
 @dataclass
@@ -96,7 +101,7 @@ def least_seconds(setup: Setup, machine: limits.Machine, dtype: str, length: int
     """The time to read all weights and the float32 cache once, for one token."""
     width = setup.heads * setup.head_dim
     layers, head = 12 * setup.layers * width**2, setup.vocabulary * width
-    bits = {"fp32": 32.0, "int8": 8 + STEP_BITS["int8"] / BLOCK, "int4": 4 + STEP_BITS["int4"] / BLOCK}
+    bits = {"fp32": 32.0, "w8a8": 8.0, **{name: own + (32 + own) / BLOCK for name, own in BLOCK_BITS.items()}}
     outside = bits["fp32"] if dtype == "fp32" else bits["int8"]
     cache = 2 * setup.layers * width * length * 32
     return (layers * bits[dtype] + head * outside + cache) / 8 / machine.bandwidth

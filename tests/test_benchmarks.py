@@ -110,7 +110,7 @@ def test_a_side_without_memory_is_not_tried_again(
     tmp_path: Path, encoder_speed: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {"layers": 1, "heads": 1, "head_dim": 8, "inner": 8, "threads": 1, "longest": 32}
-    setup = encoder_speed.Setup(tmp_path, **sizes, int8=False, original_python=None, original_code=None)
+    setup = encoder_speed.Setup(tmp_path, **sizes, quantised=False, original_python=None, original_code=None)
     tried = []
 
     def run(_: object, side: str, texts: Path, rows: int) -> tuple[object, object]:
@@ -142,14 +142,14 @@ def test_encoder_speed(encoder_speed: ModuleType) -> None:
     """It runs, and every side but the original code, which needs an environment, gives the same vectors."""
     sizes = "--layers 1 --heads 2 --head-dim 16 --inner 32 --lengths 16,32 --batch-tokens 64 --batches 2"
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / "encoder_speed.py", *sizes.split(), "--repeats", "1", "--int8"],
+        [sys.executable, BENCHMARKS / "encoder_speed.py", *sizes.split(), "--repeats", "1", "--quantised"],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    sides = ("CONVERTED", "UNSORTED", "SENTENCES", "BERT", "GRAPH", "INT8")
-    for side in sides:
-        assert done.stdout.count(f"| {getattr(encoder_speed, side)} |") == 2
+    names = ("CONVERTED", "UNSORTED", "SENTENCES", "BERT", "GRAPH")
+    for side in (*(getattr(encoder_speed, name) for name in names), *encoder_speed.QUANTISED):
+        assert done.stdout.count(f"| {side} |") == 2
 
 
 def junit(**outcomes: str) -> str:

@@ -32,13 +32,14 @@ ROOT = Path(__file__).parent.parent
 OLDEST = "1.22"
 FOLDER = ROOT / f".venv-ort-{OLDEST}"
 PYTHON = FOLDER / "bin" / "python"
-DTYPES = ("fp32", "fp16", "int8", "int4")
+DTYPES = ("fp32", "fp16", "int8", "int4", "w8a8")
 LIMITS: dict[tuple[Profile, str], float] = {
     **{(profile, "fp32"): 1e-5 for profile in PROFILES},
     **{(profile, "fp16"): 1e-2 for profile in PROFILES},
     **{("portable", dtype): 1e-5 for dtype in ("int8", "int4")},
     # Activations are rounded to 8 bits, and a last bit of theirs may change.
     **{("ort", dtype): 5e-2 for dtype in ("int8", "int4")},
+    **{(profile, "w8a8"): 5e-2 for profile in PROFILES},
 }
 """Profile and dtype -> largest difference between two releases, relative to the largest value."""
 

@@ -127,7 +127,7 @@ def test_a_trunk_of_a_language_model_longer_than_a_block(
     ("head", "dtype", "profile"),
     [
         ("SequenceClassification", "fp16", "ort"),
-        ("Model", "int8", "portable"),
+        ("Model", "w8a8", "portable"),
         *(
             pytest.param(head, dtype, profile, marks=pytest.mark.slow)
             for head, dtype, profile in [
@@ -135,6 +135,7 @@ def test_a_trunk_of_a_language_model_longer_than_a_block(
                 ("QuestionAnswering", "bf16", "ort"),
                 ("SequenceClassification", "int4", "portable"),
                 ("TokenClassification", "int8", "ort"),
+                ("QuestionAnswering", "w8a8", "ort"),
             ]
         ),
     ],

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from converter import convert
-from converter.exports.onnx.choices import Profile
+from converter.exports.onnx.choices import QUANTISED, Profile
 from tests import tiny
 from tests.onnx_graphs import PROFILES, nodes_of
 from tests.patched import FITTED, SCALINGS, options_for
@@ -52,7 +52,7 @@ def test_the_page_lists_them(
     repositories: dict[str, Path], tmp_path: Path, encoders: bool, profile: Profile
 ) -> None:
     found: dict[str, set[str]] = {}
-    for dtype in ("fp32", "fp16", "int8", "int4"):
+    for dtype in ("fp32", "fp16", *QUANTISED):
         found[dtype] = set()
         for name, made in repositories.items():
             if (name.split()[0] in tiny.ENCODERS) == encoders:
@@ -61,6 +61,6 @@ def test_the_page_lists_them(
                 shutil.rmtree(tmp_path / name)
     plain = found["fp32"]
     kind = "encoders" if encoders else "decoders"
-    more = [listed(found["fp16"] - plain), listed((found["int8"] | found["int4"]) - plain)]
+    more = [listed(found["fp16"] - plain), listed(set().union(*(found[dtype] for dtype in QUANTISED)) - plain)]
     row = f"| {kind}, `{profile}` | {listed(plain)} | {' | '.join(more)} |"
     assert row in PAGE.read_text(encoding="utf-8").splitlines(), f"the page should have the row\n{row}"

@@ -109,7 +109,7 @@ def test_vectors_are_those_of_sentence_transformers(
 
 @pytest.mark.parametrize(
     "dtype",
-    ["fp16", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("native", "bf16", "int8", "int4"))],
+    ["fp16", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("native", "bf16", *QUANTISED))],
 )
 def test_every_dtype_is_validated_and_checked_again(run: Any, tmp_path: Path, dtype: str) -> None:
     out = encoder(tmp_path, "Normalize")

@@ -53,7 +53,7 @@ def quantised(folder: Path, bits: Bits, *, fused: bool) -> Path:
     graph = float_graph(folder)
     target = folder / "onnx" / "model.onnx"
     target.parent.mkdir()
-    quantise(graph.main, bits, fused=fused)
+    quantise(graph.main, f"int{bits}", fused=fused)
     graph.save(target, METADATA, copy_weights=True)
     return target
 
@@ -169,7 +169,7 @@ def test_a_weight_that_is_quantised_in_several_bands(
     path = quantised(folder, bits, fused=False)
     whole = [file.read_bytes() for file in sorted(path.parent.iterdir())]
     shutil.rmtree(path.parent)
-    monkeypatch.setattr("converter.exports.onnx.quantise.BAND", 1)
+    monkeypatch.setattr("converter.exports.onnx.forms.BAND", 1)
     quantised(folder, bits, fused=False)
     assert [file.read_bytes() for file in sorted(path.parent.iterdir())] == whole
 

@@ -20,6 +20,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
 from converter import convert
+from converter.exports.onnx.choices import QUANTISED
 from converter.exports.onnx.validation.cases import TABLE
 from converter.source.checkpoint import read_checkpoint
 from tests import tiny
@@ -37,7 +38,7 @@ LENGTH = 16
 """A short trained length, so validation runs few tokens."""
 SCALING = ("--scale", "2", "--train-length", str(LENGTH))
 FLOATS = [(profile, dtype) for profile in PROFILES for dtype in ("native", "fp16")]
-INTEGERS = [(profile, dtype) for profile in PROFILES for dtype in ("int8", "int4")]
+INTEGERS = [(profile, dtype) for profile in PROFILES for dtype in QUANTISED]
 GRAPHS = {
     name: (FLOATS[number % len(FLOATS)], INTEGERS[(number + 1) % len(INTEGERS)])
     for number, name in enumerate(SMALLEST)

@@ -22,7 +22,7 @@ PLACES = (
     *("--checkout", "--cache", "--earlier"),
 )
 """Options whose values are paths on this machine."""
-UNSAID = ("--folder", "--results")
+UNSAID = ("--folder", "--models", "--results")
 """Options that a result does not repeat, with their values."""
 
 sys.path.insert(0, str(ROOT))  # use the checkout's converter even if another one is installed

@@ -1,4 +1,4 @@
-"""Graphs of integer products (w8a8): each output of a weight has a scale, and so have a token's activations."""
+"""Graphs of integer products (w8a8): each output has a scale, and so have the activations of each token."""
 
 from __future__ import annotations
 

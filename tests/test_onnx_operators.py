@@ -61,6 +61,9 @@ def test_the_page_lists_them(
                 shutil.rmtree(tmp_path / name)
     plain = found["fp32"]
     kind = "encoders" if encoders else "decoders"
-    more = [listed(found["fp16"] - plain), listed(set().union(*(found[dtype] for dtype in QUANTISED)) - plain)]
+    more = [
+        listed(found["fp16"] - plain),
+        listed(set().union(*(found[dtype] for dtype in QUANTISED)) - plain),
+    ]
     row = f"| {kind}, `{profile}` | {listed(plain)} | {' | '.join(more)} |"
     assert row in PAGE.read_text(encoding="utf-8").splitlines(), f"the page should have the row\n{row}"

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from converter import OnnxOptions, convert, export
+from converter.exports.onnx.choices import QUANTISED
 from converter.exports.onnx.pooling import graph_pooling
 from converter.source.pooling import FLAGS, MODES, Pooling
 from tests import tiny

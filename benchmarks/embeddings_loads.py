@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-LEAST = {"model": 0.99999, "model_fp16": 0.9999, "model_quantized": 0.99, "model_q4": 0.9}
+LEAST = {"model": 0.99999, "model_fp16": 0.9999, "model_quantized": 0.99, "model_int8": 0.99, "model_q4": 0.9}
 """Name of a graph -> smallest cosine between its vector of a text and the torch model's."""
 TORCH = "model.safetensors"
 """What a program loads that runs no graph."""

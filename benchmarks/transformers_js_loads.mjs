@@ -10,8 +10,8 @@ import { createRequire } from 'node:module';
 import { basename, dirname, resolve } from 'node:path';
 import { pathToFileURL } from 'node:url';
 
-const LEAST = { fp32: 0.99999, fp16: 0.9999, q8: 0.99, q4: 0.9 };
-const SUFFIX = { fp32: '', fp16: '_fp16', q8: '_quantized', q4: '_q4' };
+const LEAST = { fp32: 0.99999, fp16: 0.9999, q8: 0.99, int8: 0.99, q4: 0.9 };
+const SUFFIX = { fp32: '', fp16: '_fp16', q8: '_quantized', int8: '_int8', q4: '_q4' };
 
 const found = createRequire(import.meta.url).resolve('@huggingface/transformers');
 const { AutoModel, AutoTokenizer, env, pipeline } = await import(pathToFileURL(found));

@@ -27,7 +27,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from converter.errors import ProviderError
-from converter.exports.onnx.choices import QUANTISED
+from converter.exports.onnx.choices import INTEGER, QUANTISED
 from converter.exports.onnx.describe import Description, describe, description
 from converter.exports.onnx.pooling import graph_pooling
 from converter.exports.onnx.quantise import QuantisedGraph
@@ -53,7 +53,10 @@ from converter.source.pooling import SENTENCES, Pooling
 __all__ = ["TOLERANCES", "GraphCheck", "GraphReport", "ProviderReport", "ValidationReport", "run"]
 
 Array = NDArray[Any]
-HEAVY = ("GroupQueryAttention", "Gemm", "MatMul", "FusedMatMul", "MatMulNBits")
+HEAVY = (
+    *("GroupQueryAttention", "Gemm", "MatMul", "FusedMatMul", "MatMulNBits"),
+    *("MatMulInteger", "MatMulIntegerToFloat"),
+)
 """Operators that must run on the provider that was asked for."""
 
 WIDENED = "in float32, since the CPU provider has no bfloat16 kernels"
@@ -100,8 +103,8 @@ def run(
     }
     if provider == "cuda" and described and not any("cuda" in found for found in places.values()):
         raise ProviderError(
-            "the CUDA provider has no float32 GroupQueryAttention; export with --onnx-dtype fp16 or bf16, "
-            "or with --onnx-profile portable"
+            "the CUDA provider has no float32 GroupQueryAttention, and no products of integers (w8a8); "
+            "export with --onnx-dtype fp16 or bf16, or in another dtype with --onnx-profile portable"
         )
     with silent():
         structure = {
@@ -185,7 +188,12 @@ def cuda_works() -> bool:
 
 
 def cuda_has(made: Description, repository: ConvertedRepository) -> bool:
-    """Whether the CUDA provider can run a graph; its GroupQueryAttention has half precision only."""
+    """Whether the CUDA provider can run a graph.
+
+    Its GroupQueryAttention has half precision only, and its MatMulInteger takes no unsigned activations.
+    """
+    if made.dtype == INTEGER:
+        return False
     return made.profile != "ort" or made.computes_in != "fp32" or not repository.decoder
 
 

@@ -23,6 +23,9 @@ LARGEST_WEIGHT = 64
 adds two products in 16 bits and would cut off larger sums; 2 * 255 * 64 is below 2**15."""
 LARGEST_ACTIVATION, MIDDLE = 127, 128
 """Of an activation's numbers, and what stands for 0: onnxruntime is slow unless they are unsigned."""
+TILE = 16
+"""Numbers of an output are stored for a multiple of this many outputs. On processors with AMX, onnxruntime 1.22
+computes wrong sums for the outputs of a tile that is not full; 1.31 does not."""
 SMALLEST = 1e-30
 """Least largest activation of a token, for there must be a scale if all are 0."""
 
@@ -47,15 +50,20 @@ class Integers(Form):
         columns = by_column(node)
         if not columns:
             inputs, outputs = outputs, inputs
+        width = outputs + -outputs % TILE
         scales = functools.cache(lambda: output_scales(tensor, columns))
         name = tensor.name
         stored = Streamed(
-            lambda: stored_numbers(tensor, scales(), by_column=columns), ir.DataType.INT8, (inputs, outputs)
+            lambda: stored_numbers(tensor, scales(), by_column=columns), ir.DataType.INT8, (inputs, width)
         )
         packed = self.keep(f"{name}_Q8", stored)
         by_output = self.keep(
             f"{name}_scales",
-            ir.LazyTensor(lambda: ir.tensor(scales()), ir.DataType.FLOAT, ir.Shape((outputs,))),
+            ir.LazyTensor(
+                lambda: ir.tensor(np.pad(scales(), (0, width - outputs))),
+                ir.DataType.FLOAT,
+                ir.Shape((width,)),
+            ),
         )
         activations = node.inputs[0]
         assert activations is not None
@@ -67,7 +75,11 @@ class Integers(Form):
             product = self.op(node, "MatMulInteger", numbers, packed, self.middle)
             product = self.op(node, "Cast", product, to=int(ir.DataType.FLOAT))
             product = self.op(node, "Mul", product, by_output)
-        return self.op(node, "Mul", product, by_token)
+        product = self.op(node, "Mul", product, by_token)
+        if width == outputs:
+            return product
+        ends = (self.keep(f"integer_{end}", ir.tensor([end])) for end in (0, outputs, 1))
+        return self.op(node, "Slice", product, *ends)
 
     def rounded(self, node: ir.Node, values: Value) -> tuple[Value, Value]:
         """Activations as numbers, uint8 [..., inputs], and the scale of each token, float32 [..., 1]."""
@@ -113,11 +125,12 @@ def stored_numbers(
 def bands(
     tensor: ir.TensorProtocol, scales: NDArray[np.float32], *, by_column: bool
 ) -> Iterator[NDArray[np.int8]]:
-    """The numbers of a weight as they are stored, int8 [some inputs, outputs] at a time."""
+    """The numbers of a weight as they are stored, int8 [some inputs, outputs and padding] at a time."""
     weight = tensor.numpy() if by_column else tensor.numpy().T
     height = max(1, BAND // weight.shape[1])
     for start in range(0, len(weight), height):
-        yield np.rint(weight[start : start + height].astype(np.float32) / scales).astype(np.int8)
+        numbers = np.rint(weight[start : start + height].astype(np.float32) / scales).astype(np.int8)
+        yield np.pad(numbers, ((0, 0), (0, -len(scales) % TILE)))
 
 
 def rounded_by_output(weight: NDArray[np.float32]) -> NDArray[np.float32]:

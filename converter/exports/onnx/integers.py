@@ -24,8 +24,8 @@ adds two products in 16 bits and would cut off larger sums; 2 * 255 * 64 is belo
 LARGEST_ACTIVATION, MIDDLE = 127, 128
 """Of an activation's numbers, and what stands for 0: onnxruntime is slow unless they are unsigned."""
 TILE = 16
-"""Numbers of an output are stored for a multiple of this many outputs. On processors with AMX, onnxruntime 1.22
-computes wrong sums for the outputs of a tile that is not full; 1.31 does not."""
+"""A weight is stored with a multiple of this many outputs. On processors with AMX, onnxruntime 1.22 computes
+wrong sums for the outputs of a tile that is not full; 1.31 does not."""
 SMALLEST = 1e-30
 """Least largest activation of a token, for there must be a scale if all are 0."""
 
@@ -57,14 +57,10 @@ class Integers(Form):
             lambda: stored_numbers(tensor, scales(), by_column=columns), ir.DataType.INT8, (inputs, width)
         )
         packed = self.keep(f"{name}_Q8", stored)
-        by_output = self.keep(
-            f"{name}_scales",
-            ir.LazyTensor(
-                lambda: ir.tensor(np.pad(scales(), (0, width - outputs))),
-                ir.DataType.FLOAT,
-                ir.Shape((width,)),
-            ),
+        factors = ir.LazyTensor(
+            lambda: ir.tensor(np.pad(scales(), (0, width - outputs))), ir.DataType.FLOAT, ir.Shape((width,))
         )
+        by_output = self.keep(f"{name}_scales", factors)
         activations = node.inputs[0]
         assert activations is not None
         numbers, by_token = self.rounded(node, activations)

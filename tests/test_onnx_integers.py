@@ -135,10 +135,10 @@ def test_graph_computes_the_model_with_rounded_activations(converted: Convert, c
         key = f"{name}.weight"
         if key not in stored:
             continue
-        values = torch.from_numpy(stored[key]).float()[
-            :, : module.weight.shape[0 if isinstance(module, Conv1D) else 1]
-        ]
-        module.weight.data = (values.T if isinstance(module, Conv1D) else values).contiguous()
+        transposed = isinstance(module, Conv1D)
+        outputs, inputs = reversed(module.weight.shape) if transposed else module.weight.shape
+        values = torch.from_numpy(stored[key][:outputs, :inputs]).float()
+        module.weight.data = (values.T if transposed else values).contiguous()
         if isinstance(module, (nn.Linear, Conv1D)) and not key.endswith(OUTER):
             layers += 1
             module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]), *inputs[1:]))
@@ -154,7 +154,7 @@ def test_graph_computes_the_model_with_rounded_activations(converted: Convert, c
 
 
 def stored_weights(path: Path, *, fused: bool) -> dict[str, Array]:
-    """Name of each quantised weight -> its values [outputs, inputs, padding included]."""
+    """Name of each quantised weight -> its values [outputs, inputs], each padding included."""
     model = onnx.load(path)
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     found = {

@@ -358,3 +358,46 @@ def test_numbers_of_quantised_speed() -> None:
     (short, short_peer), (long, long_peer) = found
     assert f"int4 decodes {short:.1f} times as fast as our float32 graph, and {short_peer:.1f} times" in page
     assert f"it is {long:.1f} and {long_peer:.1f} times" in page
+    reading = {
+        graph: [float(cells(name, f"| {graph} | {length} |")[0][-3].rstrip("x")) for length in (512, 2048)]
+        for graph in ("ours | w8a8", "transformers | int8", "ours | int8", "ours | int4")
+    }
+    ours, peers, *others = reading.values()
+    assert all(0.9 < each < 1.2 for found in others for each in found)
+    assert f"of 512 and 2048 tokens {ours[0]:.1f} and {ours[1]:.1f} times as fast, and" in page
+    assert f"one scale, {peers[0]:.1f} and {peers[1]:.1f} times (" in page
+
+
+def test_numbers_of_the_profile() -> None:
+    rows = cells("onnx_profile-bloom-6x1024-cpu-float32.md", "| ")
+    lengths = ("512", "2048", "4096", "8192")
+    prompt = {(row[0], row[1]): row for row in rows if len(row) == 8 and row[0] in lengths}
+    token = {(row[0], row[1]): row for row in rows if len(row) == 6 and row[0] in lengths}
+    page = said("docs/onnx.md")
+
+    def spread(found: dict[tuple[str, str], list[str]], nodes: str, column: int) -> str:
+        values = [found[length, nodes][column].rstrip(" %x") for length in lengths]
+        numbers = [float(value) for value in values]
+        return f"{min(numbers):.3g} to {max(numbers):.3g}"
+
+    assert f"in float32 reach {spread(prompt, 'all', 5)} %, and a token after them" in page
+    assert f"after them {spread(token, 'all', 5)} %" in page
+    assert f"products with weights reach {spread(prompt, 'products with weights', 5)} %" in page
+    times = [float(prompt[length, "attention"][7].rstrip("x")) for length in lengths]
+    assert f"attention takes {min(times):.1f} to {max(times):.1f} times as long as torch's fused" in page
+    assert f"All other nodes are {spread(prompt, 'the rest', 3)} % of a prompt" in page
+
+
+def test_numbers_of_encoders() -> None:
+    rows = cells("encoder_speed-cpu.md", "| original code |")
+    speed, memory = ([float(row[column].rstrip("x")) for row in rows] for column in (2, 4))
+    page = said("docs/families.md")
+    assert len(rows) == 4
+    assert (
+        f"unequal texts {speed[0]:.1f} times as fast up to 128 tokens and {speed[-1]:.1f} times up to" in page
+    )
+    assert f"where it needs {memory[-1]:.0f} times less memory" in page
+    integers, floats = (cells("encoder_speed-cpu.md", f"| ONNX, {name} |") for name in ("w8a8", "float32"))
+    gains = [float(b[1]) / float(a[1]) for a, b in zip(integers, floats, strict=True)]
+    assert f"{gains[0]:.1f} times as fast as in float32 up to 128 tokens" in said("docs/onnx.md")
+    assert f"and {gains[1]:.1f} times up to 512" in said("docs/onnx.md")

@@ -363,7 +363,7 @@ def test_numbers_of_quantised_speed() -> None:
         for graph in ("ours | w8a8", "transformers | int8", "ours | int8", "ours | int4")
     }
     ours, peers, *others = reading.values()
-    assert all(0.9 < each < 1.2 for found in others for each in found)
+    assert all(0.8 < each < 1.2 for found in others for each in found)
     assert f"of 512 and 2048 tokens {ours[0]:.1f} and {ours[1]:.1f} times as fast, and" in page
     assert f"one scale, {peers[0]:.1f} and {peers[1]:.1f} times (" in page
 

@@ -334,7 +334,7 @@ def test_numbers_of_quantised_graphs() -> None:
     changes: dict[tuple[str, str], list[float]] = {}
     for task, lengths in (("text", slice(0, 2)), ("lines", slice(1, 2))):
         for heads, seed in itertools.product((8, 12), (0, 1)):
-            for graph in ("int4", "int4, `--calibrate`"):
+            for graph in ("w8a8", "int4", "int4, `--calibrate`"):
                 [row, *_] = cells("quantised_graphs.md", f"| {task}-{heads}-{seed} | {graph} |")
                 found = [float(re.findall(r"\(([+-][\d.]+)", cell)[0]) for cell in row[lengths]]
                 changes.setdefault((task, graph), []).extend(found)
@@ -345,6 +345,16 @@ def test_numbers_of_quantised_graphs() -> None:
     rounded, calibrated = (changes["lines", graph] for graph in ("int4", "int4, `--calibrate`"))
     assert f"int4 loses {-max(rounded):.1f} to {-min(rounded):.1f} points" in page
     assert f"and calibrated int4 at most {-min(calibrated):.1f} (" in page
+    text, lines = (
+        changes["text", "w8a8"],
+        [
+            float(re.findall(r"\(([+-][\d.]+)", cell)[0])
+            for heads, seed in itertools.product((8, 12), (0, 1))
+            for cell in cells("quantised_graphs.md", f"| lines-{heads}-{seed} | w8a8 |")[0]
+        ],
+    )
+    assert f"w8a8 raises perplexity by {min(text)} to {max(text)} %" in page
+    assert f"changes right answers by {min(lines):+} to {max(lines):+} points" in page
 
 
 def test_numbers_of_quantised_speed() -> None:

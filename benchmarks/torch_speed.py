@@ -94,9 +94,15 @@ def make_repositories(setup: Setup) -> None:
     options = ["--method", "none", "--train-length", str(setup.longest), "--no-verify", "--quiet"]
     for side, checkout in ((EARLIER, setup.earlier), (PATCHED, report.ROOT)):
         if checkout:
-            words = [str(setup.folder / STOCK), "--out", str(setup.folder / side), *options]
+            folder = setup.folder.resolve()
+            words = [str(folder / STOCK), "--out", str(folder / side), *options]
+            # -m takes the package from the current folder, before PYTHONPATH.
             environment = os.environ | {"PYTHONPATH": str(checkout)}
-            subprocess.run([sys.executable, "-m", "converter", *words], env=environment, check=True)
+            command = [sys.executable, "-m", "converter", *words]
+            subprocess.run(command, env=environment, cwd=checkout, check=True)
+            used, meant = folder / side / "ntk_alibi.py", checkout / "templates" / "ntk_alibi.py"
+            if used.read_bytes() != meant.read_bytes():
+                raise click.ClickException(f"{side} does not have the templates of {checkout}")
 
 
 def make_checkpoint(setup: Setup) -> None:

@@ -24,9 +24,9 @@ from transformers.modeling_outputs import (
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
-from .ntk_alibi import Alibi
+from .ntk_alibi import Alibi, infers_on_cpu
 from .ntk_heads import Head, check_keywords, checked_tp_plan, refuse_vllm
-from .ntk_symmetric import SymmetricAttention, SymmetricPlan, infers_on_cpu, plan_attention
+from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
 
 # Tokens that feed-forward layers take at a time.
 SLICE = 512

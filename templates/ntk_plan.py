@@ -48,6 +48,8 @@ class AttentionPlan(NamedTuple):
     """Other arguments of the attention function."""
     query_channels: tuple[torch.Tensor, ...]
     """The slopes, to append to queries: [B or 1, H, 1 or Q, CHANNELS], one for all layers or one each."""
+    slopes: tuple[torch.Tensor, ...]
+    """float32 [B or 1, H, 1 or Q], one for all layers or one each."""
     query_factors: tuple[torch.Tensor, ...] | None
     """What to multiply queries by, float32 [B or 1, H, 1 or Q]: one for all layers or one each; None without
     temperatures."""
@@ -59,6 +61,9 @@ class AttentionPlan(NamedTuple):
     """int64 [Q]: the places of the new keys in the cache."""
     key_length: int | None
     """Number of keys that attention reads, from the start of the cache; None for the whole cache."""
+    positions: torch.Tensor | None
+    """int64 [B or 1, Q], of queries and keys, if attention may be computed in tiles: there are no other keys,
+    and every query sees all earlier ones. Else None."""
     packed: bool
     """Whether rows hold several documents. There is no cache from which they could be continued."""
 
@@ -168,16 +173,20 @@ def plan_attention(
 
     slopes = alibi.at(positions.queries, positions.lengths)
     factors = alibi.query_factors(positions.queries, positions.lengths)
+    # torch's own kernel on the CPU gives keys to tiles; a quantised cache gives other keys than it was given.
+    tiled = name == "sdpa" and mask is None and queries == keys and not fold_cached and not keywords
     return AttentionPlan(
         implementation=name,
         mask=mask,
         keywords=keywords,
         query_channels=query_channels(slopes, scaling).to(hidden_states.dtype).unbind(),
+        slopes=slopes.unbind(),
         query_factors=None if factors is None else factors.unbind(),
         key_channels=key_channels(positions.keys, positions.real).to(hidden_states.dtype),
         fold_cached=fold_cached,
         slots=slots,
         key_length=None if whole else keys,
+        positions=positions.queries if tiled else None,
         packed=positions.starts is not None and not torch.compiler.is_compiling(),
     )
 

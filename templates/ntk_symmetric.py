@@ -25,7 +25,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .ntk_alibi import CHANNELS, PADDED_KEY, PADDED_QUERY, Alibi, fold, multiplied
+from .ntk_alibi import (
+    CHANNELS,
+    PADDED_KEY,
+    PADDED_QUERY,
+    Alibi,
+    fold,
+    infers_on_cpu,
+    multiplied,
+    needed_tiles,
+)
 
 # Queries per block. Small blocks fit a CPU's caches; an accelerator needs large ones to be busy.
 CPU_BLOCK, BLOCK = 128, 1024
@@ -77,12 +86,6 @@ def plan_attention(
     slopes, factors = alibi.at(positions), alibi.query_factors(positions)
     each = [None] * len(slopes) if factors is None else factors
     return [SymmetricPlan(*pair, real, eager, spans) for pair in zip(slopes, each, strict=True)]
-
-
-def infers_on_cpu(states: torch.Tensor) -> bool:
-    """Whether no gradients are wanted and nothing is traced, so that work may depend on the rows at hand."""
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return states.device.type == "cpu" and not (torch.is_grad_enabled() or traced)
 
 
 def real_spans(real: torch.Tensor) -> list[slice] | None:
@@ -145,13 +148,16 @@ class SymmetricAttention(nn.Module):
             slopes = plan.slopes.expand(len(query), -1, -1)
             for row, span in enumerate(plan.spans):
                 q, k, v = query[row, None], key[row, None, :, span], value[row, None, :, span]
-                output[row] = toeplitz_attention(q, k, v, slopes[row, None], scale, span.start)[0]
+                output[row] = tiled_attention(q, k, v, slopes[row, None], scale, span)[0]
         else:
             if plan.real is not None:
                 query, key, value = without_padding(query, key, value, plan.real, scale)
             # Compiled code would copy the view to a whole tensor; there, blocks save the memory.
             eager_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling()
-            if eager_cpu and plan.slopes.shape[-1] == 1 and dropout == 0.0:
+            views = eager_cpu and plan.slopes.shape[-1] == 1 and dropout == 0.0
+            if views and plan.real is None:
+                output = tiled_attention(query, key, value, plan.slopes, scale, slice(0, query.shape[2]))
+            elif views:
                 output = toeplitz_attention(query, key, value, plan.slopes, scale)
             else:
                 rows = CPU_BLOCK if eager_cpu else BLOCK
@@ -185,6 +191,45 @@ def toeplitz_attention(
     bias = (slopes * -distances).unfold(-1, keys, 1)
     reverse = query.flip(2)
     return F.scaled_dot_product_attention(reverse, key, value, attn_mask=bias, scale=scale).flip(2)
+
+
+def tiled_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slopes: torch.Tensor,
+    scale: float,
+    span: slice,
+) -> torch.Tensor:
+    """The same, without the keys that are too far from a query to matter.
+
+    Args:
+        query: [B, H, L, D].
+        key, value: [B, H, K, D], of the tokens in the slots ``span``; the queries of other slots look at all.
+        slopes: [1 or B, H, 1].
+        scale: the factor on q.k.
+        span: K slots.
+    """
+    positions = torch.arange(key.shape[2])[None]
+    tiles = needed_tiles(query[:, :, span], key, slopes, positions, scale, causal=False)
+    if tiles is None:
+        return toeplitz_attention(query, key, value, slopes, scale, span.start)
+    output = torch.empty_like(query)
+    for padded in (slice(0, span.start), slice(span.stop, query.shape[2])):
+        if padded.start < padded.stop:
+            part, start = query[:, :, padded], span.start - padded.start
+            output[:, :, padded] = toeplitz_attention(part, key, value, slopes, scale, start)
+    real, query = output[:, :, span], query[:, :, span]
+    for heads, queries, keys in tiles:
+        real[:, heads, queries] = toeplitz_attention(
+            query[:, heads, queries],
+            key[:, heads, keys],
+            value[:, heads, keys],
+            slopes[:, heads],
+            scale,
+            keys.start - queries.start,
+        )
+    return output
 
 
 def blockwise_attention(

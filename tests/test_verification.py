@@ -74,6 +74,7 @@ def test_the_folder_is_left_as_it_was(converted: Convert, tmp_path: Path) -> Non
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
+TILED = "tiled attention differs"
 WRONG_CODE = {
     # file, the correct code, the mistake that replaces it, the message
     "slopes-exponent": (
@@ -118,6 +119,15 @@ WRONG_CODE = {
         "room[..., seen : seen + new, :] = states",
         "room[..., : seen + new, :][..., -new - (seen > 0) :, :][..., :new, :] = states",
         "runs with slope",
+    ),
+    "far-keys": ("ntk_alibi.py", "flattest * distances", "100 * flattest * distances", TILED),
+    "tile-without-mask": ("ntk_attention.py", "mask[k.shape[2] :] = -math.inf", "pass", TILED),
+    "tile-in-reverse": ("ntk_attention.py", "scale=scaling).flip(2)", "scale=scaling)", TILED),
+    "tile-of-other-heads": (
+        "ntk_attention.py",
+        "output[:, queries, heads] =",
+        "output[:, queries, heads.start - heads.stop :] =",
+        TILED,
     ),
     "activation": ("modeling_ntk_bloom.py", 'approximate="tanh"', 'approximate="none"', "that of stock"),
     "layout": (
@@ -175,8 +185,8 @@ WRONG_TEMPERATURES = {
     "twice": ("ntk_alibi.py", "query * factors[..., None]", "query * factors[..., None] ** 2"),
     "of-the-bias-too": (
         "ntk_attention.py",
-        "fold(query, slopes)",
-        "fold(query, slopes) * factors[..., None]",
+        "fold(query, channels)",
+        "fold(query, channels) * factors[..., None]",
     ),
 }
 

@@ -35,7 +35,7 @@ def test_right_repositories_pass(tmp_path: Path, layer: str, scaling: str) -> No
     assert [name for name, check in checks.items() if check.skipped] == ["stock model"]
 
 
-SLOPES, PATHS = "runs with slope", "fused attention differs"
+SLOPES, PATHS, TILED = "runs with slope", "fused attention differs", "tiled attention differs"
 WRONG_CODE = {
     # file, the correct code, the mistake that replaces it, the scaling, the message
     "one-sided": (
@@ -84,6 +84,16 @@ WRONG_CODE = {
     "toeplitz-shifted": ("ntk_symmetric.py", "(start - queries + 1)", "(start - queries)", "ntk", PATHS),
     "row-without-its-last-token": ("ntk_symmetric.py", "start + count)", "start + count - 1)", "ntk", PATHS),
     "row-without-its-padding": ("ntk_symmetric.py", "scale, span.start)", "scale, 0)", "ntk", PATHS),
+    "tile-shifted": ("ntk_symmetric.py", "keys.start - queries.start", "keys.start", "ntk", TILED),
+    "tile-of-other-heads": (
+        "ntk_symmetric.py",
+        "key[:, heads, keys]",
+        "key.flip(1)[:, heads, keys]",
+        "ntk",
+        TILED,
+    ),
+    "far-keys": ("ntk_alibi.py", "flattest * distances", "100 * flattest * distances", "ntk", TILED),
+    "only-earlier-keys": ("ntk_symmetric.py", "causal=False", "causal=True", "ntk", TILED),
     "toeplitz-not-reversed": ("ntk_symmetric.py", "reverse = query.flip(2)", "reverse = query", "ntk", PATHS),
     "padding-seen": (
         "ntk_symmetric.py",

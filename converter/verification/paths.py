@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -24,6 +27,8 @@ TRAIN_LENGTH = 24
 # far beyond it; in between, longer steps save time.
 CHUNKS = (24, 48, TOKENS)
 SINGLE = (1, 2, 3, *range(18, 31), *range(58, TOKENS + 1))
+# Blocks of keys in a row.
+TILES = 16
 TOLERANCE = 1e-4
 
 
@@ -33,7 +38,8 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
 
     Plain attention computes each row alone, without padding. A decoder has three other paths: one pass,
     chunks over a cache, and single tokens over a cache. An encoder has one pass, in inference and in
-    training, over rows longer than the block of queries that it computes at once.
+    training, over rows longer than the block of queries that it computes at once. In both, there is a pass in
+    tiles, as in long rows.
 
     Raises:
         VerificationError: a path differs; the message names the path and the difference.
@@ -62,6 +68,8 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
         "fused": model(tokens, attention_mask=mask).last_hidden_state,
         "padded": model(tokens, attention_mask=mask, output_attentions=True).last_hidden_state,
     }
+    with small_tiles(patched, length // TILES):
+        steps["tiled"] = model(tokens, attention_mask=mask).last_hidden_state
     if family.kind == "encoder":
         # Inference on a CPU looks at each row by itself. All else has the path that this takes.
         with torch.enable_grad():
@@ -84,6 +92,25 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
         NAME,
         f"{', '.join(steps)}: the same result as plain attention; largest relative difference {worst:.1e}",
     )
+
+
+@contextlib.contextmanager
+def small_tiles(patched: Patched, keys: int) -> Iterator[None]:
+    """All heads are computed in tiles, with blocks of so many keys, which are otherwise for long rows."""
+    module = sys.modules[patched.modeling.Alibi.__module__]
+    small = {
+        "SHORTEST": 1,
+        "MOST_THREADS": math.inf,
+        "TILE_KEYS": keys,
+        "TILE_QUERIES": module.BLOCKS * keys,
+        "WORTH": math.inf,
+    }
+    usual = {name: getattr(module, name) for name in small}
+    vars(module).update(small)
+    try:
+        yield
+    finally:
+        vars(module).update(usual)
 
 
 def in_steps(model: Any, tokens: torch.Tensor, mask: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:

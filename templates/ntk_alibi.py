@@ -46,7 +46,7 @@ TILE_QUERIES = BLOCKS * TILE_KEYS
 # Tiles save time in rows of at least so many tokens, which are more in half precision, and on at most so many
 # threads. More would wait for each other.
 SHORTEST, SHORTEST_HALF, MOST_THREADS = 2048, 4096, 8
-# What the probabilities of the keys that a query does not look at may add up to: float32 rounds 1 + this to 1.
+# What the probabilities of all keys left out for a query may add up to: float32 rounds 1 + this to 1.
 NEGLIGIBLE = 2.0**-24
 # A head is computed in tiles if they are less than this share of its attention.
 WORTH = 0.8

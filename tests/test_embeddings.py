@@ -284,6 +284,11 @@ def test_masked_losses_are_the_reference_s(source: Path, tmp_path: Path) -> None
             assert window_losses(found, hidden, 3) == pytest.approx(means, rel=1e-5)
 
 
+def test_pieces_without_a_masked_token_are_refused() -> None:
+    with pytest.raises(UsageError, match="pieces of 4 tokens leave out the only masked token"):
+        window_losses(np.ones((2, 4)), np.array([[1, 0, 0, 0], [0, 0, 0, 0]], dtype=bool), 2)
+
+
 @given(st.integers(1, 40), st.integers(0, 2**32 - 1))
 def test_the_same_tokens_are_masked_whatever_else_is_read(length: int, seed: int) -> None:
     windows = np.random.default_rng(seed).integers(0, 1000, (4, length))
@@ -469,7 +474,8 @@ def written(path: Path, content: str) -> Path:
         ("qrels/test.tsv", "a\tb\tc\nq99\td0\t1\n", "queries.jsonl has no query 'q99'"),
         ("qrels/test.tsv", "a\tb\tc\nq0\td99\t1\n", "corpus.jsonl has no document 'd99'"),
         ("qrels/test.tsv", "a\tb\tc\nq0\td0\t0\n", "has no document with a grade above 0"),
-        ("qrels/test.tsv", None, "has no test.tsv but no .tsv file"),
+        ("qrels/test.tsv", None, "qrels has no test.tsv"),
+        ("qrels/test.tsv", "q0\td0\t1\nq1\td1\t1\n", "test.tsv begins with a judgement"),
     ],
 )
 def test_damaged_folders_are_refused(file: str, content: str | None, message: str, tmp_path: Path) -> None:

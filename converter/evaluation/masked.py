@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from converter.errors import UsageError
 from converter.evaluation.perplexity import BUCKETS
 from converter.evaluation.results import Bucket
 from converter.fitting.samples import MASKED
@@ -34,9 +35,17 @@ def window_losses(losses: NDArray[np.float64], chosen: NDArray[np.bool_], window
         losses: of all pieces, [pieces, length], 0 where no token is masked.
         chosen: the masked tokens of the pieces, [pieces, length].
         windows: how many windows the pieces are of.
+
+    Raises:
+        UsageError: the pieces hold no masked token of a window.
     """
-    sums = losses.reshape(windows, -1).sum(axis=1)
-    return tuple(map(float, sums / chosen.reshape(windows, -1).sum(axis=1)))
+    sums, counts = losses.reshape(windows, -1).sum(axis=1), chosen.reshape(windows, -1).sum(axis=1)
+    if not counts.all():
+        raise UsageError(
+            f"pieces of {losses.shape[1]} tokens leave out the only masked token of a text; give longer "
+            "--lengths, or lengths that divide the longest"
+        )
+    return tuple(map(float, sums / counts))
 
 
 def by_position(losses: NDArray[np.float64], chosen: NDArray[np.bool_]) -> tuple[Bucket, ...]:

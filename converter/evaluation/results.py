@@ -240,7 +240,7 @@ class Results:
                 failed.setdefault(each.model, []).append(f"{each.task} ({share})")
         return [
             f"Unscaled, {model} fails even at the shortest length: {', '.join(tasks)}. These tasks tell "
-            "nothing about how scaling affects it; measure prompts that it can answer."
+            "nothing about how scaling affects it; measure it on tasks of your own."
             for model, tasks in failed.items()
         ]
 

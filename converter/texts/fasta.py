@@ -8,7 +8,7 @@ from pathlib import Path
 
 from converter.errors import UsageError
 
-SUFFIXES = (".fa", ".fasta")
+SUFFIXES = (".fa", ".fasta", ".fna", ".fas")
 LINE = re.compile(r"[A-Za-z*-]*")
 """IUPAC's letters, gaps and stops."""
 

@@ -21,7 +21,7 @@ def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int)
 
     Args:
         tokenizer: a tokenizer from transformers; no special tokens are added.
-        files: UTF-8 text files; those that end in .fa or .fasta must be FASTA.
+        files: UTF-8 text files; those whose names end in ``SUFFIXES`` must be FASTA.
         length: tokens per window.
         count: most windows to read.
 

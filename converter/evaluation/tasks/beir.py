@@ -118,7 +118,9 @@ def _judgements(folder: Path) -> Path:
     if folder / TEST in files:
         return folder / TEST
     if len(files) != 1:
-        names = ", ".join(file.name for file in files) or "no .tsv file"
+        if not files:
+            raise SourceError(f"{folder} has no {TEST}")
+        names = ", ".join(file.name for file in files)
         raise SourceError(f"{folder} has no {TEST} but {names}; leave the one file to use")
     return files[0]
 
@@ -132,6 +134,10 @@ def _grades(
             rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SourceError(f"cannot read {path}: {error}") from error
+    if rows and rows[0][0] in queries:
+        raise SourceError(
+            f"{path.name} begins with a judgement; add a first line of headings: query-id, corpus-id, score"
+        )
     for number, row in enumerate(rows[1:], start=2):
         where = f"{path.name}, line {number}"
         if len(row) != 3 or not row[2].strip().lstrip("-").isdecimal():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -303,15 +305,22 @@ def test_the_same_tokens_are_masked_whatever_else_is_read(length: int, seed: int
     assert abs(masked_positions(np.arange(20000)[None]).mean() - 0.15) < 0.01
 
 
-def test_the_sequences_of_a_fasta_file(tmp_path: Path) -> None:
-    class Letters:
-        def __call__(self, text: str, **_: Any) -> dict[str, Any]:
-            return {"input_ids": [ord(letter) for letter in text]}
+class Letters:
+    """A tokenizer whose tokens are letters; it does not know N."""
 
-    path = tmp_path / "genome.fa"
+    unk_token, unk_token_id = "N", ord("N")
+
+    def __call__(self, text: str, **_: Any) -> dict[str, Any]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def test_the_sequences_of_a_fasta_file(tmp_path: Path) -> None:
+    path, packed = tmp_path / "genome.fa", tmp_path / "genome.fa.gz"
     path.write_text(">one | first\nacgt\nACGN\n\n>two\nTT\n>three\n>four\nG-A*\n")
-    [window] = read_windows(Letters(), [path], 14, 9)
-    assert "".join(map(chr, window)) == "ACGTACGNTTG-A*"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    for file in (path, packed):
+        [window] = read_windows(Letters(), [file], 14, 9)
+        assert "".join(map(chr, window)) == "ACGTACGNTTG-A*"
     for content, message in (
         ("ACGT\n", "line 1 has no header"),
         (">one\nACGT\nplain text, not a sequence\n", "line 3 has characters that no sequence has"),
@@ -319,6 +328,25 @@ def test_the_sequences_of_a_fasta_file(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(UsageError, match=message):
             read_windows(Letters(), [path], 2, 1)
+
+
+def test_text_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "genome.fa"
+    path.write_text(f">one\nNN{'ACGT' * 3}\n")
+    assert read_windows(Letters(), [path], 8, 1).shape == (1, 8)
+    path.write_text(f">one\nNNN{'ACGT' * 3}\n")
+    with pytest.raises(UsageError, match="38 % of the tokens are N, which means unknown; give text of"):
+        read_windows(Letters(), [path], 8, 1)
+
+
+@pytest.mark.parametrize(
+    "content", [b"plain text", gzip.compress(b"text " * 99)[:-9], gzip.compress(b"\xff")]
+)
+def test_damaged_packed_texts_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "text.gz"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"text\.gz (cannot be read: \w|is not UTF-8)"):
+        read_windows(Letters(), [path], 2, 1)
 
 
 # Neighbours
@@ -421,7 +449,7 @@ def test_embeddings_need_no_head(source: Path, tmp_path: Path) -> None:
         (("COLBERT",), "neither embeds texts nor predicts masked tokens", 1),
         (("BARE", "--text", "TEXT"), "has no head that predicts masked tokens", 1),
         (("SOURCE", "--beir", "NO QRELS"), "has no qrels", 1),
-        (("SOURCE", "--tasks", "beir"), "the task beir is read from a folder", 2),
+        (("SOURCE", "--tasks", "beir"), "the task beir is read from a folder; give it with --beir", 2),
         (("SOURCE", "--neighbours", "FEW"), "has 2 texts; give at least 12", 1),
         (("SOURCE", "--tasks", "perplexity", "--text", "FASTA"), "is not FASTA: line 1", 2),
     ],
@@ -487,6 +515,19 @@ def test_damaged_folders_are_refused(file: str, content: str | None, message: st
     with pytest.raises(SourceError) as caught:
         Beir.read(folder)
     assert message in str(caught.value)
+
+
+def test_files_as_other_programs_write_them(tmp_path: Path) -> None:
+    """With byte order marks, blank lines and ends of lines from Windows."""
+    folder = beir(tmp_path / "beir")
+    expected = Beir.read(folder)
+    for file in folder.rglob("*.*"):
+        lines = file.read_text().splitlines()
+        file.write_text(
+            "\r\n".join(["", *lines[:2], "\t \t" if file.suffix == ".tsv" else " ", *lines[2:], "", ""])
+        )
+        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    assert Beir.read(folder) == expected
 
 
 def test_a_query_is_not_its_own_answer(tmp_path: Path) -> None:

@@ -716,8 +716,8 @@ def test_names() -> None:
     ("name", "file", "message"),
     [
         ("haystack", None, "no task 'haystack'; choose one of passkey, lines, topics"),
-        ("topics", None, "topics is read from a file; give its test cases"),
-        ("prompts", None, "prompts is read from a file; give its test cases"),
+        ("topics", None, r"topics is read from a file \(.jsonl\); give it with --topics"),
+        ("prompts", None, r"prompts is read from a file \(.jsonl\); give it with --prompts"),
         ("passkey", Path("keys.jsonl"), "passkey is generated and reads no file; drop keys.jsonl"),
     ],
 )

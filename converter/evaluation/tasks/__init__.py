@@ -95,6 +95,6 @@ def make_task(name: str, file: Path | None = None, size: int | None = None) -> A
             raise UsageError(f"the task {name} is generated and reads no file; drop {file.name}")
         return task.read(file)
     if task.generate is None:
-        what = "a folder; give it" if task.folder else "a file; give its test cases (.jsonl)"
-        raise UsageError(f"the task {name} is read from {what}")
+        what = "a folder" if task.folder else "a file (.jsonl)"
+        raise UsageError(f"the task {name} is read from {what}; give it with {task.option}")
     return task.generate()

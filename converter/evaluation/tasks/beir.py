@@ -130,15 +130,16 @@ def _grades(
 ) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            rows = [(lines.line_num, row) for row in lines if any(map(str.strip, row))]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SourceError(f"cannot read {path}: {error}") from error
-    if rows and rows[0][0] in queries:
+    if rows and rows[0][1][0] in queries:
         raise SourceError(
             f"{path.name} begins with a judgement; add a first line of headings: query-id, corpus-id, score"
         )
-    for number, row in enumerate(rows[1:], start=2):
+    for number, row in rows[1:]:
         where = f"{path.name}, line {number}"
         if len(row) != 3 or not row[2].strip().lstrip("-").isdecimal():
             raise SourceError(f"{where} is not a query, a document and a grade with tabs between them")

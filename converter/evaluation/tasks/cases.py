@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,8 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
             while line := file.readline(LARGEST + 1):
                 number += 1
                 size += len(line)
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 where = f"{path.name}, line {number}"
                 if len(line) > LARGEST:
                     raise SourceError(f"{where} has more than {LARGEST} bytes, too many for a test case")

@@ -26,7 +26,7 @@ def graph_pooling(folder: Path) -> Pooling:
     if found is None:
         raise UnsupportedModel(
             f"--pooled needs {MODULES} and 1_Pooling/{CONFIG} of sentence-transformers, which say how to "
-            f"pool, and the repository has no {MODULES}; add them, or {INSTEAD}"
+            f"pool, and the repository has no {MODULES}; {INSTEAD}"
         )
     return found
 

@@ -173,10 +173,11 @@ def test_half_precision(converted: Convert, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scaling", ["none", "ntk-length", "fitted"])
-@pytest.mark.parametrize("family", tiny.ENCODERS)
+@pytest.mark.parametrize(
+    ("scaling", "family"), dealt(["none", "ntk-length", "fitted"], tiny.ENCODERS, each=1)
+)
 def test_encoders_compute_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, scaling: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scaling: str, family: str
 ) -> None:
     source = tiny.ENCODERS[family](tmp_path / "source", 12)
     convert(source, tmp_path / "out", verify=False, **options_for(scaling, 12))

@@ -75,6 +75,13 @@ def toeplitz_padded(
     return toeplitz_attention(*states, slopes, scale)[..., :size]
 
 
+def tiles(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
+    from templates.ntk_symmetric import tiled_attention
+
+    whole, scale = slice(0, query.shape[2]), query.shape[-1] ** -0.5
+    return tiled_attention(query, key, value, slopes, scale, whole)
+
+
 def causal_halves(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slopes: torch.Tensor
 ) -> torch.Tensor:
@@ -129,6 +136,7 @@ WAYS: dict[str, Callable[[], Attend]] = {
     "blocks of 1024": lambda: blocks(1024),
     "Toeplitz view": lambda: toeplitz,
     "Toeplitz view, padding channels": lambda: toeplitz_padded,
+    "tiles of that view": lambda: tiles,
     "two causal halves": lambda: causal_halves,
     "flex_attention, compiled": flex,
 }

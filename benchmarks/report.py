@@ -19,7 +19,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("ntk-convert", "torch", "transformers", "safetensors")
 PLACES = (
     *("--optimum-python", "--original-python", "--original-code", "--code", "--python"),
-    *("--checkout", "--cache", "--earlier"),
+    *("--checkout", "--cache", "--earlier", "--text"),
 )
 """Options whose values are paths on this machine."""
 UNSAID = ("--folder", "--models", "--results")

@@ -17,17 +17,14 @@ from .ntk_alibi import Alibi, stock_slopes
 from .ntk_encoder import (
     AlibiEncoder,
     EncoderAttention,
-    EncoderHead,
     EncoderOutput,
     EncoderSupport,
     GatedMLP,
-    MaskedLMHead,
-    Predictions,
     SentenceEncoding,
-    SequenceClassificationHead,
     by_slices,
     layer_norm,
 )
+from .ntk_encoder_heads import EncoderHead, MaskedLMHead, Predictions, SequenceClassificationHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 

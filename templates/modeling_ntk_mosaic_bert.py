@@ -9,15 +9,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_mosaic_bert import NtkMosaicBertConfig
 from .ntk_alibi import Alibi, stock_slopes
-from .ntk_encoder import (
-    AlibiEncoder,
-    EncoderAttention,
-    EncoderHead,
-    EncoderSupport,
-    GatedMLP,
-    MaskedLMHead,
-    SequenceClassificationHead,
-)
+from .ntk_encoder import AlibiEncoder, EncoderAttention, EncoderSupport, GatedMLP
+from .ntk_encoder_heads import EncoderHead, MaskedLMHead, SequenceClassificationHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 

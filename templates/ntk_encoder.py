@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""The forward pass of an ALiBi encoder, and the heads on top of it.
+"""The forward pass of an ALiBi encoder; its heads are in ntk_encoder_heads.py.
 
 BERT's skeleton: embeddings without positions, layers that normalise after each residual, a pooler.
-Families differ in their layers. A family's trunk and heads are its own classes. They name these mixins
-first and keep ``PreTrainedModel`` among their direct bases.
+Families differ in their layers. A family's trunk is its own class. It names these mixins first and keeps
+``PreTrainedModel`` among its direct bases.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,16 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPooling,
-    MaskedLMOutput,
-    SequenceClassifierOutput,
-)
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from .ntk_alibi import Alibi, infers_on_cpu
-from .ntk_heads import Head, check_keywords, checked_tp_plan, refuse_vllm
+from .ntk_heads import check_keywords, checked_tp_plan, refuse_vllm
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
 
 # Tokens that feed-forward layers take at a time.
@@ -343,151 +337,3 @@ def mean_pooling(hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> t
     """The mean [B, hidden] of each row's real tokens in [B, L, hidden]."""
     weights = attention_mask[..., None].to(hidden_states.dtype)
     return (hidden_states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
-
-
-class EncoderHead(Head):
-    """Mixin for a trunk with a head; ``trunk_class`` is the family's trunk."""
-
-    trunk_class: type
-    pools = False
-
-    def __init__(self, config: Any):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        trunk = self.trunk_class(config, add_pooling_layer=self.pools or bool(config.add_pooling_layer))
-        setattr(self, self.base_model_prefix, trunk)
-        self.add_head(config)
-        self.post_init()
-
-    def run_trunk(self, **inputs: Any) -> BaseModelOutputWithPooling:
-        return self.base_model(**inputs, return_dict=True)
-
-
-class PredictionTransform(nn.Module):
-    def __init__(self, config: Any, epsilon: float):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.transform_act_fn = ACT2FN[config.hidden_act]
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=epsilon)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.LayerNorm(self.transform_act_fn(self.dense(hidden_states)))
-
-
-class Predictions(nn.Module):
-    """Token logits. The bias belongs to the decoder or, as in BERT's checkpoints, is a tensor beside it."""
-
-    def __init__(self, config: Any, epsilon: float, decoder_bias: bool):
-        super().__init__()
-        self.transform = PredictionTransform(config, epsilon)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=decoder_bias)
-        self.bias = None if decoder_bias else nn.Parameter(torch.zeros(config.vocab_size))
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        logits = self.decoder(self.transform(hidden_states))
-        return logits if self.bias is None else logits + self.bias
-
-
-class MaskedLMModule(nn.Module):
-    """Holds the prediction head, under BERT's name for it."""
-
-    def __init__(self, predictions: Predictions):
-        super().__init__()
-        self.predictions = predictions
-
-
-class MaskedLMHead(EncoderHead):
-    """Logits [B, L, vocabulary] for each position; the decoder is tied if configured."""
-
-    prediction_epsilon: float | None = None
-    """Epsilon of the head's norm; None means the config's."""
-    decoder_bias = False
-    """Whether the bias belongs to the decoder."""
-
-    def add_head(self, config: Any) -> None:
-        epsilon = config.layer_norm_eps if self.prediction_epsilon is None else self.prediction_epsilon
-        self.cls = MaskedLMModule(Predictions(config, epsilon, self.decoder_bias))
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.cls.predictions.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.cls.predictions.decoder = new_embeddings
-
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Like transformers' own method, which does not resize a bias beside the decoder."""
-        embeddings = super().resize_token_embeddings(*args, **kwargs)
-        bias = self.cls.predictions.bias
-        if bias is not None:
-            added = embeddings.num_embeddings - len(bias)
-            self.cls.predictions.bias = nn.Parameter(F.pad(bias.data, (0, added)), bias.requires_grad)
-        return embeddings
-
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple | MaskedLMOutput:
-        """Runs trunk and head; the arguments are the trunk's, and ``labels`` [B, L]: token ids or -100."""
-        trunk = self.run_trunk(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
-        logits = self.cls.predictions(trunk.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.to(logits.device).flatten())
-        output = MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=trunk.hidden_states, attentions=trunk.attentions
-        )
-        return output if self.wants_dict(return_dict) else output.to_tuple()
-
-
-class SequenceClassificationHead(EncoderHead):
-    """Scores [B, labels] from the pooled first token of each row."""
-
-    pools = True
-
-    def add_head(self, config: Any) -> None:
-        self.add_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple | SequenceClassifierOutput:
-        """Runs trunk and head; the arguments are the trunk's, and:
-
-        Args:
-            labels: [B] class indices or, for regression or several labels, float targets. If
-                ``config.problem_type`` is not set, the labels decide the kind of loss.
-        """
-        trunk = self.run_trunk(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
-        scores = self.classifier(self.dropout(trunk.pooler_output))
-        output = SequenceClassifierOutput(
-            loss=None if labels is None else self.classification_loss(scores, labels.to(scores.device)),
-            logits=scores,
-            hidden_states=trunk.hidden_states,
-            attentions=trunk.attentions,
-        )
-        return output if self.wants_dict(return_dict) else output.to_tuple()

@@ -148,16 +148,16 @@ class Family:
     @property
     def templates(self) -> tuple[str, ...]:
         """The files that are copied into a converted repository."""
-        attention = {
+        parts = {
             "decoder": ("ntk_attention.py", "ntk_plan.py", "ntk_cache.py"),
-            "encoder": ("ntk_symmetric.py",),
+            "encoder": ("ntk_encoder_heads.py", "ntk_symmetric.py"),
         }
         return (
             f"configuration_ntk_{self.name}.py",
             f"modeling_ntk_{self.name}.py",
             f"ntk_{self.kind}.py",
             "ntk_heads.py",
-            *attention[self.kind],
+            *parts[self.kind],
             "ntk_alibi.py",
         )
 

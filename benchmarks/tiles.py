@@ -91,7 +91,7 @@ def measure(name: str, model: Any, ids: torch.Tensor) -> list[str]:
     return [
         f"{name}, {ids.shape[1]}",
         " ".join(f"{100 * share:.0f}%" for share in shares),
-        *(f"{each:.3g}" for each in times),
+        *(f"{each:.0f}" for each in times),
         f"{times[0] / times[1]:.2f}x",
         f"{((tiled - whole).abs().max() / whole.abs().max()).item():.0e}",
     ]

@@ -403,11 +403,19 @@ def test_numbers_of_encoders() -> None:
     speed, memory = ([float(row[column].rstrip("x")) for row in rows] for column in (2, 4))
     page = said("docs/families.md")
     assert len(rows) == 4
-    assert (
-        f"unequal texts {speed[0]:.1f} times as fast up to 128 tokens and {speed[-1]:.1f} times up to" in page
-    )
+    assert f"unequal texts {speed[0]:.1f} times as fast up to 128 tokens, {speed[2]:.1f} times up" in page
+    assert f"up to 2048 and {speed[3]:.1f} times up to 8192" in page
     assert f"where it needs {memory[-1]:.0f} times less memory" in page
     integers, floats = (cells("encoder_speed-cpu.md", f"| ONNX, {name} |") for name in ("w8a8", "float32"))
     gains = [float(b[1]) / float(a[1]) for a, b in zip(integers, floats, strict=True)]
     assert f"{gains[0]:.1f} times as fast as in float32 up to 128 tokens" in said("docs/onnx.md")
     assert f"and {gains[1]:.1f} times up to 512" in said("docs/onnx.md")
+
+
+def test_numbers_of_tiles() -> None:
+    page = said("docs/serving.md")
+    for length, text in ((2048, "at {} % of the keys in 2048 tokens"), (8192, "and at {} % in 8192")):
+        rows = [row for row in cells("tiles-cpu.md", "| ") if row[0].endswith(f", {length}")]
+        shares = [int(share.rstrip("%")) for row in rows for share in row[1].split()]
+        assert len(rows) > 4
+        assert text.format(f"{min(shares)} to {max(shares)}") in page

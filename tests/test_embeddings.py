@@ -339,14 +339,16 @@ def test_text_of_another_kind_is_refused(tmp_path: Path) -> None:
         read_windows(Letters(), [path], 8, 1)
 
 
-@pytest.mark.parametrize(
-    "content", [b"plain text", gzip.compress(b"text " * 99)[:-9], gzip.compress(b"\xff")]
-)
-def test_damaged_packed_texts_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_damaged_packed_texts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "text.gz"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"text\.gz (cannot be read: \w|is not UTF-8)"):
-        read_windows(Letters(), [path], 2, 1)
+    for content, message in (
+        (b"plain text", "cannot be read: Not a gzipped file"),
+        (gzip.compress(b"text " * 99)[:-9], "cannot be read: Compressed file ended"),
+        (gzip.compress(b"\xff"), "is not UTF-8 text"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=message):
+            read_windows(Letters(), [path], 2, 1)
 
 
 # Neighbours

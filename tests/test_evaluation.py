@@ -419,11 +419,20 @@ def test_scalings_that_cannot_be_meant(arguments: dict[str, Any], message: str) 
 
 
 @pytest.fixture(scope="module")
-def results() -> Results:
+def known_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of words that the example's tokenizer knows."""
+    vocabulary = json.loads((EXAMPLE / "tokenizer.json").read_text())["model"]["vocab"]
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text(" ".join(np.random.default_rng(0).choice(list(vocabulary)[4:], 400)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def results(known_words: Path) -> Results:
     return evaluate(
         [EXAMPLE],
         tasks=[Words()],
-        text=[EXAMPLE / "README.md"],
+        text=[known_words],
         methods=["linear", "none"],
         scales=[4],
         lengths=[20, 40],
@@ -432,11 +441,11 @@ def results() -> Results:
     )
 
 
-def test_results_survive_their_json(results: Results) -> None:
+def test_results_survive_their_json(results: Results, known_words: Path) -> None:
     assert Results.from_json(json.loads(json.dumps(results.to_json(), allow_nan=False))).measurements == list(
         results.measurements
     )
-    alone = evaluate([EXAMPLE], tasks=[Words()], text=[EXAMPLE / "README.md"], lengths=[20], items=1)
+    alone = evaluate([EXAMPLE], tasks=[Words()], text=[known_words], lengths=[20], items=1)
     again = Results.from_json(json.loads(json.dumps(alone.to_json(), allow_nan=False)))
     assert again.measurements == list(alone.measurements)
     assert again.measurements[-1].high == math.inf

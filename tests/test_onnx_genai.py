@@ -174,6 +174,21 @@ def test_half_precision(converted: Convert) -> None:
     assert_same(finish(generator), expected(load(folder).float(), prompt), tolerance=0.1)
 
 
+def test_which_graph_is_served(converted: Convert) -> None:
+    """The last one that CPUs can run."""
+    folder = converted("bloom", 4, "ntk", dtype=torch.bfloat16)
+
+    def served(**options: Any) -> str:
+        converter.export(folder, OnnxOptions(validate=False, **options))
+        config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
+        return str(config["model"]["decoder"]["filename"])
+
+    assert served(standalone=True) == "onnx/model_bf16.onnx"  # there is no other
+    assert served() == "model_fp32.onnx"
+    assert served(standalone=True) == "model_fp32.onnx"
+    assert served(dtype="w8a8") == "onnx/model_int8.onnx"
+
+
 def content(repository: ConvertedRepository, **changes: Any) -> dict[str, Any]:
     config = {**repository.config, **changes}
     changed = dataclasses.replace(repository, config=config, recipe=recipes.of_checkpoint(config))

@@ -148,6 +148,15 @@ def test_options_of_a_graph_without_one(
     assert "need --onnx" in refused(make_source(), *CONVERT, "--out", tmp_path / "out", *words, code=2)
 
 
+def test_last_logits_of_what_has_none(
+    repository: Make, make_source: MakeSource, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    line = "--last-logits is for language models, and NtkBloomModel is not one"
+    words = ("--last-logits", "--onnx-task", "feature-extraction")
+    assert line in refused("export", repository(), *words, code=2)
+    assert line in refused(make_source(), *CONVERT, "--out", tmp_path / "out", "--onnx", *words, code=2)
+
+
 @pytest.mark.parametrize("content", [b"", b"foreign", "valid"])
 def test_a_foreign_graph_is_not_overwritten(
     repository: Make, refused: Callable[..., str], content: bytes | str

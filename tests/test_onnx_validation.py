@@ -13,11 +13,13 @@ import onnxruntime
 import pytest
 import torch
 from onnx import numpy_helper
+from safetensors.numpy import load_file, save_file
 
 from converter.errors import ProviderError, ValidationError
 from converter.exports.onnx import session, validation
 from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.export import export
+from converter.exports.onnx.files import standalone_graph
 from converter.exports.onnx.graph import Graph
 from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.validate import validate
@@ -367,6 +369,44 @@ def test_a_damaged_graph_does_not_hide_the_others(repository: Make, run: Command
     assert all(check["passed"] for check in right["providers"][0]["checks"])
     assert (folder / "model.onnx.failed").read_bytes() == b""
     assert run("validate", folder).code == 0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "w8a8"])
+@pytest.mark.parametrize("kept", [0, 100, None])
+def test_a_quantised_graph_without_all_its_weights(
+    repository: Make, run: Command, dtype: str, kept: int | None
+) -> None:
+    folder = repository()
+    exported(folder)
+    exported(folder, dtype=dtype)
+    graph = folder / standalone_graph(dtype)
+    data = graph.with_name(f"{graph.name}_data")
+    if kept is None:
+        data.unlink()
+    else:
+        data.write_bytes(data.read_bytes()[:kept])
+    result = run("validate", folder)
+    assert result.code == 1
+    name = standalone_graph(dtype)
+    assert result.err.startswith(f"error: {name}: file: damaged: ")
+    assert result.err.endswith(f"ntk-convert export DIR --onnx-dtype {dtype}\n")
+    assert "model.onnx: ort, fp32" in result.out
+    assert not graph.exists()
+    assert graph.with_name(f"{graph.name}.failed").exists()
+
+
+def test_results_that_are_all_zero(repository: Make) -> None:
+    """A wrong model, but a graph that computes it is right."""
+    folder = repository()
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    save_file({name: np.zeros_like(tensor) for name, tensor in tensors.items()}, weights, {"format": "pt"})
+    (folder / MANIFEST).unlink()
+    for dtype in ("native", "w8a8"):
+        export(folder, OnnxOptions(dtype=dtype))
+    checks = report_of(folder)["graphs"][0]["providers"][0]["checks"]
+    assert checks
+    assert all(check["difference"] in (0, None) for check in checks)
 
 
 CHANGED: dict[str, tuple[str, Callable[[Path], object]]] = {

@@ -127,7 +127,9 @@ def read_contents(folder: Path) -> Contents:
     for name in wanted:
         path = folder / name
         if not path.is_file():
-            raise SourceError(f"{folder} lacks {name}, which was written there; convert the source again")
+            raise SourceError(
+                f"{folder} lacks {name}, which was written there; put it back, or convert or export again"
+            )
         if not path.resolve().is_relative_to(root):
             raise SourceError(f"{name} is a link that leads out of {folder}; put the file itself there")
     states = {name: state_of(folder / name) for name in sorted(wanted)}

@@ -50,6 +50,21 @@ def describe(path: Path) -> Description | None:
     return found if found.profile in PROFILES and found.dtype in (*COMPUTE, *QUANTISED) else None
 
 
+def has_weights(path: Path) -> bool:
+    """Whether the files beside a graph are long enough for the weights that it reads from them."""
+    import onnx
+
+    try:
+        for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+            where = {entry.key: entry.value for entry in tensor.external_data}
+            end = int(where.get("offset", 0)) + int(where.get("length", 0))
+            if where and (path.parent / where["location"]).stat().st_size < end:
+                return False
+    except Exception:  # no such file, and what describe names
+        return False
+    return True
+
+
 def description(path: Path, name: str) -> Description:
     """Reads a graph's description.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from converter.bytesize import bytes_text
 from converter.errors import OutputError, ValidationError
 from converter.exports.onnx.card import TITLE, section
-from converter.exports.onnx.choices import QUANTISED, GraphOptions
+from converter.exports.onnx.choices import INTEGER, QUANTISED, GraphOptions
 from converter.exports.onnx.files import (
     BYTES,
     FLOAT32_GRAPH,
@@ -26,7 +26,12 @@ from converter.exports.onnx.files import (
     standalone_graph,
 )
 from converter.exports.onnx.pooling import graph_pooling
-from converter.exports.onnx.requirements import check_installed, check_repository, for_task
+from converter.exports.onnx.requirements import (
+    check_installed,
+    check_last_logits,
+    check_repository,
+    for_task,
+)
 from converter.exports.staging import Draft, draft
 from converter.families.base import TASKS
 from converter.result.converted import ConvertedRepository, open_converted
@@ -88,6 +93,7 @@ def export(folder: str | Path, options: GraphOptions = DEFAULT, *, progress: boo
         MissingPackage: onnx, onnx-ir or onnxruntime is not installed.
         SourceError: not a converted repository, or a damaged one.
         UnsupportedModel: a family or class that has no graph, or no weights for the task.
+        UsageError: logits of last tokens are asked for, of a model that is not a language model.
         OutputError: there is a graph of the same name that this tool did not write.
         ValidationError: the graph is wrong; nothing was put in place.
         ProviderError: the execution provider is not available.
@@ -102,6 +108,7 @@ def write(repository: ConvertedRepository, options: GraphOptions, *, progress: b
     started = time.monotonic()
     check_repository(repository)
     repository = for_task(repository, options.computes)
+    check_last_logits(options, repository.config["architectures"][0], repository.family)
     pooling = graph_pooling(repository.folder) if options.pooled else None
     check_no_links(repository, options)
     report = None
@@ -117,7 +124,9 @@ def write(repository: ConvertedRepository, options: GraphOptions, *, progress: b
 
             report = run(repository, graphs, options.provider, progress=progress)
             if report.failure:
-                raise ValidationError(f"{report.failure}; no graph was written")
+                # With 8 bits for activations, too, outliers among them leave too few for the others.
+                instead = "; --onnx-dtype int8 does not round activations" * (options.dtype == INTEGER)
+                raise ValidationError(f"{report.failure}; no graph was written{instead}")
         longest = add_genai(repository, graphs, made)
         if report is not None:
             made.reports[REPORT] = made.work / REPORT
@@ -230,16 +239,20 @@ def add_genai(repository: ConvertedRepository, graphs: Mapping[str, Path], made:
         The ``context_length`` of the config, in tokens; None if there is no such file.
     """
     from converter.exports.onnx.describe import description
-    from converter.exports.onnx.genai import genai_config
+    from converter.exports.onnx.genai import context_length, genai_config
 
     served = FLOAT32_GRAPH if FLOAT32_GRAPH in graphs else next(iter(graphs))
     found = description(graphs[served], served)
+    before = served_by_genai(repository.folder)
+    stays = before is not None and before not in graphs and (repository.folder / before).is_file()
+    if found.computes_in == "bf16" and stays:
+        return context_length(repository)  # the CPU provider cannot run the new graph
     if found.profile == "ort" and repository.has_cache:
         made.files[GENAI] = made.work / GENAI
         config = genai_config(repository, file_name=served, head_size=found.head_size)
         made.files[GENAI].write_text(as_json(config), encoding="utf-8")
         return int(config["model"]["context_length"])
-    if served_by_genai(repository.folder) in graphs:
+    if before in graphs:
         made.obsolete.append(GENAI)
     return None
 

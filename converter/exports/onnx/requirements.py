@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from converter.config import Config, is_integer
-from converter.errors import MissingPackage, UnsupportedModel
+from converter.errors import MissingPackage, UnsupportedModel, UsageError
 from converter.exports.onnx.choices import TRUNK, GraphOptions
 from converter.exports.onnx.families import has_graph
 from converter.families import Family
@@ -48,10 +48,15 @@ def check_installed(options: GraphOptions | None = None) -> None:
 
 
 def check_recipe(recipe: Recipe, config: Config, options: GraphOptions) -> None:
-    """Raises ``UnsupportedModel`` for a conversion, by its config, that no such graph can be built of."""
+    """Checks that such a graph can be built of a conversion, by its config.
+
+    Raises:
+        UnsupportedModel: of the conversion, no graph can be built.
+        UsageError: the options do not fit its task.
+    """
     if isinstance(recipe, AlibiRecipe):
         check_has_graph(config, recipe.family)
-        class_for(options.computes, config, recipe.family)
+        check_last_logits(options, class_for(options.computes, config, recipe.family), recipe.family)
         return
     rope_scaling = config.get(SCALING)
     if rope_scaling and rope_scaling["type"] == "dynamic":
@@ -93,6 +98,12 @@ def for_task(repository: ConvertedRepository, task: str | None) -> ConvertedRepo
     """
     named = class_for(task, repository.config, repository.family)
     return replace(repository, config={**repository.config, "architectures": [named]})
+
+
+def check_last_logits(options: GraphOptions, named: str, family: Family) -> None:
+    """Raises ``UsageError`` for logits of last tokens that a graph of the class ``named`` does not have."""
+    if options.last_logits and not has_cache(named, family):
+        raise UsageError(f"--last-logits is for language models, and {named} is not one; leave it out")
 
 
 def has_cache(named: str, family: Family) -> bool:

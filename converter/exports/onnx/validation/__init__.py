@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from converter.errors import ProviderError
 from converter.exports.onnx.choices import INTEGER, QUANTISED
-from converter.exports.onnx.describe import Description, describe, description
+from converter.exports.onnx.describe import Description, describe, description, has_weights
+from converter.exports.onnx.files import standalone_graph
 from converter.exports.onnx.pooling import graph_pooling
 from converter.exports.onnx.quantise import QuantisedGraph
 from converter.exports.onnx.requirements import for_task
@@ -44,7 +45,7 @@ from converter.exports.onnx.validation.check import (
     one_line,
 )
 from converter.exports.onnx.validation.derive import excerpt, in_float32, serialised
-from converter.exports.onnx.validation.expected import Expected, mean_square, run_torch
+from converter.exports.onnx.validation.expected import TINY, Expected, mean_square, run_torch
 from converter.exports.onnx.validation.structure import AGAIN, check_structure
 from converter.progress import steps
 from converter.result.converted import ConvertedRepository
@@ -96,6 +97,9 @@ def run(
         for name, path in graphs.items()
         if name not in listed or describe(path) is not None
     }
+    for name in [name for name, made in described.items() if made.dtype in QUANTISED]:
+        if not has_weights(graphs[name]):
+            del described[name]  # the torch model could not compute with these weights either
     cuda = provider == "cuda" or (provider is None and cuda_works())
     places = {
         name: ["cpu", "cuda"] if cuda and cuda_has(made, repository) else ["cpu"]
@@ -173,8 +177,10 @@ def silent() -> Iterator[None]:
 
 
 def damaged(path: Path, name: str) -> GraphReport:
-    """The report of a graph that was exported here and whose description cannot be read any more."""
-    check = GraphCheck("file", False, f"damaged: it is not as the export wrote it; {AGAIN}")
+    """The report of a graph that was exported here, and cannot be read any more with all its weights."""
+    dtype = next((dtype for dtype in QUANTISED if standalone_graph(dtype) == name), None)
+    again = AGAIN if dtype is None else f"{AGAIN} --onnx-dtype {dtype}"
+    check = GraphCheck("file", False, f"damaged: it is not as the export wrote it; {again}")
     return GraphReport(name, UNKNOWN, UNKNOWN, path.stat().st_size, "nothing", [check], [])
 
 
@@ -306,13 +312,13 @@ class GraphRun:
         """Whether errors are small beside the right values; ``TOLERANCES`` defines the difference."""
         if self.made.dtype in QUANTISED:
             what = "root mean square of the differences {} of the values'"
-            difference = math.sqrt(mean_square(errors) / mean_square(right))
+            difference = math.sqrt(mean_square(errors) / max(mean_square(right), TINY))
             # The root mean square of n normal errors is more than 3 / sqrt(2 n) above its mean once in 1000
             # times; it matters for a classifier, which has few results.
             tolerance *= 1 + 3 / math.sqrt(2 * sum(error.size for error in errors))
         else:
             what = "largest difference {} of the largest value"
-            difference = largest(errors) / largest(right)
+            difference = largest(errors) / max(largest(right), TINY)
         # If one logit is NaN, so is the difference, and the comparison is false.
         detail = f"{what.format(f'{difference:.1e}')} (at most {tolerance:.2g})"
         return GraphCheck(name, difference <= tolerance, detail, difference)
@@ -337,7 +343,7 @@ class GraphRun:
         if same == len(tokens):
             return GraphCheck(name, True, f"all {same} identical, {where}")
         margin = float(scores[same][tokens[same]] - scores[same][found[same]])
-        margin /= float(np.abs(scores[same]).max())
+        margin /= max(float(np.abs(scores[same]).max()), TINY)
         return GraphCheck(
             name,
             margin <= 2 * tolerance,

@@ -25,6 +25,8 @@ from converter.result.converted import ConvertedRepository
 from converter.source.pooling import Pooling
 
 Array = NDArray[Any]
+TINY = float(np.finfo(np.float32).tiny)
+"""What differences are compared with if the right results are all 0."""
 
 
 class Expected(NamedTuple):
@@ -84,7 +86,8 @@ def loss_of_weights(results: Sequence[Answer], before: Sequence[Answer]) -> Grap
     Only a loss of all information is a failure: zeros would differ from the results by 1.
     """
     pairs = [(answer.last, right.last) for answer, right in zip(results, before, strict=True)]
-    difference = math.sqrt(mean_square([a - b for a, b in pairs]) / mean_square([b for _, b in pairs]))
+    right = max(mean_square([b for _, b in pairs]), TINY)
+    difference = math.sqrt(mean_square([a - b for a, b in pairs]) / right)
     detail = f"change the results by {difference:.1e} of their root mean square"
     if not difference < 1:
         detail += ": nothing is left of them; choose another --onnx-dtype"

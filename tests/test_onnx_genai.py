@@ -187,6 +187,9 @@ def test_which_graph_is_served(converted: Convert) -> None:
     assert served() == "model_fp32.onnx"
     assert served(standalone=True) == "model_fp32.onnx"
     assert served(dtype="w8a8") == "onnx/model_int8.onnx"
+    # A trunk generates nothing, whatever else the repository has.
+    assert served(standalone=True, task="feature-extraction") == "onnx/model_int8.onnx"
+    assert "genai" not in (folder / "README.md").read_text(encoding="utf-8")
 
 
 def content(repository: ConvertedRepository, **changes: Any) -> dict[str, Any]:

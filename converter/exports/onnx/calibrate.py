@@ -45,7 +45,7 @@ def calibrate(
 
     Args:
         repository: whose model.
-        files: the text, in UTF-8; FASTA if the name ends in .fa, .fasta, .fna or .fas.
+        files: the text; see ``read_windows``.
         folder: where to write the numbers, a file for each layer.
         progress: draw a bar on stderr.
 

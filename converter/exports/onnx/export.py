@@ -244,10 +244,10 @@ def add_genai(repository: ConvertedRepository, graphs: Mapping[str, Path], made:
     served = FLOAT32_GRAPH if FLOAT32_GRAPH in graphs else next(iter(graphs))
     found = description(graphs[served], served)
     before = served_by_genai(repository.folder)
-    stays = before is not None and before not in graphs and (repository.folder / before).is_file()
-    if found.computes_in == "bf16" and stays:
-        return context_length(repository)  # the CPU provider cannot run the new graph
     if found.profile == "ort" and repository.has_cache:
+        stays = before is not None and before not in graphs and (repository.folder / before).is_file()
+        if found.computes_in == "bf16" and stays:
+            return context_length(repository)  # the CPU provider cannot run the new graph
         made.files[GENAI] = made.work / GENAI
         config = genai_config(repository, file_name=served, head_size=found.head_size)
         made.files[GENAI].write_text(as_json(config), encoding="utf-8")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.bytesize import bytes_text
 from converter.errors import OutputError, ValidationError
 from converter.exports.onnx.card import TITLE, section
-from converter.exports.onnx.choices import INTEGER, QUANTISED, GraphOptions
+from converter.exports.onnx.choices import INTEGER, QUANTISED
 from converter.exports.onnx.files import (
     BYTES,
     FLOAT32_GRAPH,
@@ -25,6 +25,7 @@ from converter.exports.onnx.files import (
     served_by_genai,
     standalone_graph,
 )
+from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.pooling import graph_pooling
 from converter.exports.onnx.requirements import (
     check_installed,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from converter.exports.onnx.describe import Description
     from converter.exports.onnx.validation import ValidationReport
 
-DEFAULT = GraphOptions()
+DEFAULT = OnnxOptions()
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,6 @@ class ExportResult:
     report: ValidationReport | None
     """None without validation."""
     seconds: float
-
-    def moved(self, path: Path) -> ExportResult:
-        """See ``exports.base.ExportResult``."""
-        return replace(self, path=path)
 
     def summary(self) -> str:
         """What was written and what validation found, for people."""
@@ -77,7 +74,7 @@ class ExportResult:
         }
 
 
-def export(folder: str | Path, options: GraphOptions = DEFAULT, *, progress: bool = False) -> ExportResult:
+def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool = False) -> ExportResult:
     """Writes an ONNX graph of a converted repository into it, validated under onnxruntime.
 
     Unless it is standalone, the graph points to the weights where they are and does not copy them; if they
@@ -103,7 +100,7 @@ def export(folder: str | Path, options: GraphOptions = DEFAULT, *, progress: boo
     return write(open_converted(Path(folder).resolve()), options, progress=progress)
 
 
-def write(repository: ConvertedRepository, options: GraphOptions, *, progress: bool = False) -> ExportResult:
+def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bool = False) -> ExportResult:
     """Writes an ONNX graph of a converted repository; see ``export``."""
     started = time.monotonic()
     check_repository(repository)
@@ -141,7 +138,7 @@ def write(repository: ConvertedRepository, options: GraphOptions, *, progress: b
     return ExportResult(repository.folder, made.sizes, report, time.monotonic() - started)
 
 
-def resolved(repository: ConvertedRepository, options: GraphOptions) -> str:
+def resolved(repository: ConvertedRepository, options: OnnxOptions) -> str:
     """The dtype to write, ``native`` resolved."""
     from converter.exports.onnx.build import dtype_of
 
@@ -150,7 +147,7 @@ def resolved(repository: ConvertedRepository, options: GraphOptions) -> str:
 
 def write_graphs(
     repository: ConvertedRepository,
-    options: GraphOptions,
+    options: OnnxOptions,
     pooling: Pooling | None,
     made: Draft,
     *,
@@ -292,7 +289,7 @@ def check_others(repository: ConvertedRepository, names: Iterable[str]) -> dict[
     return others
 
 
-def check_no_links(repository: ConvertedRepository, options: GraphOptions) -> None:
+def check_no_links(repository: ConvertedRepository, options: OnnxOptions) -> None:
     """Checks that onnxruntime would find the weights, and that nobody else's files would change.
 
     Raises:

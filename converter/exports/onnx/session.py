@@ -12,11 +12,10 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from converter.errors import ProviderError
+from converter.exports.onnx.choices import PROVIDERS
 from converter.exports.onnx.session_options import denormals_as_zero, session_options
 from converter.source.pooling import SENTENCES
 
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-"""Name on the command line -> onnxruntime's name."""
 ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
 """onnxruntime's name of a dtype -> its number in onnx.proto."""
 ONLY_FATAL = 4

@@ -27,13 +27,13 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from converter.errors import ProviderError
-from converter.exports.onnx.choices import INTEGER, QUANTISED
+from converter.exports.onnx.choices import INTEGER, PROVIDERS, QUANTISED
 from converter.exports.onnx.describe import Description, describe, description, has_weights
 from converter.exports.onnx.files import standalone_graph
 from converter.exports.onnx.pooling import graph_pooling
 from converter.exports.onnx.quantise import QuantisedGraph
 from converter.exports.onnx.requirements import for_task
-from converter.exports.onnx.session import PROVIDERS, Session, available, check_available
+from converter.exports.onnx.session import Session, available, check_available
 from converter.exports.onnx.validation.cases import GREEDY, Answer, Case, Extent, greedy
 from converter.exports.onnx.validation.check import (
     TOLERANCES,

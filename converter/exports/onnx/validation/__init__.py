@@ -117,7 +117,9 @@ def run(
     views = {name: for_task(repository, made.task) for name, made in described.items()}
     ort = any(made.profile == "ort" for made in described.values())
     quantised = {
-        name: QuantisedGraph(graphs[name]) for name, made in described.items() if made.dtype in QUANTISED
+        name: quantised_graph(graphs[name], made)
+        for name, made in described.items()
+        if made.dtype in QUANTISED
     }
     poolings = {
         name: graph_pooling(repository.folder) if made.pooling is not None else None
@@ -174,6 +176,10 @@ def silent() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
+
+
+def quantised_graph(path: Path, made: Description) -> QuantisedGraph:
+    return QuantisedGraph(ir.load(path).graph.initializers, calibrated=made.calibrated)
 
 
 def damaged(path: Path, name: str) -> GraphReport:

@@ -177,8 +177,8 @@ def write_graphs(
         if dtype != "fp32":
             graphs[FLOAT32_GRAPH] = replace(description, dtype="fp32")
         for name, each in graphs.items():
-            build_graph(repository, each).save(made.beside(name), each.metadata)
-        return {name: made.beside(name) for name in graphs}
+            build_graph(repository, each).save(made.work / name, each.metadata)
+        return {name: made.work / name for name in graphs}
 
     elements = repository.checkpoint.parameters or 0
     check_space(

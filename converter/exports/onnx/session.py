@@ -72,7 +72,7 @@ class Session:
         check_available(provider)
         options = session_options()
         options.log_severity_level = ONLY_FATAL
-        if folder is not None:
+        if folder is not None and isinstance(model, bytes):
             key = "session.model_external_initializers_file_folder_path"
             options.add_session_config_entry(key, str(folder))
         if profile is not None:

@@ -8,12 +8,13 @@ check.py       tolerances and the report
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import tempfile
 import time
 import warnings
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from converter.exports.onnx.pooling import graph_pooling
 from converter.exports.onnx.quantise import QuantisedGraph
 from converter.exports.onnx.requirements import for_task
 from converter.exports.onnx.session import Session, available, check_available
-from converter.exports.onnx.validation.cases import GREEDY, Answer, Extent, greedy
+from converter.exports.onnx.validation.cases import GREEDY, Answer, Case, Extent, greedy
 from converter.exports.onnx.validation.check import (
     TOLERANCES,
     UNKNOWN,
@@ -213,67 +214,62 @@ class GraphRun:
         Raises:
             ProviderError: the provider fell back to the CPU.
         """
-        widened = self.widened(provider)
-        note = WIDENED if widened else None
+        widened = provider == "cpu" and self.made.computes_in == "bf16"
         tolerance = TOLERANCES["fp32" if widened else self.made.dtype]
-        try:
-            session = self.open(provider, right.scope)
-        except ProviderError:
-            raise
-        except Exception as error:
-            return ProviderReport(provider, {}, tolerance, [GraphCheck("load", False, one_line(error))], note)
-        checks, answers = [], {}
-        for case in right.cases:
-            try:
-                answers[case.name] = case.run(session)
-                checks.append(self.compare_case(case.name, answers[case.name], right, tolerance))
-            except Exception as error:
-                checks.append(GraphCheck(case.name, False, one_line(error)))
-        if self.made.pooling is not None:
-            checks.append(self.compare_sentences(answers, right, tolerance))
-        if right.greedy is not None:
-            try:
-                checks.append(self.greedy(session, right, tolerance))
-            except Exception as error:
-                checks.append(GraphCheck("greedy tokens", False, one_line(error)))
-        del session
-        try:
-            ran = self.operators(provider, right)
-        except ProviderError:
-            raise
-        except Exception as error:
-            checks.append(GraphCheck("provider", False, one_line(error)))
-            return ProviderReport(provider, {}, tolerance, checks, note)
-        elsewhere = [
-            f"{operator} on {name}"
-            for name, operators in ran.items()
-            for operator in operators
-            if operator in HEAVY and name != PROVIDERS[provider]
-        ]
-        placed = ", ".join(f"{sum(found.values())} on {name}" for name, found in ran.items())
-        checks.append(
-            GraphCheck(
-                "provider", not elsewhere, "; ".join(elsewhere) or f"operators of a short prompt: {placed}"
-            )
-        )
-        return ProviderReport(provider, ran, tolerance, checks, note)
+        checks: list[GraphCheck] = []
+        answers: dict[str, Sequence[Answer]] = {}
+        ran: dict[str, dict[str, int]] = {}
 
-    def open(self, provider: str, scope: Extent, *, profile: Path | None = None) -> Session:
+        def attempt(name: str, check: Callable[[], GraphCheck]) -> None:
+            try:
+                checks.append(check())
+            except ProviderError:
+                raise
+            except Exception as error:  # onnxruntime and damaged weights raise different errors
+                checks.append(GraphCheck(name, False, one_line(error)))
+
+        def case(each: Case) -> GraphCheck:
+            answers[each.name] = each.run(session)
+            return self.compare_case(each.name, answers[each.name], right, tolerance)
+
+        def placement() -> GraphCheck:
+            with tempfile.TemporaryDirectory(prefix="ntk-convert-") as folder:
+                profiled = self.open(provider, right.scope, widened=widened, profile=Path(folder))
+                right.cases[0].run(profiled)
+                ran.update(profiled.operators())
+            return check_placement(ran, provider)
+
+        try:
+            session = self.open(provider, right.scope, widened=widened)
+        except ProviderError:
+            raise
+        except Exception as error:
+            checks.append(GraphCheck("load", False, one_line(error)))
+        else:
+            for each in right.cases:
+                attempt(each.name, functools.partial(case, each))
+            if self.pooling is not None:
+                checks.append(self.compare_sentences(answers, right, tolerance))
+            if right.greedy is not None:
+                attempt("greedy tokens", lambda: self.greedy(session, right, tolerance))
+            del session
+            attempt("provider", placement)
+        return ProviderReport(provider, ran, tolerance, checks, WIDENED if widened else None)
+
+    def open(self, provider: str, scope: Extent, *, widened: bool, profile: Path | None = None) -> Session:
         """A session of the graph's file, or of one that is built again because the file cannot be run."""
-        widen = self.widened(provider)
-        if scope.whole and not widen:
-            return Session(self.file.path, provider, profile=profile)
+        path = self.file.path
+        folder = path.parent if self.made.standalone else self.view.folder
+        if scope.whole and not widened:
+            # A graph that is not in place yet points to weights of the folder where it will be.
+            source = path if path.parent == folder else path.read_bytes()
+            return Session(source, provider, folder=folder, profile=profile)
         model = build_graph(self.view, self.made, part=(scope.layers, scope.vocabulary)).model()
         if self.made.standalone:
             take_weights(model.graph, self.file.model.graph)
-        if widen:
+        if widened:
             in_float32(model.graph)
-        content = ir.to_proto(model).SerializeToString()
-        return Session(content, provider, folder=self.file.path.parent, profile=profile)
-
-    def widened(self, provider: str) -> bool:
-        """Whether the graph has to run in float32 because the provider does not support its dtype."""
-        return provider == "cpu" and self.made.computes_in == "bf16"
+        return Session(ir.to_proto(model).SerializeToString(), provider, folder=folder, profile=profile)
 
     def compare_case(
         self, name: str, results: Sequence[Answer], expected: Expected, tolerance: float
@@ -306,7 +302,7 @@ class GraphRun:
         self, name: str, errors: Sequence[Array], right: Sequence[Array], tolerance: float
     ) -> GraphCheck:
         """Whether errors are small beside the right values; ``TOLERANCES`` defines the difference."""
-        if self.made.dtype in QUANTISED:
+        if self.quantised is not None:
             what = "root mean square of the differences {} of the values'"
             difference = math.sqrt(mean_square(errors) / max(mean_square(right), TINY))
             # The root mean square of n normal errors is more than 3 / sqrt(2 n) above its mean once in 1000
@@ -333,7 +329,7 @@ class GraphRun:
         engine = session.shared(1, scope.beyond + GREEDY) if shared else session
         found, own = greedy(engine, scope)
         same = int(np.cumprod(found == tokens).sum())
-        if self.made.dtype in QUANTISED:
+        if self.quantised is not None:
             alone = greedy(session, scope)[0] if shared else found
             passed = bool((found == alone).all()) and bool(np.isfinite(own).all())
             how = f", {'as' if passed else 'not as'} without" if shared else ""
@@ -350,12 +346,23 @@ class GraphRun:
             margin,
         )
 
-    def operators(self, provider: str, right: Expected) -> dict[str, dict[str, int]]:
-        """Which provider ran which operators, from onnxruntime's profile."""
-        with tempfile.TemporaryDirectory(prefix="ntk-convert-") as folder:
-            session = self.open(provider, right.scope, profile=Path(folder))
-            right.cases[0].run(session)
-            return {name: dict(found) for name, found in session.operators().items()}
+
+def check_placement(ran: Mapping[str, Mapping[str, int]], provider: str) -> GraphCheck:
+    """Whether the heavy operators ran on the provider that was asked for.
+
+    Args:
+        ran: onnxruntime's provider -> operator -> count.
+        provider: a key of ``PROVIDERS``.
+    """
+    elsewhere = [
+        f"{operator} on {name}"
+        for name, operators in ran.items()
+        for operator in operators
+        if operator in HEAVY and name != PROVIDERS[provider]
+    ]
+    placed = ", ".join(f"{sum(found.values())} on {name}" for name, found in ran.items())
+    detail = "; ".join(elsewhere) or f"operators of a short prompt: {placed}"
+    return GraphCheck("provider", not elsewhere, detail)
 
 
 def largest(arrays: Sequence[Array]) -> float:

@@ -49,15 +49,8 @@ def section(
 ) -> str:
     """The section's text, Markdown without the title.
 
-    Args:
-        options: what graph was asked for.
-        dtype: the graph's dtype, ``native`` resolved.
-        pooling: how the graphs make one vector of each text; None if they do not.
-        graphs: names of the graphs that are written.
-        cached: whether they have a cache.
-        others: of those that were there before and stay.
-        report: of the graphs' validation, if there was one.
-        context_length: of genai_config.json, in tokens; None if there is no such file.
+    ``others`` are graphs that were there before and stay; ``context_length`` is that of genai_config.json, in
+    tokens, None if there is no such file.
     """
     kind = {
         "ort": "onnxruntime's GroupQueryAttention with ALiBi folded into extra channels: caches are "

@@ -63,11 +63,8 @@ class Decoder(Network, ABC):
     ) -> None:
         """Builds the graph; that of a causal language model has a cache.
 
-        Args:
-            scaling: the model's own.
-            head: the end of its class's name: ``ForCausalLM``, ``Model``, ...
-            last_logits: a language model computes the logits of each row's last token only.
-            pooling: how a trunk's hidden states also become one vector of each text; None for no such vector.
+        ``head`` is the end of its class's name: ``ForCausalLM``, ``Model``, ... With ``pooling``, the hidden
+        states of a backbone also become one vector of each text.
         """
         graph, geometry = self.graph, self.geometry
         cached = head == "ForCausalLM"
@@ -150,12 +147,8 @@ class Decoder(Network, ABC):
     def heads(self, states: Value, sizes: Sequence[int]) -> list[Value]:
         """Splits the channels of fused heads.
 
-        Args:
-            states: [N, groups, sum of sizes, head_dim].
-            sizes: heads of a group in each part.
-
-        Returns:
-            Each part, [N, groups * its size, head_dim].
+        From [N, groups, sum of ``sizes``, head_dim] to parts [N, groups * size, head_dim]; ``sizes`` are the
+        heads of a group in each part.
         """
         graph = self.graph
         names = [f"part_{number}" for number in range(len(sizes))]

@@ -50,13 +50,7 @@ class Encoder(Network, ABC):
         """One layer, [N, hidden] to [N, hidden]; the names of its tensors start with ``prefix``."""
 
     def build(self, scaling: Scaling, head: str, pooling: Pooling | None) -> None:
-        """Builds the graph.
-
-        Args:
-            scaling: the model's own.
-            head: the end of its class's name: ``Model``, ``ForMaskedLM``, ...
-            pooling: how a trunk's hidden states also become one vector of each text; None for no such vector.
-        """
+        """Builds the graph; see ``Decoder.build``."""
         graph, geometry = self.graph, self.geometry
         shape: list[Dimension] = ["batch_size", "sequence_length"]
         ids, mask, types = (

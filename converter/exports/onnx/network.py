@@ -30,13 +30,8 @@ FEWEST = 1e-9
 class Network:
     """Base of the families' graphs.
 
-    Args:
-        graph: empty.
-        fused: use onnxruntime's fused norms and activations.
-        config: of the converted repository.
-        family, geometry: of the model.
-        weights: the repository's tensors.
-        convert_weights: convert weights to the graph's dtype when they are written, not when they are loaded.
+    ``fused``: use onnxruntime's fused norms and activations. ``convert_weights``: convert weights to the
+    graph's dtype when they are written, not when they are loaded.
     """
 
     def __init__(
@@ -206,11 +201,7 @@ class Network:
             graph.output(result, name, ir.DataType.FLOAT, ["batch_size", "sequence_length"])
 
     def finish(self, head: str, states: Value, tokens: Tokens, pooling: Pooling | None) -> None:
-        """From the states [N, hidden] to the outputs of a head that decoders and encoders have.
-
-        Raises:
-            UnsupportedModel: there is no graph for the head.
-        """
+        """From the states [N, hidden] to the outputs of a head that decoders and encoders have."""
         if head == "Model":
             self.hidden_states(states, tokens, pooling)
         elif head == "ForTokenClassification":
@@ -244,10 +235,7 @@ class Network:
         return graph.cast(wide)
 
     def factor(self, states: Value, factor: float) -> Value:
-        """``states`` times a number.
-
-        It is computed in float32. A factor in half precision would be an error that all results share.
-        """
+        """``states`` times a number, in float32: one in half precision would be an error of all results."""
         if factor == 1:
             return states
         graph = self.graph
@@ -317,13 +305,7 @@ def unit_length(graph: Graph, vectors: Value) -> Value:
 
 
 def sentence_vectors(tokens: Tokens, states: Value, pooling: Pooling) -> Value:
-    """One vector of each text, float32 [B, modes * hidden].
-
-    Args:
-        tokens: of the graph; none is cached, and padding may be on either side.
-        states: float32 [B, S, hidden].
-        pooling: how.
-    """
+    """One vector of each text, float32 [B, modes * hidden], of states float32 [B, S, hidden]."""
     graph = tokens.graph
     vectors = [
         _largest(tokens, states) if mode == "max" else _sum(tokens, states, mode) for mode in pooling.modes

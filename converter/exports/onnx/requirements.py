@@ -29,10 +29,7 @@ INSTEAD = "export without --pooled and pool the hidden states as the model's car
 
 
 def check_installed(options: OnnxOptions | None = None) -> None:
-    """Checks what can be known before anything is read.
-
-    Args:
-        options: of the export; None to check for the packages alone.
+    """Checks what can be known before anything is read; without options, for the packages alone.
 
     Raises:
         MissingPackage: onnx, onnx-ir or onnxruntime is not installed.
@@ -104,11 +101,7 @@ def check_one_class(config: Config) -> None:
 
 
 def for_task(repository: ConvertedRepository, task: str | None) -> ConvertedRepository:
-    """The repository as a graph sees it: its config names the class that computes the task.
-
-    Raises:
-        UnsupportedModel: see ``class_for``.
-    """
+    """The repository as a graph sees it: its config names the class that computes the task."""
     named = class_for(task, repository.config, repository.family)
     return replace(repository, config={**repository.config, "architectures": [named]})
 

@@ -173,11 +173,7 @@ def cuda_works() -> bool:
 
 
 class GraphRun:
-    """One graph under onnxruntime.
-
-    Raises:
-        ValidationError, UnsupportedModel: see ``run``.
-    """
+    """One graph under onnxruntime; raises what ``run`` raises."""
 
     def __init__(self, file: GraphFile, repository: ConvertedRepository):
         made = file.made
@@ -208,11 +204,7 @@ class GraphRun:
         return made.profile != "ort" or made.computes_in != "fp32" or not self.view.decoder
 
     def on(self, provider: str, right: Expected) -> ProviderReport:
-        """Runs all cases on one provider.
-
-        Raises:
-            ProviderError: the provider fell back to the CPU.
-        """
+        """Runs all cases on one provider; raises ``ProviderError`` if it fell back to the CPU."""
         widened = provider == "cpu" and self.made.computes_in == "bf16"
         tolerance = TOLERANCES["fp32" if widened else self.made.dtype]
         checks: list[GraphCheck] = []
@@ -347,12 +339,7 @@ class GraphRun:
 
 
 def check_placement(ran: Mapping[str, Mapping[str, int]], provider: str) -> GraphCheck:
-    """Whether the heavy operators ran on the provider that was asked for.
-
-    Args:
-        ran: onnxruntime's provider -> operator -> count.
-        provider: a key of ``PROVIDERS``.
-    """
+    """Whether the heavy operators ran on the provider that was asked for."""
     elsewhere = [
         f"{operator} on {name}"
         for name, operators in ran.items()

@@ -23,7 +23,6 @@ from converter.scaling.scaling import Scaling, Unscaled
 from converter.source.base import CARD
 from converter.source.checkpoint import Checkpoint
 from converter.source.hub import bytes_to_download, is_repo_id
-from converter.source.remote_code import find
 from converter.weights.files import Link
 from converter.weights.journal import JOURNAL, Journal
 from converter.weights.transfer import Dtype
@@ -119,7 +118,6 @@ def convert(
     overwrite: bool = False,
     dry_run: bool = False,
     verify: bool = True,
-    trust_remote_code: bool = False,
     onnx: OnnxOptions | None = None,
     exports: Sequence[Export] = (),
     push_to_hub: str | None = None,
@@ -147,8 +145,6 @@ def convert(
             that it is pushed to.
         dry_run: write nothing, and return what would be written.
         verify: run the result and check it before it is renamed.
-        trust_remote_code: let verification also run the source's own modeling code, in a separate
-            process, and compare the result with it. Otherwise no code of the source is run.
         onnx: also write and validate an ONNX graph with these options.
         exports: also export the result in these formats.
         push_to_hub: push the result to this repository, ``user/name``. Whether this is possible is
@@ -172,7 +168,7 @@ def convert(
     if onnx is not None:
         exports = [*exports, onnx]
     about_push = private or branch is not None or create_pr
-    _check_options(exports, base_model, dtype, link, push_to_hub, about_push, verify, trust_remote_code)
+    _check_options(exports, base_model, dtype, link, push_to_hub, about_push, verify)
     opened, request = open_with_request(model, progress=progress, converted=False, **options)
     opened.scaling(request)  # before ``clear``: a wrong request must not remove what an interrupted run left
     if not dry_run:
@@ -193,10 +189,6 @@ def convert(
         return _result(plan, place, files, started)
 
     _download(plan, place, resume=resume)
-    cache_dir = options.get("cache_dir")
-    cache = None if cache_dir is None else Path(cache_dir)
-    token = options.get("token")
-    own_code = find(opened.source, opened.config, token=token, cache_dir=cache) if trust_remote_code else None
 
     def check_disk(needed: int) -> None:
         needed += plan.other_bytes() + sum(
@@ -210,7 +202,7 @@ def convert(
         if verify:
             from converter.verification import verify as check
 
-            checks = check(written.repository, opened.config, own_code)
+            checks = check(written.repository, opened.config)
         _write_card(plan, written, checks, shown_folder(Path(out), place))
         exported = {
             export.name: export.write(written.repository, progress=progress).moved(place)
@@ -229,7 +221,6 @@ def _check_options(
     push_to_hub: str | None,
     about_push: bool,
     verify: bool,
-    trust_remote_code: bool,
 ) -> None:
     """Refuses what can be refused before anything is opened."""
     for export in exports:
@@ -242,8 +233,6 @@ def _check_options(
         raise UsageError("only a verified result can be pushed; drop --no-verify or --push-to-hub")
     if dtype is not None and link is not None:
         raise UsageError("--dtype rewrites the weights, so they cannot be linked; drop --dtype or the link")
-    if trust_remote_code and not verify:
-        raise UsageError("--trust-remote-code is used by verification only; drop it or --no-verify")
 
 
 def _download(plan: Plan, place: Path, *, resume: bool) -> None:

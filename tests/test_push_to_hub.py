@@ -113,7 +113,6 @@ def test_what_cannot_be_pushed_is_refused_before_the_work(
         (["--private"], "need --push-to-hub"),
         (["--branch", "b"], "need --push-to-hub"),
         (["--create-pr"], "need --push-to-hub"),
-        (["--trust-remote-code", "--no-verify"], "--trust-remote-code is used by verification"),
     ],
 )
 def test_options_that_contradict_each_other(

@@ -83,7 +83,6 @@ FAMILY = Family(
         ),
     ),
     normalise=normalise,
-    rounded_bias=True,
     bias_scale=lambda head_dim: head_dim**-0.5,
     examples=("tiiuae/falcon-rw-1b", "tiiuae/falcon-rw-7b"),
 )

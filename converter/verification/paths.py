@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
 from converter.scaling.scaling import Dynamic
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 from converter.verification.patched import PROBE_VOCABULARY, Patched, build
 
 NAME = "paths"
@@ -33,7 +33,7 @@ TOLERANCE = 1e-4
 
 
 @torch.no_grad()
-def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it
+def check(patched: Patched) -> Check:
     """Runs a small random model with this repository's heads and scaling along every path.
 
     Plain attention computes each row alone, without padding. A decoder has three other paths: one pass,

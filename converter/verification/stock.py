@@ -9,8 +9,9 @@ from unittest import mock
 
 import torch
 
+from converter.config import Config
 from converter.errors import VerificationError
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 from converter.verification.patched import Patched, build
 from converter.verification.slice import TOLERANCE, Slice
 
@@ -19,13 +20,13 @@ PADDING = 5
 
 
 @torch.no_grad()
-def check(patched: Patched, context: Context) -> Check:
+def check(patched: Patched, source_config: Config) -> Check:
     """Runs a slice of the checkpoint through transformers' class and through the patched one.
 
     Raises:
         VerificationError: the two differ; the message says by how much.
     """
-    family, source_config = patched.family, context.source_config
+    family = patched.family
     unfit = family.stock_unfit(source_config) if family.stock else "transformers has no class for this model"
     if unfit is not None:
         return Check(NAME, unfit, skipped=True)

@@ -88,8 +88,8 @@ def make_repositories(setup: torch_speed.Setup, graph: bool) -> None:
 
     torch_speed.make_checkpoint(setup)
     for folder, options in CONVERSIONS.items():
-        exports = [OnnxOptions(last_logits=True)] if graph and folder == "static" else []
-        convert(setup.folder / STOCK, setup.folder / folder, verify=False, exports=exports, **options)
+        onnx = OnnxOptions(last_logits=True) if graph and folder == "static" else None
+        convert(setup.folder / STOCK, setup.folder / folder, verify=False, onnx=onnx, **options)
     path = setup.folder / "static" / "genai_config.json"
     if graph:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from converter import recipes
 from converter.config import PROVENANCE, Config, Provenance, read_provenance
 from converter.errors import OutputError, SourceError
-from converter.exports import EXPORTS, not_copied
+from converter.exports.onnx.files import NOT_COPIED
 from converter.families.refusals import QUANTISED, check_kernels
 from converter.families.templates import templates_folder
 from converter.interrupts import Interrupted, held
@@ -217,7 +217,7 @@ def _open(place: Path) -> Saved:
     fitted |= {PROVENANCE: replace(provenance, fine_tuned=True).to_json()}
     fitted |= recipe.stored(place, checkpoint, fitted)
     listed = manifest.read(place) if (place / MANIFEST).is_file() else {}
-    small = small_files(model.source.files, but=not_copied())
+    small = small_files(model.source.files, but=NOT_COPIED)
     index = [checkpoint.index] if checkpoint.index else []
     # Exports are among the listed files; weights of an older save that are listed no longer belong to it.
     older = [name for name in listed if not name.endswith((".safetensors", ".safetensors.index.json"))]
@@ -289,12 +289,11 @@ def _checkpoint(place: Path) -> Checkpoint:
 
 def _verify(saved: Saved, *, progress: bool) -> list[Check]:
     """Checks the model as a conversion does, and the exports in its folder as ``export`` does."""
+    from converter.exports.onnx.validate import check_again
     from converter.verification import verify
 
     checks = verify(saved.repository)
-    for kind in EXPORTS:
-        checks += kind.check_again(saved.repository, saved.states.keys(), progress=progress)
-    return checks
+    return checks + check_again(saved.repository, saved.states.keys(), progress=progress)
 
 
 def _entries(saved: Saved, *, progress: bool) -> dict[str, Entry]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from converter.config import read_provenance
 from converter.errors import SourceError, VerificationError
-from converter.exports import EXPORTS, reports
+from converter.exports.onnx.files import REPORT
 from converter.progress import byte_bar
 from converter.result import manifest
 from converter.result.code import code_names
@@ -25,7 +25,7 @@ from converter.weights.files import sha256
 if TYPE_CHECKING:
     from converter.verification import Check
 
-UNLISTED = (*manifest.UNLISTED, *reports())
+UNLISTED = (*manifest.UNLISTED, REPORT)
 """Files that belong to a repository, but are not in its manifest; they may be edited or written again."""
 State = tuple[int, int, int, int]
 """Size in bytes, times of the last changes in ns, and inode number; if they differ, the file was changed."""
@@ -149,6 +149,7 @@ def verify(contents: Contents, *, progress: bool = False) -> list[Check]:
         VerificationError, ValidationError: the first check that failed.
         MissingPackage: a package that the checks of an export need is not installed.
     """
+    from converter.exports.onnx.validate import check_again
     from converter.verification import verify as check
 
     repository = contents.repository
@@ -157,9 +158,7 @@ def verify(contents: Contents, *, progress: bool = False) -> list[Check]:
         if repository.config.get(key) != value:
             raise VerificationError(f"{CONFIG}: {key} is not what the weights say; convert the source again")
     checks = check(repository)
-    for kind in EXPORTS:
-        checks += kind.check_again(repository, contents.digests.keys(), progress=progress)
-    return checks
+    return checks + check_again(repository, contents.digests.keys(), progress=progress)
 
 
 def _walk(folder: Path) -> Iterator[str]:

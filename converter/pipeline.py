@@ -13,8 +13,7 @@ from converter.exports import EXPORTS, reports
 from converter.exports.base import Export, ExportResult
 from converter.model import open_model
 from converter.plan import Plan, Written, changes, prepare, write
-from converter.publish.options import PushOptions
-from converter.publish.push import PushResult, preflight, push_result
+from converter.publish.push import PushOptions, PushResult, preflight, push_result
 from converter.result import manifest
 from converter.result.card import PICTURE, describe, read_origin, shown_folder
 from converter.result.staging import check_output, check_space, clear, staged

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from converter.errors import VerificationError
 from converter.exports.onnx.export import export
 from converter.pipeline import convert
-from converter.publish import target
+
 from converter.publish.contents import read_contents, verify
 from converter.result import manifest
 from tests import forks, tiny
@@ -985,7 +985,7 @@ def preflight(environment: dict[str, str], work: Path, **options: Any) -> subpro
     code = (
         "import json, sys\n"
         "from converter import ConverterError\n"
-        "from converter.publish.options import PushOptions\n"
+        "from converter.publish.push import PushOptions\n"
         "from converter.publish.push import preflight\n"
         "options = json.loads(sys.argv[1])\n"
         "source = options.pop('source', None)\n"

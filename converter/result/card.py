@@ -395,11 +395,10 @@ def _metadata(
 def _texts(value: object) -> str | list[str] | None:
     """A text or a list of texts, else None. YAML reads "no", the code of Norwegian, as False."""
     listed = ["no" if entry is False else entry for entry in (value if isinstance(value, list) else [value])]
-    if not 0 < len(listed) <= LARGEST_VALUE:
+    texts = [entry for entry in listed if isinstance(entry, str) and 0 < len(entry) <= LARGEST_VALUE]
+    if len(texts) < len(listed) or not 0 < len(texts) <= LARGEST_VALUE:
         return None
-    if not all(isinstance(entry, str) and 0 < len(entry) <= LARGEST_VALUE for entry in listed):
-        return None
-    return listed if isinstance(value, list) else listed[0]
+    return texts if isinstance(value, list) else texts[0]
 
 
 def _split(card: str) -> tuple[str, str]:

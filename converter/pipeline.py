@@ -15,8 +15,7 @@ from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.requirements import check_installed
 from converter.model import ModelOptions, open_with_request
 from converter.plan import Plan, Written, changes, prepare, write
-from converter.publish.options import PushOptions
-from converter.publish.push import PushResult, preflight, push_result
+from converter.publish.push import PushOptions, PushResult, preflight, push_result
 from converter.result import manifest
 from converter.result.card import PICTURE, describe, read_origin, shown_folder
 from converter.result.staging import check_output, check_space, clear, staged

@@ -113,7 +113,7 @@ def mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mistaken:
         for module in (
             "converter.verification.patched",
             "converter.result.repository",
-            "converter.result.code",
+            "converter.result.converted",
         ):
             monkeypatch.setattr(f"{module}.templates_folder", lambda: copy)
 

@@ -19,6 +19,7 @@ from converter.scaling.scaling import (
     Scaling,
     Static,
     Unscaled,
+    number_text,
 )
 from converter.scaling.train_length import TrainLength
 
@@ -190,15 +191,15 @@ class Request:
         """The options as words of a command line, without a method that a static scaling has by default."""
         options = {
             "--method": None if self.method == NTK and self._static else self.method,
-            "--scale": None if self.scale is None else f"{self.scale:g}",
+            "--scale": None if self.scale is None else number_text(self.scale),
             "--target-length": self.target_length,
             "--dynamic": self.dynamic,
-            "--rate": None if self.rate is None else f"{self.rate:g}",
+            "--rate": None if self.rate is None else number_text(self.rate),
             "--train-length": self.train_length,
             "--slopes": None if self.slopes is None else self.slopes.name,
         }
         words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        return words if self.ramp is None else [*words, "--ramp", *(f"{end:g}" for end in self.ramp)]
+        return words if self.ramp is None else [*words, "--ramp", *map(number_text, self.ramp)]
 
     @property
     def _static(self) -> bool:

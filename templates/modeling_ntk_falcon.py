@@ -26,23 +26,19 @@ from .ntk_plan import AttentionPlan
 
 class NtkFalconAttention(AlibiAttention):
     def __init__(self, config: NtkFalconConfig, layer_idx: int):
-        self_heads = config.num_attention_heads
-        head_dim = config.hidden_size // self_heads
-        super().__init__(config, self_heads, head_dim**-0.5, config.attention_dropout, layer_idx)
+        heads = config.num_attention_heads
+        head_dim = config.hidden_size // heads
+        super().__init__(config, heads, head_dim**-0.5, config.attention_dropout, layer_idx)
         self.head_dim = head_dim
-        # For each group of query heads, the fused weight holds the queries, then one key and one value.
-        groups = config.num_key_value_heads
-        self.per_group = self_heads // groups
-        fused = (self_heads + 2 * groups) * head_dim
-        self.query_key_value = nn.Linear(config.hidden_size, fused, bias=config.bias)
+        self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
 
     def forward(
         self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        fused = self.query_key_value(hidden_states).unflatten(-1, (-1, self.per_group + 2, self.head_dim))
-        query = fused[..., :-2, :].flatten(2, 3).transpose(1, 2)
-        key, value = fused[..., -2, :].transpose(1, 2), fused[..., -1, :].transpose(1, 2)
+        # The fused weight holds query, key and value of the first head, then of the second, and so on.
+        fused = self.query_key_value(hidden_states).unflatten(-1, (-1, 3, self.head_dim))
+        query, key, value = (part.transpose(1, 2) for part in fused.unbind(-2))
         output, weights = self.attend(query, key, value, plan, past_key_values)
         return self.dense(output), weights
 
@@ -59,28 +55,11 @@ class NtkFalconMLP(nn.Module):
 
 
 class NtkFalconDecoderLayer(GradientCheckpointingLayer):
-    """One layer, in one of Falcon's three layouts.
-
-    Sequential (Falcon-RW): attention, then MLP, each with a norm and a residual. Parallel: both read
-    the output of one norm and share one residual. New decoder architecture: parallel, with a norm for each
-    unless ``num_ln_in_parallel_attn`` is 1.
-    """
-
     def __init__(self, config: NtkFalconConfig, layer_idx: int):
         super().__init__()
-
-        def norm() -> nn.LayerNorm:
-            return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-
-        self.parallel = config.parallel_attn or config.new_decoder_architecture
-        self.two_norms = config.new_decoder_architecture and config.num_ln_in_parallel_attn in (None, 2)
-        if self.two_norms:
-            self.ln_attn, self.ln_mlp = norm(), norm()
-        else:
-            self.input_layernorm = norm()
-        if not self.parallel:
-            self.post_attention_layernorm = norm()
+        self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.self_attention = NtkFalconAttention(config, layer_idx)
+        self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.mlp = NtkFalconMLP(config)
         self.hidden_dropout = config.hidden_dropout
         self.attention_dropout = config.attention_dropout
@@ -88,15 +67,10 @@ class NtkFalconDecoderLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        residual = hidden_states
-        normed = self.ln_attn(hidden_states) if self.two_norms else self.input_layernorm(hidden_states)
-        output, weights = self.self_attention(normed, plan, past_key_values)
-        if self.parallel:
-            output = output + self.mlp(self.ln_mlp(hidden_states) if self.two_norms else normed)
-        else:
-            residual = residual + F.dropout(output, self.attention_dropout, self.training)
-            output = self.mlp(self.post_attention_layernorm(residual))
-        return residual + F.dropout(output, self.hidden_dropout, self.training), weights
+        output, weights = self.self_attention(self.input_layernorm(hidden_states), plan, past_key_values)
+        hidden_states = hidden_states + F.dropout(output, self.attention_dropout, self.training)
+        output = self.mlp(self.post_attention_layernorm(hidden_states))
+        return hidden_states + F.dropout(output, self.hidden_dropout, self.training), weights
 
 
 class NtkFalconPreTrainedModel(DecoderSupport, PreTrainedModel):

@@ -200,17 +200,14 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
         return name if name.startswith((prefix, "lm_head.")) else prefix + name
 
 
-def queries_first(tensor: torch.Tensor, groups: int, per_group: int) -> torch.Tensor:
-    """All queries, all keys, all values, from a fused weight or bias in the order of the groups of heads.
+def queries_first(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """All queries, all keys, all values, from a fused weight or bias with the three of each head together.
 
     Args:
-        tensor: [outputs, ...]; each group has its queries, then one key and one value.
-        groups: number of groups, which is that of the key heads.
-        per_group: query heads of a group.
+        tensor: [heads * 3 * head size, ...].
+        heads: number of heads.
     """
-    split = tensor.unflatten(0, (groups, per_group + 2, -1))
-    parts = split[:, :-2], split[:, -2:-1], split[:, -1:]
-    return torch.cat([part.flatten(0, 2) for part in parts])
+    return tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def part(tensor: torch.Tensor, shard: str) -> torch.Tensor:

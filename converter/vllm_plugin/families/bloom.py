@@ -81,5 +81,5 @@ class NtkBloomForCausalLM(CausalLM):
 
     def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         if "query_key_value" in name and not self.trunk.setup.as_stored:
-            tensor = queries_first(tensor, self.config.n_head, 1)
+            tensor = queries_first(tensor, self.config.n_head)
         yield name, tensor

@@ -13,6 +13,7 @@ from .configuration_ntk_falcon import NtkFalconConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
@@ -27,9 +28,8 @@ from .ntk_plan import AttentionPlan
 class NtkFalconAttention(AlibiAttention):
     def __init__(self, config: NtkFalconConfig, layer_idx: int):
         heads = config.num_attention_heads
-        head_dim = config.hidden_size // heads
-        super().__init__(config, heads, head_dim**-0.5, config.attention_dropout, layer_idx)
-        self.head_dim = head_dim
+        super().__init__(config, heads, config.score_scale, config.attention_dropout, layer_idx)
+        self.head_dim = config.hidden_size // heads
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
 
@@ -46,9 +46,10 @@ class NtkFalconAttention(AlibiAttention):
 class NtkFalconMLP(nn.Module):
     def __init__(self, config: NtkFalconConfig):
         super().__init__()
-        self.dense_h_to_4h = nn.Linear(config.hidden_size, config.ffn_hidden_size, bias=config.bias)
+        width = config.ffn_hidden_size or 4 * config.hidden_size
+        self.dense_h_to_4h = nn.Linear(config.hidden_size, width, bias=config.bias)
         self.act = get_activation(config.activation)
-        self.dense_4h_to_h = nn.Linear(config.ffn_hidden_size, config.hidden_size, bias=config.bias)
+        self.dense_4h_to_h = nn.Linear(width, config.hidden_size, bias=config.bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.dense_4h_to_h(self.act(self.dense_h_to_4h(hidden_states)))
@@ -80,31 +81,20 @@ class NtkFalconPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkFalconModel(AlibiDecoder, NtkFalconPreTrainedModel):
+    _input_embed_layer = "word_embeddings"
+    layers_name = "h"
+    norm_name = "ln_f"
+
     def __init__(self, config: NtkFalconConfig):
         super().__init__(config)
-        self.softmax_scale = (config.hidden_size // config.num_attention_heads) ** -0.5
         # Falcon divides the bias by sqrt(head size) together with the scores.
-        slopes = [slope * self.softmax_scale for slope in stock_slopes(config.num_attention_heads)]
+        slopes = [slope * config.score_scale for slope in stock_slopes(config.num_attention_heads)]
         self.alibi = Alibi(slopes, config.alibi_scaling, config.num_hidden_layers)
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         layers = [NtkFalconDecoderLayer(config, index) for index in range(config.num_hidden_layers)]
         self.h = nn.ModuleList(layers)
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.word_embeddings = value
-
-    @property
-    def decoder_layers(self) -> nn.ModuleList:
-        return self.h
-
-    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.ln_f(hidden_states)
 
 
 class NtkFalconForCausalLM(CausalLMHead, NtkFalconPreTrainedModel, GenerationMixin):

@@ -14,6 +14,7 @@ from transformers.utils import TransformersKwargs
 
 from .configuration_ntk_jina_bert import NtkJinaBertConfig, NtkJinaBertForColBERTConfig
 from .ntk_alibi import Alibi, stock_slopes
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_encoder import (
     AlibiEncoder,
     EncoderAttention,

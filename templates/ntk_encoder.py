@@ -171,6 +171,7 @@ class AlibiEncoder:
 
     alibi: Alibi
     layer_class: type
+    gradient_checkpointing = False
     zero_padding = False
     """Whether the trunk sets the hidden states of padded tokens to 0."""
 
@@ -181,7 +182,6 @@ class AlibiEncoder:
         self.embeddings = EncoderEmbeddings(config)
         self.encoder = EncoderLayers([self.layer_class(config) for _ in range(config.num_hidden_layers)])
         self.pooler = Pooler(config) if add_pooling_layer else None
-        self.gradient_checkpointing = False
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

@@ -31,7 +31,15 @@ from tests.dealt import quick
 from tests.patched import Convert
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
-COPIED = ("ntk_alibi.py", "ntk_attention.py", "ntk_cache.py", "ntk_decoder.py", "ntk_heads.py", "ntk_plan.py")
+COPIED = (
+    "ntk_alibi.py",
+    "ntk_attention.py",
+    "ntk_cache.py",
+    "ntk_config.py",
+    "ntk_decoder.py",
+    "ntk_heads.py",
+    "ntk_plan.py",
+)
 TRACE = """
     import os
     from pathlib import Path

@@ -274,7 +274,7 @@ def test_wrong_mpt_bias_is_caught(converted: Convert, mistaken: Mistaken, tmp_pa
 
 
 def test_falcon_bias_counted_twice_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: Path) -> None:
-    mistaken("modeling_ntk_falcon.py", "slope * self.softmax_scale for", "slope for")
+    mistaken("modeling_ntk_falcon.py", "slope * config.score_scale for", "slope for")
     folder = converted("falcon", 12, "ntk")
     with pytest.raises(VerificationError, match="runs with slope"):
         run(folder, tmp_path / "source")

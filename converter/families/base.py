@@ -156,6 +156,7 @@ class Family:
             f"configuration_ntk_{self.name}.py",
             f"modeling_ntk_{self.name}.py",
             f"ntk_{self.kind}.py",
+            "ntk_config.py",
             "ntk_heads.py",
             *parts[self.kind],
             "ntk_alibi.py",

@@ -56,11 +56,6 @@ class Decoder(nn.Module):
         raise NotImplementedError
 
     @staticmethod
-    def softmax_scale(config: Any) -> float:
-        """The factor on q.k."""
-        raise NotImplementedError
-
-    @staticmethod
     def make_norm(config: Any) -> nn.Module:
         """The final norm."""
         raise NotImplementedError
@@ -68,7 +63,7 @@ class Decoder(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
         config, family = vllm_config.model_config.hf_config, FAMILY[self.family]
-        self.setup = Setup(vllm_config, self.alibi(config), self.softmax_scale(config))
+        self.setup = Setup(vllm_config, self.alibi(config))
         # A buffer, since a compiled graph cannot copy them to its device.
         values = self.setup.alibi.on(torch.get_default_device())
         self.register_buffer("alibi_values", values, persistent=False)

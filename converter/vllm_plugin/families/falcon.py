@@ -19,10 +19,6 @@ def layer_norm(config: Any) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
 
-def softmax_scale(config: Any) -> float:
-    return float((config.hidden_size // config.num_attention_heads) ** -0.5)
-
-
 class FalconLayer(nn.Module):
     def __init__(self, setup: Setup, layer: int, prefix: str):
         super().__init__()
@@ -43,7 +39,7 @@ class FalconLayer(nn.Module):
             f"{prefix}.mlp",
             "dense_h_to_4h",
             "dense_4h_to_h",
-            config.ffn_hidden_size,
+            config.ffn_hidden_size or 4 * config.hidden_size,
             get_activation(config.activation),
             bias=config.bias,
         )
@@ -59,12 +55,11 @@ class FalconModel(Decoder):
     layer_class = FalconLayer
     norm_name = "ln_f"
     make_norm = staticmethod(layer_norm)
-    softmax_scale = staticmethod(softmax_scale)
 
     @staticmethod
     def alibi(config: Any) -> Alibi:
         # Falcon divides the bias by sqrt(head size) together with the scores.
-        slopes = [slope * softmax_scale(config) for slope in stock_slopes(config.num_attention_heads)]
+        slopes = [slope * config.score_scale for slope in stock_slopes(config.num_attention_heads)]
         return Alibi(slopes, config.alibi_scaling, config.num_hidden_layers)
 
 

@@ -28,6 +28,7 @@ from .ntk_encoder import (
 from .ntk_encoder_heads import EncoderHead, MaskedLMHead, Predictions, SequenceClassificationHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
+from .ntk_tiles import Tile  # noqa: F401 -- see above
 
 GATES = {"geglu": "gelu", "reglu": "relu"}
 

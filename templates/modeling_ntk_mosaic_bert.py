@@ -14,6 +14,7 @@ from .ntk_encoder import AlibiEncoder, EncoderAttention, EncoderSupport, GatedML
 from .ntk_encoder_heads import EncoderHead, MaskedLMHead, SequenceClassificationHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
+from .ntk_tiles import Tile  # noqa: F401 -- see above
 
 
 class NtkMosaicBertSelfAttention(SymmetricAttention):

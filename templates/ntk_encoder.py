@@ -18,9 +18,10 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from .ntk_alibi import Alibi, infers_on_cpu
+from .ntk_alibi import Alibi
 from .ntk_heads import check_keywords, checked_tp_plan, refuse_vllm
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
+from .ntk_tiles import infers_on_cpu
 
 # Tokens that feed-forward layers take at a time.
 SLICE = 512

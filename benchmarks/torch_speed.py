@@ -311,16 +311,19 @@ def decode(model: Any, token: torch.Tensor, mask: torch.Tensor, cache: Any) -> t
 def float32_difference(setup: Setup, length: int) -> float:
     """Largest logit difference in float32, relative to the largest logit.
 
-    Stock Falcon rounds its bias to bfloat16 even in float32; here it uses BLOOM's function, which does not.
+    Stock Falcon rounds its bias to bfloat16 even in float32; here it does not.
     """
-    from converter.verification.stock import exact_stock_bias
+    from converter.verification.stock import unround_bias
 
     prepare_process(setup)
     logits = []
-    with exact_stock_bias():
-        for side in (STOCK, PATCHED):
-            logits.append(prefill(load(setup, side, "float32"), tokens(setup, length)).cpu())
-            release()
+    for side in (STOCK, PATCHED):
+        model = load(setup, side, "float32")
+        if type(model).__name__ == "FalconForCausalLM":
+            unround_bias(model.transformer)
+        logits.append(prefill(model, tokens(setup, length)).cpu())
+        del model
+        release()
     return difference(*logits)
 
 

@@ -51,6 +51,10 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int, str]] = {
         2,
         "--method by-parts would scale no head: the longest span is 1280 tokens, and the ramp starts at 2048",
     ),
+    **{
+        f"a layout of Falcon: {key}": ("falcon", {key: value}, SCALE, 1, f"{key} is True; only a Falcon")
+        for key, value in (("multi_query", True), ("parallel_attn", None), ("new_decoder_architecture", True))
+    },
     "by parts of nothing in Falcon": (
         "falcon",
         {},

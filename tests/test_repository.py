@@ -118,6 +118,7 @@ def test_files(make_source: MakeSource, tmp_path: Path, family: str) -> None:
         f"modeling_ntk_{family}.py",
         "ntk_attention.py",
         "ntk_cache.py",
+        "ntk_config.py",
         "ntk_decoder.py",
         "ntk_heads.py",
         "ntk_plan.py",

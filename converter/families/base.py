@@ -148,12 +148,13 @@ class Family:
         """The files that are copied into a converted repository."""
         parts = {
             "decoder": ("ntk_attention.py", "ntk_plan.py", "ntk_cache.py"),
-            "encoder": ("ntk_encoder_heads.py", "ntk_symmetric.py"),
+            "encoder": ("ntk_encoder_heads.py", "ntk_symmetric.py", "ntk_tiles.py"),
         }
         return (
             f"configuration_ntk_{self.name}.py",
             f"modeling_ntk_{self.name}.py",
             f"ntk_{self.kind}.py",
+            "ntk_config.py",
             "ntk_heads.py",
             *parts[self.kind],
             "ntk_alibi.py",

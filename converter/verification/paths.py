@@ -38,8 +38,8 @@ def check(patched: Patched) -> Check:
 
     Plain attention computes each row alone, without padding. A decoder has three other paths: one pass,
     chunks over a cache, and single tokens over a cache. An encoder has one pass, in inference and in
-    training, over rows longer than the block of queries that it computes at once. In both, there is a pass in
-    tiles, as in long rows.
+    training, over rows longer than the block of queries that it computes at once, and a pass in tiles, as in
+    long rows.
 
     Raises:
         VerificationError: a path differs; the message names the path and the difference.
@@ -68,9 +68,9 @@ def check(patched: Patched) -> Check:
         "fused": model(tokens, attention_mask=mask).last_hidden_state,
         "padded": model(tokens, attention_mask=mask, output_attentions=True).last_hidden_state,
     }
-    with small_tiles(patched, length // TILES):
-        steps["tiled"] = model(tokens, attention_mask=mask).last_hidden_state
     if family.kind == "encoder":
+        with small_tiles(patched, length // TILES):
+            steps["tiled"] = model(tokens, attention_mask=mask).last_hidden_state
         # Inference on a CPU looks at each row by itself. All else has the path that this takes.
         with torch.enable_grad():
             steps["training"] = model(tokens, attention_mask=mask).last_hidden_state.detach()
@@ -97,7 +97,7 @@ def check(patched: Patched) -> Check:
 @contextlib.contextmanager
 def small_tiles(patched: Patched, keys: int) -> Iterator[None]:
     """All heads are computed in tiles, with blocks of so many keys, which are otherwise for long rows."""
-    module = sys.modules[patched.modeling.Alibi.__module__]
+    module = sys.modules[f"{patched.modeling.__package__}.ntk_tiles"]
     small = {
         "SHORTEST": 1,
         "MOST_THREADS": math.inf,

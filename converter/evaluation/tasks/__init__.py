@@ -20,7 +20,6 @@ words.py      names of lines
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,6 @@ __all__ = [
     "Task",
     "TaskType",
     "make_task",
-    "with_generated",
 ]
 
 AnyTask = Task | Retrieval | Neighbours
@@ -60,13 +58,6 @@ EMBEDDED = tuple(name for name, each in TYPES.items() if each.embeds)
 """Names of tasks for encoders; the others are for causal language models."""
 READ = tuple(name for name, each in TYPES.items() if each.read)
 """Names of tasks that can be read from a file."""
-
-
-def with_generated(given: Sequence[AnyTask], *, decoder: bool) -> list[AnyTask]:
-    """The given tasks, and those that need no file, for a causal language model or an encoder."""
-    left = {task.name: task for task in given}
-    names = [name for name in GENERATED if TYPES[name].embeds != decoder]
-    return [left.pop(name) if name in left else make_task(name) for name in names] + list(left.values())
 
 
 def make_task(name: str, file: Path | None = None, size: int | None = None) -> Any:

@@ -163,6 +163,5 @@ TYPES = (
         file_help="A folder with corpus.jsonl, queries.jsonl and qrels/test.tsv.",
         folder=True,
         embeds=True,
-        tunes=True,
     ),
 )

@@ -101,6 +101,5 @@ TYPES = (
         origin="you",
         read=Prompts.read,
         file_help="Your own prompts, in a JSON Lines file.",
-        tunes=True,
     ),
 )

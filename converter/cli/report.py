@@ -141,9 +141,8 @@ def tuning(found: Tuning) -> str:
             [*lines, "Verdict: helps. To convert the model this way:", "", f"    {found.command}"]
         )
     if found.verdict == "cannot tell":
-        more = (
-            "more prompts, queries or text, or a higher --items" if found.choices else "prompts of your own"
-        )
+        more = "more prompts, queries or text, or a higher --items; half of them judge"
+        more = more if found.choices else "prompts of your own, of a kind that the model can answer"
         return "\n".join([*lines, f"Verdict: cannot tell. Give {more}."])
     harm = any(each.judgement.verdict == "helps" for each in found.choices)
     why = "What helps by one measure harms by the other" if harm else "No gain that is worth a scaling"

@@ -89,8 +89,8 @@ def candidates(recipe: Recipe, trained: int, target: int) -> list[Scaling]:
     start, end = recipe.defaults.ramp
     ramp = (start * trained, end * trained)
     by_position = [
-        *(Dynamic("ntk", "position", rate, trained) for rate in RATES),
         *(Dynamic("by-parts", "position", rate, trained, ramp) for rate in RATES),
+        *(Dynamic("ntk", "position", rate, trained) for rate in RATES),
     ]
     by_length = [replace(scaling, dynamic="length") for scaling in by_position]
     static = [

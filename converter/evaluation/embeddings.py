@@ -15,7 +15,7 @@ from converter.errors import UnsupportedModel
 from converter.evaluation.hardware import Hardware
 from converter.evaluation.runner import FILLER, check_ids
 from converter.evaluation.tasks.base import Collection, Ids, Retrieval
-from converter.evaluation.tasks.ranking import CUTOFF
+from converter.evaluation.tasks.scores import CUTOFF
 from converter.progress import Advance
 from converter.source.base import plain_text
 from converter.source.jsonfile import read_object

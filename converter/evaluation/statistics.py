@@ -92,8 +92,8 @@ def paired_interval(better: int, worse: int, items: int) -> Interval:
 
     The difference is (2 s - 1) d: d is the share of the items that differ, and s the share of these that got
     better. Both have Clopper and Pearson's exact interval (1934), and the ends here are the extremes of the
-    product. So the interval leaves out 0 exactly if McNemar's exact test gives p < 0.05, never has width zero, and
-    covers the true difference in at least 95 % of all samples (tested by enumeration).
+    product. So the interval leaves out 0 exactly if McNemar's exact test gives p < 0.05. It never has width
+    zero, and covers the true difference in at least 95 % of all samples (tested by enumeration).
     """
     low, high = (2 * share - 1 for share in _clopper_pearson(better, better + worse))
     fewest, most = _clopper_pearson(better + worse, items)

@@ -2,20 +2,14 @@
 
 base.py       what a task is, and how it is offered
 passkey.py    a number hidden in filler text
-lines.py      LongEval lines, generated or from a published file
-topics.py     LongEval topics, from a published file
-longbench.py  LongBench's TREC and MultiFieldQA-en, from their published files
-prompts.py    the user's own
-longembed.py  LongEmbed's passkeys and needles, for encoders
+lines.py      LongEval lines, generated
+files.py      from a file: your own prompts, LongEval's lines and topics, LongBench's TREC and MultiFieldQA-en
+longembed.py  passkeys and needles as in LongEmbed, for encoders; facts.py has the needles and the hay
 beir.py       a local folder in BEIR's format, for encoders
 neighbours.py the user's texts, for encoders: do their neighbours change?
-cases.py      reading such files
-fitting.py    prompts in tokens, as long as allowed
-drawing.py    seeded chance
-answers.py    what counts as an answer
-ranking.py    what a ranking is worth
-facts.py      needles and hay
-words.py      names of lines
+records.py    reads files of JSON Lines
+tokens.py     prompts in tokens, as long as allowed, and seeded chance
+scores.py     what an answer or a ranking is worth
 """
 
 from __future__ import annotations
@@ -46,7 +40,7 @@ __all__ = [
 AnyTask = Task | Retrieval | Neighbours
 """For causal language models; for encoders."""
 
-MODULES = ("passkey", "lines", "topics", "longbench", "prompts", "longembed", "beir", "neighbours")
+MODULES = ("passkey", "lines", "files", "longembed", "beir", "neighbours")
 TYPES: dict[str, TaskType] = {
     each.name: each for module in MODULES for each in import_module(f"{__name__}.{module}").TYPES
 }

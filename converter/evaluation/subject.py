@@ -23,8 +23,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from converter.errors import SourceError, UnsupportedModel, UsageError
+from converter.evaluation.embeddings import pooling_of
 from converter.evaluation.hardware import Hardware
-from converter.evaluation.pooling import pooling_of
 from converter.exports.onnx.files import NOT_COPIED
 from converter.model import Model, open_model
 from converter.plan import prepare, write

@@ -10,7 +10,9 @@ from converter.evaluation.tasks import TYPES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*(ROOT / name for name in ("README.md", "README.zh.md", "docs/evaluation.md", "docs/families.md"))]
-MARKED = re.compile(r"(<!-- (families|rotary|checkpoints|tasks): .*?-->\n).*?\n(<!-- end of \2 -->)", re.DOTALL)
+MARKED = re.compile(
+    r"(<!-- (families|rotary|checkpoints|tasks): .*?-->\n).*?\n(<!-- end of \2 -->)", re.DOTALL
+)
 
 
 def tasks() -> str:
@@ -27,7 +29,7 @@ def rotary() -> str:
 
 
 def families() -> str:
-    """The table of ``ntk-convert families --markdown``, with a link in place of the types of rotary models."""
+    """What ``ntk-convert families --markdown`` prints, with a link in place of the types of rotary models."""
     types = rotary()
     link = f"[{len(types.split(', '))} types](docs/families.md#rotary-models)"
     return catalogue.markdown().replace(types, link)

@@ -18,7 +18,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

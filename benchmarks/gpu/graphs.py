@@ -11,16 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import measuring
-import numpy as np
 import onnx_speed
 import report
 import torch
 from measuring import STEPS, WARM_UP, Cell, Setup, fresh
 from onnx_speed import GRAPHS, Cached
-from report import Document, number, ratio
+from report import Document, ratio
 
 from gpu import kernels
 from gpu.attention import measure_lengths

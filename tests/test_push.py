@@ -131,6 +131,12 @@ def relist(folder: Path) -> None:
     manifest.write(folder, names, {})
 
 
+def verified(folder: Path) -> list[Any]:
+    """The checks of a folder alone."""
+    found = read_contents(folder)
+    return verify(found.repository, found.digests)
+
+
 # What arrives
 
 
@@ -614,7 +620,7 @@ def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: 
     source, out = tmp_path / "source", tmp_path / "out"
     {**tiny.FACTORIES, **tiny.ENCODERS}[family](source)
     made = convert(source, out, scale=2, train_length=64)
-    found = verify(read_contents(out))
+    found = verified(out)
     assert [(check.name, check.skipped) for check in found] == [
         (check.name, check.skipped) for check in made.checks
     ]
@@ -622,7 +628,7 @@ def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: 
         slopes = json.loads((out / "config.json").read_text())["alibi_slopes"]
         relisted(out, {"alibi_slopes": [slope * 1.5 for slope in slopes]})
         with pytest.raises(VerificationError, match="alibi_slopes"):
-            verify(read_contents(out))
+            verified(out)
 
 
 @pytest.mark.parametrize("how", [{"scale": 2}, {"dynamic": "length", "rate": 2}])
@@ -630,12 +636,11 @@ def test_rotary_too(tmp_path: Path, how: dict[str, Any]) -> None:
     source = tiny_rotary.rotary(tmp_path / "source", "llama")
     out = tmp_path / "out"
     convert(source, out, verify=False, **how)
-    contents = read_contents(out)
-    assert [check.name for check in verify(contents)] == ["tensors", "frequencies"]
-    assert not [name for name in contents.files if name.endswith(".py")]
+    assert [check.name for check in verified(out)] == ["tensors", "frequencies"]
+    assert not [name for name in read_contents(out).files if name.endswith(".py")]
     relisted(out, {"rope_theta": 123.0} if "scale" in how else {"rope_scaling": None})
     with pytest.raises(VerificationError):
-        verify(read_contents(out))
+        verified(out)
 
 
 def test_graphs(hub: HubServer, push: Push, out: Path) -> None:

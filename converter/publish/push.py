@@ -184,7 +184,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     if target is not None:
         _compare(options, contents, files, target)
     contents = contents.with_linked(progress=progress)
-    checks = [] if verified else verify(contents, progress=progress)
+    checks = [] if verified else verify(contents.repository, contents.digests.keys(), progress=progress)
     if target is None:
         hub.create(private=options.private)
         target = hub.look(options.branch)

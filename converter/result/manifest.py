@@ -32,6 +32,11 @@ class Entry:
     sha256: str | None
     """None for weights that are linked to the source's, since nothing has read them."""
 
+    @classmethod
+    def of(cls, path: Path) -> Entry:
+        """The entry of a file, which is read."""
+        return cls(path.stat().st_size, sha256(path))
+
 
 def write(folder: Path, names: Iterable[str], known: Mapping[str, str | None]) -> None:
     """Writes the manifest of a repository.
@@ -42,7 +47,7 @@ def write(folder: Path, names: Iterable[str], known: Mapping[str, str | None]) -
         known: SHA-256 of some of the files, or None for files that must not be read; all others are read.
     """
     entries = {
-        name: Entry((folder / name).stat().st_size, known[name] if name in known else sha256(folder / name))
+        name: Entry((folder / name).stat().st_size, known[name]) if name in known else Entry.of(folder / name)
         for name in set(names) - set(UNLISTED)
     }
     new = folder / f".{MANIFEST}.new"

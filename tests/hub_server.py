@@ -21,7 +21,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from tests.hub_protocol import (
@@ -68,7 +68,7 @@ class HubServer:
         """Called with each request before it is answered; it may raise a ``Refusal``."""
         self.faults: dict[str, list[Fault]] = {}
         """File name -> the faults of its next downloads, in order."""
-        self.upload_faults: list[Fault | None] = []
+        self.upload_faults: list[Literal["cut", "reset"] | None] = []
         """Faults of the next uploads to the storage, in order; None for no fault."""
         self.half_sent: Callable[[], object] | None = None
         """Called when half of an uploaded file was received, before the rest is read."""
@@ -78,8 +78,6 @@ class HubServer:
         """Files that an accepted commit does not add."""
         self.transfer = "basic"
         """The protocol for large files: ``basic`` or ``xet``."""
-        self.part_bytes: int | None = None
-        """Files larger than this many bytes are uploaded in parts of that size."""
         self._temporary = tempfile.TemporaryDirectory(prefix="hub-")
         self.writing = Writing(self, Path(self._temporary.name))
         self._stored: dict[str, Path] = {}
@@ -175,7 +173,7 @@ class HubServer:
             fault = self.upload_faults.pop(0) if self.upload_faults else None
         if "authorization" in request.headers:
             return Refusal(HTTPStatus.BAD_REQUEST, None, "Only one auth mechanism allowed").answer
-        return self.writing.receive(request, body, length, fault)
+        return self.writing.receive(request, body, length, cut=fault is not None)
 
     def _hub(self, request: Request) -> Answer:
         for old, new in self.renamed.items():

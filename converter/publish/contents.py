@@ -53,11 +53,7 @@ class Contents:
         return self.repository.source
 
     def with_linked(self, *, progress: bool = False) -> Contents:
-        """The same with the SHA-256 of linked weights, which the conversion has not read.
-
-        Raises:
-            SourceError: one of them is NaN or infinite.
-        """
+        """The same with the SHA-256 of linked weights, not read before; refuses NaN and infinity."""
         linked = [name for name, digest in self.digests.items() if digest is None]
         total, digests = sum(self.files[name] for name in linked), dict(self.digests)
         with byte_bar("reading linked weights", total, show=progress) as advance:
@@ -116,12 +112,7 @@ def verify(
 ) -> list[Check]:
     """Checks a converted repository as the conversion did, and its exports as ``export`` did.
 
-    Nothing in the folder is changed.
-
-    Args:
-        repository: the repository.
-        listed: its files; exports among others are not checked.
-        progress: draw progress bars on stderr.
+    Nothing in the folder is changed. Exports that are not ``listed`` are not its own, and not checked.
 
     Raises:
         VerificationError, ValidationError: the first check that failed.

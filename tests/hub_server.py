@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import socket
 import struct
@@ -344,12 +345,12 @@ def _break_off(handler: BaseHTTPRequestHandler, *, politely: bool = False) -> No
 def _model_info(repo_id: str, repository: Repository, commit: str) -> dict[str, Any]:
     folder = repository.commits[commit]
     siblings = []
-    for name in files_in(folder):
-        data = (folder / name).read_bytes()
-        entry: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": git_id(data)}
-        if name.endswith(LARGE):
-            entry["lfs"] = {"sha256": sha256(folder / name), "size": len(data), "pointerSize": 134}
-        siblings.append(entry)
+    for entry in _tree(folder):
+        if entry["type"] == "file":
+            lfs = {"lfs": entry["lfs"] | {"sha256": entry["lfs"]["oid"]}} if "lfs" in entry else {}
+            siblings.append(
+                {"rfilename": entry["path"], "size": entry["size"], "blobId": entry["oid"], **lfs}
+            )
     counts = _parameters(folder)
     return {
         "id": repo_id,
@@ -398,8 +399,5 @@ def _parameters(folder: Path) -> dict[str, int]:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         for name, tensor in header.items():
             if name != "__metadata__":
-                size = 1
-                for length in tensor["shape"]:
-                    size *= length
-                counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + size
+                counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + math.prod(tensor["shape"])
     return counts

@@ -181,10 +181,12 @@ def test_the_card_s_examples_load_the_model_from_the_hub(hub: HubServer, push: P
     assert pushed(hub)[CARD] == (out / CARD).read_bytes()
 
 
-def test_private(hub: HubServer, push: Push) -> None:
-    assert push("--private", "-q").code == 0
-    assert hub.repositories[ID].private
-    assert push("--private", "--json").json["changed"] == []
+def test_private_in_an_organisation(hub: HubServer, push: Push, out: Path) -> None:
+    words = ("--private", "--token", TOKEN)
+    assert push(*words, "-q", to="lab/bloom", HF_TOKEN="").code == 0
+    assert hub.repositories["lab/bloom"].private
+    assert pushed(hub, repo_id="lab/bloom") == contents(out, to="lab/bloom")
+    assert push(*words, "--json", to="lab/bloom").json["changed"] == []
 
 
 def test_a_branch(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
@@ -682,11 +684,6 @@ def test_tokens_that_may_not_write(
     refused(push(HF_TOKEN=""), ID, "--token", "hf auth login")
 
 
-def test_an_organisation_s_repository(hub: HubServer, push: Push, out: Path) -> None:
-    assert push("-q", "--token", TOKEN, to="lab/bloom", HF_TOKEN="").code == 0
-    assert pushed(hub, repo_id="lab/bloom") == contents(out, to="lab/bloom")
-
-
 @pytest.mark.version
 @pytest.mark.parametrize("words", [["--json"], ["-v", "--token", TOKEN]])
 @pytest.mark.parametrize(
@@ -763,7 +760,7 @@ def test_a_hub_without_xet(hub: HubServer, push: Push, out: Path) -> None:
     "words",
     [
         *(["bloom"], ["a/b/c"], ["ada/bl oom"], ["ada/.."], ["ada/x--y"], ["../x"], [""], ["ada/x\x1b[2J"]),
-        *([ID, "--branch", name] for name in ("a b", "../main", "refs/pr/1", "")),
+        *([ID, "--branch", name] for name in ("a b", "../main", "refs/pr/1", "a.lock", "")),
         [ID, "--token", "hf_ secret"],
     ],
 )
@@ -788,6 +785,11 @@ def test_an_upload_that_breaks_off_goes_on(hub: HubServer, push: Push, out: Path
     assert len(puts(hub)) == len(SHARDS) - len(stored)
     assert not stored & set(puts(hub))
     assert pushed(hub) == contents(out)
+
+
+def test_a_tag_is_no_branch(hub: HubServer, push: Push, tmp_path: Path) -> None:
+    hub.commit(ID, tmp_path, tag="v1")
+    refused(push("--branch", "v1"), "v1", "tag", code=2)
 
 
 def test_a_card_that_the_hub_does_not_take(hub: HubServer, push: Push, out: Path) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.hf_api import RepoFile
 
-BRANCH = re.compile(r"(?!refs/|[0-9a-f]{40}$)\w[\w-]*([./][\w-]+)*", re.ASCII)
+BRANCH = re.compile(r"(?!refs/|[0-9a-f]{40}$|.*\.lock(/|$))\w[\w-]*([./][\w-]+)*", re.ASCII)
 """Names of branches that git accepts and the Hub does not reserve."""
 LOST = (
     "the connection to the Hub failed while {id} was pushed to; check it (and HF_HUB_OFFLINE, HF_ENDPOINT) "
@@ -132,6 +132,8 @@ class Hub:
             heads = {DEFAULT_REVISION: head}
             if branch not in (None, DEFAULT_REVISION):
                 refs = self._api.list_repo_refs(self.repo_id)
+                if branch in [tag.name for tag in refs.tags]:
+                    raise UsageError(f"--branch {branch} is a tag of {self.repo_id}; name a branch")
                 heads = {found.name: found.target_commit for found in refs.branches}
             branch = branch or DEFAULT_REVISION
             head = heads.get(branch, head)

@@ -788,7 +788,8 @@ def test_an_upload_that_breaks_off_goes_on(hub: HubServer, push: Push, out: Path
 
 
 def test_a_tag_is_no_branch(hub: HubServer, push: Push, tmp_path: Path) -> None:
-    hub.commit(ID, tmp_path, tag="v1")
+    theirs(hub, tmp_path / "theirs")
+    hub.commit(ID, tmp_path / "theirs", tag="v1")
     refused(push("--branch", "v1"), "v1", "tag", code=2)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from converter.errors import UsageError
 from converter.evaluation.tasks.base import Collection, Ids, Metric, Retrieval, TaskType
-from converter.evaluation.tasks.facts import FACTS, SENTENCES
+from converter.evaluation.tasks.records import WORDS
 from converter.evaluation.tasks.tokens import depths, generator, texts_in_tokens
 
 PER_QUERY = 2
@@ -153,8 +153,9 @@ class Needle(LongEmbed):
     name: str = "longembed_needle"
 
     def pairs(self, chance: Random, count: int) -> list[tuple[str, str]]:
-        """See ``LongEmbed``; there are not more than ``FACTS``."""
-        return chance.sample(FACTS, min(count, len(FACTS)))
+        """See ``LongEmbed``; there are not more than facts."""
+        facts = [tuple(fact) for fact in WORDS["facts"]]
+        return chance.sample(facts, min(count, len(facts)))
 
     def filler(self, chance: Random) -> Callable[[int], list[str]]:
         """See ``LongEmbed``; the sentences in a new order in each round and document."""
@@ -163,7 +164,7 @@ class Needle(LongEmbed):
 
         def words(count: int) -> list[str]:
             while len(found) < count:
-                for sentence in drawing.sample(SENTENCES, len(SENTENCES)):
+                for sentence in drawing.sample(WORDS["sentences"], len(WORDS["sentences"])):
                     found.extend(sentence.split())
             return found[:count]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 from converter.errors import SourceError
 from converter.source.jsonfile import LARGEST, parse_object
 
+WORDS: dict[str, Any] = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
+"""What generated prompts are made of: adjectives and nouns; facts, each a question and a sentence that
+answers it without repeating all of its words; and sentences that answer no question."""
 LARGEST_FILE = 256 << 20
 """Most bytes in a file. LongBench's TREC has 8 MB."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from converter.errors import UnsupportedModel
 from converter.evaluation.hardware import Hardware
-from converter.evaluation.runner import FILLER, check_ids
+from converter.evaluation.runner import batch, by_length, check_ids
 from converter.evaluation.tasks.base import Collection, Ids, Retrieval
 from converter.evaluation.tasks.scores import CUTOFF
 from converter.progress import Advance
@@ -81,31 +81,17 @@ def embed(
     check_ids(model, max((max(text) for text in texts), default=0))
     width = len(pooling.modes) * model.config.hidden_size
     found = np.empty((len(texts), width), dtype=np.float32)
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # so that rows need little filling
+    order = by_length(texts)
     while order:
-        longest = len(texts[order[-1]])
-        rows = order[-hardware.rows(longest) :]
-        del order[-len(rows) :]
-        ids = np.full((len(rows), longest), FILLER, dtype=np.int64)
-        mask = np.zeros_like(ids)
-        for row, index in enumerate(rows):
-            ids[row, : len(texts[index])] = texts[index]
-            mask[row, : len(texts[index])] = 1
-        real = torch.from_numpy(mask).to(hardware.device)
-        states = model.base_model(torch.from_numpy(ids).to(hardware.device), attention_mask=real)
-        found[rows] = _pooled(states.last_hidden_state.float(), real, pooling).cpu().numpy()
-        advance(int(mask.sum()))
+        rows, ids, real = batch(texts, order, hardware)
+        states = model.base_model(ids, attention_mask=real).last_hidden_state
+        found[rows] = _pooled(states.float(), real, pooling).cpu().numpy()
+        advance(int(real.sum()))
     return found
 
 
 def _pooled(states: torch.Tensor, real: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """Vectors of length 1, [rows, modes * hidden]; every mode but ``max`` is a weighted sum of the states.
-
-    Args:
-        states: [rows, tokens, hidden].
-        real: 1 for each real token, [rows, tokens].
-        pooling: how.
-    """
+    """Vectors of length 1, [rows, modes * hidden]; every mode but ``max`` is a weighted sum of the states."""
     place = real.cumsum(1)
     last = real.sum(1, keepdim=True)
     weights = {

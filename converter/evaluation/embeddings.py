@@ -34,12 +34,8 @@ MEAN = Pooling(("mean",), normalised=False)
 def pooling_of(folder: Path) -> Pooling:
     """How the repository in ``folder`` makes one vector of a text, by its files for sentence-transformers.
 
-    Without these files it is the mean, as in JinaBERT's own ``encode`` and in DNABERT-2's README. Another
-    vector than the user's must not be measured.
-
-    Raises:
-        UnsupportedModel: its embeddings are made in a way that is not computed here.
-        SourceError: a file is damaged.
+    Without these files it is the mean, as in JinaBERT's own ``encode`` and in DNABERT-2's README. Raises
+    ``UnsupportedModel`` where it is something that is not computed here: another vector would be measured.
     """
     found = read_pooling(folder)
     if found is None:
@@ -66,18 +62,7 @@ def pooling_of(folder: Path) -> Pooling:
 def embed(
     model: Any, pooling: Pooling, hardware: Hardware, texts: Sequence[Ids], advance: Advance = int
 ) -> Vectors:
-    """One vector for each text.
-
-    Args:
-        model: an encoder, with or without a head.
-        pooling: how the tokens' hidden states become one vector.
-        hardware: limits the rows that are run at once.
-        texts: token ids of each text; at least one each.
-        advance: called with the number of tokens just done, those that pad rows aside.
-
-    Returns:
-        Vectors of length 1, float32 [texts, modes * hidden]; NaN for a model that overflowed.
-    """
+    """One vector of length 1 for each text, float32 [texts, modes * hidden]; NaN if it overflowed."""
     check_ids(model, max((max(text) for text in texts), default=0))
     width = len(pooling.modes) * model.config.hidden_size
     found = np.empty((len(texts), width), dtype=np.float32)
@@ -147,12 +132,7 @@ def rank(queries: Vectors, documents: Vectors, texts: Collection) -> list[list[i
 
 
 def agreement(vectors: Vectors, reference: Vectors) -> tuple[tuple[float, ...], ...]:
-    """A score from 0 to 1 for each text, by each of ``MEASURES``.
-
-    Args:
-        vectors: of length 1, float32 [texts, hidden], of the scaled model.
-        reference: the same texts' of the unscaled model.
-    """
+    """A score from 0 to 1 for each text, by each of ``MEASURES``, from unit vectors [texts, hidden]."""
     ours, theirs = _nearest(vectors), _nearest(reference)
     same = [len({*mine} & {*other}) / len(mine) for mine, other in zip(ours, theirs, strict=True)]
     cosine = np.nan_to_num(np.sum(vectors * reference, axis=1, dtype=np.float64), nan=0.0).clip(0.0, 1.0)

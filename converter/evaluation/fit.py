@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converter import interrupts
 from converter.bytesize import bytes_text
@@ -24,6 +24,11 @@ from converter.fitting.samples import Samples
 from converter.fitting.trainable import TrainableAlibi, memory
 from converter.progress import steps as step_bar
 from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Dynamic, Static
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from converter.model import SourceOptions
 
 STEPS, MINUTES = 200, 10.0
 
@@ -81,17 +86,13 @@ def fit(
     temperatures: bool = False,
     steps: int = STEPS,
     minutes: float = MINUTES,
-    train_length: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
     seed: int = 0,
     device: str | None = None,
     dtype: str | None = None,
     batch_size: int | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: str | Path | None = None,
     progress: bool = False,
     say: Callable[[str], object] = str,
+    **source: Unpack[SourceOptions],
 ) -> Fit:
     """Fits one exponent per layer and head, with all weights frozen.
 
@@ -111,8 +112,8 @@ def fit(
         minutes: most time for the steps, approximately.
         dtype: ``fp32`` or ``bf16``; by default bf16 on CUDA and fp32 on a CPU.
         say: called with a line about what is fitted and the memory that it takes, before it starts.
-        train_length, overrides, seed, device, batch_size, revision, token, cache_dir, progress: as for
-            ``evaluate``. On a CPU, the same seed gives the same slopes.
+        seed, device, batch_size, progress: as for ``evaluate``. On a CPU, a seed gives the same slopes.
+        source: see ``SourceOptions``.
 
     Raises:
         NoGain: nothing that was fitted is better than the stock slopes.
@@ -125,16 +126,7 @@ def fit(
     files = [Path(path) for path in text]
     settings = run_settings(seed, files)
     hardware = _hardware(device, dtype, batch_size)
-    with open_subject(
-        model,
-        hardware,
-        train_length=train_length,
-        overrides=overrides,
-        revision=revision,
-        token=token,
-        cache_dir=Path(cache_dir) if cache_dir else None,
-        progress=progress,
-    ) as subject:
+    with open_subject(model, hardware, progress=progress, **source) as subject:
         started = time.monotonic()
         trained = _check(subject, target_length, prompts)
         form = _starting_form(

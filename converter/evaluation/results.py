@@ -128,11 +128,7 @@ class Results:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Results:
-        """Reads the output of ``to_json``.
-
-        Raises:
-            SourceError: these are not results in this format, or they are damaged.
-        """
+        """Reads the output of ``to_json``; raises ``SourceError`` for anything else."""
         if value.get("format") != FORMAT:
             raise SourceError(
                 f"this is not a results file of ntk-convert eval in format {FORMAT}; measure again"

@@ -34,14 +34,6 @@ def complete(
 ) -> list[str]:
     """Continues each prompt greedily; ignores penalties and sampling in the model's generation config.
 
-    Args:
-        model: a causal language model.
-        tokenizer: its tokenizer.
-        hardware: limits the rows that are run at once.
-        prompts: token ids of each prompt.
-        max_new_tokens: most tokens to generate if the model does not stop earlier.
-        advance: called with the number of prompt tokens just done.
-
     Returns:
         The continuations as text, without special tokens, in the order of the prompts.
     """
@@ -91,12 +83,7 @@ def batch(
 ) -> tuple[list[int], torch.Tensor, torch.Tensor]:
     """Takes the last places from ``left_over``; returns them, and their rows' ids and mask [rows, tokens].
 
-    Args:
-        rows: token ids of all rows.
-        left_over: places of rows, by length.
-        hardware: limits how many are taken.
-        more: tokens that each row will get.
-        left: fill rows on the left instead of on the right.
+    ``more`` is how many tokens each row will get. Rows are filled on the right, or else on the ``left``.
     """
     longest = len(rows[left_over[-1]])
     taken = left_over[-hardware.rows(longest + more) :]
@@ -114,16 +101,9 @@ def batch(
 def losses(
     model: Any, hardware: Hardware, windows: NDArray[np.int64], advance: Advance = int
 ) -> NDArray[np.float64]:
-    """The negative log-likelihood of each token except the first, given those before it in its window.
+    """The negative log-likelihood of each token but the first in nats, float64 [windows, length - 1].
 
-    Args:
-        model: a causal language model.
-        hardware: limits the rows that are run at once.
-        windows: token ids without padding, int64 [windows, length].
-        advance: called with the number of tokens just done.
-
-    Returns:
-        Losses in nats, float64 [windows, length - 1].
+    ``windows`` are token ids without padding, int64 [windows, length].
     """
     check_ids(model, int(windows.max()))
     count, length = windows.shape
@@ -165,7 +145,7 @@ def masked_losses(
     mask: int,
     advance: Advance = int,
 ) -> NDArray[np.float64]:
-    """The negative log-likelihood of each masked token, given all tokens of its window that are not masked.
+    """The negative log-likelihood of each masked token, given all tokens that are not masked.
 
     Args:
         model: an encoder with a head that predicts masked tokens.
@@ -173,7 +153,6 @@ def masked_losses(
         windows: token ids without padding, int64 [windows, length].
         chosen: the tokens to mask, bool [windows, length].
         mask: the token id that masks a token.
-        advance: called with the number of tokens just done.
 
     Returns:
         Losses in nats, float64 [windows, length]; 0 for tokens that are not masked.

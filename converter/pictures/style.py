@@ -78,14 +78,7 @@ def plain(text: str) -> str:
 def log2_axis(
     axes: Axes, which: Literal["x", "y"], values: Sequence[float], text: Callable[[int], str]
 ) -> None:
-    """Makes an axis logarithmic, with ticks at the powers of two around ``values`` (all above 0).
-
-    Args:
-        axes: the axes.
-        which: the axis.
-        values: the values that it shows.
-        text: exponent of a tick -> its label.
-    """
+    """Makes an axis logarithmic, with ticks at the powers of two around ``values`` (all above 0)."""
     shown = [min(max(value, 1 / LARGEST), LARGEST) for value in values]
     low, high = math.floor(math.log2(min(shown))), math.ceil(math.log2(max(shown)))
     step = max(1, math.ceil((high - low) / (MOST_TICKS - 1)))

@@ -304,8 +304,9 @@ def _measurement(value: Mapping[str, Any]) -> Measurement:
             Bucket(int(part["start"]), int(part["end"]), _number(part["loss"], math.inf))
             for part in value["positions"]
         ),
-        comparison=versus
-        and Comparison(
+        comparison=None
+        if versus is None
+        else Comparison(
             **_interval(versus, "difference"),
             better=int(versus["better"]),
             worse=int(versus["worse"]),

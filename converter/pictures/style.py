@@ -65,6 +65,22 @@ def look(index: int) -> dict[str, Any]:
     }
 
 
+def intervals(axes: Axes, places: Any, values: Any, index: int, label: str | None = None) -> None:
+    """Draws a series of values [points, 3] with the ends of their intervals."""
+    middle = values[:, 0]
+    axes.errorbar(
+        places,
+        middle,
+        yerr=abs(values.T[1:] - middle),
+        label=label,
+        markersize=4,
+        linewidth=1.2,
+        elinewidth=0.8,
+        capsize=2,
+        **look(index),
+    )
+
+
 def plain(text: str) -> str:
     """A text from a file in a form that is safe in a picture.
 

@@ -44,7 +44,7 @@ def draw_curves(results: Results, model: str, task: str) -> Figure:
     longer = [each for each in found if trained is None or each.length > trained] or found
     by_position = [each for each in found if each.positions]
     by_depth = [each for each in longer if any(depth is not None for depth in each.depths)]
-    lines = _lines(found, lambda each: scaling_label(each.scaling))
+    lines = _lines(found, lambda each: plain(scaling_label(each.scaling)))
     figure, others = _frame(f"{plain(model)}: {plain(task)}", lines, [trained], bool(by_position or by_depth))
     order = list(dict.fromkeys(each.scaling for each in found))
     for axes in others:
@@ -66,7 +66,7 @@ def draw_models(results: Results, task: str) -> Figure:
     if not found:
         raise UsageError(f"the results have no {task}")
     lengths = (results.models.get(each.model, {}).get("train_length") for each in found)
-    lines = _lines(found, lambda each: f"{each.model}: {scaling_label(each.scaling)}")
+    lines = _lines(found, lambda each: f"{plain(each.model)}: {plain(scaling_label(each.scaling))}")
     return _frame(plain(task), lines, list(dict.fromkeys(lengths)), False)[0]
 
 
@@ -77,7 +77,7 @@ Lines = Mapping[tuple[str, str], tuple[str, Sequence[Measurement]]]
 def _lines(found: Sequence[Measurement], label: Callable[[Measurement], str]) -> Lines:
     lines: dict[tuple[str, str], tuple[str, list[Measurement]]] = {}
     for each in found:
-        lines.setdefault((each.model, each.scaling), (plain(label(each)), []))[1].append(each)
+        lines.setdefault((each.model, each.scaling), (label(each), []))[1].append(each)
     return {key: (name, sorted(line, key=lambda each: each.length)) for key, (name, line) in lines.items()}
 
 

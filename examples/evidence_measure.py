@@ -18,6 +18,7 @@ from text_task import read_corpus
 
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import Measurement, Results
+from converter.evaluation.scalings import ladder
 from converter.evaluation.statistics import compare
 from converter.evaluation.tasks import make_task
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from converter.evaluation.candidates import command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from converter import UnsupportedModel, UsageError, convert, inspect
 from converter.errors import Undecided
+from converter.evaluation.scalings import command
 from converter.families.refusals import check_source
 from converter.recipes.overrides import overridden, parse, words
 from converter.scaling.scaling import Static
@@ -86,7 +86,9 @@ def test_eval_takes_it(undecided: Path, run: Callable[..., Run], tmp_path: Path)
 
 
 def test_the_command_that_tune_advises() -> None:
-    found = command("ada/baichuan", Static("ntk", 2.0), None, None, {"norm_head": True, "fc_type": "torch"})
+    found = command(
+        "ada/baichuan", Static("ntk", 2.0), None, {"overrides": {"norm_head": True, "fc_type": "torch"}}
+    )
     assert found.endswith(" --out DIR --set norm_head=true --set fc_type=torch")
 
 

@@ -132,8 +132,8 @@ class FinalNorm:
         super().add_head(config)
         self.ln_f = layer_norm(config, config.final_norm_bias)
 
-    def run_trunk(self, **inputs: Any) -> BaseModelOutputWithPast:
-        output = super().run_trunk(**inputs)
+    def run_trunk(self, *inputs: Any, **keywords: Any) -> BaseModelOutputWithPast:
+        output = super().run_trunk(*inputs, **keywords)
         output.last_hidden_state = self.ln_f(output.last_hidden_state)
         return output
 

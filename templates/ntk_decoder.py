@@ -20,7 +20,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
 )
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, logging
+from transformers.utils import TransformersKwargs, can_return_tuple, logging
 
 from .ntk_alibi import Alibi
 from .ntk_cache import Cache, grow
@@ -68,13 +68,14 @@ class AlibiDecoder:
         return getattr(self, self.layers_name)
 
     def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
-        """The first layer's input [B, Q, hidden] from the token embeddings [B, Q, hidden]."""
+        """The first layer's input from the token embeddings, both [B, Q, hidden]."""
         return inputs_embeds
 
     def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The trunk's output [B, Q, hidden] from the last layer's output [B, Q, hidden]."""
         return getattr(self, self.norm_name)(hidden_states)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -84,10 +85,9 @@ class AlibiDecoder:
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
-    ) -> tuple | BaseModelOutputWithPast:
+    ) -> BaseModelOutputWithPast:
         """Runs the trunk.
 
         Args:
@@ -105,16 +105,14 @@ class AlibiDecoder:
 
         Raises:
             TypeError: any other keyword.
-            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a cache that is a tuple,
-                as in old releases; what ``plan_attention`` refuses, such as a mask of another shape or
-                positions that make no sense.
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a cache that is a tuple, as in
+                old releases; a mask or positions that ``plan_attention`` rejects.
         """
         config = self.config
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states
         use_cache = config.use_cache if use_cache is None else use_cache
-        return_dict = config.return_dict if return_dict is None else return_dict
 
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
@@ -154,13 +152,12 @@ class AlibiDecoder:
         hidden_states = self.final_norm(hidden_states)
         all_hidden_states.append(hidden_states)
 
-        output = BaseModelOutputWithPast(
+        return BaseModelOutputWithPast(
             last_hidden_state=hidden_states,
             past_key_values=past_key_values if use_cache else None,
             hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
             attentions=tuple(all_attentions) if output_attentions else None,
         )
-        return output if return_dict else output.to_tuple()
 
 
 class DecoderHead(Head):
@@ -175,21 +172,12 @@ class DecoderHead(Head):
         self.add_head(config)
         self.post_init()
 
-    def run_trunk(self, **inputs: Any) -> BaseModelOutputWithPast:
-        return self.base_model(**inputs, return_dict=True)
-
 
 class CausalLMHead(DecoderHead):
     """Next-token logits [B, Q, vocabulary] from a linear layer, tied to the embeddings if configured."""
 
     def add_head(self, config: Any) -> None:
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.lm_head = new_embeddings
 
     @staticmethod
     def create_masks_for_generate(
@@ -223,6 +211,7 @@ class CausalLMHead(DecoderHead):
         """Logits [B, any, vocabulary] of hidden states [B, any, hidden]."""
         return self.lm_head(hidden_states)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -233,11 +222,10 @@ class CausalLMHead(DecoderHead):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
-    ) -> tuple | CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithPast:
         """Runs trunk and head; the arguments are the trunk's, and:
 
         Args:
@@ -264,14 +252,13 @@ class CausalLMHead(DecoderHead):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        output = CausalLMOutputWithPast(
+        return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
             past_key_values=trunk.past_key_values,
             hidden_states=trunk.hidden_states,
             attentions=trunk.attentions,
         )
-        return output if self.wants_dict(return_dict) else output.to_tuple()
 
 
 class SequenceClassificationHead(DecoderHead):
@@ -280,15 +267,14 @@ class SequenceClassificationHead(DecoderHead):
     def add_head(self, config: Any) -> None:
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        return_dict: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple | SequenceClassifierOutputWithPast:
+    ) -> SequenceClassifierOutputWithPast:
         """Runs trunk and head; the arguments are the trunk's, and:
 
         Args:
@@ -298,9 +284,7 @@ class SequenceClassificationHead(DecoderHead):
         Raises:
             ValueError: there are several rows, and the config has no ``pad_token_id`` to find their ends.
         """
-        trunk = self.run_trunk(
-            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
-        )
+        trunk = self.run_trunk(input_ids, attention_mask, **kwargs)
         scores = self.score(trunk.last_hidden_state)
         rows, length = scores.shape[:2]
         pad = self.config.pad_token_id
@@ -312,11 +296,10 @@ class SequenceClassificationHead(DecoderHead):
             real = (input_ids != pad).to(device=scores.device, dtype=torch.long)
             last = (real * torch.arange(length, device=scores.device)).argmax(-1)
         pooled = scores[torch.arange(rows, device=scores.device), last]
-        output = SequenceClassifierOutputWithPast(
-            loss=None if labels is None else self.classification_loss(pooled, labels.to(pooled.device)),
+        return SequenceClassifierOutputWithPast(
+            loss=None if labels is None else self.loss_function(labels, pooled, self.config),
             logits=pooled,
             past_key_values=trunk.past_key_values,
             hidden_states=trunk.hidden_states,
             attentions=trunk.attentions,
         )
-        return output if self.wants_dict(return_dict) else output.to_tuple()

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import can_return_tuple
 
 from .ntk_alibi import Alibi
 from .ntk_heads import check_keywords, checked_tp_plan, refuse_vllm
@@ -191,6 +192,7 @@ class AlibiEncoder:
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embeddings.word_embeddings = value
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -199,10 +201,9 @@ class AlibiEncoder:
         inputs_embeds: torch.Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
-    ) -> tuple | BaseModelOutputWithPooling:
+    ) -> BaseModelOutputWithPooling:
         """Runs the trunk.
 
         Args:
@@ -225,7 +226,6 @@ class AlibiEncoder:
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states
-        return_dict = config.return_dict if return_dict is None else return_dict
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         check_keywords(self, kwargs)
@@ -248,13 +248,12 @@ class AlibiEncoder:
             hidden_states = hidden_states.masked_fill(~real[..., None], 0.0)
             all_hidden_states[-1] = hidden_states
 
-        output = BaseModelOutputWithPooling(
+        return BaseModelOutputWithPooling(
             last_hidden_state=hidden_states,
             pooler_output=None if self.pooler is None else self.pooler(hidden_states),
             hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
             attentions=tuple(all_attentions) if output_attentions else None,
         )
-        return output if return_dict else output.to_tuple()
 
 
 def check_one_text(position_ids: torch.Tensor, real: torch.Tensor | None) -> None:
@@ -293,7 +292,6 @@ class SentenceEncoding:
         """Returns embeddings: float32 [texts, hidden], or [hidden] for a single text.
 
         Args:
-            sentences: one text or several.
             batch_size: number of texts in a batch; texts of similar length share a batch.
             show_progress_bar: accepted but ignored.
             convert_to_numpy: return a NumPy array instead of a list of tensors.
@@ -325,12 +323,11 @@ class SentenceEncoding:
                 embeddings[index] = embedding
         self.train(training)
 
+        result: Any = embeddings
         if convert_to_tensor:
-            result: Any = torch.stack(embeddings) if embeddings else torch.empty(0)
+            result = torch.stack(embeddings) if embeddings else torch.empty(0)
         elif convert_to_numpy:
             result = np.asarray([embedding.cpu().numpy() for embedding in embeddings])
-        else:
-            result = embeddings
         return result[0] if isinstance(sentences, str) else result
 
 

@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
-    BaseModelOutputWithPooling,
     MaskedLMOutput,
     SequenceClassifierOutput,
 )
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
+from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .ntk_heads import Head
 
@@ -36,9 +35,6 @@ class EncoderHead(Head):
         setattr(self, self.base_model_prefix, trunk)
         self.add_head(config)
         self.post_init()
-
-    def run_trunk(self, **inputs: Any) -> BaseModelOutputWithPooling:
-        return self.base_model(**inputs, return_dict=True)
 
 
 class PredictionTransform(nn.Module):
@@ -101,32 +97,24 @@ class MaskedLMHead(EncoderHead):
             self.cls.predictions.bias = nn.Parameter(F.pad(bias.data, (0, added)), bias.requires_grad)
         return embeddings
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
-        return_dict: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple | MaskedLMOutput:
+    ) -> MaskedLMOutput:
         """Runs trunk and head; the arguments are the trunk's, and ``labels`` [B, L]: token ids or -100."""
-        trunk = self.run_trunk(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+        trunk = self.run_trunk(input_ids, attention_mask, token_type_ids, **kwargs)
         logits = self.cls.predictions(trunk.last_hidden_state)
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.to(logits.device).flatten())
-        output = MaskedLMOutput(
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
+        return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=trunk.hidden_states, attentions=trunk.attentions
         )
-        return output if self.wants_dict(return_dict) else output.to_tuple()
 
 
 class SequenceClassificationHead(EncoderHead):
@@ -138,34 +126,26 @@ class SequenceClassificationHead(EncoderHead):
         self.add_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        return_dict: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple | SequenceClassifierOutput:
+    ) -> SequenceClassifierOutput:
         """Runs trunk and head; the arguments are the trunk's, and:
 
         Args:
             labels: [B] class indices or, for regression or several labels, float targets. If
                 ``config.problem_type`` is not set, the labels decide the kind of loss.
         """
-        trunk = self.run_trunk(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+        trunk = self.run_trunk(input_ids, attention_mask, token_type_ids, **kwargs)
         scores = self.classifier(self.dropout(trunk.pooler_output))
-        output = SequenceClassifierOutput(
-            loss=None if labels is None else self.classification_loss(scores, labels.to(scores.device)),
+        return SequenceClassifierOutput(
+            loss=None if labels is None else self.loss_function(labels, scores, self.config),
             logits=scores,
             hidden_states=trunk.hidden_states,
             attentions=trunk.attentions,
         )
-        return output if self.wants_dict(return_dict) else output.to_tuple()

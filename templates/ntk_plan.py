@@ -5,9 +5,6 @@
 It is computed once per pass, from what the caller says about the tokens (``attention_mask``,
 ``position_ids``, the cache), and every layer uses it (see ntk_attention.py).
 
-Each family's modeling file imports ``AttentionPlan`` from this file. transformers 4.57 loads only those files
-of a local repository that the modeling file itself imports.
-
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size.
 """
 
@@ -139,7 +136,6 @@ def plan_attention(
             attention function or the scaling cannot work with this mask, cache or dtype.
     """
     name = "eager" if output_attentions else config._attn_implementation
-    check_dtype(name, config, hidden_states)
     cache = cache_state(name, config, hidden_states, past_key_values)
     if keywords.get("cache") is not None:  # continuous batching has a cache and masks of its own
         positions, mask = paged_positions(name, alibi, hidden_states, position_ids), attention_mask
@@ -191,34 +187,6 @@ def cache_state(name: str, config: Any, hidden_states: torch.Tensor, past_key_va
     slots = torch.arange(queries, device=hidden_states.device) + seen
     read = capacity if capacity is not None and (compiled or name == "eager") else keys
     return CacheState(past_key_values is not None, seen, keys, read, slots, quantised)
-
-
-def check_dtype(name: str, config: Any, hidden_states: torch.Tensor) -> None:
-    """Raises ValueError for float32 with FlashAttention, which transformers does not say for every family.
-
-    transformers itself casts in autocast and for quantised weights. On the CPU there is no FlashAttention.
-    """
-    kind = hidden_states.device.type
-    if "flash" not in name or hidden_states.dtype != torch.float32 or kind == "cpu":
-        return
-    if not hasattr(config, "_is_quantized") and not torch.is_autocast_enabled(kind):
-        raise ValueError(f"{name} needs half precision; use dtype=torch.bfloat16 or sdpa")
-
-
-def check_counted(given: Positions, counted: Positions) -> None:
-    """Raises ValueError if the caller's positions are not those of the real tokens; not in compiled graphs.
-
-    A quantised cache holds keys without positions, so all of them are counted again for every pass.
-    """
-    if torch.compiler.is_compiling():
-        return
-    different = given.queries != counted.queries
-    if counted.real is not None:
-        different = different & counted.real[:, -given.queries.shape[1] :]
-    if different.any():
-        raise ValueError(
-            "a quantised cache counts positions by itself; drop position_ids, or use another cache"
-        )
 
 
 def paged_positions(
@@ -321,10 +289,17 @@ def token_positions(
             raise ValueError(f"{named[0]} needs position_ids, which start again at 0 with every document")
         return counted
     given = given_positions(position_ids, counted, hidden_states, cache)
-    if cache.quantised:
-        check_counted(given, counted)
-        return counted
-    return given
+    if not cache.quantised:
+        return given
+    # A quantised cache holds keys without positions, so all of them are counted again for every pass.
+    different = given.queries != counted.queries
+    if real is not None:
+        different = different & real[:, -given.queries.shape[1] :]
+    if not torch.compiler.is_compiling() and different.any():
+        raise ValueError(
+            "a quantised cache counts positions by itself; drop position_ids, or use another cache"
+        )
+    return counted
 
 
 def real_tokens(attention_mask: torch.Tensor, cache: CacheState) -> torch.Tensor:
@@ -354,11 +329,7 @@ def count_positions(real: torch.Tensor | None, cache: CacheState) -> Positions:
 
 
 def checked_shape(position_ids: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-    """The caller's positions, int64 [B or 1, Q], on the device of the hidden states [B, Q, hidden].
-
-    Raises:
-        ValueError: they have another shape.
-    """
+    """The caller's positions, int64 [B or 1, Q], on the device of the hidden states [B, Q, hidden]."""
     rows, queries = hidden_states.shape[:2]
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, rows) or position_ids.shape[1] != queries:
         raise ValueError(f"position_ids must be [{rows}, {queries}], got {list(position_ids.shape)}")

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from converter import UnsupportedModel, convert, inspect
 from converter.errors import SourceError
 from converter.families import FAMILIES
-from converter.families.jais import FAMILY, OWNERS, normalise, scales
+from converter.families.jais import FAMILY, OWNERS, scales
 from converter.families.refusals import check_source
 from tests import tiny
 from tests.patched import assert_logits, batch, config_of, load
@@ -131,10 +131,10 @@ def test_what_does_not_change_the_network_is_accepted() -> None:
 def test_the_old_spelling_becomes_the_current_one() -> None:
     expected = dict(zip(NEW, (14.6, 0.111, 1.0, True), strict=True))
     assert scales(published()) == expected
-    config = normalise(published())
+    config = FAMILY.normalise(published())
     assert {key: config[key] for key in NEW} == expected
     assert not set(OLD) & config.keys()
-    assert normalise(config) == config
+    assert FAMILY.normalise(config) == config
 
 
 def test_the_scales_have_the_original_s_defaults() -> None:

@@ -31,7 +31,8 @@ from converter.families import FAMILIES
 from converter.families.base import UNREAD
 from converter.vllm_plugin.attention import Setup
 from converter.vllm_plugin.checks import check_weights
-from converter.vllm_plugin.templates.ntk_alibi import Alibi
+from converter.vllm_plugin.layer import Layer
+from converter.vllm_plugin.templates.ntk_alibi import CHANNELS, Alibi
 
 FAMILY = {family.name: family for family in FAMILIES}
 TOKENS = ("input_ids", "positions", "intermediate_tensors", "inputs_embeds")
@@ -44,26 +45,17 @@ class Decoder(nn.Module):
 
     family: str
     """Name of the family, whose ``Family`` has the names of the tensors."""
-    layer_class: type[nn.Module]
-    """Built from the setup, the layer's index and its prefix; called with hidden states and channels."""
-    norm_name: str
+    layer_class: type[Layer]
+    norm_name = "ln_f"
     alibi_values: torch.Tensor
     """Slopes, exponents and temperatures, from ``Alibi.on``."""
-
-    @staticmethod
-    def alibi(config: Any) -> Alibi:
-        """The scaled slopes."""
-        raise NotImplementedError
-
-    @staticmethod
-    def make_norm(config: Any) -> nn.Module:
-        """The final norm."""
-        raise NotImplementedError
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
         config, family = vllm_config.model_config.hf_config, FAMILY[self.family]
-        self.setup = Setup(vllm_config, self.alibi(config))
+        scale = family.bias_scale(config.head_dim - CHANNELS)
+        slopes = [scale * slope for slope in family.stock_slopes(config.to_dict())]
+        self.setup = Setup(vllm_config, Alibi(slopes, config.alibi_scaling, config.num_hidden_layers))
         # A buffer, since a compiled graph cannot copy them to its device.
         values = self.setup.alibi.on(torch.get_default_device())
         self.register_buffer("alibi_values", values, persistent=False)
@@ -76,10 +68,13 @@ class Decoder(nn.Module):
             prefix=f"{prefix}.{family.layers}",
         )
         self.add_module(family.layers, layers)
-        self.add_module(self.norm_name, self.make_norm(config))
+        self.add_module(self.norm_name, self.final_norm(config))
         self.make_empty_intermediate_tensors = make_empty_intermediate_tensors_factory(
             ["hidden_states"], config.hidden_size
         )
+
+    def final_norm(self, config: Any) -> nn.Module:
+        return self.layer_class.make_norm(config)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         return getattr(self, self.embeddings)(input_ids)
@@ -120,6 +115,8 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
 
     Without an entry, vLLM leaves an adapter of the projection out, and only warns.
     """
+    by_head: ClassVar[str | None] = None
+    """Name of a fused projection that is stored with query, key and value of each head together."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
@@ -152,6 +149,8 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
         Fused projections must be all queries, all keys, all values. A part of one is marked by
         ``part``.
         """
+        if self.by_head is not None and self.by_head in name and not self.trunk.setup.as_stored:
+            tensor = queries_first(tensor, self.config.num_attention_heads)
         yield name, tensor
 
     @property

@@ -171,6 +171,7 @@ class NtkJinaBertForColBERT(EncoderHead, NtkJinaBertPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Runs trunk and projection; the arguments are the trunk's.
@@ -180,7 +181,7 @@ class NtkJinaBertForColBERT(EncoderHead, NtkJinaBertPreTrainedModel):
             their ids and not by the mask: the mask tokens that fill up a query have vectors, though
             ColBERT masks them.
         """
-        trunk = self.run_trunk(input_ids, attention_mask, token_type_ids, **kwargs)
+        trunk = self.run_trunk(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
         vectors = F.normalize(self.linear(trunk.last_hidden_state), dim=-1)
         if input_ids is not None and self.config.pad_token_id is not None:
             vectors = vectors * (input_ids != self.config.pad_token_id)[..., None]

@@ -272,6 +272,7 @@ class SequenceClassificationHead(DecoderHead):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutputWithPast:
@@ -284,7 +285,7 @@ class SequenceClassificationHead(DecoderHead):
         Raises:
             ValueError: there are several rows, and the config has no ``pad_token_id`` to find their ends.
         """
-        trunk = self.run_trunk(input_ids, attention_mask, **kwargs)
+        trunk = self.run_trunk(input_ids, attention_mask, inputs_embeds, **kwargs)
         scores = self.score(trunk.last_hidden_state)
         rows, length = scores.shape[:2]
         pad = self.config.pad_token_id

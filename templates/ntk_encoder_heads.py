@@ -103,11 +103,12 @@ class MaskedLMHead(EncoderHead):
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """Runs trunk and head; the arguments are the trunk's, and ``labels`` [B, L]: token ids or -100."""
-        trunk = self.run_trunk(input_ids, attention_mask, token_type_ids, **kwargs)
+        trunk = self.run_trunk(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
         logits = self.cls.predictions(trunk.last_hidden_state)
         loss = None
         if labels is not None:
@@ -132,6 +133,7 @@ class SequenceClassificationHead(EncoderHead):
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
@@ -141,7 +143,7 @@ class SequenceClassificationHead(EncoderHead):
             labels: [B] class indices or, for regression or several labels, float targets. If
                 ``config.problem_type`` is not set, the labels decide the kind of loss.
         """
-        trunk = self.run_trunk(input_ids, attention_mask, token_type_ids, **kwargs)
+        trunk = self.run_trunk(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
         scores = self.classifier(self.dropout(trunk.pooler_output))
         return SequenceClassifierOutput(
             loss=None if labels is None else self.loss_function(labels, scores, self.config),

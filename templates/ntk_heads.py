@@ -83,12 +83,13 @@ class Head:
         self,
         input_ids: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
         token_type_ids: torch.Tensor | None = None,
         **inputs: Any,
     ) -> Any:
-        """The trunk's output; other inputs, such as ``inputs_embeds``, are passed on."""
-        inputs |= {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "return_dict": True}
-        return self.base_model(input_ids, **inputs)
+        """The trunk's output; other inputs are passed on."""
+        inputs |= {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        return self.base_model(input_ids, token_type_ids=token_type_ids, return_dict=True, **inputs)
 
     def add_dropout(self, config: Any) -> None:
         """Adds the dropout before a classifier; the config's name for its rate depends on the family."""
@@ -110,11 +111,12 @@ class TokenClassificationHead:
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
         """Runs trunk and head; the arguments are the trunk's, and ``labels`` [B, tokens] class indices."""
-        trunk = self.run_trunk(input_ids, attention_mask, token_type_ids, **kwargs)
+        trunk = self.run_trunk(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
         scores = self.classifier(self.dropout(trunk.last_hidden_state))
         loss = None if labels is None else self.loss_function(scores, labels, self.config)
         return TokenClassifierOutput(
@@ -134,6 +136,7 @@ class QuestionAnsweringHead:
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         start_positions: torch.LongTensor | None = None,
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -144,7 +147,7 @@ class QuestionAnsweringHead:
             start_positions, end_positions: [B] token indices of the answer. An index beyond the sequence
                 means that the row has no answer; it adds nothing to the loss.
         """
-        trunk = self.run_trunk(input_ids, attention_mask, token_type_ids, **kwargs)
+        trunk = self.run_trunk(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
         start, end = self.qa_outputs(trunk.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:

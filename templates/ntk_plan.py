@@ -164,11 +164,7 @@ def plan_attention(
 
 
 def cache_state(name: str, config: Any, hidden_states: torch.Tensor, past_key_values: Any) -> CacheState:
-    """What the cache holds, and what attention will read of it.
-
-    Raises:
-        ValueError: it is a cache of keys without channels, such as a learned prefix.
-    """
+    """What the cache holds, and what attention will read of it."""
     queries = hidden_states.shape[1]
     layers = getattr(past_key_values, "layers", [])
     seen: Any = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -192,11 +188,7 @@ def cache_state(name: str, config: Any, hidden_states: torch.Tensor, past_key_va
 def paged_positions(
     name: str, alibi: Alibi, hidden_states: torch.Tensor, position_ids: torch.Tensor | None
 ) -> Positions:
-    """The positions that continuous batching gives.
-
-    Raises:
-        ValueError: it cannot work with this scaling, attention function or dtype, because keys are folded.
-    """
+    """The positions that continuous batching gives, if it works with folded keys here."""
     check_paged_scaling(alibi)
     # Other functions would attend to the new tokens only; so would sdpa in transformers 4.57.
     function = ALL_ATTENTION_FUNCTIONS.get(name)  # None for eager
@@ -226,11 +218,7 @@ def stated_positions(
     position_ids: torch.Tensor | None,
     cache: CacheState,
 ) -> Positions:
-    """The caller's positions beside a mask of four dimensions, which does not say them.
-
-    Raises:
-        ValueError: there are none, or such a mask cannot work with this scaling, attention function or cache.
-    """
+    """The caller's positions beside a mask of four dimensions, which does not say them."""
     if name not in TAKES_MASK:
         raise ValueError(f"{name} takes no 4-D attention_mask; use one of: {', '.join(TAKES_MASK)}")
     if alibi.dynamic == "length":
@@ -277,11 +265,7 @@ def token_positions(
     cache: CacheState,
     keywords: Mapping[str, Any],
 ) -> Positions:
-    """The positions of the real tokens in their documents; the caller's, if there are any.
-
-    Raises:
-        ValueError: the mask or the caller's positions make no sense, alone or with this cache.
-    """
+    """The positions of the real tokens in their documents; the caller's, if there are any."""
     real = None if attention_mask is None else real_tokens(attention_mask.to(hidden_states.device), cache)
     counted = count_positions(real, cache)
     if position_ids is None:

@@ -123,7 +123,7 @@ class NtkBaichuanModel(AlibiDecoder, NtkBaichuanPreTrainedModel):
 
 
 class NtkBaichuanForCausalLM(CausalLMHead, NtkBaichuanPreTrainedModel, GenerationMixin):
-    trunk_class = NtkBaichuanModel
+    backbone_class = NtkBaichuanModel
 
     def add_head(self, config: NtkBaichuanConfig) -> None:
         head_class = NtkBaichuanNormHead if config.norm_head else nn.Linear
@@ -149,12 +149,12 @@ class NtkBaichuanForCausalLM(CausalLMHead, NtkBaichuanPreTrainedModel, Generatio
 
 
 class NtkBaichuanForSequenceClassification(SequenceClassificationHead, NtkBaichuanPreTrainedModel):
-    trunk_class = NtkBaichuanModel
+    backbone_class = NtkBaichuanModel
 
 
 class NtkBaichuanForTokenClassification(TokenClassificationHead, DecoderHead, NtkBaichuanPreTrainedModel):
-    trunk_class = NtkBaichuanModel
+    backbone_class = NtkBaichuanModel
 
 
 class NtkBaichuanForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkBaichuanPreTrainedModel):
-    trunk_class = NtkBaichuanModel
+    backbone_class = NtkBaichuanModel

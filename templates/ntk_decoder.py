@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""The forward pass of a decoder-only ALiBi trunk, and the heads on top of it.
+"""The forward pass of a decoder-only ALiBi backbone, and the heads on top of it.
 
 Families differ in their embeddings and layers; the loop over the layers and the heads are shared.
-A family's trunk and heads are its own classes. They name these mixins first and keep the classes that
+A family's backbone and heads are its own classes. They name these mixins first and keep the classes that
 transformers looks for (``PreTrainedModel``, ``GenerationMixin``) among their direct bases.
 """
 
@@ -31,7 +31,7 @@ logger = logging.get_logger(__name__)
 
 # Keywords that transformers' next-token loss understands.
 LOSS_KEYWORDS = frozenset({"ignore_index", "shift_labels"})
-# Keywords that the trunk hands down to the attention function. "kernel_options" is flex_attention's.
+# Keywords that the backbone hands down to the attention function. "kernel_options" is flex_attention's.
 ATTENTION_KEYWORDS = PACKED | {"kernel_options"}
 
 
@@ -50,7 +50,7 @@ class DecoderSupport:
 
 
 class AlibiDecoder:
-    """Mixin for a family's trunk.
+    """Mixin for a family's backbone.
 
     The family sets ``alibi`` and names its modules. A layer is called as ``layer(hidden_states, plan=...,
     past_key_values=...)`` and returns the hidden states and its attention weights or None.
@@ -72,7 +72,7 @@ class AlibiDecoder:
         return inputs_embeds
 
     def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The trunk's output [B, Q, hidden] from the last layer's output [B, Q, hidden]."""
+        """The backbone's output [B, Q, hidden] from the last layer's output [B, Q, hidden]."""
         return getattr(self, self.norm_name)(hidden_states)
 
     @can_return_tuple
@@ -88,7 +88,7 @@ class AlibiDecoder:
         position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Runs the trunk.
+        """Runs the backbone.
 
         Args:
             input_ids: [B, Q] token ids, or None with ``inputs_embeds``.
@@ -161,14 +161,14 @@ class AlibiDecoder:
 
 
 class DecoderHead(Head):
-    """Mixin for a trunk with a head; ``trunk_class`` is the family's trunk."""
+    """Mixin for a backbone with a head; ``backbone_class`` is the family's backbone."""
 
-    trunk_class: type
+    backbone_class: type
 
     def __init__(self, config: Any):
         super().__init__(config)
         self.num_labels = config.num_labels
-        setattr(self, self.base_model_prefix, self.trunk_class(config))
+        setattr(self, self.base_model_prefix, self.backbone_class(config))
         self.add_head(config)
         self.post_init()
 
@@ -193,7 +193,7 @@ class CausalLMHead(DecoderHead):
         return F.pad(attention_mask, (0, past_key_values.layers[0].max_cache_len - attention_mask.shape[1]))
 
     def _prepare_position_ids_for_generation(self, *_: Any) -> None:
-        """Leaves the positions to the trunk, which counts them from the mask at every step.
+        """Leaves the positions to the backbone, which counts them from the mask at every step.
 
         ``generate`` of transformers 5 counts those of the prompt, and then adds one to the last column's for
         each token. In a row that is padded on the right, that column is not the last token's.
@@ -226,16 +226,16 @@ class CausalLMHead(DecoderHead):
         position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Runs trunk and head; the arguments are the trunk's, and:
+        """Runs backbone and head; the arguments are the backbone's, and:
 
         Args:
             labels: [B, Q] token ids for the shifted next-token loss; -100 is ignored.
             logits_to_keep: compute logits for only this many of the last tokens (0 for all), or for the
                 tokens at these indices.
             kwargs: those of the loss (``num_items_in_batch``, ``ignore_index``, ``shift_labels``) and the
-                trunk's.
+                backbone's.
         """
-        trunk = self.base_model(
+        backbone = self.base_model(
             input_ids,
             past_key_values=past_key_values,
             attention_mask=attention_mask,
@@ -248,16 +248,16 @@ class CausalLMHead(DecoderHead):
             **{name: value for name, value in kwargs.items() if name not in LOSS_KEYWORDS},
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.project(trunk.last_hidden_state[:, kept])
+        logits = self.project(backbone.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=trunk.past_key_values,
-            hidden_states=trunk.hidden_states,
-            attentions=trunk.attentions,
+            past_key_values=backbone.past_key_values,
+            hidden_states=backbone.hidden_states,
+            attentions=backbone.attentions,
         )
 
 
@@ -276,7 +276,7 @@ class SequenceClassificationHead(DecoderHead):
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutputWithPast:
-        """Runs trunk and head; the arguments are the trunk's, and:
+        """Runs backbone and head; the arguments are the backbone's, and:
 
         Args:
             labels: [B] class indices or, for regression or several labels, float targets. If
@@ -285,8 +285,8 @@ class SequenceClassificationHead(DecoderHead):
         Raises:
             ValueError: there are several rows, and the config has no ``pad_token_id`` to find their ends.
         """
-        trunk = self.run_trunk(input_ids, attention_mask, inputs_embeds, **kwargs)
-        scores = self.score(trunk.last_hidden_state)
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, **kwargs)
+        scores = self.score(backbone.last_hidden_state)
         rows, length = scores.shape[:2]
         pad = self.config.pad_token_id
         if pad is None and rows > 1:
@@ -300,7 +300,7 @@ class SequenceClassificationHead(DecoderHead):
         return SequenceClassifierOutputWithPast(
             loss=None if labels is None else self.loss_function(labels, pooled, self.config),
             logits=pooled,
-            past_key_values=trunk.past_key_values,
-            hidden_states=trunk.hidden_states,
-            attentions=trunk.attentions,
+            past_key_values=backbone.past_key_values,
+            hidden_states=backbone.hidden_states,
+            attentions=backbone.attentions,
         )

@@ -3,7 +3,7 @@
 """The forward pass of an ALiBi encoder; its heads are in ntk_encoder_heads.py.
 
 BERT's skeleton: embeddings without positions, layers that normalise after each residual, a pooler.
-Families differ in their layers. A family's trunk is its own class. It names these mixins first and keeps
+Families differ in their layers. A family's backbone is its own class. It names these mixins first and keeps
 ``PreTrainedModel`` among its direct bases.
 """
 
@@ -165,7 +165,7 @@ class Pooler(nn.Module):
 
 
 class AlibiEncoder:
-    """Mixin for a family's trunk; ``layer_class`` is the family's layer.
+    """Mixin for a family's backbone; ``layer_class`` is the family's layer.
 
     The family sets ``alibi`` after calling ``__init__``. A layer is called as ``layer(hidden_states,
     plan=...)`` and returns the hidden states and its attention weights or None.
@@ -175,7 +175,7 @@ class AlibiEncoder:
     layer_class: type
     gradient_checkpointing = False
     zero_padding = False
-    """Whether the trunk sets the hidden states of padded tokens to 0."""
+    """Whether the backbone sets the hidden states of padded tokens to 0."""
 
     def __init__(self, config: Any, add_pooling_layer: bool | None = None):
         super().__init__(config)
@@ -204,7 +204,7 @@ class AlibiEncoder:
         position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
-        """Runs the trunk.
+        """Runs the backbone.
 
         Args:
             input_ids: [B, L] token ids, or None with ``inputs_embeds``.
@@ -275,7 +275,7 @@ def check_one_text(position_ids: torch.Tensor, real: torch.Tensor | None) -> Non
 
 
 class SentenceEncoding:
-    """Mixin for a trunk that embeds texts. A text's embedding is the mean of its tokens' hidden states."""
+    """Mixin for a backbone that embeds texts. A text's embedding is the mean of its tokens' hidden states."""
 
     @torch.inference_mode()
     def encode(

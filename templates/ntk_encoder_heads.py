@@ -23,16 +23,16 @@ from .ntk_heads import Head
 
 
 class EncoderHead(Head):
-    """Mixin for a trunk with a head; ``trunk_class`` is the family's trunk."""
+    """Mixin for a backbone with a head; ``backbone_class`` is the family's backbone."""
 
-    trunk_class: type
+    backbone_class: type
     pools = False
 
     def __init__(self, config: Any):
         super().__init__(config)
         self.num_labels = config.num_labels
-        trunk = self.trunk_class(config, add_pooling_layer=self.pools or bool(config.add_pooling_layer))
-        setattr(self, self.base_model_prefix, trunk)
+        backbone = self.backbone_class(config, add_pooling_layer=self.pools or bool(config.add_pooling_layer))
+        setattr(self, self.base_model_prefix, backbone)
         self.add_head(config)
         self.post_init()
 
@@ -107,14 +107,14 @@ class MaskedLMHead(EncoderHead):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
-        """Runs trunk and head; the arguments are the trunk's, and ``labels`` [B, L]: token ids or -100."""
-        trunk = self.run_trunk(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
-        logits = self.cls.predictions(trunk.last_hidden_state)
+        """Runs backbone and head. Arguments: the backbone's, and ``labels`` [B, L], token ids or -100."""
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+        logits = self.cls.predictions(backbone.last_hidden_state)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
         return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=trunk.hidden_states, attentions=trunk.attentions
+            loss=loss, logits=logits, hidden_states=backbone.hidden_states, attentions=backbone.attentions
         )
 
 
@@ -137,17 +137,17 @@ class SequenceClassificationHead(EncoderHead):
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
-        """Runs trunk and head; the arguments are the trunk's, and:
+        """Runs backbone and head; the arguments are the backbone's, and:
 
         Args:
             labels: [B] class indices or, for regression or several labels, float targets. If
                 ``config.problem_type`` is not set, the labels decide the kind of loss.
         """
-        trunk = self.run_trunk(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
-        scores = self.classifier(self.dropout(trunk.pooler_output))
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+        scores = self.classifier(self.dropout(backbone.pooler_output))
         return SequenceClassifierOutput(
             loss=None if labels is None else self.loss_function(labels, scores, self.config),
             logits=scores,
-            hidden_states=trunk.hidden_states,
-            attentions=trunk.attentions,
+            hidden_states=backbone.hidden_states,
+            attentions=backbone.attentions,
         )

@@ -79,7 +79,7 @@ class Head:
     Each head's ``forward`` names the inputs of a tokenizer: the Trainer drops columns that it does not name.
     """
 
-    def run_trunk(
+    def run_backbone(
         self,
         input_ids: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
@@ -87,7 +87,7 @@ class Head:
         token_type_ids: torch.Tensor | None = None,
         **inputs: Any,
     ) -> Any:
-        """The trunk's output; other inputs are passed on."""
+        """The backbone's output; other inputs are passed on."""
         inputs |= {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         return self.base_model(input_ids, token_type_ids=token_type_ids, return_dict=True, **inputs)
 
@@ -115,12 +115,12 @@ class TokenClassificationHead:
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """Runs trunk and head; the arguments are the trunk's, and ``labels`` [B, tokens] class indices."""
-        trunk = self.run_trunk(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
-        scores = self.classifier(self.dropout(trunk.last_hidden_state))
+        """Runs backbone and head. Arguments: the backbone's, and ``labels`` [B, tokens], class indices."""
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+        scores = self.classifier(self.dropout(backbone.last_hidden_state))
         loss = None if labels is None else self.loss_function(scores, labels, self.config)
         return TokenClassifierOutput(
-            loss=loss, logits=scores, hidden_states=trunk.hidden_states, attentions=trunk.attentions
+            loss=loss, logits=scores, hidden_states=backbone.hidden_states, attentions=backbone.attentions
         )
 
 
@@ -141,14 +141,14 @@ class QuestionAnsweringHead:
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        """Runs trunk and head; the arguments are the trunk's, and:
+        """Runs backbone and head; the arguments are the backbone's, and:
 
         Args:
             start_positions, end_positions: [B] token indices of the answer. An index beyond the sequence
                 means that the row has no answer; it adds nothing to the loss.
         """
-        trunk = self.run_trunk(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
-        start, end = self.qa_outputs(trunk.last_hidden_state).unbind(-1)
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+        start, end = self.qa_outputs(backbone.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start, end, start_positions, end_positions)
@@ -156,6 +156,6 @@ class QuestionAnsweringHead:
             loss=loss,
             start_logits=start,
             end_logits=end,
-            hidden_states=trunk.hidden_states,
-            attentions=trunk.attentions,
+            hidden_states=backbone.hidden_states,
+            attentions=backbone.attentions,
         )

@@ -109,13 +109,13 @@ class Family:
     """Takes the normalised config and the stored tensors by name; returns the keys that the config lacks or
     has wrong and that the tensors' names and shapes reveal."""
     base_prefix: str = "transformer"
-    """The trunk's attribute in a model with a head, which its tensors' names start with."""
+    """The backbone's attribute in a model with a head, which its tensors' names start with."""
     layers: str = "h"
-    """Name of the list of layers, without the trunk's prefix."""
+    """Name of the list of layers, without the backbone's prefix."""
     embeddings: str = "word_embeddings.weight"
-    """Name of the token embeddings' tensor, without the trunk's prefix."""
+    """Name of the token embeddings' tensor, without the backbone's prefix."""
     stored_slopes: str | None = None
-    """Name of the tensor that stores the slopes, without the trunk's prefix; None if there is none. Its
+    """Name of the tensor that stores the slopes, without the backbone's prefix; None if there is none. Its
     values replace those of the formula; a conversion writes them into config.json as ``SLOPES``."""
     own_scaling: bool = False
     """Whether the source's own code reads ``alibi_scaling`` from its config, as BTLM's does."""
@@ -253,11 +253,11 @@ class Family:
         return model_type in self.model_types if self.claims is None else self.claims(config)
 
     def tensor_names(self, below: str) -> tuple[str, str]:
-        """The names under which a tensor of the trunk may be stored: with the trunk's prefix and without."""
+        """The names under which a tensor of the backbone may be stored: with its prefix and without."""
         return f"{self.base_prefix}.{below}", below
 
     def below(self, name: str) -> str:
-        """A tensor's name without the trunk's prefix."""
+        """A tensor's name without the backbone's prefix."""
         return name.removeprefix(f"{self.base_prefix}.")
 
 

@@ -55,16 +55,16 @@ def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Whether a pooler is stored; and the right class, if the config names one without the stored head.
 
     Some configs name a masked language model whose head is not stored. Those of jina-reranker-v1 name the
-    trunk, though a classifier on top of the pooler is stored.
+    backbone, though a classifier on top of the pooler is stored.
     """
     pooler = any(POOLER.search(name) for name in tensors)
     changes: dict[str, Any] = {"add_pooling_layer": pooler}
     named = config.get("architectures") or []
-    trunk, predictions, labels = "Model", "ForMaskedLM", tensors.get(CLASSIFIER)
+    bare, predictions, labels = "Model", "ForMaskedLM", tensors.get(CLASSIFIER)
     if any(name.endswith(predictions) for name in named) and not any(map(PREDICTIONS.search, tensors)):
-        changes["architectures"] = [name.removesuffix(predictions) + trunk for name in named]
-    elif pooler and labels is not None and named and all(name.endswith(trunk) for name in named):
-        changes["architectures"] = [name.removesuffix(trunk) + "ForSequenceClassification" for name in named]
+        changes["architectures"] = [name.removesuffix(predictions) + bare for name in named]
+    elif pooler and labels is not None and named and all(name.endswith(bare) for name in named):
+        changes["architectures"] = [name.removesuffix(bare) + "ForSequenceClassification" for name in named]
         if len(config.get("id2label") or ()) != labels.shape[0]:
             changes["num_labels"] = labels.shape[0]
     return changes

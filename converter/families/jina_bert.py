@@ -21,7 +21,7 @@ Facts and their sources:
 * The embedding models name ``JinaBertForMaskedLM`` but store no such head (the loaders of vLLM and
   text-embeddings-inference skip it); rerankers store a ``classifier`` on top of the pooler.
 * jina-colbert-v1-en has the class ``HF_ColBERT`` (stanford-futuredata/ColBERT, ``hf_colbert.py`` and
-  ``colbert.py``; jina-ai/ColBERT for JinaBERT): the trunk and ``linear.weight`` [dim, width]. A token's
+  ``colbert.py``; jina-ai/ColBERT for JinaBERT): the backbone and ``linear.weight`` [dim, width]. A token's
   vector is linear(hidden state), scaled to unit length. That of a padding token, recognised by its id, is 0.
   Queries are filled up with mask tokens, which attention does not see, but which have vectors too.
 * Trained length: 512 (model cards of v2-base-en and v2-small-en: "trained using 512 sequence length,

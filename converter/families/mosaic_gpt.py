@@ -7,7 +7,7 @@ repository is an ``mpt``).
 
 * The options are top-level keys: ``alibi`` (false by default), ``alibi_bias_max``, ``attn_qk_ln``,
   ``attn_clip_qkv``, ``softmax_scale``, ``attn_pdrop``, ``mlp_ratio``, ``no_bias`` (false by default).
-* The only class is the language model; its trunk is a ModuleDict called ``transformer``. Each layer has
+* The only class is the language model; its backbone is a ModuleDict called ``transformer``. Each layer has
   ``ln_1``, ``attn.{Wqkv,out_proj}``, ``ln_2``, ``mlp.{mlp_up,mlp_down}``; the last norm is ``ln_f``. Logits
   come from ``wte`` whatever ``tie_word_embeddings`` says.
 * ``attn_qk_ln`` adds ``attn.{q_ln,k_ln}`` over the whole width, before the split into heads. Both

@@ -8,7 +8,7 @@ github.com/smallcloudai/refact, which splits attn.kv and names the modules. They
 * The norms are LayerNorm without bias (llama.cpp's converter stores the epsilon as that of an RMSNorm; the
   original, the model card and the other ports have LayerNorm). There are no other biases either. Only the
   first revision's ``ln_f`` has a bias, which its own conversion leaves at zero. ``ln_f`` and lm_head are
-  outside the trunk, and the head is not tied, although no config says so.
+  outside the backbone, and the head is not tied, although no config says so.
 * The scale is 1 / sqrt(head size). The bias is +slope * (key position + 1), which in a softmax equals
   -slope * distance. With a cache the first revision has no causal mask, so it takes one new token at a time.
 * The MLP is silu(gate) * up; its width is two thirds of ``n_inner`` (4 * n_embd if null), rounded up

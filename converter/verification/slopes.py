@@ -65,7 +65,7 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
         scaling = replace(scaling, train_length=max(1, min(scaling.train_length, longest)))
         # The length at which the factor is 2 (or the rate, if that is larger).
         lengths.append(max(2 * SPAN, math.ceil(scaling.train_length * max(1.0, 2 / scaling.rate))))
-    model = build(patched.trunk, patched.probe_config(scaling, layers))
+    model = build(patched.backbone, patched.probe_config(scaling, layers))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()

@@ -1,4 +1,4 @@
-"""The trunk and the language model of a converted decoder; each family adds its layers.
+"""The backbone and the language model of a converted decoder; each family adds its layers.
 
 Tensors have the names of the checkpoint. vLLM asks for the names ``embed_input_ids``, ``compute_logits`` and
 ``load_weights``.
@@ -37,11 +37,11 @@ from converter.vllm_plugin.templates.ntk_alibi import CHANNELS, Alibi
 FAMILY = {family.name: family for family in FAMILIES}
 TOKENS = ("input_ids", "positions", "intermediate_tensors", "inputs_embeds")
 compiled = support_torch_compile(dynamic_arg_dims=dict.fromkeys(TOKENS, 0))
-"""Decorates a trunk: vLLM compiles its ``forward`` for any number of tokens."""
+"""Decorates a backbone: vLLM compiles its ``forward`` for any number of tokens."""
 
 
 class Decoder(nn.Module):
-    """The trunk. A family's subclass names its parts, and is decorated with ``compiled``."""
+    """The backbone. A family's subclass names its parts, and is decorated with ``compiled``."""
 
     family: str
     """Name of the family, whose ``Family`` has the names of the tensors."""
@@ -107,9 +107,9 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
-    """A trunk with a language modeling head."""
+    """A backbone with a language modeling head."""
 
-    trunk_class: type[Decoder]
+    backbone_class: type[Decoder]
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {}
     """Name of a fused projection -> the stored ones that it is made of, which is how adapters name them.
 
@@ -122,11 +122,11 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
         super().__init__()
         self.config = vllm_config.model_config.hf_config
         check_weights(self.config)
-        self.family = FAMILY[self.trunk_class.family]
-        trunk = self.trunk_class(
+        self.family = FAMILY[self.backbone_class.family]
+        backbone = self.backbone_class(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, self.family.base_prefix)
         )
-        self.add_module(self.family.base_prefix, trunk)
+        self.add_module(self.family.base_prefix, backbone)
         self.lm_head = ParallelLMHead(
             self.config.vocab_size,
             self.config.hidden_size,
@@ -134,9 +134,9 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
             prefix=maybe_prefix(prefix, "lm_head"),
         )
         if self.config.tie_word_embeddings:
-            self.lm_head = self.lm_head.tie_weights(getattr(trunk, trunk.embeddings))
+            self.lm_head = self.lm_head.tie_weights(getattr(backbone, backbone.embeddings))
         self.logits_processor = LogitsProcessor(self.config.vocab_size, scale=self.logit_scale(self.config))
-        self.make_empty_intermediate_tensors = trunk.make_empty_intermediate_tensors
+        self.make_empty_intermediate_tensors = backbone.make_empty_intermediate_tensors
 
     @staticmethod
     def logit_scale(config: Any) -> float:  # noqa: ARG004 -- most families have none
@@ -149,17 +149,17 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
         Fused projections must be all queries, all keys, all values. A part of one is marked by
         ``part``.
         """
-        if self.by_head is not None and self.by_head in name and not self.trunk.setup.as_stored:
+        if self.by_head is not None and self.by_head in name and not self.backbone.setup.as_stored:
             tensor = queries_first(tensor, self.config.num_attention_heads)
         yield name, tensor
 
     @property
-    def trunk(self) -> Decoder:
-        trunk: Decoder = getattr(self, self.family.base_prefix)
-        return trunk
+    def backbone(self) -> Decoder:
+        backbone: Decoder = getattr(self, self.family.base_prefix)
+        return backbone
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.trunk.embed_input_ids(input_ids)
+        return self.backbone.embed_input_ids(input_ids)
 
     def forward(
         self,
@@ -169,13 +169,13 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
         """Hidden states [T, hidden] of the tokens of all requests, from their ids and positions [T]."""
-        return self.trunk(input_ids, positions, intermediate_tensors, inputs_embeds)
+        return self.backbone(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Loads a checkpoint, whose tensors may lack the trunk's prefix."""
+        """Loads a checkpoint, whose tensors may lack the backbone's prefix."""
         return AutoWeightsLoader(self).load_weights(
             part
             for name, tensor in weights
@@ -189,7 +189,7 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
         return re.compile("|".join((UNREAD, *self.family.unread)))
 
     def full_name(self, name: str) -> str:
-        """A tensor's name with the trunk's prefix."""
+        """A tensor's name with the backbone's prefix."""
         prefix = f"{self.family.base_prefix}."
         return name if name.startswith((prefix, "lm_head.")) else prefix + name
 

@@ -33,7 +33,7 @@ class BaichuanModel(Decoder):
 
 
 class NtkBaichuanForCausalLM(CausalLM):
-    trunk_class = BaichuanModel
+    backbone_class = BaichuanModel
     packed_modules_mapping = {"W_pack": ["W_pack"]}
 
     def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:

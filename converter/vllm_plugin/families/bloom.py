@@ -47,5 +47,5 @@ class BloomModel(Decoder):
 
 
 class NtkBloomForCausalLM(CausalLM):
-    trunk_class = BloomModel
+    backbone_class = BloomModel
     by_head = "query_key_value"

@@ -32,5 +32,5 @@ class FalconModel(Decoder):
 
 
 class NtkFalconForCausalLM(CausalLM):
-    trunk_class = FalconModel
+    backbone_class = FalconModel
     by_head = "query_key_value"

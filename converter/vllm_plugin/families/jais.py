@@ -41,7 +41,7 @@ class JaisModel(Decoder):
 
 
 class NtkJaisForCausalLM(CausalLM):
-    trunk_class = JaisModel
+    backbone_class = JaisModel
     packed_modules_mapping = {"c_attn": ["c_attn"]}
 
     @staticmethod

@@ -41,7 +41,7 @@ class MosaicGptModel(Decoder):
 
 
 class NtkMosaicGptForCausalLM(CausalLM):
-    trunk_class = MosaicGptModel
+    backbone_class = MosaicGptModel
     packed_modules_mapping = {"Wqkv": ["Wqkv"]}
 
     @staticmethod

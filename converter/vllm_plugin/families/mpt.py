@@ -51,7 +51,7 @@ class MptModel(Decoder):
 
 
 class NtkMptForCausalLM(CausalLM):
-    trunk_class = MptModel
+    backbone_class = MptModel
     packed_modules_mapping = {"Wqkv": ["Wqkv"]}
 
     @staticmethod

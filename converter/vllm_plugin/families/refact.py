@@ -37,9 +37,9 @@ class RefactModel(Decoder):
 
 
 class NtkRefactForCausalLM(CausalLM):
-    """Refact stores the final norm beside the head; here it is the trunk's, as in every other family."""
+    """Refact stores the final norm beside the head; here it is the backbone's, as in every other family."""
 
-    trunk_class = RefactModel
+    backbone_class = RefactModel
     packed_modules_mapping = {"qkv": ["q", "k", "v"]}
 
     def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:

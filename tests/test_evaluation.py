@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from converter.evaluation.trials import trials
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM

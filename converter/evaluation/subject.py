@@ -283,7 +283,7 @@ def open_subject(
 def _check_encoder(patched: Patched, name: str) -> None:
     """Refuses encoders that neither embed texts nor predict masked tokens."""
     masked = auto_class(patched.config) == MASKED
-    if not masked and patched.architecture is not patched.trunk:
+    if not masked and patched.architecture is not patched.backbone:
         raise UnsupportedModel(
             f"{name} neither embeds texts nor predicts masked tokens ({patched.architecture.__name__}); "
             "evaluation needs one of them"

@@ -11,7 +11,7 @@ from converter import VerificationError, convert
 from tests import tiny
 from tests.dealt import dealt
 from tests.patched import CHECKED, FITTED, SCALINGS, Mistaken, options_for
-from tests.test_encoders import LAYERS
+from tests.runners import LAYERS
 from tests.test_verification import run
 
 

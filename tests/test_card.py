@@ -21,7 +21,7 @@ from converter import convert
 from converter.result.card import with_place
 from tests import forks, tiny
 from tests.conftest import edit_json
-from tests.test_encoders import LAYERS
+from tests.runners import LAYERS
 from tests.test_sentence_transformers import source as sentence_encoder
 from tests.tiny import rotary as tiny_rotary
 

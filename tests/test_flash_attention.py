@@ -1,6 +1,6 @@
 """FlashAttention 2 and 3 as transformers calls their packages: what they get gives what sdpa gives.
 
-test_attention_functions.py tests what the models pass on, with a simpler function.
+test_numbers.py compares such models with the reference.
 """
 
 from __future__ import annotations

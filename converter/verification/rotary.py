@@ -18,7 +18,7 @@ from converter.result.converted import ConvertedRepository
 from converter.rotary.settings import Rotary, attention_factor
 from converter.scaling.scaling import Dynamic, Scaling
 from converter.source.checkpoint import Checkpoint
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 from converter.verification.tensors import fits
 
 # Relative; float32 rounds a power of the base by about this much.

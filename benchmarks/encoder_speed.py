@@ -6,18 +6,18 @@
 The model is a JinaBERT with random weights, by default of the base model's size. For each length there are
 texts with a quarter of that many tokens up to all of them. Every side embeds the same texts in batches of
 the same size, and pools by the mean. Each run is a process of its own, and the sides take turns; the tables
-show medians, and ratios of runs of the same turn.
+show medians.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ import measuring
 import numpy as np
 import report
 import torch
-from report import number, say
+from measuring import Cell, Measured
+from report import ratio
 
 VOCABULARY = 30528
 START, FIRST_WORD, WORDS = 1, 1000, 1024
@@ -51,9 +52,6 @@ Embed = Callable[[Texts, int], np.ndarray]
 """Texts and the number of them in a batch -> vectors [texts, hidden], in the order of the texts."""
 
 
-# --- one side, in a process of its own
-
-
 @dataclass(frozen=True)
 class Job:
     """What a process measures; the original code has an environment of its own, so it is passed as JSON."""
@@ -67,24 +65,10 @@ class Job:
     rows: int
     """Texts in a batch."""
     threads: int
-    vectors: str
-    """The file that the vectors are saved to."""
     ordered: bool = False
     """Sort the texts by length first, so that those in a batch have similar lengths."""
     code: str = ""
     """The folder with the original code's repositories."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of all texts."""
-
-    seconds: float = 0.0
-    extra: int = 0
-    """Bytes at the peak beyond those of the loaded model."""
-    peak: int = 0
-    """Bytes of the whole process at the peak."""
-    failure: str | None = None
 
 
 def converted(job: Job) -> Embed:
@@ -177,13 +161,14 @@ def batched(pooled: Callable[[np.ndarray, np.ndarray], np.ndarray], ordered: boo
     return embed
 
 
-def measure_job(job: Job) -> Run:
-    """Runs all texts once, and saves their vectors."""
+def measure_job(job: Job) -> Cell:
+    """Runs all texts once; the cell has their vectors as its logits."""
     measuring.limit_memory()
     torch.set_num_threads(job.threads)
     texts = json.loads(Path(job.texts).read_text(encoding="utf-8"))
     words = np.arange(FIRST_WORD, FIRST_WORD + WORDS).reshape(WARM_UP_ROWS, -1).tolist()
-    try:
+    cell = Cell()
+    with measuring.noting_failure(cell.prompt):
         embed = SIDES[job.side](job)
         embed([[START, *row] for row in words], WARM_UP_ROWS)
         before = measuring.start_peak()
@@ -191,13 +176,10 @@ def measure_job(job: Job) -> Run:
         clock = time.process_time if job.threads == 1 else time.perf_counter
         started = clock()
         vectors = embed(texts, job.rows)
-        seconds = clock() - started
-    except Exception as error:  # onnxruntime's exceptions have no common base class
-        if not measuring.lacks_memory(error):
-            raise
-        return Run(failure="out of memory")
-    np.save(job.vectors, vectors)
-    return Run(seconds, measuring.peak() - before, measuring.peak())
+        cell.prompt.seconds.append(clock() - started)
+        cell.resident = measuring.peak()
+        cell.prompt.extra, cell.logits = cell.resident - before, [vectors]
+    return cell
 
 
 # --- all sides
@@ -215,6 +197,8 @@ class Setup:
     inner: int
     threads: int
     longest: int
+    batch_tokens: int
+    batches: int
     quantised: bool
     original_python: str | None
     original_code: Path | None
@@ -236,31 +220,6 @@ class Setup:
             source, code = str(self.folder / "source"), str(self.original_code)
             sides[ORIGINAL] = {"side": "original", "model": source, "ordered": True, "code": code}
         return sides
-
-
-@dataclass
-class Cell:
-    """One side at one length."""
-
-    runs: list[Run] = field(default_factory=list)
-    """The run of each turn."""
-    vectors: np.ndarray | None = None
-    """float32 [texts, hidden]."""
-    failure: str | None = None
-
-    def median(self, of: str) -> float:
-        return statistics.median(getattr(run, of) for run in self.runs)
-
-    def ratio(self, other: Cell, of: str) -> str:
-        """How many times ``other`` this is, by the median of the turns that both have."""
-        pairs = list(zip(self.runs, other.runs, strict=False))
-        if self.failure or other.failure or not pairs:
-            return "-"
-        return f"{statistics.median(getattr(a, of) / (getattr(b, of) or 1) for a, b in pairs):.2f}x"
-
-
-Results = dict[int, dict[str, Cell]]
-"""Length -> side -> measurements."""
 
 
 def prepare(setup: Setup) -> None:
@@ -340,57 +299,31 @@ def padding(lengths: Sequence[int], rows: int) -> float:
     return 1 - sum(lengths) / sum(max(batch) * len(batch) for batch in batches)
 
 
-def run(setup: Setup, side: str, texts: Path, rows: int) -> tuple[Run, np.ndarray | None]:
-    """Embeds the texts once, in a new process; also returns the vectors.
-
-    Raises:
-        SystemExit: it failed, and not for lack of memory.
-    """
-    vectors = setup.folder / "vectors.npy"
-    own = setup.sides[side]
-    job = Job(texts=str(texts), rows=rows, threads=setup.threads, vectors=str(vectors), **own)
-    python = setup.original_python if side == ORIGINAL else sys.executable
-    words = [str(python), __file__, "--job", json.dumps(asdict(job))]
+def measure(setup: Setup, side: str, length: int) -> Cell:
+    """Embeds the texts of a length once; call it in a fresh process."""
+    rows = max(1, setup.batch_tokens // length)
+    file = setup.folder / f"texts-{length}.json"
+    file.write_text(json.dumps(make_texts(length, setup.batches * rows)), encoding="utf-8")
+    job = Job(texts=str(file), rows=rows, threads=setup.threads, **setup.sides[side])
+    if side != ORIGINAL:
+        return measure_job(job)
+    words = [str(setup.original_python), __file__, "--job", json.dumps(asdict(job))]
     done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode == -9:  # killed in spite of the limit
-        return Run(failure="out of memory"), None
     if done.returncode:
-        raise SystemExit(f"{side}:\n{done.stderr}")
-    found = Run(**json.loads(done.stdout.strip().splitlines()[-1]))
-    return found, None if found.failure else np.load(vectors)
-
-
-def measure(
-    setup: Setup, texts: Mapping[int, Texts], rows: Mapping[int, int], repeats: int, limit: float
-) -> Results:
-    """Runs all sides in turns at each length; no new turn of a length starts after ``limit`` seconds."""
-    results: Results = {}
-    failures: dict[str, str] = {}
-    for length, known in texts.items():
-        file = setup.folder / f"texts-{length}.json"
-        file.write_text(json.dumps(known), encoding="utf-8")
-        # Longer texts would fail too.
-        cells = results[length] = {side: Cell(failure=failures.get(side)) for side in setup.sides}
-        for turn, side in measuring.turns(list(cells), repeats, limit):
-            cell = cells[side]
-            if not cell.failure:
-                found, cell.vectors = run(setup, side, file, rows[length])
-                cell.runs += [] if found.failure else [found]
-                if found.failure:
-                    failures[side] = cell.failure = found.failure
-                said = found.failure or f"{number(found.seconds)} s, {found.extra / 1e6:.0f} MB"
-                say(f"{length} tokens, turn {turn}, {side}: {said}")
-    return results
+        raise click.ClickException(f"{side}:\n{done.stderr}")
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    vectors = [np.array(each, np.float32) for each in found.pop("logits")]
+    return Cell(Measured(**found.pop("prompt")), Measured(**found.pop("token")), vectors, **found)
 
 
 def difference(cell: Cell, other: Cell) -> float | None:
     """Largest difference of the vectors, relative to the largest number in ``other``'s."""
-    if cell.vectors is None or other.vectors is None:
+    if cell.failure or other.failure:
         return None
-    return float(np.abs(cell.vectors - other.vectors).max() / np.abs(other.vectors).max())
+    return float(np.abs(cell.logits[0] - other.logits[0]).max() / np.abs(other.logits[0]).max())
 
 
-def check(results: Results) -> None:
+def check(results: Mapping[int, Mapping[str, Cell]]) -> None:
     """Fails if two sides with the same weights in float32 have different vectors."""
     for length, cells in results.items():
         for side, cell in cells.items():
@@ -403,17 +336,13 @@ def rows_of(cells: Mapping[str, Cell], count: int) -> Iterator[list[str]]:
     """The lines of a length's table, one for each side; ``count`` is the number of texts."""
     base = cells[CONVERTED]
     for side, cell in cells.items():
-        if cell.failure:
-            yield [side, cell.failure, *["-"] * 5]
-            continue
         gap = None if side == BERT else difference(cell, base)
         yield [
             side,
-            number(count / cell.median("seconds")),
-            cell.ratio(base, "seconds"),
-            f"{cell.median('extra') / 1e6:.0f}",
-            cell.ratio(base, "extra"),
-            f"{cell.median('peak') / 1e6:.0f}",
+            cell.failure or ratio(count, cell.prompt.median).rstrip("x"),
+            ratio(cell.prompt.median, base.prompt.median),
+            *(cell.prompt.megabytes, ratio(cell.prompt.extra, base.prompt.extra)),
+            f"{cell.resident / 1e6:.0f}",
             "-" if gap is None else f"{gap:.0e}",
         ]
 
@@ -440,24 +369,16 @@ def rows_of(cells: Mapping[str, Cell], count: int) -> Iterator[list[str]]:
 )
 @report.common(layers=1, heads=2, head_dim=16, inner=32, lengths="16,32", batch_tokens=64, repeats=1)
 def main(
-    lengths: list[int],
-    batch_tokens: int,
-    batches: int,
-    repeats: int,
-    seconds: float,
-    folder: Path | None,
-    write: bool,
-    **options: Any,
+    lengths: list[int], repeats: int, seconds: float, folder: Path | None, write: bool, **options: Any
 ) -> None:
     if bool(options["original_python"]) != bool(options["original_code"]):
         raise click.UsageError("--original-python and --original-code go together")
     before = report.load()
-    rows = {length: max(1, batch_tokens // length) for length in lengths}
-    texts = {length: make_texts(length, batches * rows[length]) for length in lengths}
     with measuring.workplace(folder, options["threads"]) as temporary:
         setup = Setup(temporary, longest=max(lengths), **options)
         measuring.fresh(prepare, setup)
-        results = measure(setup, texts, rows, repeats, seconds)
+        sides = list(setup.sides)
+        results = measuring.in_turns(partial(measure, setup), sides, lengths, repeats, seconds)
         check(results)
     sections = [
         f"JinaBERT, {setup.heads} heads x {setup.head_dim}, {setup.layers} layers, feed-forward layers of "
@@ -465,12 +386,14 @@ def main(
         "*Difference*: of the vectors, relative to the largest number in those of the first line."
     ]
     for length, cells in results.items():
-        sizes, count = [len(text) for text in texts[length]], len(texts[length])
-        empty = [padding(some, rows[length]) for some in (sizes, sorted(sizes, reverse=True))]
+        rows = max(1, setup.batch_tokens // length)
+        sizes = [len(text) for text in make_texts(length, setup.batches * rows)]
+        empty = [padding(some, rows) for some in (sizes, sorted(sizes, reverse=True))]
         head = [f"up to {length} tokens", "texts/s", "x", "extra MB", "x", "peak MB", "difference"]
         sections.append(
-            f"{count} texts in batches of {rows[length]}; {empty[0]:.0%} padding, sorted {empty[1]:.0%}; "
-            f"{len(cells[CONVERTED].runs)} turn(s):\n\n{report.table(head, rows_of(cells, count))}"
+            f"{len(sizes)} texts in batches of {rows}; {empty[0]:.0%} padding, sorted {empty[1]:.0%}; "
+            f"{len(cells[CONVERTED].prompt.seconds)} turn(s):\n\n"
+            + report.table(head, rows_of(cells, len(sizes)))
         )
     title = "A converted encoder beside others"
     report.finish("encoder_speed-cpu", title, sections, before, PACKAGES, write=write)
@@ -478,6 +401,7 @@ def main(
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--job"]:
-        print(f"\n{json.dumps(asdict(measure_job(Job(**json.loads(sys.argv[2])))))}", flush=True)
+        found = asdict(measure_job(Job(**json.loads(sys.argv[2]))))
+        print(f"\n{json.dumps(found, default=np.ndarray.tolist)}", flush=True)
     else:
         main()

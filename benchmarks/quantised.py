@@ -1,22 +1,19 @@
-"""What quantised weights, caches and graphs lose.
+"""What quantised graphs of trained models lose.
 
     python benchmarks/quantised.py language     # graphs of the language models of make evidence
     python benchmarks/quantised.py encoders     # graphs of the encoders of examples/evidence_encoders.py
-    python benchmarks/quantised.py packages     # transformers with torchao, bitsandbytes, hqq and quanto
 
-The first two train what is missing in ``.evidence``, which takes minutes for each model, and run every graph in
-onnxruntime on the same windows, prompts or texts. ``packages`` has tiny random models: it shows which ways
-work, and says nothing about the quality of a trained model.
+They train what is missing in ``.evidence``, which takes minutes for each model, and run every graph in
+onnxruntime on the same windows, prompts or texts.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,6 @@ import click
 import measuring
 import numpy as np
 import report
-import torch
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(report.ROOT / "examples"))
@@ -39,7 +35,6 @@ import train_encoders
 
 from converter import OnnxOptions, convert, export
 from converter.evaluation.statistics import compare, summarise
-from tests import tiny
 
 GRAPHS = {
     "fp32": ("model.onnx", {"dtype": "fp32"}),
@@ -256,99 +251,6 @@ def encoder_cell(found: dict[str, list[float]], name: str) -> str:
     change = compare("ndcg@10", found[name], found[BASE])
     mean, low, high = (f"{100 * each:+.1f}" for each in (change.difference, change.low, change.high))
     return f"{value} ({mean}: {low} to {high})"
-
-
-# --- transformers with packages that quantise
-
-FAMILIES = ("bloom", "mpt")
-HEADS, BATCH, TOKENS = 16, 2, 60
-TINY = f"""\
-Tiny random models with {HEADS} heads, position-dynamic, on the CPU; {BATCH} rows of {TOKENS} tokens. Each
-number is the norm of the change of the logits, relative to the norm of the logits in float32. *Weights*
-compares the whole prompt, *caches* the second new token of `generate`, which reads the cache."""
-
-
-def torchao(name: str, **options: Any) -> dict[str, Any]:
-    """Keywords of ``from_pretrained`` for a config class of torchao."""
-    from torchao import quantization
-    from transformers import TorchAoConfig
-
-    settings = TorchAoConfig(quant_type=getattr(quantization, name)(**options))
-    return {"quantization_config": settings, "device_map": "cpu"}
-
-
-def bitsandbytes(**options: Any) -> dict[str, Any]:
-    from transformers import BitsAndBytesConfig
-
-    importlib.import_module("bitsandbytes")  # transformers' own error does not name the package
-    return {"quantization_config": BitsAndBytesConfig(**options), "device_map": "cpu"}
-
-
-NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-INT8_ACTIVATIONS = "Int8DynamicActivationInt8WeightConfig"
-WEIGHTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "bfloat16, not quantised": lambda: {"dtype": "bfloat16"},
-    "torchao, `Int8WeightOnlyConfig`": lambda: torchao("Int8WeightOnlyConfig"),
-    f"torchao, `{INT8_ACTIVATIONS}`": lambda: torchao(INT8_ACTIVATIONS),
-    "torchao, `IntxWeightOnlyConfig(weight_dtype=torch.int4)`": lambda: torchao(
-        "IntxWeightOnlyConfig", weight_dtype=torch.int4
-    ),
-    "bitsandbytes, `load_in_8bit`": lambda: bitsandbytes(load_in_8bit=True),
-    "bitsandbytes, `load_in_4bit` with nf4": lambda: bitsandbytes(**NF4),
-}
-HQQ = {"backend": "hqq", "q_group_size": 16, "axis_key": 1, "axis_value": 1}
-CACHES: tuple[dict[str, Any], ...] = (
-    {**HQQ, "nbits": 8},
-    {**HQQ, "nbits": 4},
-    {"backend": "quanto", "nbits": 4, "q_group_size": 16},
-    {"backend": "fp8"},
-)
-
-
-def changes(family: str, folder: Path) -> Iterator[tuple[str, str]]:
-    """Each way to quantise one family, and the change of its logits or, in one line, why there is none."""
-    from transformers import AutoModelForCausalLM
-
-    source = tiny.FACTORIES[family](folder / "source", HEADS, use_cache=True)
-    convert(source, folder / "out", method="ntk", dynamic="position", train_length=24, verify=False)
-    ids = torch.from_numpy(tiny.token_ids(BATCH, TOKENS))
-
-    def model(**options: Any) -> Any:
-        return AutoModelForCausalLM.from_pretrained(folder / "out", trust_remote_code=True, **options).eval()
-
-    plain = model()
-    new = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
-    new |= {"attention_mask": torch.ones_like(ids), "output_logits": True, "return_dict_in_generate": True}
-    runs: dict[str, Callable[[], torch.Tensor]] = {
-        name: lambda options=options: model(**options())(ids).logits for name, options in WEIGHTS.items()
-    }
-    for settings in CACHES:
-        cache = {"cache_implementation": "quantized", "cache_config": settings}
-        runs[f"cache, `{json.dumps(settings)}`"] = lambda cache=cache: plain.generate(
-            ids, **new, **cache
-        ).logits[1]
-    with torch.no_grad():
-        whole, second = plain(ids).logits, plain.generate(ids, **new).logits[1]
-        for name, call in runs.items():
-            right = second if name.startswith("cache") else whole
-            try:
-                yield name, f"{((call().float() - right).norm() / right.norm()).item():.2g}"
-            except Exception as error:  # packages say in many ways that they cannot run here
-                yield name, report.sentence(error)[:90]
-
-
-@main.command()
-@report.common()
-def packages(folder: Path | None, write: bool) -> None:
-    """Logits of transformers with quantised weights and caches."""
-    before, found = report.load(), []
-    for family in FAMILIES:
-        with measuring.workplace(folder) as temporary:
-            found.append(dict(changes(family, temporary)))
-    rows = [[name, *(each[name] for each in found)] for name in found[0]]
-    sections = [TINY, report.table(["way", *FAMILIES], rows)]
-    names = ("torchao", "bitsandbytes", "hqq", "optimum-quanto")
-    report.finish("quantised", "Quantised weights and caches", sections, before, names, write=write)
 
 
 if __name__ == "__main__":

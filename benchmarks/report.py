@@ -129,9 +129,9 @@ def integers(_: click.Context, __: click.Parameter, value: str) -> list[int]:
     return sorted(int(word) for word in value.split(",") if word)
 
 
-def lengths(default: str, name: str = "--lengths", help: str = "Tokens.") -> Callable[[F], F]:
+def lengths(default: str) -> Callable[[F], F]:
     """An option of numbers with commas between them; the command gets them in rising order."""
-    return click.option(name, default=default, show_default=True, callback=integers, help=help)
+    return click.option("--lengths", default=default, show_default=True, callback=integers, help="Tokens.")
 
 
 def common(**quick: Any) -> Callable[[F], F]:

@@ -24,13 +24,12 @@ import click
 import measuring
 import report
 import torch
-from measuring import STEPS, STOCK, WARM_UP, Measured, Setup, fresh
-from report import ratio, say
+from measuring import STOCK, WARM_UP, Cell, Setup, fresh
+from report import say
 
 PATCHED = "patched"
 SIDES = (STOCK, PATCHED)
-Results = dict[int, dict[str, Measured]]
-"""Length -> side -> measurements."""
+ROUNDED = " Stock Falcon rounds its bias to bfloat16."
 TILES = """\
 *Keys looked at* is their share of all pairs of a query and a key that it may see, over all heads. *Whole*
 computes them all. Times are of the whole model without a head, the fastest of {repeats} runs, float32, one
@@ -45,78 +44,16 @@ def main() -> None:
 # --- beside stock
 
 
-@torch.inference_mode()
-def prefill_memory(setup: Setup, side: str, length: int) -> Measured:
-    """Bytes that one prompt takes on the CPU beyond the loaded model; call it in a fresh process."""
+def measure(setup: Setup, side: str, length: int) -> Cell:
+    """Measures one side at one length; call it in a fresh process."""
     measuring.prepare_process(setup)
-    model = measuring.load(setup, side)
-    for parameter in model.parameters():  # load mapped weights now, or they would count as extra
-        parameter.sum()
-    measuring.prefill(model, measuring.tokens(setup, WARM_UP))
-    ids = measuring.tokens(setup, length)
-    measured = Measured()
-    before = measuring.start_peak()
-    with measuring.noting_failure(measured):
-        measuring.prefill(model, ids)
-        measured.extra = measuring.peak() - before
-    return measured
-
-
-@torch.inference_mode()
-def prefill_times(setup: Setup, results: Results, repeats: int, seconds: float) -> Results:
-    """Adds the seconds of a prompt at each length; on a GPU, also its memory."""
-    measuring.prepare_process(setup)
-    models = {side: measuring.load(setup, side) for side in SIDES}
-    failures: dict[str, str] = {}
-    for length, cells in results.items():
-        ids = measuring.tokens(setup, length)
-        for side, cell in cells.items():
-            cell.failure = failures.get(side) or cell.failure  # longer prompts would fail too
-        # The first runs of a process set up libraries; on a GPU, each length's first run fills a memory pool.
-        warm_ups = 1 if setup.device != "cpu" or length == min(results) else 0
-        for turn, side in measuring.turns(SIDES, warm_ups + repeats, seconds):
-            if cells[side].failure is None:
-                with measuring.noting_failure(cells[side]):
-                    measure_prefill(setup, models[side], ids, cells[side], keep=turn >= warm_ups)
-                if failure := cells[side].failure:
-                    failures[side] = failure
-                    measuring.release()
-        say(f"prefill {length}: " + ", ".join(f"{side} {cells[side].milliseconds} ms" for side in SIDES))
-    return results
-
-
-def measure_prefill(setup: Setup, model: Any, ids: torch.Tensor, measured: Measured, *, keep: bool) -> None:
-    """Times one run, and adds it to ``measured`` if ``keep``."""
-    before = 0
-    if setup.device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    taken, _ = measuring.timed(setup.device, partial(measuring.prefill, model, ids))
-    if keep:
-        measured.seconds.append(taken)
-        if setup.device != "cpu":
-            measured.extra = torch.cuda.max_memory_allocated() - before
-
-
-@torch.inference_mode()
-def decode_times(setup: Setup, results: Results, repeats: int) -> Results:
-    """Adds the seconds per token at each cache length; the sides take turns, token by token."""
-    measuring.prepare_process(setup)
-    models = {side: measuring.load(setup, side) for side in SIDES}
-    for length, cells in results.items():
-        caches = {side: measuring.random_cache(setup, models[side], length) for side in SIDES}
-        ids = measuring.tokens(setup, WARM_UP + repeats * STEPS)
-        for step, side in measuring.turns(SIDES, ids.shape[1]):
-            if cells[side].failure is None:
-                with measuring.noting_failure(cells[side]):
-                    token = ids[:, step, None]
-                    call = partial(measuring.decode, models[side], token, length + step, caches[side])
-                    taken, _ = measuring.timed(setup.device, call)
-                    cells[side].seconds += [taken] if step >= WARM_UP else []
-        del caches
-        measuring.release()
-        say(f"decode {length}: " + ", ".join(f"{side} {cells[side].milliseconds} ms" for side in SIDES))
-    return results
+    model, cell = measuring.load(setup, side), Cell()
+    with torch.inference_mode():
+        for parameter in model.parameters():  # load mapped weights now, or they would count as extra
+            parameter.sum()
+        measuring.prefill(model, measuring.tokens(setup, WARM_UP))
+    measuring.measure_model(setup, model, length, cell)
+    return cell
 
 
 @torch.inference_mode()
@@ -130,15 +67,6 @@ def float32_difference(setup: Setup, length: int) -> float:
     return measuring.difference(*logits)
 
 
-def rows_of(results: Results, *, memory: bool) -> Iterator[list[str]]:
-    for length, cells in results.items():
-        stock, patched = (cells[side] for side in SIDES)
-        row = [str(length), stock.milliseconds, patched.milliseconds, ratio(stock.median, patched.median)]
-        if memory:
-            row += [stock.megabytes, patched.megabytes, ratio(stock.extra, patched.extra)]
-        yield [*row, str(len(patched.seconds))]
-
-
 @main.command()
 @click.option("--family", type=click.Choice(["bloom", "mpt", "falcon"]), default="bloom", show_default=True)
 @click.option("--layers", default=6, show_default=True)
@@ -148,46 +76,32 @@ def rows_of(results: Results, *, memory: bool) -> Iterator[list[str]]:
     "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@report.lengths("512,2048,4096,8192", help="Tokens of the prompts.")
-@report.lengths("512,4096,8192", "--cached", help="Cached tokens when decoding.")
+@report.lengths("512,2048,4096,8192")
 @click.option("--threads", default=1, show_default=True, help="Threads of torch on the CPU.")
 @click.option("--repeats", default=9, show_default=True, help="Turns of each side.")
 @click.option("--seconds", default=120.0, show_default=True, help="Start no new turn of a length after this.")
-@report.common(layers=1, heads=2, head_dim=8, lengths="16,32", cached="16", repeats=1)
+@report.common(layers=1, heads=2, head_dim=8, lengths="16,32", repeats=1)
 def stock(
-    lengths: list[int],
-    cached: list[int],
-    repeats: int,
-    seconds: float,
-    folder: Path | None,
-    write: bool,
-    **options: Any,
+    lengths: list[int], repeats: int, seconds: float, folder: Path | None, write: bool, **options: Any
 ) -> None:
-    """Compares converted with stock models: prefill and decoding time, and the memory of a prompt."""
+    """Compares converted with stock models: prefill, memory and decoding."""
     before = report.load()
     with measuring.workplace(folder, options["threads"]) as temporary:
-        setup = Setup(temporary, longest=max([*lengths, *cached]) + 4096, **options)
+        setup = Setup(temporary, longest=max(lengths) + 4096, **options)
         conversion = {"method": "none", "train_length": setup.longest}
         fresh(measuring.make_repositories, setup, {PATCHED: conversion})
         same = fresh(float32_difference, setup, lengths[0])
-        prompts: Results = {length: {side: Measured() for side in SIDES} for length in lengths}
-        for length, side in [(length, side) for length in lengths for side in SIDES]:
-            if setup.device == "cpu":
-                prompts[length][side] = measuring.measured_fresh(prefill_memory, setup, side, length)
-                say(f"memory {length}: {side} {prompts[length][side].megabytes} MB")
-        prompts = fresh(prefill_times, setup, prompts, repeats, seconds)
-        decoding = {length: {side: Measured() for side in SIDES} for length in cached}
-        decoding = fresh(decode_times, setup, decoding, repeats)
-    head = ["tokens", "stock ms", "patched ms", "stock / patched"]
-    memory = ["stock extra MB", "patched extra MB", "stock / patched"]
+        results = measuring.in_turns(partial(measure, setup), SIDES, lengths, repeats, seconds)
+    rows = []
+    for length, cells in results.items():
+        for side, cell in cells.items():
+            base = cells[PATCHED] if side == STOCK else None
+            rows.append([str(length), side, *cell.columns(base), str(len(cell.prompt.seconds))])
     sections = [
-        f"{setup.family}, {setup.said()}; the same random weights on both sides, scaling none. In float32, "
-        f"the last logits of {lengths[0]} tokens differ by {same:.1e} of the largest."
-        + (" Stock Falcon rounds its bias to bfloat16." if setup.family == "falcon" else ""),
-        "Prefill, one row, logits of the last token, cache kept:\n\n"
-        + report.table([*head, *memory, "runs"], rows_of(prompts, memory=True)),
-        "Decoding one token over a cache of this many tokens:\n\n"
-        + report.table([*head, "runs"], rows_of(decoding, memory=False)),
+        f"{setup.family}, {setup.said()}; the same random weights on both sides, scaling none. Ratios are stock's "
+        f"number divided by ours. In float32, the last logits of {lengths[0]} tokens differ by {same:.1e} of the "
+        f"largest. {measuring.SAID}" + (ROUNDED if setup.family == "falcon" else ""),
+        report.table(["tokens", "side", *measuring.COLUMNS, "runs"], rows, texts=2),
     ]
     name = f"torch_speed-{setup.family}-{setup.device}-{setup.dtype}"
     title = f"Patched against stock torch: {setup.family}"

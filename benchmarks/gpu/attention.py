@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import measuring
 import report
 import torch
-import torch_speed
-from measuring import STEPS, STOCK, WARM_UP, Cell, Measured, Setup
-from report import Document, ratio, say
+from measuring import STOCK, Cell, Setup
+from report import Document, say
 
 from gpu import kernels
 from gpu.part import (
@@ -35,8 +33,8 @@ TITLE = "prefill, decoding, memory and kernels in torch"
 MODELS = {"BLOOM-560m": BLOOM_560M, "BLOOM-1b7": BLOOM_1B7, "MPT-7B": MPT_7B}
 WEIGHTS = (1, 2, 3)
 """How the models share the time."""
-RUNS, LONG = 3, 0.25
-"""Timed prompts; seconds of a shorter prompt from which on a prompt gets no run to warm up."""
+RUNS = 3
+"""Timed prompts at most."""
 SIDES = (
     Side(STOCK, STOCK, None, required=True, exact=True),
     Side("sdpa", "none", "sdpa", required=True, exact=True),
@@ -48,14 +46,12 @@ SIDES = (
     Side("flash_attention_2, ntk by position", "position", "flash_attention_2", dtypes=DTYPES[:1]),
 )
 INTRO = f"""\
-One row. *Prefill*: a prompt with a mask of ones and a cache, logits of the last token; the median of up to
-{RUNS} runs. *Extra*: the peak of torch's allocator during it, minus what was in use before; it includes the
-cache. *Decoding*: one token over a cache of this many random tokens; the median of {STEPS}. Factors are
-stock's number divided by this one. Each side has the GPU to itself. {kernels.SAID}
+{measuring.SAID} Prefill is the median of up to {RUNS} runs. Ratios are to stock. Each side has the GPU to
+itself. {kernels.SAID}
 
 Weights are random, and the same for all sides. *{STOCK}* is the class in transformers, with the attention
 that it has by default. The others are converted: with scaling none or, where the name says so, with ntk."""
-HEAD = ["tokens", "side", "prefill ms", "factor", "extra MB", "factor", "decoding ms", "factor", "runs"]
+HEAD = ["tokens", "side", *measuring.COLUMNS, "runs"]
 
 
 def run(settings: Settings, document: Document) -> None:
@@ -88,7 +84,7 @@ class Comparison:
         """(side, dtype) -> largest difference from stock in float32, relative to the largest logit."""
         self.reference: torch.Tensor | None = None
         """Stock's logits in float32 after the shortest prompt."""
-        self.profiles: list[list[str]] = []
+        self.kernels: list[list[str]] = []
 
     @torch.inference_mode()
     def measure(self, side: Side, until: float) -> None:
@@ -99,7 +95,7 @@ class Comparison:
         for dtype, dtype_until in shared(side.dtypes, until):
             model.to(getattr(torch, dtype))
             self.compare(side, model, dtype)
-            self.profiles += profiles(self.setup, side.name, model, self.lengths[0])
+            self.kernels.append([side.name, dtype, *kernels_of(self.setup, model, self.lengths[0])])
             cells = measure_lengths(self.setup, model, self.lengths, dtype_until)
             for length, cell in zip(self.lengths, cells, strict=False):
                 self.cells[dtype, length, side.name] = cell
@@ -141,8 +137,7 @@ class Comparison:
             f"relative to the largest logit, after {self.lengths[0]} tokens:\n\n"
             + report.table(["side", *dtypes], rows),
         )
-        head = ["side", "dtype", "run", *kernels.HEAD]
-        table = report.table(head, self.profiles, texts=len(head))
+        table = report.table(["side", "dtype", "prefill", "decoding"], self.kernels, texts=4)
         self.document.put(f"{self.name}: kernels at {self.lengths[0]} tokens", table)
 
     def rows(self, dtype: str) -> Iterator[list[str]]:
@@ -150,62 +145,31 @@ class Comparison:
         for length in self.lengths:
             cells = {side: cell for (*key, side), cell in self.cells.items() if key == [dtype, length]}
             for side, cell in cells.items():
-                stock = Cell() if side == STOCK else cells.get(STOCK, Cell())
-                yield [
-                    *(str(length), side),
-                    *(cell.prompt.milliseconds, ratio(stock.prompt.median, cell.prompt.median)),
-                    *(cell.prompt.megabytes, ratio(stock.prompt.extra, cell.prompt.extra)),
-                    *(cell.token.milliseconds, ratio(stock.token.median, cell.token.median)),
-                    str(len(cell.prompt.seconds)),
-                ]
+                base = None if side == STOCK else cells.get(STOCK)
+                yield [str(length), side, *cell.columns(base), str(len(cell.prompt.seconds))]
 
 
 def measure_lengths(setup: Setup, model: Any, lengths: Sequence[int], until: float) -> Iterator[Cell]:
     """Measures a model at each length, in rising order, as far as there is time and memory."""
-    before, shorter = Cell(), lengths[0]
+    before = Cell()
     for length in lengths:
-        cell, growth = Cell(), length / shorter
-        slowest = max(before.prompt.seconds, default=0.0)
-        if can_start(cell.prompt, before.prompt, growth**2 * slowest, until):
-            with measuring.noting_failure(cell.prompt):
-                ids = measuring.tokens(setup, length)
-                if slowest < LONG:  # this run fills the memory pool, and may compile
-                    torch_speed.measure_prefill(setup, model, ids, cell.prompt, keep=False)
-                for _ in measuring.turns([model], RUNS, seconds=2.0):
-                    torch_speed.measure_prefill(setup, model, ids, cell.prompt, keep=True)
-        if can_start(cell.token, before.token, 2 * growth * sum(before.token.seconds), until):
-            with measuring.noting_failure(cell.token):
-                cache = measuring.random_cache(setup, model, length)
-                ids = measuring.tokens(setup, WARM_UP + STEPS)
-                for step in range(WARM_UP + STEPS):
-                    call = partial(measuring.decode, model, ids[:, step, None], length + step, cache)
-                    taken, _ = measuring.timed(setup.device, call)
-                    cell.token.seconds += [taken] if step >= WARM_UP else []
-        if cell.failure:
+        cell = Cell()
+        # The next length is at most four times as long, so its attention takes at most 16 times as long.
+        late = time.monotonic() + 16 * max(before.prompt.seconds, default=0.0) > until
+        cell.prompt.failure = before.failure or ("no time" if late else None)
+        if not cell.failure:
+            measuring.measure_model(setup, model, length, cell, RUNS)
             measuring.release()
         yield cell
-        before, shorter = cell, length
+        before = cell
 
 
-def can_start(measured: Measured, before: Measured, expected: float, until: float) -> bool:
-    """Whether to try a length; if not, ``measured`` says why.
-
-    Args:
-        before: what the next shorter length gave. Where that failed, this would fail too.
-        expected: about how many seconds it takes.
-    """
-    late = time.monotonic() + expected > until
-    measured.failure = before.failure or ("no time" if late else None)
-    return measured.failure is None
-
-
-def profiles(setup: Setup, side: str, model: Any, length: int) -> Iterator[list[str]]:
-    """A line for a prompt, and one for a token over a cache of that length."""
-    dtype = str(model.dtype).removeprefix("torch.")
+def kernels_of(setup: Setup, model: Any, length: int) -> list[str]:
+    """The kernels of a prompt, and of a token over a cache of that length."""
     cache, cached = measuring.random_cache(setup, model, length), itertools.count(length)
     ids = measuring.tokens(setup, length)
-    for name, call in (
-        ("prefill", lambda: measuring.prefill(model, ids)),
-        ("decoding", lambda: measuring.decode(model, ids[:, :1], next(cached), cache)),
-    ):
-        yield [side, dtype, name, *kernels.described(kernels.profile(call, setup.device))]
+    calls = (
+        lambda: measuring.prefill(model, ids),
+        lambda: measuring.decode(model, ids[:, :1], next(cached), cache),
+    )
+    return [kernels.described(kernels.profile(call, setup.device)) for call in calls]

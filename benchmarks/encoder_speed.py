@@ -38,13 +38,11 @@ CODE = "jina-present"
 """The original in original_code.py. It passes the whole bias to torch's fused kernel, as the mask."""
 TOLERANCE = 1e-4
 """Largest difference between the vectors of two sides in float32, relative to the largest number in them."""
-CONVERTED, UNSORTED, SENTENCES = (
-    f"converted, {way}" for way in ("sorted", "unsorted", "sentence-transformers")
-)
-BERT, ORIGINAL, GRAPH = "BERT, sentence-transformers", "original code", "ONNX, float32"
+CONVERTED, UNSORTED = "converted, sorted", "converted, as they come"
+BERT, ORIGINAL, GRAPH = "BERT, sorted", "original code, sorted", "ONNX, float32"
 QUANTISED = {"ONNX, int8": ("int8", "model_quantized.onnx"), "ONNX, w8a8": ("w8a8", "model_int8.onnx")}
 """Side -> the graph's dtype, and its file in the folder ``onnx``."""
-PACKAGES = ("onnxruntime", "sentence-transformers")
+PACKAGES = ("onnxruntime",)
 
 Texts = Sequence[Sequence[int]]
 """The token ids of each text."""
@@ -72,9 +70,11 @@ class Job:
 
 
 def converted(job: Job) -> Embed:
+    """A model as ``AutoModel`` loads it."""
     from transformers import AutoModel
 
-    model = AutoModel.from_pretrained(job.model, trust_remote_code=True).eval()
+    options = {} if Path(job.model).name == "bert" else {"trust_remote_code": True}
+    model = AutoModel.from_pretrained(job.model, **options).eval()
     return in_batches(lambda ids, mask: model(ids, attention_mask=mask).last_hidden_state, job.ordered)
 
 
@@ -84,21 +84,6 @@ def original(job: Job) -> Embed:
 
     run = original_run(importable(CODE, job.code), Path(job.model), "Model")
     return in_batches(lambda ids, mask: run(ids, mask, None)[0], job.ordered)
-
-
-def sentence_transformers(job: Job) -> Embed:
-    """``encode``, which sorts texts by their length; its time includes that of the tokenizer."""
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(job.model, trust_remote_code=True, device="cpu")
-
-    def embed(texts: Texts, rows: int) -> np.ndarray:
-        # The tokenizer puts the first token there.
-        words = [" ".join(f"w{token}" for token in text[1:]) for text in texts]
-        vectors: np.ndarray = model.encode(words, batch_size=rows, show_progress_bar=False)
-        return vectors
-
-    return embed
 
 
 def graph(job: Job) -> Embed:
@@ -123,7 +108,6 @@ def graph(job: Job) -> Embed:
 SIDES: dict[str, Callable[[Job], Embed]] = {
     "converted": converted,
     "original": original,
-    "sentence-transformers": sentence_transformers,
     "graph": graph,
 }
 
@@ -210,8 +194,7 @@ class Setup:
         sides: dict[str, Mapping[str, Any]] = {
             CONVERTED: {"side": "converted", "model": model, "ordered": True},
             UNSORTED: {"side": "converted", "model": model},
-            SENTENCES: {"side": "sentence-transformers", "model": model},
-            BERT: {"side": "sentence-transformers", "model": str(self.folder / "bert")},
+            BERT: {"side": "converted", "model": str(self.folder / "bert"), "ordered": True},
             GRAPH: {"side": "graph", "model": f"{model}/model.onnx", "ordered": True},
         }
         for side, (_, file) in QUANTISED.items() if self.quantised else ():
@@ -234,8 +217,7 @@ def prepare(setup: Setup) -> None:
         inner=setup.inner,
         longest=setup.longest,
     )
-    for folder in (setup.folder / "source", setup.folder / "bert"):
-        complete(folder, setup)
+    pool_by_mean(setup.folder / "source")
     model = setup.folder / "model"
     convert(setup.folder / "source", model, method="none", verify=False)
     export(model, OnnxOptions(pooled=True, validate=False))
@@ -260,28 +242,13 @@ def make_models(folder: Path, *, heads: int, layers: int, hidden: int, inner: in
     )
 
 
-def complete(folder: Path, setup: Setup) -> None:
-    """Adds the tokenizer and the files of sentence-transformers, with pooling by the mean."""
-    from tests import tiny
-
-    tiny.tokenizer(folder, VOCABULARY)
-    file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text(encoding="utf-8"))
-    # As the published tokenizers of encoders.
-    settings |= {"padding_side": "right", "model_max_length": setup.longest}
-    file.write_text(json.dumps(settings), encoding="utf-8")
+def pool_by_mean(folder: Path) -> None:
+    """Adds what sentence-transformers says of pooling, for the graphs."""
     (folder / "1_Pooling").mkdir()
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for index, (path, kind) in enumerate({"": "Transformer", "1_Pooling": "Pooling"}.items())
-    ]
-    pooling = {"word_embedding_dimension": setup.heads * setup.head_dim, "pooling_mode_mean_tokens": True}
-    for name, content in {
-        "modules.json": modules,
-        "sentence_bert_config.json": {"max_seq_length": setup.longest, "do_lower_case": False},
-        "1_Pooling/config.json": pooling,
-    }.items():
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    modules = {"": "Transformer", "1_Pooling": "Pooling"}
+    kinds = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in modules.items()]
+    (folder / "modules.json").write_text(json.dumps(kinds), encoding="utf-8")
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode": "mean"}', encoding="utf-8")
 
 
 def make_texts(length: int, count: int) -> list[list[int]]:
@@ -320,7 +287,7 @@ def difference(cell: Cell, other: Cell) -> float | None:
     """Largest difference of the vectors, relative to the largest number in ``other``'s."""
     if cell.failure or other.failure:
         return None
-    return float(np.abs(cell.logits[0] - other.logits[0]).max() / np.abs(other.logits[0]).max())
+    return measuring.difference(other.logits[0], cell.logits[0])
 
 
 def check(results: Mapping[int, Mapping[str, Cell]]) -> None:

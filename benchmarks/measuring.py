@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import report  # it makes this checkout's converter the one that is imported
 import torch
 
@@ -100,8 +101,8 @@ class Cell:
 
     prompt: Measured = field(default_factory=Measured)
     token: Measured = field(default_factory=Measured)
-    logits: list[Any] = field(default_factory=list)
-    """After the prompt and after the last decoded token, each float32 [vocabulary]."""
+    logits: list[np.ndarray] = field(default_factory=list)
+    """float32 [vocabulary], after the prompt and, of graphs, after the last decoded token."""
     resident: int = 0
     """Bytes of the process at its peak, weights included."""
 
@@ -218,18 +219,19 @@ def random_cache(setup: Setup, model: Any, length: int) -> Any:
 
 @torch.inference_mode()
 def measure_model(setup: Setup, model: Any, length: int, cell: Cell, runs: int = 1) -> None:
-    """Times prompts, of which the first is the memory's and does not count, and tokens over a random cache."""
+    """Times prompts, after one for the memory and the logits, and tokens over a random cache."""
     ids = tokens(setup, length)
     with noting_failure(cell.prompt):
         if setup.device == "cpu":
             before = start_peak()
-            prefill(model, ids)
+            logits = prefill(model, ids)
             cell.prompt.extra = peak() - before
         else:
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            prefill(model, ids)
+            logits = prefill(model, ids)
             cell.prompt.extra = torch.cuda.max_memory_allocated() - before
+        cell.logits.append(logits.cpu().numpy())
         for _ in turns([model], runs, seconds=2.0):
             cell.prompt.seconds.append(timed(setup.device, partial(prefill, model, ids))[0])
     if cell.failure:
@@ -242,9 +244,9 @@ def measure_model(setup: Setup, model: Any, length: int, cell: Cell, runs: int =
             cell.token.seconds += [taken] if step >= WARM_UP else []
 
 
-def difference(right: torch.Tensor, found: torch.Tensor) -> float:
-    """Largest difference, relative to the largest logit."""
-    return float((right - found).abs().max() / right.abs().max())
+def difference(right: np.ndarray, found: np.ndarray) -> float:
+    """Largest difference, relative to the largest number in ``right``."""
+    return float(np.abs(right - found).max() / np.abs(right).max())
 
 
 # --- processes and turns

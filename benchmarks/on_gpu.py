@@ -85,7 +85,6 @@ def chosen(_: click.Context, __: click.Parameter, value: str) -> list[str]:
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--parts", default=",".join(PARTS), show_default=True, callback=chosen)
 @click.option("--minutes", default=9.0, show_default=True, help="The whole run ends within this time.")
-@click.option("--optimum-python", metavar="PATH", help="Python with optimum-onnx; else optimum is left out.")
 @click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
 @click.option(
     "--results", type=click.Path(path_type=Path), help="Folder to write to.  [results/; a trial: none]"
@@ -94,7 +93,6 @@ def main(
     device: str,
     parts: list[str],
     minutes: float,
-    optimum_python: str | None,
     folder: Path | None,
     results: Path | None,
 ) -> None:
@@ -109,7 +107,7 @@ def main(
     wrong: dict[str, str] = {}
     os.environ.setdefault("KINETO_LOG_LEVEL", "4")  # torch's profiler reports each start and stop
     with measuring.workplace(folder, 1 if device == "cpu" else os.cpu_count() or 1) as temporary:
-        base = Settings(device, temporary, results, until, optimum_python)
+        base = Settings(device, temporary, results, until)
         context = multiprocessing.get_context("spawn")
         for name, part_until in shared(parts, until, [PARTS[name] for name in parts]):
             begun = time.monotonic()

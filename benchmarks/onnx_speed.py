@@ -281,8 +281,7 @@ def stock_logits(setup: Setup, length: int, dtype: str = "float32") -> list[np.n
 
 def difference(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
     """Largest difference, relative to the largest logit."""
-    pairs = zip(reference, found, strict=True)
-    return max((float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs), default=math.nan)
+    return max(map(measuring.difference, reference, found), default=math.nan)
 
 
 def check(setup: Setup, results: Mapping[int, Mapping[str, Cell]]) -> float:

@@ -9,7 +9,6 @@ onnxruntime on the same windows, prompts or texts.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import encoder_speed
 import measuring
 import numpy as np
 import report
@@ -174,7 +174,6 @@ def language(models: Path, only: str | None, folder: Path | None, write: bool) -
 MULTIPLES = (1, 4, 8)
 PAIRS, SEED, ROWS, TOP = 128, 2000, 16, 10
 """Queries, and documents, of each length; the seed of their words; texts that are run at once; ranks that count."""
-MODULES = ("Transformer", "Pooling", "Normalize")
 ENCODERS = f"""\
 Small MosaicBERTs, trained at {train_encoders.TRAINED_LENGTH} tokens to find the document that holds a pair of
 words, and converted with `--method ntk --dynamic length`. For each length there are {PAIRS} queries and {PAIRS}
@@ -185,13 +184,7 @@ its 95 % confidence interval. The models are far smaller than published ones: me
 def with_graphs(model: Path, work: Path) -> Path:
     """Converts a model, which pools by the mean, and writes its graphs; the converted repository."""
     source, out = Path(shutil.copytree(model, work / "source")), work / "converted"
-    parts = [("", MODULES[0]), *((f"{place}_{kind}", kind) for place, kind in enumerate(MODULES) if place)]
-    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in parts]
-    (source / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
-    for path, kind in parts[1:]:
-        (source / path).mkdir(exist_ok=True)
-        settings = {"pooling_mode": "mean"} if kind == "Pooling" else {}
-        (source / path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    encoder_speed.pool_by_mean(source)
     convert(source, out, method="ntk", dynamic="length", train_length=train_encoders.TRAINED_LENGTH)
     for _, options in GRAPHS.values():
         export(out, OnnxOptions(standalone=True, pooled=True, **options))
@@ -199,7 +192,7 @@ def with_graphs(model: Path, work: Path) -> Path:
 
 
 def vectors(graph: Any, texts: Array) -> Array:
-    """Vectors of length 1 of texts of the same length, float32 [texts, hidden]."""
+    """Vectors of texts of the same length, float32 [texts, hidden]."""
     found = []
     for start in range(0, len(texts), ROWS):
         ids = np.asarray(texts[start : start + ROWS], np.int64)
@@ -210,7 +203,8 @@ def vectors(graph: Any, texts: Array) -> Array:
 
 def ndcg(queries: Array, documents: Array) -> list[float]:
     """nDCG@10 of each query, whose only relevant document is the one with its number."""
-    similar = queries.astype(np.float64) @ documents.astype(np.float64).T
+    units = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (queries, documents)]
+    similar = units[0].astype(np.float64) @ units[1].astype(np.float64).T
     ranks = (similar > np.diag(similar)[:, None]).sum(1) + 1
     return [1 / math.log2(1 + rank) if rank <= TOP else 0.0 for rank in ranks]
 

@@ -1,47 +1,27 @@
-"""Time and memory of converted models in torch, beside stock transformers; and what attention in tiles saves.
+"""Time and memory of converted models in torch, beside stock transformers.
 
-    python benchmarks/torch_speed.py stock
-    python benchmarks/torch_speed.py stock --family falcon --dtype bfloat16
-    python benchmarks/torch_speed.py tiles --models .evidence --text .evidence/held-out.txt
+    python benchmarks/torch_speed.py
+    python benchmarks/torch_speed.py --family falcon --dtype bfloat16
 
-``stock``: the same random weights, loaded as users load them: by the class in transformers, and converted
-with ``--method none``. ``tiles``: trained models read a text with attention in tiles and without it, since
-which keys can be left out depends on the queries and keys at hand.
+Both sides have the same random weights, and are loaded as users load them: by the class in transformers, and
+converted with ``--method none``. Each run is a process of its own, and the sides take turns.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import time
-from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import click
 import measuring
 import report
 import torch
 from measuring import STOCK, WARM_UP, Cell, Setup, fresh
-from report import say
 
 PATCHED = "patched"
 SIDES = (STOCK, PATCHED)
 ROUNDED = " Stock Falcon rounds its bias to bfloat16."
-TILES = """\
-*Keys looked at* is their share of all pairs of a query and a key that it may see, over all heads. *Whole*
-computes them all. Times are of the whole model without a head, the fastest of {repeats} runs, float32, one
-row, one CPU thread. *Difference* is the largest of a hidden state, relative to the largest hidden state."""
-
-
-@click.group(help=__doc__)
-def main() -> None:
-    pass
-
-
-# --- beside stock
 
 
 def measure(setup: Setup, side: str, length: int) -> Cell:
@@ -56,18 +36,7 @@ def measure(setup: Setup, side: str, length: int) -> Cell:
     return cell
 
 
-@torch.inference_mode()
-def float32_difference(setup: Setup, length: int) -> float:
-    """Largest difference of the last logits in float32, relative to the largest logit."""
-    measuring.prepare_process(setup)
-    ids, logits = measuring.tokens(setup, length), []
-    for side in SIDES:
-        logits.append(measuring.prefill(measuring.load(setup, side, "float32"), ids).cpu())
-        measuring.release()
-    return measuring.difference(*logits)
-
-
-@main.command()
+@click.command(help=__doc__)
 @click.option("--family", type=click.Choice(["bloom", "mpt", "falcon"]), default="bloom", show_default=True)
 @click.option("--layers", default=6, show_default=True)
 @click.option("--heads", default=16, show_default=True)
@@ -81,7 +50,7 @@ def float32_difference(setup: Setup, length: int) -> float:
 @click.option("--repeats", default=9, show_default=True, help="Turns of each side.")
 @click.option("--seconds", default=120.0, show_default=True, help="Start no new turn of a length after this.")
 @report.common(layers=1, heads=2, head_dim=8, lengths="16,32", repeats=1)
-def stock(
+def main(
     lengths: list[int], repeats: int, seconds: float, folder: Path | None, write: bool, **options: Any
 ) -> None:
     """Compares converted with stock models: prefill, memory and decoding."""
@@ -90,8 +59,8 @@ def stock(
         setup = Setup(temporary, longest=max(lengths) + 4096, **options)
         conversion = {"method": "none", "train_length": setup.longest}
         fresh(measuring.make_repositories, setup, {PATCHED: conversion})
-        same = fresh(float32_difference, setup, lengths[0])
         results = measuring.in_turns(partial(measure, setup), SIDES, lengths, repeats, seconds)
+    gap = measuring.difference(*(results[lengths[0]][side].logits[0] for side in SIDES))
     rows = []
     for length, cells in results.items():
         for side, cell in cells.items():
@@ -99,117 +68,13 @@ def stock(
             rows.append([str(length), side, *cell.columns(base), str(len(cell.prompt.seconds))])
     sections = [
         f"{setup.family}, {setup.said()}; the same random weights on both sides, scaling none. Ratios are stock's "
-        f"number divided by ours. In float32, the last logits of {lengths[0]} tokens differ by {same:.1e} of the "
+        f"number divided by ours. The last logits of {lengths[0]} tokens differ by {gap:.1e} of the "
         f"largest. {measuring.SAID}" + (ROUNDED if setup.family == "falcon" else ""),
         report.table(["tokens", "side", *measuring.COLUMNS, "runs"], rows, texts=2),
     ]
     name = f"torch_speed-{setup.family}-{setup.device}-{setup.dtype}"
     title = f"Patched against stock torch: {setup.family}"
     report.finish(name, title, sections, before, write=write)
-
-
-# --- attention in tiles
-
-
-@contextlib.contextmanager
-def tiles_of(model: Any, shares: list[float] | None) -> Iterator[None]:
-    """Adds the share of keys of each layer to ``shares``; with None, the layers look at all keys."""
-    package = type(model).__module__.rpartition(".")[0]
-    code = [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]
-    users = [module for module in code if hasattr(module, "needed_tiles")]
-    find = users[0].needed_tiles
-
-    def found(query: torch.Tensor, *args: Any, causal: bool) -> Any:
-        if shares is None:
-            return None
-        result = find(query, *args, causal=causal)
-        shares.append(1.0 if result is None else looked_at(result, *query.shape[1:3], causal))
-        return result
-
-    with contextlib.ExitStack() as stack:
-        for module in users:
-            stack.enter_context(mock.patch.object(module, "needed_tiles", found))
-        yield
-
-
-def looked_at(tiles: Sequence[Any], heads: int, length: int, causal: bool) -> float:
-    """The share of pairs that tiles compute, 0 to 1."""
-    seen = 0
-    for tile in tiles:
-        many, queries, keys = (part.stop - part.start for part in tile)
-        later = queries * (queries - 1) // 2 if causal else 0
-        seen += many * (queries * keys - later)
-    everything = length * (length + 1) // 2 if causal else length**2
-    return seen / heads / everything
-
-
-@torch.inference_mode()
-def measure_tiles(name: str, model: Any, ids: torch.Tensor, repeats: int) -> list[str]:
-    """A row of the table."""
-    shares: list[float] = []
-    states: dict[bool, torch.Tensor] = {}
-    times: dict[bool, list[float]] = {False: [], True: []}
-    for _, tiled in measuring.turns((False, True), repeats):
-        shares = [] if tiled else shares
-        with tiles_of(model, shares if tiled else None):
-            started = time.perf_counter()
-            states[tiled] = model(ids).last_hidden_state
-            times[tiled].append(time.perf_counter() - started)
-    whole, fewer = (min(times[tiled]) for tiled in (False, True))
-    return [
-        f"{name}, {ids.shape[1]}",
-        " ".join(f"{100 * share:.0f}%" for share in shares),
-        *(f"{1000 * each:.0f}" for each in (whole, fewer)),
-        f"{whole / fewer:.2f}x",
-        f"{measuring.difference(states[False], states[True]):.0e}",
-    ]
-
-
-@main.command()
-@click.option("--models", type=Path, required=True, help="A folder of checkpoints of ALiBi models.")
-@click.option("--text", type=Path, required=True, help="UTF-8 text.")
-@click.option("--repeats", default=3, show_default=True, help="Turns of each model.")
-@report.lengths("2048,4096,8192")
-@report.common(lengths="2048", repeats=1)
-def tiles(
-    models: Path, text: Path, repeats: int, lengths: list[int], folder: Path | None, write: bool
-) -> None:
-    """Shows how many keys trained models look at, and what that saves."""
-    from transformers import AutoModel, AutoTokenizer
-
-    from converter import convert
-    from converter.errors import ConverterError
-
-    before, rows = report.load(), []
-    torch.set_num_threads(1)
-    words = text.read_text(encoding="utf-8")[: 100 * max(lengths)]
-    with measuring.workplace(folder) as temporary:
-        for source in sorted(file.parent for file in models.glob("*/config.json")):
-            try:
-                convert(source, temporary / source.name, method="none", verify=False)
-            except ConverterError as error:
-                say(f"{source.name} left out: {error}")
-                continue
-            options = {"trust_remote_code": True}
-            model = AutoModel.from_pretrained(temporary / source.name, dtype=torch.float32, **options).eval()
-            tokenizer = AutoTokenizer.from_pretrained(temporary / source.name, **options)
-            ids = tokenizer(words, return_tensors="pt", verbose=False)["input_ids"]
-            if (ids == tokenizer.unk_token_id).any():
-                say(f"{source.name} left out: its tokenizer does not know the text")
-                continue
-            for length in lengths:
-                rows.append(measure_tiles(source.name, model, ids[:, :length], repeats))
-                say(" | ".join(rows[-1]))
-    head = [
-        "model, tokens",
-        "keys looked at, by layer",
-        "whole ms",
-        "tiles ms",
-        "whole / tiles",
-        "difference",
-    ]
-    sections = [TILES.format(repeats=repeats), report.table(head, rows, texts=2)]
-    report.finish("tiles-cpu", "Attention in tiles in trained models", sections, before, write=write)
 
 
 if __name__ == "__main__":

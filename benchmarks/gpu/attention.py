@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import measuring
+import numpy as np
 import report
 import torch
 from measuring import STOCK, Cell, Setup
@@ -46,12 +47,13 @@ SIDES = (
     Side("flash_attention_2, ntk by position", "position", "flash_attention_2", dtypes=DTYPES[:1]),
 )
 INTRO = f"""\
-{measuring.SAID} Prefill is the median of up to {RUNS} runs. Ratios are to stock. Each side has the GPU to
-itself. {kernels.SAID}
+{measuring.SAID} Prefill is the median of up to {RUNS} runs. Ratios are to stock. *Difference*: of the last
+logits from stock's in float32, relative to the largest logit, for the shortest prompt; in float32 at most
+{EXACT:g}. Each side has the GPU to itself. {kernels.SAID}
 
 Weights are random, and the same for all sides. *{STOCK}* is the class in transformers, with the attention
 that it has by default. The others are converted: with scaling none or, where the name says so, with ntk."""
-HEAD = ["tokens", "side", *measuring.COLUMNS, "runs"]
+HEAD = ["tokens", "side", *measuring.COLUMNS, "difference"]
 
 
 def run(settings: Settings, document: Document) -> None:
@@ -78,11 +80,9 @@ class Comparison:
         self.setup = setup
         self.name = name
         self.lengths = lengths
-        self.cells: dict[tuple[str, int, str], Cell] = {}
-        """(dtype, length, side) -> measurements."""
-        self.differences: dict[tuple[str, str], float] = {}
-        """(side, dtype) -> largest difference from stock in float32, relative to the largest logit."""
-        self.reference: torch.Tensor | None = None
+        self.cells: dict[tuple[str, int], dict[str, Cell]] = {}
+        """(dtype, length) -> side -> measurements."""
+        self.reference: np.ndarray | None = None
         """Stock's logits in float32 after the shortest prompt."""
         self.kernels: list[list[str]] = []
 
@@ -91,62 +91,54 @@ class Comparison:
         """Measures one side in all its dtypes and lengths, as far as there is time."""
         model = load(self.setup, side)
         if side.exact:
-            self.compare(side, model.float(), "float32")
+            logits = measuring.prefill(model.float(), measuring.tokens(self.setup, self.lengths[0]))
+            self.reference = logits.cpu().numpy() if side.name == STOCK else self.reference
+            self.check(side, "float32", logits.cpu().numpy(), EXACT)
         for dtype, dtype_until in shared(side.dtypes, until):
             model.to(getattr(torch, dtype))
-            self.compare(side, model, dtype)
             self.kernels.append([side.name, dtype, *kernels_of(self.setup, model, self.lengths[0])])
-            cells = measure_lengths(self.setup, model, self.lengths, dtype_until)
-            for length, cell in zip(self.lengths, cells, strict=False):
-                self.cells[dtype, length, side.name] = cell
+            for length, cell in zip(
+                self.lengths, measure_lengths(self.setup, model, self.lengths, dtype_until), strict=True
+            ):
+                self.cells.setdefault((dtype, length), {})[side.name] = cell
                 where = f"{self.name}, {side.name}, {dtype}, {length}"
-                say(f"{where}: {cell.prompt.milliseconds} ms, a token {cell.token.milliseconds} ms")
-                for what, measured in (("prefill", cell.prompt), ("decoding", cell.token)):
-                    if measured.failure == "fails":
-                        self.document.fail(f"{where}, {what}", measured.reason)
+                say(f"{where}: {' | '.join(cell.columns())}")
+                if cell.failure == "fails":
+                    self.document.fail(where, cell.prompt.reason or cell.token.reason)
+            cells = self.cells[dtype, self.lengths[0]]
+            stock = self.difference(cells.get(STOCK))
+            if cells[side.name].logits and stock is not None:
+                self.check(side, dtype, cells[side.name].logits[0], ROUNDING * stock)
 
-    def compare(self, side: Side, model: Any, dtype: str) -> None:
-        """Notes how far logits are from stock's in float32, and whether that is too far."""
-        logits = measuring.prefill(model, measuring.tokens(self.setup, self.lengths[0])).cpu()
-        if side.name == STOCK and self.reference is None:
-            self.reference = logits
-        if self.reference is None or side.folder == "static":  # which computes another function
-            return
-        found = measuring.difference(self.reference, logits)
-        self.differences[side.name, dtype] = found
-        limit = EXACT if dtype == "float32" else ROUNDING * self.differences.get((STOCK, dtype), 0.0)
-        if side.name != STOCK and not found <= limit:
-            self.document.fail(
-                f"{self.name}, {side.name}, {dtype}",
-                f"logits differ from stock's in float32 by {found:.1e} of the largest, more than {limit:.1e}",
-            )
+    def difference(self, cell: Cell | None) -> float | None:
+        """From stock in float32."""
+        if self.reference is None or cell is None or not cell.logits:
+            return None
+        return measuring.difference(self.reference, cell.logits[0])
+
+    def check(self, side: Side, dtype: str, logits: np.ndarray, limit: float) -> None:
+        """Notes logits that are too far from stock's in float32; static scaling changes them."""
+        if self.reference is not None and side.name != STOCK and side.folder != "static":
+            found = measuring.difference(self.reference, logits)
+            if not found <= limit:
+                said = f"logits differ from stock's in float32 by {found:.1e}, more than {limit:.1e}"
+                self.document.fail(f"{self.name}, {side.name}, {dtype}", said)
 
     def show(self) -> None:
         """Puts what is known into the document."""
         for dtype in DTYPES:
-            rows = list(self.rows(dtype))
+            rows = []
+            for length in self.lengths:
+                cells = self.cells.get((dtype, length), {})
+                for side, cell in cells.items():
+                    gap = self.difference(cell) if length == self.lengths[0] else None
+                    columns = cell.columns(None if side == STOCK else cells.get(STOCK))
+                    rows.append([str(length), side, *columns, "-" if gap is None else f"{gap:.1e}"])
             if rows:
                 self.document.put(f"{self.name}, {dtype}", report.table(HEAD, rows, texts=2))
-        dtypes, rows = ("float32", *DTYPES), []
-        for side in dict.fromkeys(side for side, _ in self.differences):
-            found = [self.differences.get((side, dtype)) for dtype in dtypes]
-            rows.append([side, *("-" if one is None else f"{one:.1e}" for one in found)])
-        self.document.put(
-            f"{self.name}: the same function",
-            f"{self.setup.said()}. The largest difference of the last logits from stock's in float32, "
-            f"relative to the largest logit, after {self.lengths[0]} tokens:\n\n"
-            + report.table(["side", *dtypes], rows),
-        )
         table = report.table(["side", "dtype", "prefill", "decoding"], self.kernels, texts=4)
-        self.document.put(f"{self.name}: kernels at {self.lengths[0]} tokens", table)
-
-    def rows(self, dtype: str) -> Iterator[list[str]]:
-        """The lines of one dtype's table."""
-        for length in self.lengths:
-            cells = {side: cell for (*key, side), cell in self.cells.items() if key == [dtype, length]}
-            for side, cell in cells.items():
-                base = None if side == STOCK else cells.get(STOCK)
-                yield [str(length), side, *cell.columns(base), str(len(cell.prompt.seconds))]
+        said = f"{self.setup.said()}:"
+        self.document.put(f"{self.name}: kernels at {self.lengths[0]} tokens", f"{said}\n\n{table}")
 
 
 def measure_lengths(setup: Setup, model: Any, lengths: Sequence[int], until: float) -> Iterator[Cell]:

@@ -26,15 +26,14 @@ from gpu.part import BLOOM_1B7, EXACT, ROUNDING, Settings, shared
 
 TITLE = "graphs under onnxruntime"
 OURS, COPIED = "ours-last", "ours-last, new buffers"
-PEERS = ("transformers-last", "optimum")
+PEERS = ("transformers-last",)
 EXPORTING = 0.4
 """Share of the time that exports may take."""
 RUNS = 3
 KERNEL_INFO = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
 """With this variable set, onnxruntime prints which attention kernel a node uses."""
 INTRO = f"""\
-{{sizes}}; random weights, the same for all, scaling none. Only the last token's logits are computed, except
-by optimum's graph, which has no such form.
+{{sizes}}; random weights, the same for all, scaling none. Only the last token's logits are computed.
 
 {measuring.SAID} *Extra* is by how much onnxruntime's memory on the GPU grew since a prompt of
 {WARM_UP} tokens, and the cache is the prompt's. `{OURS}` writes into one buffer for past and present.
@@ -61,7 +60,7 @@ def run(settings: Settings, document: Document) -> None:
         setups[dtype] = setup
     document.intro = INTRO.format(sizes=setup.said())
     allowed = time.monotonic() + EXPORTING * (settings.until - time.monotonic())
-    exported = export_all(settings, document, setups, allowed)
+    exported = export_all(document, setups, allowed)
     rows: list[list[str]] = []
     for dtype, until in shared(list(setups), settings.until):
         if OURS in exported[dtype]:
@@ -87,17 +86,12 @@ def missing(device: str) -> str | None:
     )
 
 
-def export_all(
-    settings: Settings, document: Document, setups: dict[str, Setup], until: float
-) -> dict[str, list[str]]:
+def export_all(document: Document, setups: dict[str, Setup], until: float) -> dict[str, list[str]]:
     """Writes the graphs; returns those of each dtype that there are."""
     path = os.pathsep.join([str(report.ROOT), os.environ.get("PYTHONPATH", "")])
     exported: dict[str, list[str]] = {dtype: [] for dtype in setups}
     for (dtype, setup), graph in itertools.product(setups.items(), (OURS, *PEERS)):
-        if graph == "optimum" and settings.optimum_python is None:
-            document.skip(graph, "--optimum-python names no Python that has it")
-            continue
-        command = onnx_speed.export_command(setup, graph, settings.optimum_python)
+        command = onnx_speed.export_command(setup, graph, None)
         options = {"env": os.environ | {"PYTHONPATH": path}, "timeout": max(0.1, until - time.monotonic())}
         try:
             subprocess.run(command, capture_output=True, check=True, **options)

@@ -128,8 +128,8 @@ def bytes_of(shapes: Shapes) -> int:
 def write_checkpoint(folder: Path, layout: Layout, *, holes: bool) -> None:
     """Writes files of the full size with random weights.
 
-    With ``holes``, only what verification runs is data: the first layer, the norms outside of layers, and some
-    rows of the embeddings.
+    With ``holes``, only what verification runs is data: the first layer, the norms outside of layers, and
+    some rows of the embeddings.
     """
     folder.mkdir()
     layout.write_config(folder)
@@ -230,7 +230,7 @@ def main() -> None:
 
 @main.command()
 @click.option("--layout", type=click.Choice(list(LAYOUTS)), default="3GB", show_default=True)
-@click.option("--repeats", default=5, show_default=True, help="Runs of each command.")
+@report.numbers(repeats=5)
 @report.common(layout="tiny", repeats=1)
 def copy(layout: str, repeats: int, folder: Path | None, write: bool) -> None:
     """Compares conversion with ``cp -r``."""
@@ -272,7 +272,7 @@ def copy(layout: str, repeats: int, folder: Path | None, write: bool) -> None:
 
 @main.command()
 @click.option("--layouts", default="3GB,30GB,350GB", show_default=True, help="Layouts to measure.")
-@click.option("--repeats", default=2, show_default=True, help="Runs of each command.")
+@report.numbers(repeats=2)
 @report.common(layouts="tiny", repeats=1)
 def size(layouts: str, repeats: int, folder: Path | None, write: bool) -> None:
     """Runs the same commands on checkpoints of very different sizes, whose files have holes."""
@@ -332,13 +332,9 @@ def measure_size(name: str, folder: Path, repeats: int) -> tuple[str, dict[str, 
 
 
 @main.command()
-@click.option("--length", default=8192, show_default=True, help="Target length in tokens.")
-@click.option("--layers", default=BLOOM_1B7.layers, show_default=True)
-@click.option("--vocabulary", default=BLOOM_1B7.vocabulary, show_default=True)
-@click.option("--steps", default=2, show_default=True)
-@click.option("--dtype", default="bf16", show_default=True)
+@report.numbers(length=8192, layers=BLOOM_1B7.layers, vocabulary=BLOOM_1B7.vocabulary, steps=2)
 @report.common(length=256, layers=1, vocabulary=512, steps=1)
-def fit(length: int, steps: int, dtype: str, folder: Path | None, write: bool, **sizes: int) -> None:
+def fit(length: int, steps: int, folder: Path | None, write: bool, **sizes: int) -> None:
     """Measures what a fit allocates beside what it states; its slopes mean nothing here."""
     sys.path.append(str(report.ROOT / "examples"))
     from text_task import build_tokenizer, read_corpus
@@ -353,7 +349,7 @@ def fit(length: int, steps: int, dtype: str, folder: Path | None, write: bool, *
         (temporary / "text.txt").write_text(text, encoding="utf-8", newline="\n")
         command = [*CLI, "fit", "model", "--target-length", str(length), "--text", "text.txt"]
         command += ["--train-length", str(min(2048, length // 2)), "--steps", str(steps), "--minutes", "600"]
-        command += ["--dtype", dtype, "--device", "cpu", "--out", "out"]
+        command += ["--dtype", "bf16", "--device", "cpu", "--out", "out"]
         cost = watch(command, temporary, right="no fitted slopes are better")
     found = STATED.search(cost.printed)
     if found is None:
@@ -369,7 +365,7 @@ def fit(length: int, steps: int, dtype: str, folder: Path | None, write: bool, *
     ]
     sections = [
         f"BLOOM's layout with {layout.layers} layers of {layout.hidden} channels, {layout.heads} heads and a "
-        f"vocabulary of {layout.vocabulary}, {dtype}, on the CPU: `fit --target-length {length}` with "
+        f"vocabulary of {layout.vocabulary}, bf16, on the CPU: `fit --target-length {length}` with "
         f"{steps} steps and {WINDOWS} windows took {cost.seconds:.0f} s in all.",
         report.table(["", "GB"], rows),
     ]

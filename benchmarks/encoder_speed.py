@@ -315,18 +315,9 @@ def rows_of(cells: Mapping[str, Cell], count: int) -> Iterator[list[str]]:
 
 
 @click.command(help=__doc__)
-@click.option("--layers", default=12, show_default=True)
-@click.option("--heads", default=12, show_default=True)
-@click.option("--head-dim", default=64, show_default=True)
-@click.option("--inner", default=3072, show_default=True, help="Width of the feed-forward layers.")
+@report.numbers(layers=12, heads=12, head_dim=64, inner=3072, threads=1, repeats=3, seconds=1800.0)
+@report.numbers(batch_tokens=16384, batches=2)
 @report.lengths("128,512,2048,8192")
-@click.option("--batch-tokens", default=16384, show_default=True, help="A batch has this / length texts.")
-@click.option("--batches", default=2, show_default=True, help="Batches of each length.")
-@click.option("--threads", default=1, show_default=True)
-@click.option("--repeats", default=3, show_default=True, help="Turns of each side.")
-@click.option(
-    "--seconds", default=1800.0, show_default=True, help="Start no new turn of a length after this."
-)
 @click.option("--quantised", is_flag=True, help="Measure the graphs of 8 bits too.")
 @click.option("--original-python", help="Python of originals.py's environment; with --original-code.")
 @click.option(
@@ -349,8 +340,8 @@ def main(
         check(results)
     sections = [
         f"JinaBERT, {setup.heads} heads x {setup.head_dim}, {setup.layers} layers, feed-forward layers of "
-        f"{setup.inner}, float32, not scaled, {setup.threads} CPU thread(s). *x* compares with the first line. "
-        "*Difference*: of the vectors, relative to the largest number in those of the first line."
+        f"{setup.inner}, float32, not scaled, {setup.threads} CPU thread(s). *x* compares with the first "
+        "line. *Difference*: of the vectors, relative to the largest number in those of the first line."
     ]
     for length, cells in results.items():
         rows = max(1, setup.batch_tokens // length)

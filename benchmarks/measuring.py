@@ -129,9 +129,9 @@ class Cell:
 
 COLUMNS = ["prefill ms", "ratio", "extra MB", "ratio", "decoding ms", "ratio"]
 SAID = f"""\
-*Prefill*: one row, a mask of ones, logits of the last token, the cache kept. *Extra*: memory at its peak beyond
-what was in use before; it includes the cache. *Decoding*: one token over a cache of that length; the median of
-{STEPS} in each run."""
+*Prefill*: one row, a mask of ones, logits of the last token, the cache kept. *Extra*: memory at its peak
+beyond what was in use before; it includes the cache. *Decoding*: one token over a cache of that length; the
+median of {STEPS} in each run."""
 
 
 # --- the models

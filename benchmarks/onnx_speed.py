@@ -242,7 +242,7 @@ def last(logits: Any) -> np.ndarray:
 
 
 def measure(setup: Setup, side: str, length: int) -> Cell:
-    """Measures memory with one prompt, and time with another and the tokens after it; needs a fresh process."""
+    """Measures memory with a prompt, and time with another and tokens after it; needs a fresh process."""
     measuring.limit_memory()
     cell = Cell()
     with measuring.noting_failure(cell.prompt):
@@ -311,33 +311,14 @@ def main() -> None:
     pass
 
 
-def sizes(head_dim: int) -> Any:
-    """The options of a model's sizes."""
-
-    def decorated(function: Any) -> Any:
-        for name, default in {
-            "--threads": 1,
-            "--vocabulary": 32000,
-            "--head-dim": head_dim,
-            "--heads": 16,
-            "--layers": 6,
-        }.items():
-            function = click.option(name, default=default, show_default=True)(function)
-        return function
-
-    return decorated
-
-
 QUICK = {"layers": 1, "heads": 2, "head_dim": 32, "vocabulary": 512, "lengths": "16"}
 
 
 @main.command()
 @click.option("--graphs", "names", default=",".join(PEERS), show_default=True)
 @click.option("--optimum-python", metavar="PATH", help="Python with optimum-onnx; else optimum is left out.")
-@sizes(64)
+@report.numbers(layers=6, heads=16, head_dim=64, vocabulary=32000, threads=1, repeats=3, seconds=240.0)
 @report.lengths("512,2048,4096,8192")
-@click.option("--repeats", default=3, show_default=True, help="Turns of each graph.")
-@click.option("--seconds", default=240.0, show_default=True, help="Start no new turn of a length after this.")
 @report.common(**QUICK, repeats=1)
 def graphs(
     names: str,
@@ -380,8 +361,8 @@ def graphs(
         f"{setup.said()}, onnxruntime {version('onnxruntime')}; the same random weights for all, scaling "
         f"none. The last logits of all graphs agree within {gap:.1e} of the largest, after the prompt and "
         f"after {WARM_UP + STEPS} decoded tokens; for {lengths[0]} tokens, they also agree with torch.",
-        "Ratios are to `ours`, or to `ours-last` for graphs named `-last`, which return the logits of the last "
-        f"token only. Those of all tokens are {4e-6 * setup.vocabulary * lengths[-1]:.0f} MB for "
+        "Ratios are to `ours`, or to `ours-last` for graphs named `-last`, which return the logits of the "
+        f"last token only. Those of all tokens are {4e-6 * setup.vocabulary * lengths[-1]:.0f} MB for "
         f"{lengths[-1]}. *Denormals kept*: without `{DENORMAL_AS_ZERO}`. {measuring.SAID}",
         report.table(
             ["export of", "s", "ratio", "peak resident MB", "peak anonymous MB", "written MB"], exported
@@ -400,9 +381,8 @@ def like(name: str) -> str:
 
 
 @main.command()
-@sizes(128)
+@report.numbers(layers=6, heads=16, head_dim=128, vocabulary=32000, threads=1, repeats=3)
 @report.lengths("512,2048")
-@click.option("--repeats", default=3, show_default=True, help="Turns of each graph.")
 @report.common(**QUICK, repeats=1)
 def quantised(lengths: list[int], repeats: int, folder: Path | None, write: bool, **options: Any) -> None:
     """Compares quantised graphs with float32, and with quantised graphs of transformers."""
@@ -430,8 +410,8 @@ def quantised(lengths: list[int], repeats: int, folder: Path | None, write: bool
             rows.append([*row, f"{cell.resident / 1e6:.0f}", f"{change**0.5:.3f}"])
     head = ["graph", "tokens", "decode ms", "float32 / it", "it / ours", "prefill s", "float32 / it"]
     sections = [
-        f"{setup.said()}, random weights, onnxruntime {version('onnxruntime')}; denormal numbers are taken for "
-        "zero. *float32 / it*: how many times faster than our float32 graph. *Change of logits*: root mean "
+        f"{setup.said()}, random weights, onnxruntime {version('onnxruntime')}; denormal numbers are taken "
+        "for zero. *float32 / it*: how many times faster than our float32 graph. *Change of logits*: root mean "
         "square, in parts of the logits'; random weights lose more than trained ones.",
         report.table([*head, "peak resident MB", "change of logits"], rows),
     ]

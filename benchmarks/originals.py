@@ -306,12 +306,13 @@ def sections(outcomes: Mapping[str, Outcome], old: str, new: str) -> list[str]:
         code.append(f"* {name}: [{original.repository}]({tree.rstrip('/')}). {original.note}")
         code += [f"    * {where}: {said}" for where, said in zip((old, new), found.attempts, strict=False)]
     return [
-        f"The originals ran under {old}, the converted models under {new}: largest differences of the logits in "
-        f"float32, tiny random weights, {len(ROWS)} rows of {LENGTH} tokens, without a mask, padded on either "
-        "side (real tokens are compared), and one token at a time over a cache where the original can do that.",
+        f"The originals ran under {old}, the converted models under {new}: largest differences of the logits "
+        f"in float32, tiny random weights, {len(ROWS)} rows of {LENGTH} tokens, without a mask, padded on "
+        "either side (real tokens are compared), and one token at a time over a cache where the original can "
+        "do that.",
         table(("original", "cases", "largest difference / largest logit"), overview),
-        "## The original code with `from_pretrained` and `generate`\n\nThe first case, with code and weights "
-        "in one folder and `trust_remote_code=True`; where nothing is said, the code has no form for the Hub. "
+        "## The original code with `from_pretrained` and `generate`\n\nThe first case, with code and "
+        "weights in one folder and `trust_remote_code=True`; where nothing is said, the code has no form for the Hub. "
         "Right means equal to the converted model.\n\n" + "\n".join(code),
     ]
 

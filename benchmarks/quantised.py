@@ -80,9 +80,9 @@ CHARACTERS, DOCUMENTS = 100_000, 80
 """Of the text to calibrate on, and of lines; it took part in the training, and not in the measuring."""
 LANGUAGE = f"""\
 Small BLOOMs, trained at {TRAINED} tokens and converted with the default scaling. Text: perplexity of {ITEMS}
-windows, in brackets the change from fp32. Lines: right answers in percent of {PROMPTS} prompts, in brackets the
-change in points. A star marks a change with p < 0.05 over the same windows or prompts (sign test). The models
-are far smaller than published ones: measure yours."""
+windows, in brackets the change from fp32. Lines: right answers in percent of {PROMPTS} prompts, in brackets
+the change in points. A star marks a change with p < 0.05 over the same windows or prompts (sign test). The
+models are far smaller than published ones: measure yours."""
 
 
 def material(task: str, folder: Path, tokenizer: Any) -> tuple[Path, dict[int, list[Array]]]:
@@ -173,12 +173,12 @@ def language(models: Path, only: str | None, folder: Path | None, write: bool) -
 
 MULTIPLES = (1, 4, 8)
 PAIRS, SEED, ROWS, TOP = 128, 2000, 16, 10
-"""Queries, and documents, of each length; the seed of their words; texts that are run at once; ranks that count."""
+"""Queries, and documents, of each length; their seed; texts that are run at once; ranks that count."""
 ENCODERS = f"""\
 Small MosaicBERTs, trained at {train_encoders.TRAINED_LENGTH} tokens to find the document that holds a pair of
-words, and converted with `--method ntk --dynamic length`. For each length there are {PAIRS} queries and {PAIRS}
-documents. A cell is nDCG@{TOP} in percent. In brackets is the mean change from fp32 over the same queries, with
-its 95 % confidence interval. The models are far smaller than published ones: measure yours."""
+words, and converted with `--method ntk --dynamic length`. For each length there are {PAIRS} queries and
+{PAIRS} documents. A cell is nDCG@{TOP} in percent. In brackets is the mean change from fp32 over the same
+queries, with its 95 % confidence interval. The models are far smaller than published ones: measure yours."""
 
 
 def with_graphs(model: Path, work: Path) -> Path:

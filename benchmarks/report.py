@@ -125,17 +125,41 @@ def finish(
 # --- options that scripts share
 
 
-def integers(_: click.Context, __: click.Parameter, value: str) -> list[int]:
-    return sorted(int(word) for word in value.split(",") if word)
+QUICK = "The smallest sizes, to see that the script runs."
+HELP = {
+    "repeats": "Turns of each side.",
+    "seconds": "Start no new turn of a length after this.",
+    "threads": "On the CPU.",
+    "batch_tokens": "A batch has this / length texts.",
+    "batches": "Of each length.",
+    "inner": "Width of the feed-forward layers.",
+    "new": "New tokens of each prompt.",
+}
+
+
+def numbers(**defaults: float) -> Callable[[F], F]:
+    """An option for each name, with this default."""
+
+    def decorated(function: F) -> F:
+        for name, default in reversed(defaults.items()):
+            option = f"--{name.replace('_', '-')}"
+            function = click.option(option, default=default, show_default=True, help=HELP.get(name))(function)
+        return function
+
+    return decorated
 
 
 def lengths(default: str) -> Callable[[F], F]:
-    """An option of numbers with commas between them; the command gets them in rising order."""
+    """The option ``--lengths``; the command gets them in rising order."""
+
+    def integers(_: click.Context, __: click.Parameter, value: str) -> list[int]:
+        return sorted(int(word) for word in value.split(",") if word)
+
     return click.option("--lengths", default=default, show_default=True, callback=integers, help="Tokens.")
 
 
 def common(**quick: Any) -> Callable[[F], F]:
-    """The options ``--folder``, ``--write`` and ``--quick``; ``quick`` has the defaults that the last sets."""
+    """The options ``--folder``, ``--write`` and ``--quick``; ``quick`` has the defaults of the last."""
 
     def smallest(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.default_map = quick if value else None
@@ -144,12 +168,7 @@ def common(**quick: Any) -> Callable[[F], F]:
         click.option("--folder", type=click.Path(path_type=Path, exists=True), help="For temporary files."),
         click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/."),
         click.option(
-            "--quick",
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=smallest,
-            help="The smallest sizes, to see that the script runs.",
+            "--quick", is_flag=True, is_eager=True, expose_value=False, callback=smallest, help=QUICK
         ),
     )
 

@@ -38,17 +38,12 @@ def measure(setup: Setup, side: str, length: int) -> Cell:
 
 @click.command(help=__doc__)
 @click.option("--family", type=click.Choice(["bloom", "mpt", "falcon"]), default="bloom", show_default=True)
-@click.option("--layers", default=6, show_default=True)
-@click.option("--heads", default=16, show_default=True)
-@click.option("--head-dim", default=64, show_default=True)
 @click.option(
     "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@report.numbers(layers=6, heads=16, head_dim=64, threads=1, repeats=9, seconds=120.0)
 @report.lengths("512,2048,4096,8192")
-@click.option("--threads", default=1, show_default=True, help="Threads of torch on the CPU.")
-@click.option("--repeats", default=9, show_default=True, help="Turns of each side.")
-@click.option("--seconds", default=120.0, show_default=True, help="Start no new turn of a length after this.")
 @report.common(layers=1, heads=2, head_dim=8, lengths="16,32", repeats=1)
 def main(
     lengths: list[int], repeats: int, seconds: float, folder: Path | None, write: bool, **options: Any
@@ -67,8 +62,8 @@ def main(
             base = cells[PATCHED] if side == STOCK else None
             rows.append([str(length), side, *cell.columns(base), str(len(cell.prompt.seconds))])
     sections = [
-        f"{setup.family}, {setup.said()}; the same random weights on both sides, scaling none. Ratios are stock's "
-        f"number divided by ours. The last logits of {lengths[0]} tokens differ by {gap:.1e} of the "
+        f"{setup.family}, {setup.said()}; the same random weights on both sides, scaling none. Ratios are "
+        f"stock's number divided by ours. The last logits of {lengths[0]} tokens differ by {gap:.1e} of the "
         f"largest. {measuring.SAID}" + (ROUNDED if setup.family == "falcon" else ""),
         report.table(["tokens", "side", *measuring.COLUMNS, "runs"], rows, texts=2),
     ]

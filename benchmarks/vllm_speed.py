@@ -246,14 +246,8 @@ def first_tokens(setup: Setup, prompts: Prompts) -> dict[str, list[int]]:
 
 
 @click.command(help=__doc__)
-@click.option("--layers", default=6, show_default=True)
-@click.option("--heads", default=16, show_default=True)
-@click.option("--head-dim", default=64, show_default=True)
-@click.option("--vocabulary", default=32000, show_default=True)
-@click.option("--prompts", "count", default=12, show_default=True, help="Prompts at once.")
-@click.option("--new", default=32, show_default=True, help="New tokens of each.")
+@report.numbers(layers=6, heads=16, head_dim=64, vocabulary=32000, count=12, new=32, repeats=3)
 @report.lengths("64,256,1024")
-@click.option("--repeats", default=3, show_default=True, help="Turns of each side.")
 @report.common(layers=1, heads=2, head_dim=32, vocabulary=512, count=3, new=4, lengths="8,16", repeats=1)
 def main(
     count: int, new: int, lengths: list[int], repeats: int, folder: Path | None, write: bool, **options: Any
@@ -290,25 +284,28 @@ def main(
                 for length, single in singles.items():
                     taken, _ = pools[side].submit(run_here, single, 1).result()
                     first[side][length] += [taken] if turn else []
-    total, rows, first_rows = sum(map(len, prompts)) + new * count, [], []
-    medians = {side: {n: statistics.median(times) for n, times in first[side].items()} for side in sides}
-    for side in sides:
-        taken, base = (statistics.median(batches[each]) for each in (side, sides[0]))
-        speeds = [number(tokens / taken) for tokens in (new * count, total)]
-        rows.append([side.name, number(taken), *speeds, ratio(base, taken), f"{right[side]} of {count}"])
-        row = [side.name, *(number(medians[side][n], 1000) for n in lengths)]
-        first_rows.append([*row, *(ratio(medians[sides[0]][n], medians[side][n]) for n in lengths)])
+    total, rows = sum(map(len, prompts)), []
+    medians = {
+        side: [statistics.median(batches[side]), *(statistics.median(first[side][n]) for n in lengths)]
+        for side in sides
+    }
+    for side, (taken, *singly) in medians.items():
+        base, *base_singly = medians[sides[0]]
+        row = [side.name, number(taken), number(new * count / taken), ratio(base, taken)]
+        row += [number(each, 1000) for each in singly] + list(map(ratio, base_singly, singly))
+        rows.append([*row, f"{right[side]} of {count}"])
+    head = ["side", "s", "new tokens / s", "speed"]
+    head += [f"{n}: {of}" for of in ("ms", "speed") for n in lengths]
     sections = [
         f"BLOOM's layout, {setup.said()}, random weights; {repeats} turns of each side. Times are those of the "
         "processor, so that other work on the machine matters less. *Static* is ntk with factor 4, *by "
         f"position* is ntk from {TRAIN_LENGTH} tokens. *Speed* is relative to {sides[0].name}.",
-        f"{count} prompts of {min(lengths)} to {max(lengths)} tokens ({total - new * count} in all) and {new} "
-        "new tokens each, greedy. vLLM gets all prompts at once; transformers and onnxruntime-genai get "
-        f"{ROWS[setup.device]} of similar length at a time. *First right*: prompts whose first new token is the likeliest "
-        "one of transformers' model in the same folder.",
-        report.table(["side", "s", "new tokens / s", "all tokens / s", "speed", "first right"], rows),
-        "Time to the first token, one prompt at a time:",
-        report.table(["side", *(f"{n}: {of}" for of in ("ms", "speed") for n in lengths)], first_rows),
+        f"{count} prompts of {min(lengths)} to {max(lengths)} tokens ({total} in all) and {new} new tokens "
+        "each, greedy. vLLM gets all prompts at once; transformers and onnxruntime-genai get "
+        f"{ROWS['cpu']} of similar length at a time. Then one prompt of each length, to its first token. "
+        "*First right*: prompts whose first new token is the likeliest one of transformers' model in the same "
+        "folder.",
+        report.table([*head, "first right"], rows),
     ]
     name = f"vllm_speed-{setup.layers}x{setup.hidden}-cpu-float32"
     report.finish(name, "Converted models in vLLM", sections, before, PACKAGES, write=write)

@@ -185,7 +185,7 @@ def main() -> int:
         parser.error(f"{arguments.checkout} has no folder tests/generation")
     names = arguments.names or list(FAMILIES)
     busy = load()
-    with workplace(None) as work:
+    with workplace() as work:
         chosen = ["-k", arguments.k] if arguments.k else []
         results = measure(names, arguments.checkout.resolve(), work, chosen)
     for kind in SCALINGS:

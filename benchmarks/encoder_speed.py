@@ -86,20 +86,25 @@ def original(job: Job) -> Embed:
     return in_batches(lambda ids, mask: run(ids, mask, None)[0], job.ordered)
 
 
-def graph(job: Job) -> Embed:
-    """A pooled graph in onnxruntime, with the settings that the docs advise."""
+def session(graph: Path, threads: int = 1) -> Any:
+    """With the settings that the docs advise."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    options.intra_op_num_threads, options.inter_op_num_threads = job.threads, 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4  # lack of memory is shown in the table
-    session = onnxruntime.InferenceSession(job.model, options, ["CPUExecutionProvider"])
-    names = {value.name for value in session.get_inputs()}
+    return onnxruntime.InferenceSession(str(graph), options, ["CPUExecutionProvider"])
+
+
+def graph(job: Job) -> Embed:
+    """A pooled graph in onnxruntime."""
+    opened = session(Path(job.model), job.threads)
+    names = {value.name for value in opened.get_inputs()}
 
     def pooled(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        vectors: np.ndarray = session.run(["sentence_embedding"], {name: feed[name] for name in names})[0]
+        vectors: np.ndarray = opened.run(["sentence_embedding"], {name: feed[name] for name in names})[0]
         return vectors
 
     return batched(pooled, job.ordered)
@@ -326,13 +331,11 @@ def rows_of(cells: Mapping[str, Cell], count: int) -> Iterator[list[str]]:
     help="Folder with the code that originals.py --setup fetches.",
 )
 @report.common(layers=1, heads=2, head_dim=16, inner=32, lengths="16,32", batch_tokens=64, repeats=1)
-def main(
-    lengths: list[int], repeats: int, seconds: float, folder: Path | None, write: bool, **options: Any
-) -> None:
+def main(lengths: list[int], repeats: int, seconds: float, write: bool, **options: Any) -> None:
     if bool(options["original_python"]) != bool(options["original_code"]):
         raise click.UsageError("--original-python and --original-code go together")
     before = report.load()
-    with measuring.workplace(folder, options["threads"]) as temporary:
+    with measuring.workplace(options["threads"]) as temporary:
         setup = Setup(temporary, longest=max(lengths), **options)
         measuring.fresh(prepare, setup)
         sides = list(setup.sides)

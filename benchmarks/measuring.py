@@ -253,10 +253,10 @@ def difference(right: np.ndarray, found: np.ndarray) -> float:
 
 
 @contextlib.contextmanager
-def workplace(folder: Path | None, threads: int = 1) -> Iterator[Path]:
+def workplace(threads: int = 1) -> Iterator[Path]:
     """A folder for temporary files, and what processes read when they start; SIGTERM removes the folder."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:
+    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-") as temporary:
         # transformers caches a repository's code by name; a new cache is never stale.
         os.environ["HF_MODULES_CACHE"] = str(Path(temporary, "modules"))
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -291,12 +291,7 @@ def in_turns(
 ) -> dict[int, dict[str, Cell]]:
     """Calls ``measure(side, length)`` in a fresh process for each side and turn.
 
-    Args:
-        measure: a function that processes can get: of a module, or ``partial`` of one.
-        sides: all sides, which take turns.
-        lengths: in rising order; a side that lacks memory at one of them is not tried with longer ones.
-        repeats: turns at each length.
-        seconds: after which no new turn of a length starts.
+    Lengths rise: a side that lacks memory at one of them is not tried with longer ones.
 
     Returns:
         Length -> side -> all measurements of its turns.
@@ -324,13 +319,6 @@ def in_turns(
                 cell.add(found)
             report.say(f"{length} tokens, turn {turn + 1}, {side}: {' | '.join(found.columns())}")
     return results
-
-
-def prepare_process(setup: Setup) -> None:
-    """Sets the number of threads and, for the CPU, a limit on memory."""
-    torch.set_num_threads(setup.threads)
-    if setup.device == "cpu":
-        limit_memory()
 
 
 def release() -> None:

@@ -33,8 +33,6 @@ PARTS = {"tests": 70, "attention": 210, "throughput": 145, "graphs": 135, "encod
 PACKAGES = ("accelerate", "flash-attn", "kernels", "onnxruntime", "onnxruntime-gpu", "triton", "vllm")
 SPARE, LATE = 25.0, 4.0
 """Seconds that are not divided, for starting and ending; seconds after its time at which a part is ended."""
-MEMORY_DISK, ROOM = Path("/dev/shm"), 40 << 30
-"""Temporary files go to the first, which is memory, if this many bytes are free there."""
 TRIAL = "A trial on the CPU with tiny sizes: it shows that the parts run, and nothing about a GPU."
 
 
@@ -78,7 +76,6 @@ def ended(process: multiprocessing.process.BaseProcess, seconds: float) -> str |
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--part", "parts", type=click.Choice(list(PARTS)), multiple=True, help="Only this one.")
 @click.option("--minutes", default=9.0, show_default=True, help="The whole run ends within this time.")
-@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
 @click.option(
     "--results", type=click.Path(path_type=Path), help="Folder to write to.  [results/; a trial: none]"
 )
@@ -86,20 +83,17 @@ def main(
     device: str,
     parts: tuple[str, ...],
     minutes: float,
-    folder: Path | None,
     results: Path | None,
 ) -> None:
     started, parts = time.monotonic(), parts or tuple(PARTS)
     if device == "cuda" and not torch.cuda.is_available():
         raise click.ClickException("torch finds no CUDA device; for a trial without one: make gpu DEVICE=cpu")
-    if folder is None and MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM:
-        folder = MEMORY_DISK
     if results is None and device == "cuda":
         results = report.RESULTS
     until = started + 60 * minutes - SPARE
     wrong: dict[str, str] = {}
     os.environ.setdefault("KINETO_LOG_LEVEL", "4")  # torch's profiler reports each start and stop
-    with measuring.workplace(folder, 1 if device == "cpu" else os.cpu_count() or 1) as temporary:
+    with measuring.workplace(1 if device == "cpu" else os.cpu_count() or 1) as temporary:
         base = Settings(device, temporary, results, until)
         context = multiprocessing.get_context("spawn")
         for name, part_until in shared(parts, until, [PARTS[name] for name in parts]):

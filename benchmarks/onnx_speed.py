@@ -315,27 +315,22 @@ QUICK = {"layers": 1, "heads": 2, "head_dim": 32, "vocabulary": 512, "lengths": 
 
 
 @main.command()
-@click.option("--graphs", "names", default=",".join(PEERS), show_default=True)
 @click.option("--optimum-python", metavar="PATH", help="Python with optimum-onnx; else optimum is left out.")
 @report.numbers(layers=6, heads=16, head_dim=64, vocabulary=32000, threads=1, repeats=3, seconds=240.0)
 @report.lengths("512,2048,4096,8192")
 @report.common(**QUICK, repeats=1)
 def graphs(
-    names: str,
     optimum_python: str | None,
     lengths: list[int],
     repeats: int,
     seconds: float,
-    folder: Path | None,
     write: bool,
     **options: Any,
 ) -> None:
     """Compares our graphs with those of transformers and optimum: export, prefill, memory and decoding."""
     before = report.load()
-    chosen = [name for name in names.split(",") if name != "optimum" or optimum_python]
-    if unknown := sorted({*chosen} - {*PEERS}):
-        raise click.UsageError(f"--graphs: {', '.join(unknown)}; known are {', '.join(PEERS)}")
-    with measuring.workplace(folder, options["threads"]) as temporary:
+    chosen = [name for name in PEERS if name != "optimum" or optimum_python]
+    with measuring.workplace(options["threads"]) as temporary:
         setup = Setup(temporary, **options)
         fresh(make_checkpoints, setup, chosen)
         exported, taken = [], {}
@@ -384,12 +379,12 @@ def like(name: str) -> str:
 @report.numbers(layers=6, heads=16, head_dim=128, vocabulary=32000, threads=1, repeats=3)
 @report.lengths("512,2048")
 @report.common(**QUICK, repeats=1)
-def quantised(lengths: list[int], repeats: int, folder: Path | None, write: bool, **options: Any) -> None:
+def quantised(lengths: list[int], repeats: int, write: bool, **options: Any) -> None:
     """Compares quantised graphs with float32, and with quantised graphs of transformers."""
     before = report.load()
     names = [name for name in GRAPHS if name not in ("ours", "transformers", "optimum")]
     names.sort(key=lambda name: GRAPHS[name].folder)  # ours first
-    with measuring.workplace(folder, options["threads"]) as temporary:
+    with measuring.workplace(options["threads"]) as temporary:
         setup = Setup(temporary, **options)
         peers = ("ours-last", "transformers-last")
         fresh(make_checkpoints, setup, peers)
@@ -411,8 +406,8 @@ def quantised(lengths: list[int], repeats: int, folder: Path | None, write: bool
     head = ["graph", "tokens", "decode ms", "float32 / it", "it / ours", "prefill s", "float32 / it"]
     sections = [
         f"{setup.said()}, random weights, onnxruntime {version('onnxruntime')}; denormal numbers are taken "
-        "for zero. *float32 / it*: how many times faster than our float32 graph. *Change of logits*: root mean "
-        "square, in parts of the logits'; random weights lose more than trained ones.",
+        "for zero. *float32 / it*: how many times faster than our float32 graph. *Change of logits*: root "
+        "mean square, in parts of the logits'; random weights lose more than trained ones.",
         report.table([*head, "peak resident MB", "change of logits"], rows),
     ]
     name = f"quantised_speed-bloom-{setup.layers}x{setup.hidden}-cpu"

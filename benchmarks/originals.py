@@ -312,8 +312,8 @@ def sections(outcomes: Mapping[str, Outcome], old: str, new: str) -> list[str]:
         "do that.",
         table(("original", "cases", "largest difference / largest logit"), overview),
         "## The original code with `from_pretrained` and `generate`\n\nThe first case, with code and "
-        "weights in one folder and `trust_remote_code=True`; where nothing is said, the code has no form for the Hub. "
-        "Right means equal to the converted model.\n\n" + "\n".join(code),
+        "weights in one folder and `trust_remote_code=True`; where nothing is said, the code has no form for "
+        "the Hub. Right means equal to the converted model.\n\n" + "\n".join(code),
     ]
 
 
@@ -323,11 +323,7 @@ def main() -> int:
     parser.add_argument("--code", type=Path, help="folder with each original's repository under its name")
     parser.add_argument("--python", help="interpreter of the environment with transformers 4.33.3")
     parser.add_argument("--setup", action="store_true", help="print the commands that create these two")
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="write results/originals.md, or originals-NAME.md for names",
-    )
+    parser.add_argument("--write", action="store_true", help="write results/originals[-NAME].md")
     arguments = parser.parse_args()
     names = arguments.names or list(ORIGINALS)
     if unknown := set(names) - set(ORIGINALS):
@@ -338,7 +334,7 @@ def main() -> int:
     if not (arguments.code and arguments.python):
         parser.error("--code and --python are required; --setup prints how to create them")
     busy, outcomes = load(), {}
-    with workplace(None) as work:
+    with workplace() as work:
         for name in names:
             print(f"{name} ...", file=sys.stderr)
             outcomes[name] = examine(name, arguments.code.resolve(), arguments.python, work / name)

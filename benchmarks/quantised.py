@@ -51,14 +51,6 @@ FOLDER = click.option("--models", type=Path, default=evidence_measure.MODELS_FOL
 ONLY = click.option("--only", help="Names of models, with commas between them.  [all]")
 
 
-def session(graph: Path) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    return onnxruntime.InferenceSession(str(graph), options, ["CPUExecutionProvider"])
-
-
 @click.group(help=__doc__)
 def main() -> None:
     pass
@@ -138,7 +130,7 @@ def language_cell(task: str, found: Sequence[float], base: Sequence[float]) -> s
 @FOLDER
 @ONLY
 @report.common()
-def language(models: Path, only: str | None, folder: Path | None, write: bool) -> None:
+def language(models: Path, only: str | None, write: bool) -> None:
     """Perplexity and right answers of graphs of small trained language models."""
     from transformers import AutoTokenizer
 
@@ -148,7 +140,7 @@ def language(models: Path, only: str | None, folder: Path | None, write: bool) -
         if only and model.name not in only.split(","):
             continue
         evidence_measure.train(model, models)
-        with measuring.workplace(folder) as temporary:
+        with measuring.workplace() as temporary:
             out = temporary / "converted"
             convert(model.folder(models), out, train_length=TRAINED)
             tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
@@ -157,7 +149,7 @@ def language(models: Path, only: str | None, folder: Path | None, write: bool) -
             for name, (file, options) in {**GRAPHS, CALIBRATED: GRAPHS["int4"]}.items():
                 calibrate = (text,) if name == CALIBRATED else ()
                 export(out, OnnxOptions(standalone=True, calibrate=calibrate, **options))
-                graph = session(out / "onnx" / file)
+                graph = encoder_speed.session(out / "onnx" / file)
                 found = {length: scores(model.task, graph, items[length]) for length in LENGTHS}
                 base = base or found
                 cells = [language_cell(model.task, found[length], base[length]) for length in LENGTHS]
@@ -213,7 +205,7 @@ def ndcg(queries: Array, documents: Array) -> list[float]:
 @FOLDER
 @ONLY
 @report.common()
-def encoders(models: Path, only: str | None, folder: Path | None, write: bool) -> None:
+def encoders(models: Path, only: str | None, write: bool) -> None:
     """nDCG@10 of graphs of small trained encoders."""
     before, rows = report.load(), []
     models.mkdir(parents=True, exist_ok=True)
@@ -221,14 +213,14 @@ def encoders(models: Path, only: str | None, folder: Path | None, write: bool) -
         if model.task != "pairs" or (only and model.name not in only.split(",")):
             continue
         source = evidence_encoders.train(model, models)
-        with measuring.workplace(folder) as temporary:
+        with measuring.workplace() as temporary:
             out = with_graphs(source, temporary)
             for length in (multiple * train_encoders.TRAINED_LENGTH for multiple in MULTIPLES):
                 rng = np.random.default_rng([SEED, length])
                 queries, documents = pairs_task.draw(rng, pairs=PAIRS, length=length)
                 found = {}
                 for name, (file, _) in GRAPHS.items():
-                    graph = session(out / "onnx" / file)
+                    graph = encoder_speed.session(out / "onnx" / file)
                     found[name] = ndcg(vectors(graph, queries), vectors(graph, documents))
                 rows.append([model.name, str(length), *(encoder_cell(found, name) for name in GRAPHS)])
                 report.say(" | ".join(rows[-1]))

@@ -125,15 +125,11 @@ def finish(
 # --- options that scripts share
 
 
-QUICK = "The smallest sizes, to see that the script runs."
 HELP = {
     "repeats": "Turns of each side.",
     "seconds": "Start no new turn of a length after this.",
     "threads": "On the CPU.",
     "batch_tokens": "A batch has this / length texts.",
-    "batches": "Of each length.",
-    "inner": "Width of the feed-forward layers.",
-    "new": "New tokens of each prompt.",
 }
 
 
@@ -159,23 +155,18 @@ def lengths(default: str) -> Callable[[F], F]:
 
 
 def common(**quick: Any) -> Callable[[F], F]:
-    """The options ``--folder``, ``--write`` and ``--quick``; ``quick`` has the defaults of the last."""
+    """The options ``--write`` and ``--quick``; ``quick`` has the defaults of the second."""
 
     def smallest(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.default_map = quick if value else None
 
-    options = (
-        click.option("--folder", type=click.Path(path_type=Path, exists=True), help="For temporary files."),
-        click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/."),
-        click.option(
-            "--quick", is_flag=True, is_eager=True, expose_value=False, callback=smallest, help=QUICK
-        ),
-    )
+    keys = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": smallest}
 
     def decorated(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
+        function = click.option("--quick", help="The smallest sizes, to see that it runs.", **keys)(function)
+        return click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/.")(
+            function
+        )
 
     return decorated
 

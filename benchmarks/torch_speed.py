@@ -10,7 +10,6 @@ converted with ``--method none``. Each run is a process of its own, and the side
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -26,7 +25,9 @@ ROUNDED = " Stock Falcon rounds its bias to bfloat16."
 
 def measure(setup: Setup, side: str, length: int) -> Cell:
     """Measures one side at one length; call it in a fresh process."""
-    measuring.prepare_process(setup)
+    torch.set_num_threads(setup.threads)
+    if setup.device == "cpu":
+        measuring.limit_memory()
     model, cell = measuring.load(setup, side), Cell()
     with torch.inference_mode():
         for parameter in model.parameters():  # load mapped weights now, or they would count as extra
@@ -45,12 +46,10 @@ def measure(setup: Setup, side: str, length: int) -> Cell:
 @report.numbers(layers=6, heads=16, head_dim=64, threads=1, repeats=9, seconds=120.0)
 @report.lengths("512,2048,4096,8192")
 @report.common(layers=1, heads=2, head_dim=8, lengths="16,32", repeats=1)
-def main(
-    lengths: list[int], repeats: int, seconds: float, folder: Path | None, write: bool, **options: Any
-) -> None:
+def main(lengths: list[int], repeats: int, seconds: float, write: bool, **options: Any) -> None:
     """Compares converted with stock models: prefill, memory and decoding."""
     before = report.load()
-    with measuring.workplace(folder, options["threads"]) as temporary:
+    with measuring.workplace(options["threads"]) as temporary:
         setup = Setup(temporary, longest=max(lengths) + 4096, **options)
         conversion = {"method": "none", "train_length": setup.longest}
         fresh(measuring.make_repositories, setup, {PATCHED: conversion})

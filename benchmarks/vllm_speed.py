@@ -1,7 +1,7 @@
 """Throughput of converted models in vLLM, beside vLLM's own BLOOM, transformers and onnxruntime-genai.
 
     .venv-vllm/bin/python benchmarks/vllm_speed.py
-    .venv-vllm/bin/python benchmarks/vllm_speed.py --layers 2 --prompts 4 --repeats 1
+    .venv-vllm/bin/python benchmarks/vllm_speed.py --layers 2 --count 4 --repeats 1
 
 All sides have the same random weights and prompts, and run on the CPU. Each is loaded once, in a process of
 its own with one thread, and then they take turns; the tables show medians of the processor's time.
@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -219,18 +218,17 @@ def run_here(prompts: Prompts, new: int) -> tuple[float, list[list[int]]]:
     return time.process_time() - started, found
 
 
-def make_repositories(setup: Setup, graph: bool) -> None:
-    """Writes ``stock``, a BLOOM of random weights, and a folder for each conversion."""
+def make_repositories(setup: Setup) -> None:
+    """Writes ``stock``, a BLOOM of random weights, and a folder for each conversion; one has a graph."""
     from converter import OnnxOptions, export
 
     measuring.make_repositories(setup, CONVERSIONS)
-    if graph:
-        export(setup.folder / "static", OnnxOptions(last_logits=True))
-        path = setup.folder / "static" / "genai_config.json"
-        config = json.loads(path.read_text(encoding="utf-8"))
-        threads = {"intra_op_num_threads": setup.threads, "inter_op_num_threads": 1}
-        config["model"]["decoder"]["session_options"] |= threads
-        path.write_text(json.dumps(config), encoding="utf-8")
+    export(setup.folder / "static", OnnxOptions(last_logits=True))
+    path = setup.folder / "static" / "genai_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    threads = {"intra_op_num_threads": setup.threads, "inter_op_num_threads": 1}
+    config["model"]["decoder"]["session_options"] |= threads
+    path.write_text(json.dumps(config), encoding="utf-8")
 
 
 @torch.inference_mode()
@@ -249,24 +247,21 @@ def first_tokens(setup: Setup, prompts: Prompts) -> dict[str, list[int]]:
 @report.numbers(layers=6, heads=16, head_dim=64, vocabulary=32000, count=12, new=32, repeats=3)
 @report.lengths("64,256,1024")
 @report.common(layers=1, heads=2, head_dim=32, vocabulary=512, count=3, new=4, lengths="8,16", repeats=1)
-def main(
-    count: int, new: int, lengths: list[int], repeats: int, folder: Path | None, write: bool, **options: Any
-) -> None:
+def main(count: int, new: int, lengths: list[int], repeats: int, write: bool, **options: Any) -> None:
     before = report.load()
     sides = [side for side in SIDES if not side.lacking]
     for side in set(SIDES) - set(sides):
         say(f"{side.name} is left out: {side.lacking} is not installed")
-    with measuring.workplace(folder) as temporary:
+    with measuring.workplace() as temporary:
         os.environ |= ENVIRONMENT | {"VLLM_CACHE_ROOT": str(temporary / "vllm")}
         setup = Setup(temporary, longest=max(lengths) + new, **options)
-        measuring.fresh(make_repositories, setup, any(side.engine == "genai" for side in sides))
+        measuring.fresh(make_repositories, setup)
         # Each prompt is longer than the one before by the same factor.
         growth = (max(lengths) / min(lengths)) ** (1 / max(1, count - 1))
         prompts = make_prompts(setup.vocabulary, [round(min(lengths) * growth**n) for n in range(count)])
-        singles = {length: make_prompts(setup.vocabulary, [length]) for length in lengths}
         expected = measuring.fresh(first_tokens, setup, prompts)
-        batches: dict[Side, list[float]] = {side: [] for side in sides}
-        first: dict[Side, dict[int, list[float]]] = {side: {n: [] for n in lengths} for side in sides}
+        jobs = [(prompts, new), *((make_prompts(setup.vocabulary, [length]), 1) for length in lengths)]
+        times: dict[Side, list[list[float]]] = {side: [[] for _ in jobs] for side in sides}
         right = {}
         with contextlib.ExitStack() as stack:
             spawn = multiprocessing.get_context("spawn")
@@ -275,20 +270,14 @@ def main(
                 pool.submit(load_here, setup, side).result()
                 say(f"{side.name}: loaded")
             for turn, side in measuring.turns(sides, 1 + repeats):
-                taken, found = pools[side].submit(run_here, prompts, new).result()
-                pairs = zip(found, expected[side.folder], strict=True)
+                done = [pools[side].submit(run_here, *job).result() for job in jobs]
+                say(f"turn {turn}, {side.name}: {done[0][0]:.2f} s")
+                pairs = zip(done[0][1], expected[side.folder], strict=True)
                 right[side] = sum(row[0] == token for row, token in pairs)
-                say(f"turn {turn}, {side.name}: {taken:.2f} s")
-                if turn:  # the first one warms up
-                    batches[side].append(taken)
-                for length, single in singles.items():
-                    taken, _ = pools[side].submit(run_here, single, 1).result()
-                    first[side][length] += [taken] if turn else []
+                for kept, (taken, _) in zip(times[side], done, strict=True):
+                    kept += [taken] if turn else []  # the first one warms up
     total, rows = sum(map(len, prompts)), []
-    medians = {
-        side: [statistics.median(batches[side]), *(statistics.median(first[side][n]) for n in lengths)]
-        for side in sides
-    }
+    medians = {side: list(map(statistics.median, times[side])) for side in sides}
     for side, (taken, *singly) in medians.items():
         base, *base_singly = medians[sides[0]]
         row = [side.name, number(taken), number(new * count / taken), ratio(base, taken)]
@@ -297,14 +286,14 @@ def main(
     head = ["side", "s", "new tokens / s", "speed"]
     head += [f"{n}: {of}" for of in ("ms", "speed") for n in lengths]
     sections = [
-        f"BLOOM's layout, {setup.said()}, random weights; {repeats} turns of each side. Times are those of the "
-        "processor, so that other work on the machine matters less. *Static* is ntk with factor 4, *by "
+        f"BLOOM's layout, {setup.said()}, random weights; {repeats} turns of each side. Times are those of "
+        "the processor, so that other work on the machine matters less. *Static* is ntk with factor 4, *by "
         f"position* is ntk from {TRAIN_LENGTH} tokens. *Speed* is relative to {sides[0].name}.",
         f"{count} prompts of {min(lengths)} to {max(lengths)} tokens ({total} in all) and {new} new tokens "
         "each, greedy. vLLM gets all prompts at once; transformers and onnxruntime-genai get "
         f"{ROWS['cpu']} of similar length at a time. Then one prompt of each length, to its first token. "
-        "*First right*: prompts whose first new token is the likeliest one of transformers' model in the same "
-        "folder.",
+        "*First right*: prompts whose first new token is the likeliest one of transformers' model in the "
+        "same folder.",
         report.table([*head, "first right"], rows),
     ]
     name = f"vllm_speed-{setup.layers}x{setup.hidden}-cpu-float32"

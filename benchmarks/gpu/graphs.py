@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
@@ -26,9 +25,9 @@ from gpu.part import BLOOM_1B7, EXACT, ROUNDING, Settings, shared
 
 TITLE = "graphs under onnxruntime"
 OURS, COPIED = "ours-last", "ours-last, new buffers"
-PEERS = ("transformers-last",)
-EXPORTING = 0.4
-"""Share of the time that exports may take."""
+PEER = "transformers-last"
+EXPORTING = 0.3
+"""Share of the time that an export may take."""
 RUNS = 3
 KERNEL_INFO = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
 """With this variable set, onnxruntime prints which attention kernel a node uses."""
@@ -52,22 +51,19 @@ def run(settings: Settings, document: Document) -> None:
         document.skip("everything", lacking)
         return
     lengths = settings.size((2048, 8192, 32768, 65536), (24, 48))
-    setups = {}
-    for dtype in settings.size(("float16", "bfloat16"), ("float16",)):
-        setup = settings.setup(dtype, BLOOM_1B7, lengths[-1], layers=6, vocabulary=32768, dtype=dtype)
-        setup.folder.mkdir()
-        onnx_speed.make_checkpoints(setup, [OURS, *PEERS])
-        setups[dtype] = setup
-    document.intro = INTRO.format(sizes=setup.said())
-    allowed = time.monotonic() + EXPORTING * (settings.until - time.monotonic())
-    exported = export_all(document, setups, allowed)
     rows: list[list[str]] = []
-    for dtype, until in shared(list(setups), settings.until):
-        if OURS in exported[dtype]:
-            rows += attention_rows(document, setups[dtype], lengths[0])
+    for dtype, until in shared(settings.size(("float16", "bfloat16"), ("float16",)), settings.until):
+        setup = settings.setup(dtype, BLOOM_1B7, lengths[-1], layers=6, vocabulary=32768, dtype=dtype)
+        document.intro = INTRO.format(sizes=setup.said())
+        setup.folder.mkdir()
+        onnx_speed.make_checkpoints(setup, [OURS, PEER])
+        graphs = [graph for graph in (OURS, PEER) if export(document, setup, graph, until)]
+        if OURS in graphs:
+            rows += attention_rows(document, setup, lengths[0])
             table = report.table(ATTENTION_HEAD, rows, texts=len(ATTENTION_HEAD))
             document.put("Attention of our graph", table)
-        measure_all(document, setups[dtype], exported[dtype], lengths, until)
+        names = [*graphs, *([COPIED] if OURS in graphs else [])]
+        measure_all(document, setup, names, lengths, until)
 
 
 def missing(device: str) -> str | None:
@@ -86,32 +82,29 @@ def missing(device: str) -> str | None:
     )
 
 
-def export_all(document: Document, setups: dict[str, Setup], until: float) -> dict[str, list[str]]:
-    """Writes the graphs; returns those of each dtype that there are."""
+def export(document: Document, setup: Setup, graph: str, until: float) -> bool:
+    """Writes a graph; whether that worked."""
     path = os.pathsep.join([str(report.ROOT), os.environ.get("PYTHONPATH", "")])
-    exported: dict[str, list[str]] = {dtype: [] for dtype in setups}
-    for (dtype, setup), graph in itertools.product(setups.items(), (OURS, *PEERS)):
-        command = onnx_speed.export_command(setup, graph, None)
-        options = {"env": os.environ | {"PYTHONPATH": path}, "timeout": max(0.1, until - time.monotonic())}
-        try:
-            subprocess.run(command, capture_output=True, check=True, **options)
-            exported[dtype].append(graph)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            last = ((error.stderr or b"").decode(errors="replace").strip().splitlines() or [""])[-1]
-            note = document.fail if graph == OURS else document.skip
-            note(f"{graph}, {dtype}", last or "the export took too long")
-    return exported
+    seconds = max(0.1, EXPORTING * (until - time.monotonic()))
+    options = {"env": os.environ | {"PYTHONPATH": path}, "timeout": seconds, "capture_output": True}
+    try:
+        subprocess.run(onnx_speed.export_command(setup, graph, None), check=True, **options)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        last = ((error.stderr or b"").decode(errors="replace").strip().splitlines() or [""])[-1]
+        note = document.fail if graph == OURS else document.skip
+        note(f"{graph}, {setup.dtype}", last or "the export took too long")
+        return False
+    return True
 
 
 def measure_all(
-    document: Document, setup: Setup, graphs: Sequence[str], lengths: Sequence[int], until: float
+    document: Document, setup: Setup, names: Sequence[str], lengths: Sequence[int], until: float
 ) -> None:
     """Measures each graph, and writes a table after each."""
     results: Results = {length: {} for length in lengths}
     right = fresh(onnx_speed.stock_logits, setup, lengths[0])
     own = onnx_speed.difference(right, fresh(onnx_speed.stock_logits, setup, lengths[0], setup.dtype))
     differences: dict[str, float] = {}
-    names = [name for graph in graphs for name in ((OURS, COPIED) if graph == OURS else (graph,))]
     for name, side_until in shared(names, until):
         note = document.fail if name.startswith(OURS) else document.skip
         try:

@@ -35,8 +35,8 @@ SIDES = (
 INTRO = f"""\
 {{sizes}}, random weights. {{count}} prompts of {{shortest}} to {{longest}} tokens, {{new}} new tokens each,
 greedy. `generate` gets {vllm_speed.ROWS["cuda"]} rows of similar length at a time, padded on the left; the
-others get all of them. Factors are to the first line. *First right*: prompts whose first new token is the likeliest one of
-transformers' model in float32, in the same folder."""
+others get all of them. Factors are to the first line. *First right*: prompts whose first new token is the
+likeliest one of transformers' model in float32, in the same folder."""
 HEAD = ["side", "s", "new tokens / s", "factor", "first right"]
 
 

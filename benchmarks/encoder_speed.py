@@ -38,8 +38,8 @@ CODE = "jina-present"
 """The original in original_code.py. It passes the whole bias to torch's fused kernel, as the mask."""
 TOLERANCE = 1e-4
 """Largest difference between the vectors of two sides in float32, relative to the largest number in them."""
-CONVERTED, UNSORTED = "converted, sorted", "converted, as they come"
-BERT, ORIGINAL, GRAPH = "BERT, sorted", "original code, sorted", "ONNX, float32"
+CONVERTED, UNSORTED = "converted, sorted", "converted, unsorted"
+BERT, ORIGINAL, GRAPH = "BERT", "original code", "ONNX, float32"
 QUANTISED = {"ONNX, int8": ("int8", "model_quantized.onnx"), "ONNX, w8a8": ("w8a8", "model_int8.onnx")}
 """Side -> the graph's dtype, and its file in the folder ``onnx``."""
 PACKAGES = ("onnxruntime",)

@@ -1,7 +1,7 @@
 """Other programs load our graphs and compute what the model in torch computes, where they are installed.
 
-``make test-engines`` installs them: OpenVINO and fastembed beside the newest transformers, optimum and
-sentence-transformers' ONNX backend, which needs it, beside an older one. transformers.js runs if ``node`` finds it.
+``make test-engines`` installs them: OpenVINO and fastembed beside the newest transformers; optimum, which the
+ONNX backend of sentence-transformers needs, beside an older one. transformers.js runs if ``node`` finds it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a conversion takes, beside copying, for models of all sizes; and the memory of ``ntk-convert fit``.
 
-    python benchmarks/conversion.py copy        # beside cp -r, and beside transformers' load and save
+    python benchmarks/conversion.py copy        # beside cp -r
     python benchmarks/conversion.py size        # 350 GB beside 3 GB
     python benchmarks/conversion.py fit         # memory of a fit of BLOOM-1b7's sizes, beside what it states
 
@@ -33,18 +33,12 @@ SAMPLING = 0.005
 """Seconds between two samples of a process's memory."""
 CLI = [sys.executable, "-m", "converter"]
 CONVERT = [*CLI, "{source}", "--scale", "2", "--out", "{out}", "-q"]
-TRANSFORMERS = """
-import sys
-from transformers import AutoModelForCausalLM
-AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto").save_pretrained(sys.argv[2])
-"""
-LOAD_AND_SAVE = [sys.executable, "-c", TRANSFORMERS, "{source}", "{out}"]
-OURS = {"`ntk-convert`": CONVERT, "`ntk-convert --no-verify`": [*CONVERT, "--no-verify"]}
 COPYING = {
-    "safetensors": {"`cp -r`": ["cp", "-r", "{source}", "{out}"], **OURS},
-    "bin": {"transformers load + save": LOAD_AND_SAVE, **OURS},
+    "`cp -r`": ["cp", "-r", "{source}", "{out}"],
+    "`ntk-convert`": CONVERT,
+    "`ntk-convert --no-verify`": [*CONVERT, "--no-verify"],
 }
-"""Format -> the commands that are compared; the first is the base of the ratios."""
+"""The first is the base of the ratios."""
 SIZES = {
     "`inspect`": [*CLI, "inspect", "{source}"],
     "`--dry-run`": [*CONVERT, "--dry-run"],
@@ -60,8 +54,7 @@ ROW_STEP = 48
 """Verification runs this many tokens, spread over the vocabulary."""
 WINDOWS = 16
 """The fewest that ``fit`` takes: to learn from, to stop by and to judge by."""
-STATED = re.compile(r"about ([\d.]+) (.B) for the weights and ([\d.]+) (.B) for a step")
-UNITS = {"MB": 1e6, "GB": 1e9}
+STATED = re.compile(r"about (.+) for the weights and (.+) for a step")
 
 Shapes = dict[str, tuple[int, ...]]
 """Name of a tensor -> its shape."""
@@ -131,41 +124,11 @@ def bytes_of(shapes: Shapes) -> int:
     return 2 * sum(torch.Size(shape).numel() for shape in shapes.values())
 
 
-def centre(name: str, shape: Sequence[int]) -> float:
-    """The weights of norms are near one, everything else near zero."""
-    return 1.0 if len(shape) == 1 and name.endswith("weight") else 0.0
+def write_checkpoint(folder: Path, layout: Layout, *, holes: bool) -> None:
+    """Writes files of the full size with random weights.
 
-
-def write_checkpoint(folder: Path, layout: Layout, shards: int, suffix: str) -> None:
-    """Writes random weights into files of about the same size."""
-    from safetensors.torch import save_file
-
-    folder.mkdir()
-    layout.write_config(folder)
-    stem = "model" if suffix == "safetensors" else "pytorch_model"
-    left = [pair for part in layout.parts for pair in part.items()]
-    total = bytes_of(dict(left))
-    weight_map, done = {}, 0
-    for number in range(1, shards + 1):
-        file = f"{stem}-{number:05}-of-{shards:05}.{suffix}"
-        tensors: dict[str, torch.Tensor] = {}
-        while left and (done < number * total / shards or number == shards):
-            name, shape = left.pop(0)
-            tensors[name] = torch.empty(shape, dtype=torch.bfloat16).normal_(centre(name, shape), 0.02)
-            done += tensors[name].nbytes
-        if suffix == "safetensors":
-            save_file(tensors, folder / file, metadata={"format": "pt"})
-        else:
-            torch.save(tensors, folder / file)
-        weight_map |= dict.fromkeys(tensors, file)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index, indent=2))
-
-
-def write_with_holes(folder: Path, layout: Layout) -> None:
-    """Writes files of the full size with real headers, of which only what verification runs is data.
-
-    That is the first layer, the norms outside of layers, and some rows of the embeddings.
+    With ``holes``, only what verification runs is data: the first layer, the norms outside of layers, and
+    some rows of the embeddings.
     """
     folder.mkdir()
     layout.write_config(folder)
@@ -188,16 +151,18 @@ def write_with_holes(folder: Path, layout: Layout) -> None:
             file.write(len(text).to_bytes(8, "little") + text)
             data = file.tell()
             file.truncate(data + end)
-            for tensor, shape in shapes.items() if number in (1, 2, len(parts)) else ():
-                if shape == (layout.vocabulary, layout.hidden):
+            for tensor, shape in shapes.items() if not holes or number in (1, 2, len(parts)) else ():
+                if holes and shape == (layout.vocabulary, layout.hidden):
                     for row in range(0, layout.vocabulary, layout.vocabulary // ROW_STEP):
                         file.seek(data + offsets[tensor] + 2 * row * layout.hidden)
                         file.write(as_bytes(values[row : row + layout.hidden]))
                     continue
                 file.seek(data + offsets[tensor])
                 left = torch.Size(shape).numel()
+                # The weights of norms are near one, everything else near zero.
+                centre = 1.0 if len(shape) == 1 and tensor.endswith("weight") else 0.0
                 while left:
-                    block = values[:left] + centre(tensor, shape)
+                    block = values[:left] + centre
                     file.write(as_bytes(block))
                     left -= len(block)
     index = {"metadata": {}, "weight_map": weight_map}
@@ -263,75 +228,56 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--gigabytes", default=3.0, show_default=True, help="Size of the safetensors; 0 skips them.")
-@click.option("--bin-gigabytes", default=1.5, show_default=True, help="Size of the .bin files; 0 skips them.")
-@click.option("--shards", default=3, show_default=True, help="Files in each checkpoint.")
-@click.option("--repeats", default=5, show_default=True, help="Runs of each command.")
-@report.common(gigabytes=0.15, bin_gigabytes=0.15, repeats=1)
-def copy(
-    gigabytes: float, bin_gigabytes: float, shards: int, repeats: int, folder: Path | None, write: bool
-) -> None:
-    """Compares conversion with ``cp -r`` (safetensors), and with transformers' load and save (.bin)."""
-    before, sections = report.load(), []
-    with measuring.workplace(folder) as temporary:
-        for suffix, size in {"safetensors": gigabytes, "bin": bin_gigabytes}.items():
-            if size:
-                sections.append(compare(temporary, size, shards, suffix, repeats))
-    report.finish("conversion", "Conversion: time and memory", sections, before, write=write)
-
-
-def compare(folder: Path, gigabytes: float, shards: int, suffix: str, repeats: int) -> str:
-    """Runs the commands of one format in turns; a section of the report."""
-    source, out = folder / "source", folder / "out"
-    layout = replace(LAYOUTS["3GB"], layers=1)
-    layers = round((gigabytes * 1e9 - bytes_of(layout.parts[0])) / bytes_of(layout.layer(0)))
-    write_checkpoint(source, replace(layout, layers=max(1, layers)), shards, suffix)
-    flush(source)
-    commands = COPYING[suffix]
-    runs: dict[str, list[tuple[Cost, float]]] = {name: [] for name in commands}
-    for _, name in measuring.turns(list(commands), repeats):
-        for path in source.iterdir():  # into the page cache
-            with path.open("rb", buffering=0) as file:
-                while file.read(8 << 20):
-                    pass
-        started = time.perf_counter()
-        cost = watch(commands[name], source=source, out=out)
-        flush(out)
-        runs[name].append((cost, time.perf_counter() - started))
-        shutil.rmtree(out)
-        report.say(f"{suffix}: {name}: {cost.seconds:.2f} s, on disk {runs[name][-1][1]:.2f} s")
-    sizes = [path.stat().st_size for path in source.glob(f"*.{suffix}")]
-    shutil.rmtree(source)
+@click.option("--layout", type=click.Choice(list(LAYOUTS)), default="3GB", show_default=True)
+@report.numbers(repeats=5)
+@report.common(layout="tiny", repeats=1)
+def copy(layout: str, repeats: int, write: bool) -> None:
+    """Compares conversion with ``cp -r``."""
+    before = report.load()
+    runs: dict[str, list[tuple[Cost, float]]] = {name: [] for name in COPYING}
+    with measuring.workplace() as temporary:
+        source, out = temporary / "source", temporary / "out"
+        write_checkpoint(source, LAYOUTS[layout], holes=False)
+        flush(source)
+        sizes = [path.stat().st_size for path in source.glob("*.safetensors")]
+        for _, name in measuring.turns(list(COPYING), repeats):
+            for path in source.iterdir():  # into the page cache
+                with path.open("rb", buffering=0) as file:
+                    while file.read(8 << 20):
+                        pass
+            started = time.perf_counter()
+            cost = watch(COPYING[name], source=source, out=out)
+            flush(out)
+            runs[name].append((cost, time.perf_counter() - started))
+            shutil.rmtree(out)
+            report.say(f"{name}: {cost.seconds:.2f} s, on disk {runs[name][-1][1]:.2f} s")
     rows, base = [], None
     for name, found in runs.items():
         returned = statistics.median(cost.seconds for cost, _ in found)
         stored = statistics.median(each for _, each in found)
         base = base or (returned, stored)
         peaks = [max(cost.resident for cost, _ in found), max(cost.anonymous for cost, _ in found)]
-        row = [
-            name,
-            f"{returned:.2f}",
-            f"{returned / base[0]:.2f}x",
-            f"{stored:.2f}",
-            f"{stored / base[1]:.2f}x",
-        ]
+        row = [name, f"{returned:.2f}", report.ratio(returned, base[0])]
+        row += [f"{stored:.2f}", report.ratio(stored, base[1])]
         rows.append([*row, *("-" if "cp -r" in name else f"{peak / 1e6:.0f}" for peak in peaks)])
     head = ["command", "s, returned", "ratio", "s, on disk", "ratio", "peak resident MB", "peak anonymous MB"]
-    return (
-        f"`.{suffix}`: {sum(sizes) / 1e9:.2f} GB in {len(sizes)} files; medians of {repeats} runs in turn, "
-        f"ratios to the first line, the largest peaks:\n\n{report.table(head, rows)}"
-    )
+    sections = [
+        f"{sum(sizes) / 1e9:.2f} GB in {len(sizes)} files; medians of {repeats} runs in turn, ratios to the "
+        "first line, the largest peaks:",
+        report.table(head, rows),
+    ]
+    report.finish("conversion", "Conversion: time and memory", sections, before, write=write)
 
 
 @main.command()
 @click.option("--layouts", default="3GB,30GB,350GB", show_default=True, help="Layouts to measure.")
-@click.option("--repeats", default=2, show_default=True, help="Runs of each command.")
+@report.numbers(repeats=2)
 @report.common(layouts="tiny", repeats=1)
-def size(layouts: str, repeats: int, folder: Path | None, write: bool) -> None:
+def size(layouts: str, repeats: int, write: bool) -> None:
     """Runs the same commands on checkpoints of very different sizes, whose files have holes."""
     before, said = report.load(), []
     found: dict[str, dict[str, Cost]] = {}
-    with measuring.workplace(folder) as temporary:
+    with measuring.workplace() as temporary:
         for name in layouts.split(","):
             place = temporary / name
             place.mkdir()
@@ -356,7 +302,7 @@ def size(layouts: str, repeats: int, folder: Path | None, write: bool) -> None:
 def measure_size(name: str, folder: Path, repeats: int) -> tuple[str, dict[str, Cost]]:
     """A description of the layout; and for every command, the fastest time and the largest peaks."""
     source, out, layout = folder / "source", folder / "out", LAYOUTS[name]
-    write_with_holes(source, layout)
+    write_checkpoint(source, layout, holes=True)
     sizes = {path.name: path.stat().st_size for path in sorted(source.glob("*.safetensors"))}
     total = sum(sizes.values())
     costs = {}
@@ -366,11 +312,6 @@ def measure_size(name: str, folder: Path, repeats: int) -> tuple[str, dict[str, 
         runs = []
         for _ in range(repeats):
             runs.append(watch(command, source=source, out=out))
-            if out.exists() and "--dtype" not in command:
-                copied = {path.name: path.stat().st_size for path in sorted(out.glob("*.safetensors"))}
-                last = list(sizes)[-1]
-                if copied != sizes or (out / last).read_bytes() != (source / last).read_bytes():
-                    raise click.ClickException(f"{title}: the weights differ from the source's")
             shutil.rmtree(out, ignore_errors=True)
         seconds, resident, anonymous, _ = zip(*runs, strict=True)
         costs[title] = Cost(min(seconds), max(resident), max(anonymous), "")
@@ -378,53 +319,45 @@ def measure_size(name: str, folder: Path, repeats: int) -> tuple[str, dict[str, 
     shutil.rmtree(source)
     words = (
         f"**{name}**: {total / 1e9:.1f} GB in {len(sizes)} files, the largest "
-        f"{max(sizes.values()) / 1e9:.2f} GB; {total / 2e9:.1f} billion parameters, {layout.layers} layers of "
-        f"{layout.hidden} channels and {layout.heads} heads"
+        f"{max(sizes.values()) / 1e9:.2f} GB; {total / 2e9:.1f} billion parameters, {layout.layers} layers "
+        f"of {layout.hidden} channels and {layout.heads} heads"
     )
     return words, costs
 
 
 @main.command()
-@click.option("--length", default=8192, show_default=True, help="Target length in tokens.")
-@click.option("--layers", default=BLOOM_1B7.layers, show_default=True)
-@click.option("--vocabulary", default=BLOOM_1B7.vocabulary, show_default=True)
-@click.option("--steps", default=2, show_default=True)
-@click.option("--dtype", default="bf16", show_default=True)
+@report.numbers(length=8192, layers=BLOOM_1B7.layers, vocabulary=BLOOM_1B7.vocabulary, steps=2)
 @report.common(length=256, layers=1, vocabulary=512, steps=1)
-def fit(length: int, steps: int, dtype: str, folder: Path | None, write: bool, **sizes: int) -> None:
+def fit(length: int, steps: int, write: bool, **sizes: int) -> None:
     """Measures what a fit allocates beside what it states; its slopes mean nothing here."""
     sys.path.append(str(report.ROOT / "examples"))
     from text_task import build_tokenizer, read_corpus
 
     before, layout = report.load(), replace(BLOOM_1B7, **sizes)
-    with measuring.workplace(folder) as temporary:
+    with measuring.workplace() as temporary:
         model = temporary / "model"
-        write_checkpoint(model, layout, 1, "safetensors")
+        write_checkpoint(model, layout, holes=False)
         build_tokenizer().save(str(model / "tokenizer.json"))
         (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
         text = read_corpus().training[: WINDOWS * length]
         (temporary / "text.txt").write_text(text, encoding="utf-8", newline="\n")
         command = [*CLI, "fit", "model", "--target-length", str(length), "--text", "text.txt"]
         command += ["--train-length", str(min(2048, length // 2)), "--steps", str(steps), "--minutes", "600"]
-        command += ["--dtype", dtype, "--device", "cpu", "--out", "out"]
+        command += ["--dtype", "bf16", "--device", "cpu", "--out", "out"]
         cost = watch(command, temporary, right="no fitted slopes are better")
     found = STATED.search(cost.printed)
     if found is None:
         raise click.ClickException(f"fit did not state its memory:\n{cost.printed}")
-    weights, step = float(found[1]) * UNITS[found[2]], float(found[3]) * UNITS[found[4]]
     rows = [
-        ["weights, stated", f"{weights / 1e9:.1f}"],
-        ["a step, stated", f"{step / 1e9:.1f}"],
-        [
-            "the whole process without the weights, which are mapped; peak measured",
-            f"{cost.anonymous / 1e9:.1f}",
-        ],
+        ["weights, stated", found[1]],
+        ["a step, stated", found[2]],
+        ["peak measured, without the mapped weights", f"{cost.anonymous / 1e9:.1f} GB"],
     ]
     sections = [
         f"BLOOM's layout with {layout.layers} layers of {layout.hidden} channels, {layout.heads} heads and a "
-        f"vocabulary of {layout.vocabulary}, {dtype}, on the CPU: `fit --target-length {length}` with "
+        f"vocabulary of {layout.vocabulary}, bf16, on the CPU: `fit --target-length {length}` with "
         f"{steps} steps and {WINDOWS} windows took {cost.seconds:.0f} s in all.",
-        report.table(["", "GB"], rows),
+        report.table(["", "memory"], rows),
     ]
     report.finish("fit_size", "Memory of a fit", sections, before, write=write)
 

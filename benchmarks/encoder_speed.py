@@ -6,18 +6,18 @@
 The model is a JinaBERT with random weights, by default of the base model's size. For each length there are
 texts with a quarter of that many tokens up to all of them. Every side embeds the same texts in batches of
 the same size, and pools by the mean. Each run is a process of its own, and the sides take turns; the tables
-show medians, and ratios of runs of the same turn.
+show medians.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ import measuring
 import numpy as np
 import report
 import torch
-from report import number, say
+from measuring import Cell, Measured
+from report import ratio
 
 VOCABULARY = 30528
 START, FIRST_WORD, WORDS = 1, 1000, 1024
@@ -37,21 +38,16 @@ CODE = "jina-present"
 """The original in original_code.py. It passes the whole bias to torch's fused kernel, as the mask."""
 TOLERANCE = 1e-4
 """Largest difference between the vectors of two sides in float32, relative to the largest number in them."""
-CONVERTED, UNSORTED, SENTENCES = (
-    f"converted, {way}" for way in ("sorted", "unsorted", "sentence-transformers")
-)
-BERT, ORIGINAL, GRAPH = "BERT, sentence-transformers", "original code", "ONNX, float32"
+CONVERTED, UNSORTED = "converted, sorted", "converted, unsorted"
+BERT, ORIGINAL, GRAPH = "BERT", "original code", "ONNX, float32"
 QUANTISED = {"ONNX, int8": ("int8", "model_quantized.onnx"), "ONNX, w8a8": ("w8a8", "model_int8.onnx")}
 """Side -> the graph's dtype, and its file in the folder ``onnx``."""
-PACKAGES = ("onnxruntime", "sentence-transformers")
+PACKAGES = ("onnxruntime",)
 
 Texts = Sequence[Sequence[int]]
 """The token ids of each text."""
 Embed = Callable[[Texts, int], np.ndarray]
 """Texts and the number of them in a batch -> vectors [texts, hidden], in the order of the texts."""
-
-
-# --- one side, in a process of its own
 
 
 @dataclass(frozen=True)
@@ -67,30 +63,18 @@ class Job:
     rows: int
     """Texts in a batch."""
     threads: int
-    vectors: str
-    """The file that the vectors are saved to."""
     ordered: bool = False
     """Sort the texts by length first, so that those in a batch have similar lengths."""
     code: str = ""
     """The folder with the original code's repositories."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of all texts."""
-
-    seconds: float = 0.0
-    extra: int = 0
-    """Bytes at the peak beyond those of the loaded model."""
-    peak: int = 0
-    """Bytes of the whole process at the peak."""
-    failure: str | None = None
-
-
 def converted(job: Job) -> Embed:
+    """A model as ``AutoModel`` loads it."""
     from transformers import AutoModel
 
-    model = AutoModel.from_pretrained(job.model, trust_remote_code=True).eval()
+    options = {} if Path(job.model).name == "bert" else {"trust_remote_code": True}
+    model = AutoModel.from_pretrained(job.model, **options).eval()
     return in_batches(lambda ids, mask: model(ids, attention_mask=mask).last_hidden_state, job.ordered)
 
 
@@ -102,35 +86,25 @@ def original(job: Job) -> Embed:
     return in_batches(lambda ids, mask: run(ids, mask, None)[0], job.ordered)
 
 
-def sentence_transformers(job: Job) -> Embed:
-    """``encode``, which sorts texts by their length; its time includes that of the tokenizer."""
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(job.model, trust_remote_code=True, device="cpu")
-
-    def embed(texts: Texts, rows: int) -> np.ndarray:
-        # The tokenizer puts the first token there.
-        words = [" ".join(f"w{token}" for token in text[1:]) for text in texts]
-        vectors: np.ndarray = model.encode(words, batch_size=rows, show_progress_bar=False)
-        return vectors
-
-    return embed
-
-
-def graph(job: Job) -> Embed:
-    """A pooled graph in onnxruntime, with the settings that the docs advise."""
+def session(graph: Path, threads: int = 1) -> Any:
+    """With the settings that the docs advise."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    options.intra_op_num_threads, options.inter_op_num_threads = job.threads, 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4  # lack of memory is shown in the table
-    session = onnxruntime.InferenceSession(job.model, options, ["CPUExecutionProvider"])
-    names = {value.name for value in session.get_inputs()}
+    return onnxruntime.InferenceSession(str(graph), options, ["CPUExecutionProvider"])
+
+
+def graph(job: Job) -> Embed:
+    """A pooled graph in onnxruntime."""
+    opened = session(Path(job.model), job.threads)
+    names = {value.name for value in opened.get_inputs()}
 
     def pooled(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        vectors: np.ndarray = session.run(["sentence_embedding"], {name: feed[name] for name in names})[0]
+        vectors: np.ndarray = opened.run(["sentence_embedding"], {name: feed[name] for name in names})[0]
         return vectors
 
     return batched(pooled, job.ordered)
@@ -139,7 +113,6 @@ def graph(job: Job) -> Embed:
 SIDES: dict[str, Callable[[Job], Embed]] = {
     "converted": converted,
     "original": original,
-    "sentence-transformers": sentence_transformers,
     "graph": graph,
 }
 
@@ -177,13 +150,14 @@ def batched(pooled: Callable[[np.ndarray, np.ndarray], np.ndarray], ordered: boo
     return embed
 
 
-def measure_job(job: Job) -> Run:
-    """Runs all texts once, and saves their vectors."""
+def measure_job(job: Job) -> Cell:
+    """Runs all texts once; the cell has their vectors as its logits."""
     measuring.limit_memory()
     torch.set_num_threads(job.threads)
     texts = json.loads(Path(job.texts).read_text(encoding="utf-8"))
     words = np.arange(FIRST_WORD, FIRST_WORD + WORDS).reshape(WARM_UP_ROWS, -1).tolist()
-    try:
+    cell = Cell()
+    with measuring.noting_failure(cell.prompt):
         embed = SIDES[job.side](job)
         embed([[START, *row] for row in words], WARM_UP_ROWS)
         before = measuring.start_peak()
@@ -191,13 +165,10 @@ def measure_job(job: Job) -> Run:
         clock = time.process_time if job.threads == 1 else time.perf_counter
         started = clock()
         vectors = embed(texts, job.rows)
-        seconds = clock() - started
-    except Exception as error:  # onnxruntime's exceptions have no common base class
-        if not measuring.lacks_memory(error):
-            raise
-        return Run(failure="out of memory")
-    np.save(job.vectors, vectors)
-    return Run(seconds, measuring.peak() - before, measuring.peak())
+        cell.prompt.seconds.append(clock() - started)
+        cell.resident = measuring.peak()
+        cell.prompt.extra, cell.logits = cell.resident - before, [vectors]
+    return cell
 
 
 # --- all sides
@@ -215,6 +186,8 @@ class Setup:
     inner: int
     threads: int
     longest: int
+    batch_tokens: int
+    batches: int
     quantised: bool
     original_python: str | None
     original_code: Path | None
@@ -226,8 +199,7 @@ class Setup:
         sides: dict[str, Mapping[str, Any]] = {
             CONVERTED: {"side": "converted", "model": model, "ordered": True},
             UNSORTED: {"side": "converted", "model": model},
-            SENTENCES: {"side": "sentence-transformers", "model": model},
-            BERT: {"side": "sentence-transformers", "model": str(self.folder / "bert")},
+            BERT: {"side": "converted", "model": str(self.folder / "bert"), "ordered": True},
             GRAPH: {"side": "graph", "model": f"{model}/model.onnx", "ordered": True},
         }
         for side, (_, file) in QUANTISED.items() if self.quantised else ():
@@ -236,31 +208,6 @@ class Setup:
             source, code = str(self.folder / "source"), str(self.original_code)
             sides[ORIGINAL] = {"side": "original", "model": source, "ordered": True, "code": code}
         return sides
-
-
-@dataclass
-class Cell:
-    """One side at one length."""
-
-    runs: list[Run] = field(default_factory=list)
-    """The run of each turn."""
-    vectors: np.ndarray | None = None
-    """float32 [texts, hidden]."""
-    failure: str | None = None
-
-    def median(self, of: str) -> float:
-        return statistics.median(getattr(run, of) for run in self.runs)
-
-    def ratio(self, other: Cell, of: str) -> str:
-        """How many times ``other`` this is, by the median of the turns that both have."""
-        pairs = list(zip(self.runs, other.runs, strict=False))
-        if self.failure or other.failure or not pairs:
-            return "-"
-        return f"{statistics.median(getattr(a, of) / (getattr(b, of) or 1) for a, b in pairs):.2f}x"
-
-
-Results = dict[int, dict[str, Cell]]
-"""Length -> side -> measurements."""
 
 
 def prepare(setup: Setup) -> None:
@@ -275,8 +222,7 @@ def prepare(setup: Setup) -> None:
         inner=setup.inner,
         longest=setup.longest,
     )
-    for folder in (setup.folder / "source", setup.folder / "bert"):
-        complete(folder, setup)
+    pool_by_mean(setup.folder / "source")
     model = setup.folder / "model"
     convert(setup.folder / "source", model, method="none", verify=False)
     export(model, OnnxOptions(pooled=True, validate=False))
@@ -301,28 +247,13 @@ def make_models(folder: Path, *, heads: int, layers: int, hidden: int, inner: in
     )
 
 
-def complete(folder: Path, setup: Setup) -> None:
-    """Adds the tokenizer and the files of sentence-transformers, with pooling by the mean."""
-    from tests import tiny
-
-    tiny.tokenizer(folder, VOCABULARY)
-    file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text(encoding="utf-8"))
-    # As the published tokenizers of encoders.
-    settings |= {"padding_side": "right", "model_max_length": setup.longest}
-    file.write_text(json.dumps(settings), encoding="utf-8")
+def pool_by_mean(folder: Path) -> None:
+    """Adds what sentence-transformers says of pooling, for the graphs."""
     (folder / "1_Pooling").mkdir()
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for index, (path, kind) in enumerate({"": "Transformer", "1_Pooling": "Pooling"}.items())
-    ]
-    pooling = {"word_embedding_dimension": setup.heads * setup.head_dim, "pooling_mode_mean_tokens": True}
-    for name, content in {
-        "modules.json": modules,
-        "sentence_bert_config.json": {"max_seq_length": setup.longest, "do_lower_case": False},
-        "1_Pooling/config.json": pooling,
-    }.items():
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    modules = {"": "Transformer", "1_Pooling": "Pooling"}
+    kinds = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in modules.items()]
+    (folder / "modules.json").write_text(json.dumps(kinds), encoding="utf-8")
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode": "mean"}', encoding="utf-8")
 
 
 def make_texts(length: int, count: int) -> list[list[int]]:
@@ -340,57 +271,31 @@ def padding(lengths: Sequence[int], rows: int) -> float:
     return 1 - sum(lengths) / sum(max(batch) * len(batch) for batch in batches)
 
 
-def run(setup: Setup, side: str, texts: Path, rows: int) -> tuple[Run, np.ndarray | None]:
-    """Embeds the texts once, in a new process; also returns the vectors.
-
-    Raises:
-        SystemExit: it failed, and not for lack of memory.
-    """
-    vectors = setup.folder / "vectors.npy"
-    own = setup.sides[side]
-    job = Job(texts=str(texts), rows=rows, threads=setup.threads, vectors=str(vectors), **own)
-    python = setup.original_python if side == ORIGINAL else sys.executable
-    words = [str(python), __file__, "--job", json.dumps(asdict(job))]
+def measure(setup: Setup, side: str, length: int) -> Cell:
+    """Embeds the texts of a length once; call it in a fresh process."""
+    rows = max(1, setup.batch_tokens // length)
+    file = setup.folder / f"texts-{length}.json"
+    file.write_text(json.dumps(make_texts(length, setup.batches * rows)), encoding="utf-8")
+    job = Job(texts=str(file), rows=rows, threads=setup.threads, **setup.sides[side])
+    if side != ORIGINAL:
+        return measure_job(job)
+    words = [str(setup.original_python), __file__, "--job", json.dumps(asdict(job))]
     done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode == -9:  # killed in spite of the limit
-        return Run(failure="out of memory"), None
     if done.returncode:
-        raise SystemExit(f"{side}:\n{done.stderr}")
-    found = Run(**json.loads(done.stdout.strip().splitlines()[-1]))
-    return found, None if found.failure else np.load(vectors)
-
-
-def measure(
-    setup: Setup, texts: Mapping[int, Texts], rows: Mapping[int, int], repeats: int, limit: float
-) -> Results:
-    """Runs all sides in turns at each length; no new turn of a length starts after ``limit`` seconds."""
-    results: Results = {}
-    failures: dict[str, str] = {}
-    for length, known in texts.items():
-        file = setup.folder / f"texts-{length}.json"
-        file.write_text(json.dumps(known), encoding="utf-8")
-        # Longer texts would fail too.
-        cells = results[length] = {side: Cell(failure=failures.get(side)) for side in setup.sides}
-        for turn, side in measuring.turns(list(cells), repeats, limit):
-            cell = cells[side]
-            if not cell.failure:
-                found, cell.vectors = run(setup, side, file, rows[length])
-                cell.runs += [] if found.failure else [found]
-                if found.failure:
-                    failures[side] = cell.failure = found.failure
-                said = found.failure or f"{number(found.seconds)} s, {found.extra / 1e6:.0f} MB"
-                say(f"{length} tokens, turn {turn}, {side}: {said}")
-    return results
+        raise click.ClickException(f"{side}:\n{done.stderr}")
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    vectors = [np.array(each, np.float32) for each in found.pop("logits")]
+    return Cell(Measured(**found.pop("prompt")), Measured(**found.pop("token")), vectors, **found)
 
 
 def difference(cell: Cell, other: Cell) -> float | None:
     """Largest difference of the vectors, relative to the largest number in ``other``'s."""
-    if cell.vectors is None or other.vectors is None:
+    if cell.failure or other.failure:
         return None
-    return float(np.abs(cell.vectors - other.vectors).max() / np.abs(other.vectors).max())
+    return measuring.difference(other.logits[0], cell.logits[0])
 
 
-def check(results: Results) -> None:
+def check(results: Mapping[int, Mapping[str, Cell]]) -> None:
     """Fails if two sides with the same weights in float32 have different vectors."""
     for length, cells in results.items():
         for side, cell in cells.items():
@@ -403,34 +308,21 @@ def rows_of(cells: Mapping[str, Cell], count: int) -> Iterator[list[str]]:
     """The lines of a length's table, one for each side; ``count`` is the number of texts."""
     base = cells[CONVERTED]
     for side, cell in cells.items():
-        if cell.failure:
-            yield [side, cell.failure, *["-"] * 5]
-            continue
         gap = None if side == BERT else difference(cell, base)
         yield [
             side,
-            number(count / cell.median("seconds")),
-            cell.ratio(base, "seconds"),
-            f"{cell.median('extra') / 1e6:.0f}",
-            cell.ratio(base, "extra"),
-            f"{cell.median('peak') / 1e6:.0f}",
+            cell.failure or ratio(count, cell.prompt.median).rstrip("x"),
+            ratio(cell.prompt.median, base.prompt.median),
+            *(cell.prompt.megabytes, ratio(cell.prompt.extra, base.prompt.extra)),
+            f"{cell.resident / 1e6:.0f}",
             "-" if gap is None else f"{gap:.0e}",
         ]
 
 
 @click.command(help=__doc__)
-@click.option("--layers", default=12, show_default=True)
-@click.option("--heads", default=12, show_default=True)
-@click.option("--head-dim", default=64, show_default=True)
-@click.option("--inner", default=3072, show_default=True, help="Width of the feed-forward layers.")
+@report.numbers(layers=12, heads=12, head_dim=64, inner=3072, threads=1, repeats=3, seconds=1800.0)
+@report.numbers(batch_tokens=16384, batches=2)
 @report.lengths("128,512,2048,8192")
-@click.option("--batch-tokens", default=16384, show_default=True, help="A batch has this / length texts.")
-@click.option("--batches", default=2, show_default=True, help="Batches of each length.")
-@click.option("--threads", default=1, show_default=True)
-@click.option("--repeats", default=3, show_default=True, help="Turns of each side.")
-@click.option(
-    "--seconds", default=1800.0, show_default=True, help="Start no new turn of a length after this."
-)
 @click.option("--quantised", is_flag=True, help="Measure the graphs of 8 bits too.")
 @click.option("--original-python", help="Python of originals.py's environment; with --original-code.")
 @click.option(
@@ -439,38 +331,30 @@ def rows_of(cells: Mapping[str, Cell], count: int) -> Iterator[list[str]]:
     help="Folder with the code that originals.py --setup fetches.",
 )
 @report.common(layers=1, heads=2, head_dim=16, inner=32, lengths="16,32", batch_tokens=64, repeats=1)
-def main(
-    lengths: list[int],
-    batch_tokens: int,
-    batches: int,
-    repeats: int,
-    seconds: float,
-    folder: Path | None,
-    write: bool,
-    **options: Any,
-) -> None:
+def main(lengths: list[int], repeats: int, seconds: float, write: bool, **options: Any) -> None:
     if bool(options["original_python"]) != bool(options["original_code"]):
         raise click.UsageError("--original-python and --original-code go together")
     before = report.load()
-    rows = {length: max(1, batch_tokens // length) for length in lengths}
-    texts = {length: make_texts(length, batches * rows[length]) for length in lengths}
-    with measuring.workplace(folder, options["threads"]) as temporary:
+    with measuring.workplace(options["threads"]) as temporary:
         setup = Setup(temporary, longest=max(lengths), **options)
         measuring.fresh(prepare, setup)
-        results = measure(setup, texts, rows, repeats, seconds)
+        sides = list(setup.sides)
+        results = measuring.in_turns(partial(measure, setup), sides, lengths, repeats, seconds)
         check(results)
     sections = [
         f"JinaBERT, {setup.heads} heads x {setup.head_dim}, {setup.layers} layers, feed-forward layers of "
-        f"{setup.inner}, float32, not scaled, {setup.threads} CPU thread(s). *x* compares with the first line. "
-        "*Difference*: of the vectors, relative to the largest number in those of the first line."
+        f"{setup.inner}, float32, not scaled, {setup.threads} CPU thread(s). *x* compares with the first "
+        "line. *Difference*: of the vectors, relative to the largest number in those of the first line."
     ]
     for length, cells in results.items():
-        sizes, count = [len(text) for text in texts[length]], len(texts[length])
-        empty = [padding(some, rows[length]) for some in (sizes, sorted(sizes, reverse=True))]
+        rows = max(1, setup.batch_tokens // length)
+        sizes = [len(text) for text in make_texts(length, setup.batches * rows)]
+        empty = [padding(some, rows) for some in (sizes, sorted(sizes, reverse=True))]
         head = [f"up to {length} tokens", "texts/s", "x", "extra MB", "x", "peak MB", "difference"]
         sections.append(
-            f"{count} texts in batches of {rows[length]}; {empty[0]:.0%} padding, sorted {empty[1]:.0%}; "
-            f"{len(cells[CONVERTED].runs)} turn(s):\n\n{report.table(head, rows_of(cells, count))}"
+            f"{len(sizes)} texts in batches of {rows}; {empty[0]:.0%} padding, sorted {empty[1]:.0%}; "
+            f"{len(cells[CONVERTED].prompt.seconds)} turn(s):\n\n"
+            + report.table(head, rows_of(cells, len(sizes)))
         )
     title = "A converted encoder beside others"
     report.finish("encoder_speed-cpu", title, sections, before, PACKAGES, write=write)
@@ -478,6 +362,7 @@ def main(
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--job"]:
-        print(f"\n{json.dumps(asdict(measure_job(Job(**json.loads(sys.argv[2])))))}", flush=True)
+        found = asdict(measure_job(Job(**json.loads(sys.argv[2]))))
+        print(f"\n{json.dumps(found, default=np.ndarray.tolist)}", flush=True)
     else:
         main()

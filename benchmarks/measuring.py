@@ -21,9 +21,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import report  # it makes this checkout's converter the one that is imported
 import torch
 
@@ -31,6 +33,7 @@ T = TypeVar("T")
 STOCK = "stock"
 WARM_UP, STEPS = 8, 16
 """Decoded tokens that are not timed, and that are; a prompt to warm up has as many tokens as the first."""
+NO_MEMORY = "out of memory"
 HEADROOM = 2 << 30
 """Bytes of free memory that a run on the CPU leaves for other processes."""
 
@@ -98,14 +101,37 @@ class Cell:
 
     prompt: Measured = field(default_factory=Measured)
     token: Measured = field(default_factory=Measured)
-    logits: list[Any] = field(default_factory=list)
-    """After the prompt and after the last decoded token, each float32 [vocabulary]."""
+    logits: list[np.ndarray] = field(default_factory=list)
+    """float32 [vocabulary], after the prompt and, of graphs, after the last decoded token."""
     resident: int = 0
     """Bytes of the process at its peak, weights included."""
 
     @property
     def failure(self) -> str | None:
         return self.prompt.failure or self.token.failure
+
+    def add(self, turn: Cell) -> None:
+        """Adds what another turn took."""
+        for mine, its in ((self.prompt, turn.prompt), (self.token, turn.token)):
+            mine.seconds += its.seconds
+        self.prompt.extra = max(self.prompt.extra or 0, turn.prompt.extra or 0)
+        self.logits, self.resident = turn.logits, max(self.resident, turn.resident)
+
+    def columns(self, base: Cell | None = None) -> list[str]:
+        """The texts for ``COLUMNS``; ratios are this divided by ``base``."""
+        base = base or Cell()
+        return [
+            *(self.prompt.milliseconds, report.ratio(self.prompt.median, base.prompt.median)),
+            *(self.prompt.megabytes, report.ratio(self.prompt.extra, base.prompt.extra)),
+            *(self.token.milliseconds, report.ratio(self.token.median, base.token.median)),
+        ]
+
+
+COLUMNS = ["prefill ms", "ratio", "extra MB", "ratio", "decoding ms", "ratio"]
+SAID = f"""\
+*Prefill*: one row, a mask of ones, logits of the last token, the cache kept. *Extra*: memory at its peak
+beyond what was in use before; it includes the cache. *Decoding*: one token over a cache of that length; the
+median of {STEPS} in each run."""
 
 
 # --- the models
@@ -191,19 +217,46 @@ def random_cache(setup: Setup, model: Any, length: int) -> Any:
     return cache
 
 
-def difference(right: torch.Tensor, found: torch.Tensor) -> float:
-    """Largest difference, relative to the largest logit."""
-    return float((right - found).abs().max() / right.abs().max())
+@torch.inference_mode()
+def measure_model(setup: Setup, model: Any, length: int, cell: Cell, runs: int = 1) -> None:
+    """Times prompts, after one for the memory and the logits, and tokens over a random cache."""
+    ids = tokens(setup, length)
+    with noting_failure(cell.prompt):
+        if setup.device == "cpu":
+            before = start_peak()
+            logits = prefill(model, ids)
+            cell.prompt.extra = peak() - before
+        else:
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            logits = prefill(model, ids)
+            cell.prompt.extra = torch.cuda.max_memory_allocated() - before
+        cell.logits.append(logits.cpu().numpy())
+        for _ in turns([model], runs, seconds=2.0):
+            cell.prompt.seconds.append(timed(setup.device, partial(prefill, model, ids))[0])
+    if cell.failure:
+        return
+    with noting_failure(cell.token):
+        cache, ids = random_cache(setup, model, length), tokens(setup, WARM_UP + STEPS)
+        for step in range(WARM_UP + STEPS):
+            call = partial(decode, model, ids[:, step, None], length + step, cache)
+            taken, _ = timed(setup.device, call)
+            cell.token.seconds += [taken] if step >= WARM_UP else []
+
+
+def difference(right: np.ndarray, found: np.ndarray) -> float:
+    """Largest difference, relative to the largest number in ``right``."""
+    return float(np.abs(right - found).max() / np.abs(right).max())
 
 
 # --- processes and turns
 
 
 @contextlib.contextmanager
-def workplace(folder: Path | None, threads: int = 1) -> Iterator[Path]:
+def workplace(threads: int = 1) -> Iterator[Path]:
     """A folder for temporary files, and what processes read when they start; SIGTERM removes the folder."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:
+    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-") as temporary:
         # transformers caches a repository's code by name; a new cache is never stale.
         os.environ["HF_MODULES_CACHE"] = str(Path(temporary, "modules"))
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -219,14 +272,6 @@ def fresh(function: Callable[..., T], *args: Any) -> T:
         return pool.submit(function, *args).result()
 
 
-def measured_fresh(function: Callable[..., Measured], *args: Any) -> Measured:
-    """``fresh``, for a process that may be killed for lack of memory."""
-    try:
-        return fresh(function, *args)
-    except BrokenProcessPool:  # in spite of its limit
-        return Measured(failure="out of memory")
-
-
 def turns(sides: Sequence[T], repeats: int, seconds: float = float("inf")) -> Iterator[tuple[int, T]]:
     """Each side once a turn, in an order drawn anew; no turn but the first starts after ``seconds``."""
     started, order = time.monotonic(), random.Random(0)
@@ -237,11 +282,43 @@ def turns(sides: Sequence[T], repeats: int, seconds: float = float("inf")) -> It
             yield turn, side
 
 
-def prepare_process(setup: Setup) -> None:
-    """Sets the number of threads and, for the CPU, a limit on memory."""
-    torch.set_num_threads(setup.threads)
-    if setup.device == "cpu":
-        limit_memory()
+def in_turns(
+    measure: Callable[..., Cell],
+    sides: Sequence[str],
+    lengths: Sequence[int],
+    repeats: int,
+    seconds: float,
+) -> dict[int, dict[str, Cell]]:
+    """Calls ``measure(side, length)`` in a fresh process for each side and turn.
+
+    Lengths rise: a side that lacks memory at one of them is not tried with longer ones.
+
+    Returns:
+        Length -> side -> all measurements of its turns.
+
+    Raises:
+        RuntimeError: a measurement failed, and not for lack of memory.
+    """
+    results = {length: {side: Cell() for side in sides} for length in lengths}
+    failures: dict[str, str] = {}
+    for length, cells in results.items():
+        for turn, side in turns(sides, repeats, seconds):
+            cell = cells[side]
+            if side in failures:
+                cell.prompt.failure = failures[side]
+                continue
+            try:
+                found = fresh(measure, side, length)
+            except BrokenProcessPool:  # killed in spite of its limit
+                found = Cell(Measured(failure=NO_MEMORY))
+            if found.failure not in (None, NO_MEMORY):
+                raise RuntimeError(f"{side}, {length} tokens: {found.prompt.reason or found.token.reason}")
+            if found.failure:
+                failures[side] = cell.prompt.failure = found.failure
+            else:
+                cell.add(found)
+            report.say(f"{length} tokens, turn {turn + 1}, {side}: {' | '.join(found.columns())}")
+    return results
 
 
 def release() -> None:
@@ -276,7 +353,7 @@ def noting_failure(measured: Measured) -> Iterator[None]:
         yield
     except Exception as error:  # torch's and onnxruntime's exceptions have no common base class
         measured.reason = str(error).partition("\n")[0][:200]
-        measured.failure = "out of memory" if lacks_memory(error) else "fails"
+        measured.failure = NO_MEMORY if lacks_memory(error) else "fails"
         report.say(f"{measured.failure}: {measured.reason}")
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/on_gpu.py
     python benchmarks/on_gpu.py --device cpu                # a trial, in a minute or two
-    python benchmarks/on_gpu.py --parts attention,graphs --minutes 5
+    python benchmarks/on_gpu.py --part attention --part graphs --minutes 5
 
 Each part runs in a process of its own, gets a share of the time, and writes its result file again and again
 as it goes. So a part that crashes or hangs loses nothing of the others, and little of its own.
@@ -32,9 +32,7 @@ PARTS = {"tests": 70, "attention": 210, "throughput": 145, "graphs": 135, "encod
 """Part, a module in ``gpu/`` -> its share of the time. What a part leaves is divided among those after it."""
 PACKAGES = ("accelerate", "flash-attn", "kernels", "onnxruntime", "onnxruntime-gpu", "triton", "vllm")
 SPARE, LATE = 25.0, 4.0
-"""Seconds that are not divided: starting, and ending parts; seconds after its time at which a part is ended."""
-MEMORY_DISK, ROOM = Path("/dev/shm"), 40 << 30
-"""Temporary files go to the first, which is memory, if this many bytes are free there."""
+"""Seconds that are not divided, for starting and ending; seconds after its time at which a part is ended."""
 TRIAL = "A trial on the CPU with tiny sizes: it shows that the parts run, and nothing about a GPU."
 
 
@@ -74,42 +72,29 @@ def ended(process: multiprocessing.process.BaseProcess, seconds: float) -> str |
     return "failed; its result says what" if code else None
 
 
-def chosen(_: click.Context, __: click.Parameter, value: str) -> list[str]:
-    parts = [word for word in value.split(",") if word]
-    if unknown := sorted(set(parts) - set(PARTS)):
-        raise click.BadParameter(f"{', '.join(unknown)}; known are {', '.join(PARTS)}")
-    return parts
-
-
 @click.command(help=__doc__)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
-@click.option("--parts", default=",".join(PARTS), show_default=True, callback=chosen)
+@click.option("--part", "parts", type=click.Choice(list(PARTS)), multiple=True, help="Only this one.")
 @click.option("--minutes", default=9.0, show_default=True, help="The whole run ends within this time.")
-@click.option("--optimum-python", metavar="PATH", help="Python with optimum-onnx; else optimum is left out.")
-@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
 @click.option(
     "--results", type=click.Path(path_type=Path), help="Folder to write to.  [results/; a trial: none]"
 )
 def main(
     device: str,
-    parts: list[str],
+    parts: tuple[str, ...],
     minutes: float,
-    optimum_python: str | None,
-    folder: Path | None,
     results: Path | None,
 ) -> None:
-    started = time.monotonic()
+    started, parts = time.monotonic(), parts or tuple(PARTS)
     if device == "cuda" and not torch.cuda.is_available():
         raise click.ClickException("torch finds no CUDA device; for a trial without one: make gpu DEVICE=cpu")
-    if folder is None and MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM:
-        folder = MEMORY_DISK
     if results is None and device == "cuda":
         results = report.RESULTS
     until = started + 60 * minutes - SPARE
     wrong: dict[str, str] = {}
     os.environ.setdefault("KINETO_LOG_LEVEL", "4")  # torch's profiler reports each start and stop
-    with measuring.workplace(folder, 1 if device == "cpu" else os.cpu_count() or 1) as temporary:
-        base = Settings(device, temporary, results, until, optimum_python)
+    with measuring.workplace(1 if device == "cpu" else os.cpu_count() or 1) as temporary:
+        base = Settings(device, temporary, results, until)
         context = multiprocessing.get_context("spawn")
         for name, part_until in shared(parts, until, [PARTS[name] for name in parts]):
             begun = time.monotonic()

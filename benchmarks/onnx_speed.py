@@ -1,8 +1,7 @@
-"""Time and memory of our ONNX graphs, beside those of other exporters and beside what a machine could do at best.
+"""Time and memory of our ONNX graphs, beside those of other exporters.
 
     python benchmarks/onnx_speed.py graphs --optimum-python PATH
     python benchmarks/onnx_speed.py quantised          # int8, w8a8 and int4
-    python benchmarks/onnx_speed.py profile            # where the time of our graph goes
 
 The others are transformers' own ``OnnxExporter``, quantised with onnxruntime's tools, and optimum-onnx, which
 has its own environment. All graphs have the same random weights and run in the same onnxruntime on the CPU. A
@@ -15,11 +14,9 @@ import json
 import logging
 import math
 import re
-import statistics
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -39,6 +36,8 @@ TOLERANCE = 1e-3
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
 DENORMAL_AS_ZERO = "session.set_denormal_as_zero"
+KEPT = ", denormals kept"
+"""End of a side's name: the graph of the name before it, in onnxruntime's default."""
 PACKAGES = ("onnx", "onnxruntime")
 
 
@@ -61,7 +60,6 @@ GRAPHS = {name: Graph(name) for name in PEERS} | {
     "transformers int8": Graph("transformers-last", "model_quantized.onnx"),
     "transformers int4": Graph("transformers-last", "model_q4.onnx"),
 }
-OURS = [sys.executable, "-m", "converter", "export", "{out}", "--no-validate"]
 TRANSFORMERS = """
 import sys
 import torch
@@ -110,7 +108,8 @@ def export_command(setup: Setup, name: str, optimum_python: str | None) -> list[
     source, out = setup.folder / STOCK, setup.folder / name
     last = name.endswith("-last")
     if Graph(name).is_ours:
-        return [*OURS[:4], str(out), *OURS[5:], *(["--last-logits"] if last else [])]
+        words = [sys.executable, "-m", "converter", "export", str(out), "--no-validate"]
+        return [*words, *(["--last-logits"] if last else [])]
     words = [str(source), str(out)]
     if name == "optimum":
         return [str(optimum_python), "-c", OPTIMUM, *words, OPTIMUM_DTYPES[setup.dtype], setup.device]
@@ -242,25 +241,23 @@ def last(logits: Any) -> np.ndarray:
     return found
 
 
-def measure(setup: Setup, graph: Graph, zero: bool, length: int) -> Cell:
-    """Measures memory with one prompt, and time with another and the tokens after it; needs a fresh process."""
+def measure(setup: Setup, side: str, length: int) -> Cell:
+    """Measures memory with a prompt, and time with another and tokens after it; needs a fresh process."""
     measuring.limit_memory()
     cell = Cell()
     with measuring.noting_failure(cell.prompt):
-        cached = Cached(setup, graph, zero=zero)
+        cached = Cached(setup, GRAPHS[side.removesuffix(KEPT)], zero=not side.endswith(KEPT))
         cached.prompt(tokens(setup, WARM_UP), WARM_UP)  # loads the weights, so they do not count as extra
         ids = tokens(setup, length + WARM_UP + STEPS)
         before = measuring.start_peak()
         cached.prompt(ids[:, :length], ids.shape[1])
         cell.prompt.extra = measuring.peak() - before
-        measure_steps(setup, cached, ids, length, 1, cell)
+        measure_steps(cached, ids, length, 1, cell)
         cell.resident = measuring.peak()
-    if cell.failure == "fails":
-        raise click.ClickException(f"{graph.folder}/{graph.file}: {cell.prompt.reason}")
     return cell
 
 
-def measure_steps(setup: Setup, cached: Cached, ids: np.ndarray, length: int, runs: int, cell: Cell) -> None:
+def measure_steps(cached: Cached, ids: np.ndarray, length: int, runs: int, cell: Cell) -> None:
     """Times some prompts, and then tokens over the cache of the last one."""
     clock = "cpu"  # onnxruntime returns when the logits are there, on a GPU too
     for _ in range(runs):
@@ -274,56 +271,20 @@ def measure_steps(setup: Setup, cached: Cached, ids: np.ndarray, length: int, ru
 
 
 @torch.inference_mode()
-def stock_logits(setup: Setup, length: int, folder: str = STOCK, dtype: str = "float32") -> list[np.ndarray]:
-    """The logits that ``measure`` must find, from the model in torch."""
+def stock_logits(setup: Setup, length: int, dtype: str = "float32") -> list[np.ndarray]:
+    """The logits that ``measure`` must find, from transformers in torch."""
     torch.set_num_threads(setup.threads)
     ids = torch.from_numpy(tokens(setup, length + WARM_UP + STEPS)).to(setup.device)
-    logits = measuring.load(setup, folder, dtype)(ids, use_cache=False).logits[0].float().cpu()
+    logits = measuring.load(setup, STOCK, dtype)(ids, use_cache=False).logits[0].float().cpu()
     return [logits[length - 1].numpy(), logits[-1].numpy()]
 
 
 def difference(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
     """Largest difference, relative to the largest logit."""
-    pairs = zip(reference, found, strict=True)
-    return max((float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs), default=math.nan)
+    return max(map(measuring.difference, reference, found), default=math.nan)
 
 
-Side = tuple[str, bool]
-"""Name of a graph, and whether onnxruntime takes denormal numbers for zero."""
-Results = dict[int, dict[Side, Cell]]
-
-
-def measure_all(
-    setup: Setup, sides: Sequence[Side], lengths: Sequence[int], repeats: int, seconds: float
-) -> Results:
-    """Measures the graphs in turns at each length."""
-    results: Results = {length: {side: Cell() for side in sides} for length in lengths}
-    failures: dict[str, str] = {}
-    for length, cells in results.items():
-        for turn, (name, zero) in measuring.turns(sides, repeats, seconds):
-            cell = cells[name, zero]
-            cell.prompt.failure = cell.failure or failures.get(name)  # longer prompts would fail too
-            if cell.failure:
-                continue
-            try:
-                found = fresh(measure, setup, GRAPHS[name], zero, length)
-            except measuring.BrokenProcessPool:  # killed in spite of the limit
-                found = Cell(measuring.Measured(failure="out of memory"))
-            if found.failure:
-                failures[name] = cell.prompt.failure = found.failure
-                continue
-            cell.prompt.seconds += found.prompt.seconds
-            cell.token.seconds += found.token.seconds
-            cell.prompt.extra = max(cell.prompt.extra or 0, found.prompt.extra or 0)
-            cell.resident, cell.logits = max(cell.resident, found.resident), found.logits
-            say(
-                f"{length}: turn {turn}, {name}{' (zero)' if zero else ''}: {number(found.prompt.median)} s, "
-                f"{found.prompt.megabytes} MB extra, {found.token.milliseconds} ms a token"
-            )
-    return results
-
-
-def check(setup: Setup, results: Results) -> float:
+def check(setup: Setup, results: Mapping[int, Mapping[str, Cell]]) -> float:
     """The largest difference of logits: to torch for the shortest prompt, between graphs for longer ones.
 
     Raises:
@@ -331,12 +292,12 @@ def check(setup: Setup, results: Results) -> float:
     """
     largest, reference = 0.0, fresh(stock_logits, setup, min(results))
     for length, cells in results.items():
-        for (name, _), cell in cells.items():
+        for side, cell in cells.items():
             if not cell.failure:
                 reference = reference or cell.logits
                 gap = difference(reference, cell.logits)
                 if not gap <= TOLERANCE:
-                    raise click.ClickException(f"{name} at {length} tokens: logits differ by {gap:.1e}")
+                    raise click.ClickException(f"{side} at {length} tokens: logits differ by {gap:.1e}")
                 largest = max(largest, gap)
         reference = []
     return largest
@@ -350,62 +311,26 @@ def main() -> None:
     pass
 
 
-def sizes(head_dim: int) -> Any:
-    """The options of a model's sizes."""
-
-    def decorated(function: Any) -> Any:
-        for name, default in {
-            "--threads": 1,
-            "--vocabulary": 32000,
-            "--head-dim": head_dim,
-            "--heads": 16,
-            "--layers": 6,
-        }.items():
-            function = click.option(name, default=default, show_default=True)(function)
-        return function
-
-    return decorated
-
-
 QUICK = {"layers": 1, "heads": 2, "head_dim": 32, "vocabulary": 512, "lengths": "16"}
-HEAD = [
-    "graph",
-    "tokens",
-    "denormals",
-    "prefill s",
-    "ratio",
-    "extra MB",
-    "ratio",
-    "decode ms",
-    "ratio",
-    "runs",
-]
 
 
 @main.command()
-@click.option("--graphs", "names", default=",".join(PEERS), show_default=True)
 @click.option("--optimum-python", metavar="PATH", help="Python with optimum-onnx; else optimum is left out.")
-@sizes(64)
+@report.numbers(layers=6, heads=16, head_dim=64, vocabulary=32000, threads=1, repeats=3, seconds=240.0)
 @report.lengths("512,2048,4096,8192")
-@click.option("--repeats", default=3, show_default=True, help="Turns of each graph.")
-@click.option("--seconds", default=240.0, show_default=True, help="Start no new turn of a length after this.")
 @report.common(**QUICK, repeats=1)
 def graphs(
-    names: str,
     optimum_python: str | None,
     lengths: list[int],
     repeats: int,
     seconds: float,
-    folder: Path | None,
     write: bool,
     **options: Any,
 ) -> None:
     """Compares our graphs with those of transformers and optimum: export, prefill, memory and decoding."""
     before = report.load()
-    chosen = [name for name in names.split(",") if name != "optimum" or optimum_python]
-    if unknown := sorted({*chosen} - {*PEERS}):
-        raise click.UsageError(f"--graphs: {', '.join(unknown)}; known are {', '.join(PEERS)}")
-    with measuring.workplace(folder, options["threads"]) as temporary:
+    chosen = [name for name in PEERS if name != "optimum" or optimum_python]
+    with measuring.workplace(options["threads"]) as temporary:
         setup = Setup(temporary, **options)
         fresh(make_checkpoints, setup, chosen)
         exported, taken = [], {}
@@ -417,34 +342,27 @@ def graphs(
             seconds_ = [number(cost.seconds), ratio(cost.seconds, taken.get(like(name)))]
             exported.append([name, *seconds_, *peaks, number(written, 1e-6)])
             say(f"export: {name} {number(cost.seconds)} s")
-        sides = [(name, zero) for name in chosen for zero in (False, True)]
-        results = measure_all(setup, sides, lengths, repeats, seconds)
+        sides = [name + end for name in chosen for end in ("", KEPT)]
+        results = measuring.in_turns(partial(measure, setup), sides, lengths, repeats, seconds)
         gap = check(setup, results)
     rows = []
     for length, cells in results.items():
-        for (name, zero), cell in cells.items():
-            ours = cells.get((like(name), zero), Cell())
-            row = [name, str(length), "zero" if zero else "kept"]
-            if cell.failure:
-                rows.append([*row, cell.failure, *["-"] * 6])
-                continue
-            row += [number(cell.prompt.median), ratio(cell.prompt.median, ours.prompt.median)]
-            row += [cell.prompt.megabytes, ratio(cell.prompt.extra, ours.prompt.extra)]
-            row += [cell.token.milliseconds, ratio(cell.token.median, ours.token.median)]
-            rows.append([*row, str(len(cell.prompt.seconds))])
+        for side, cell in cells.items():
+            name = side.removesuffix(KEPT)
+            base = cells.get(like(name) + side.removeprefix(name))
+            rows.append([side, str(length), *cell.columns(base), str(len(cell.prompt.seconds))])
     size = f"{setup.layers}x{setup.hidden}"
     sections = [
         f"{setup.said()}, onnxruntime {version('onnxruntime')}; the same random weights for all, scaling "
         f"none. The last logits of all graphs agree within {gap:.1e} of the largest, after the prompt and "
         f"after {WARM_UP + STEPS} decoded tokens; for {lengths[0]} tokens, they also agree with torch.",
-        "Ratios are to `ours`, or to `ours-last` for graphs named `-last`, which return the logits of the last "
-        f"token only. Those of all tokens are {4e-6 * setup.vocabulary * lengths[-1]:.0f} MB for "
-        f"{lengths[-1]}. *Denormals*: onnxruntime keeps denormal numbers, or takes them for zero "
-        f"(`{DENORMAL_AS_ZERO}`). *Extra*: memory beyond the loaded graph, with the cache.",
+        "Ratios are to `ours`, or to `ours-last` for graphs named `-last`, which return the logits of the "
+        f"last token only. Those of all tokens are {4e-6 * setup.vocabulary * lengths[-1]:.0f} MB for "
+        f"{lengths[-1]}. *Denormals kept*: without `{DENORMAL_AS_ZERO}`. {measuring.SAID}",
         report.table(
             ["export of", "s", "ratio", "peak resident MB", "peak anonymous MB", "written MB"], exported
         ),
-        report.table(HEAD, rows),
+        report.table(["graph", "tokens", *measuring.COLUMNS, "runs"], rows),
     ]
     title = "ONNX graphs: ours and its peers'"
     name = f"onnx_speed-bloom-{size}-cpu-float32"
@@ -458,28 +376,27 @@ def like(name: str) -> str:
 
 
 @main.command()
-@sizes(128)
+@report.numbers(layers=6, heads=16, head_dim=128, vocabulary=32000, threads=1, repeats=3)
 @report.lengths("512,2048")
-@click.option("--repeats", default=3, show_default=True, help="Turns of each graph.")
 @report.common(**QUICK, repeats=1)
-def quantised(lengths: list[int], repeats: int, folder: Path | None, write: bool, **options: Any) -> None:
+def quantised(lengths: list[int], repeats: int, write: bool, **options: Any) -> None:
     """Compares quantised graphs with float32, and with quantised graphs of transformers."""
     before = report.load()
     names = [name for name in GRAPHS if name not in ("ours", "transformers", "optimum")]
     names.sort(key=lambda name: GRAPHS[name].folder)  # ours first
-    with measuring.workplace(folder, options["threads"]) as temporary:
+    with measuring.workplace(options["threads"]) as temporary:
         setup = Setup(temporary, **options)
         peers = ("ours-last", "transformers-last")
         fresh(make_checkpoints, setup, peers)
         for name in peers:
             watch(export_command(setup, name, None))
         fresh(quantise, setup)
-        results = measure_all(setup, [(name, True) for name in names], lengths, repeats, math.inf)
+        results = measuring.in_turns(partial(measure, setup), names, lengths, repeats, math.inf)
     rows = []
     for length, cells in results.items():
-        base = cells["ours-last", True]
-        for (name, _), cell in cells.items():
-            ours = cells.get((name.replace("transformers", "ours"), True), Cell())
+        base = cells["ours-last"]
+        for name, cell in cells.items():
+            ours = cells[name.replace("transformers", "ours")]
             change = np.square(np.subtract(cell.logits, base.logits)).mean() / np.square(base.logits).mean()
             row = [name.replace("-last", " fp32"), str(length), cell.token.milliseconds]
             row += [ratio(base.token.median, cell.token.median)]
@@ -488,165 +405,13 @@ def quantised(lengths: list[int], repeats: int, folder: Path | None, write: bool
             rows.append([*row, f"{cell.resident / 1e6:.0f}", f"{change**0.5:.3f}"])
     head = ["graph", "tokens", "decode ms", "float32 / it", "it / ours", "prefill s", "float32 / it"]
     sections = [
-        f"{setup.said()}, random weights, onnxruntime {version('onnxruntime')}; denormal numbers are taken for "
-        "zero. *float32 / it*: how many times faster than our float32 graph. *Change of logits*: root mean "
-        "square, in parts of the logits'; random weights lose more than trained ones.",
+        f"{setup.said()}, random weights, onnxruntime {version('onnxruntime')}; denormal numbers are taken "
+        "for zero. *float32 / it*: how many times faster than our float32 graph. *Change of logits*: root "
+        "mean square, in parts of the logits'; random weights lose more than trained ones.",
         report.table([*head, "peak resident MB", "change of logits"], rows),
     ]
     name = f"quantised_speed-bloom-{setup.layers}x{setup.hidden}-cpu"
     report.finish(name, "Speed of quantised graphs", sections, before, PACKAGES, write=write)
-
-
-# --- where the time goes
-
-
-class Machine(NamedTuple):
-    """The fastest that was measured here."""
-
-    operations: float
-    """Per second, in products of matrices; a multiplication and an addition are two."""
-    bandwidth: float
-    """Bytes per second, reading."""
-
-
-class Bloom(NamedTuple):
-    """The sizes of a model in BLOOM's layout in float32, whose head is its embedding table.
-
-    A prompt needs operations: those of the products with weights, and those of causal attention. A decoded
-    token needs bytes: every weight and every cached key and value is read once. All else counts as free.
-    """
-
-    hidden: int
-    layers: int
-    vocabulary: int
-
-    @property
-    def layer_weights(self) -> int:
-        """Numbers in all layers' matrices: 3 + 1 in attention, 4 + 4 after it, times hidden x hidden."""
-        return 12 * self.layers * self.hidden**2
-
-    def prompt_operations(self, tokens: int, logits: int) -> tuple[int, int]:
-        """Of the products with weights, and of attention; ``logits`` tokens get their logits."""
-        products = 2 * (self.layer_weights * tokens + self.hidden * self.vocabulary * logits)
-        # A token's query meets the keys, and its probabilities the values, up to the token itself.
-        return products, 2 * 2 * self.layers * self.hidden * (tokens * (tokens + 1) // 2)
-
-    def token_bytes(self, tokens: float) -> tuple[float, float]:
-        """Of the weights, and of the keys and values of a cache that holds ``tokens`` with the new one."""
-        return 4 * (
-            self.layer_weights + self.hidden * self.vocabulary
-        ), 4 * 2 * self.layers * self.hidden * tokens
-
-
-def measure_machine(threads: int) -> Machine:
-    """Measures this machine; call it in a fresh process."""
-    torch.set_num_threads(threads)
-    size, read = 2048, 1 << 29  # enough for full speed, and more than processors cache
-
-    def fastest(call: Any) -> float:
-        return min(measuring.timed("cpu", call)[0] for _ in range(6))
-
-    square = torch.rand(size, size)
-    product = min(fastest(lambda: square @ square), fastest(lambda: square.numpy() @ square.numpy()))
-    long, vector = torch.ones(read // 4 // size, size), torch.ones(size)
-    reading = min(
-        fastest(lambda: long @ vector), fastest(lambda: long.numpy() @ vector.numpy()), fastest(long.sum)
-    )
-    return Machine(2 * size**3 / product, read / reading)
-
-
-PRODUCTS, ATTENTION, REST = KINDS = ("products with weights", "attention", "the rest")
-OPERATORS = {"Gemm": PRODUCTS, "MatMul": PRODUCTS, "FusedMatMul": PRODUCTS, "GroupQueryAttention": ATTENTION}
-Kinds = Mapping[str, float]
-"""Kind of node -> seconds."""
-
-
-def profiled(setup: Setup, length: int, runs: int) -> tuple[Kinds, Kinds, float]:
-    """Medians for a prompt, for a token after it, and for torch's kernel in all layers; in a fresh process."""
-    cached = Cached(setup, GRAPHS["ours-last"], profile=setup.folder / "profile")
-    ids = tokens(setup, length + WARM_UP + runs)
-    cached.prompt(ids[:, :WARM_UP], WARM_UP)
-    for _ in range(runs):
-        cached.prompt(ids[:, :length], ids.shape[1])
-    for step in range(WARM_UP + runs):
-        cached.step(ids[:, length + step, None])
-    found = list(by_run(cached.profiled()))
-
-    def medians(some: Sequence[Kinds]) -> Kinds:
-        return {kind: statistics.median(run[kind] for run in some) for kind in KINDS}
-
-    torch.set_num_threads(setup.threads)
-    states = [torch.rand(1, setup.heads, length, setup.head_dim) for _ in range(3)]
-    kernel = partial(torch.nn.functional.scaled_dot_product_attention, *states, is_causal=True)
-    fused = [measuring.timed("cpu", kernel)[0] for _ in range(1 + runs)]
-    return medians(found[1 : 1 + runs]), medians(found[-runs:]), setup.layers * statistics.median(fused[1:])
-
-
-def by_run(events: Sequence[Mapping[str, Any]]) -> Iterator[Kinds]:
-    """The seconds of each kind of node, for every run in a profile."""
-    nodes = [each for each in events if each["name"].endswith("_kernel_time")]
-    for start, duration in sorted(
-        (each["ts"], each["dur"]) for each in events if each["name"] == "model_run"
-    ):
-        found: dict[str, float] = defaultdict(float)
-        for node in nodes:
-            if start <= node["ts"] < start + duration:
-                found[OPERATORS.get(node["args"]["op_name"], REST)] += node["dur"] / 1e6
-        yield found
-
-
-def shares(length: int, kinds: Kinds, least: Sequence[float]) -> Iterator[list[str]]:
-    """The lines of a length: each kind, and all together."""
-    whole = sum(kinds.values())
-    for kind, best in [*zip(KINDS, [*least, 0.0], strict=True), ("all", sum(least))]:
-        taken = kinds.get(kind, whole)
-        reached = f"{best / taken:.0%}" if best and taken else "-"
-        part = f"{taken / whole:.0%}" if whole else "-"
-        yield [str(length), kind, number(taken, 1000), part, number(best, 1000), reached]
-
-
-@main.command()
-@sizes(64)
-@report.lengths("512,2048,4096,8192")
-@click.option("--runs", default=3, show_default=True, help="Prompts of each length, and tokens after them.")
-@report.common(**QUICK, runs=1)
-def profile(lengths: list[int], runs: int, folder: Path | None, write: bool, **options: Any) -> None:
-    """Shows where our graph spends its time, beside the least that the machine needs for it."""
-    before = report.load()
-    with measuring.workplace(folder, options["threads"]) as temporary:
-        setup = Setup(temporary, **options)
-        fresh(make_checkpoints, setup, ["ours-last"])
-        watch(export_command(setup, "ours-last", None))
-        measured = [fresh(measure_machine, setup.threads)]
-        found = {}
-        for length in lengths:
-            found[length] = fresh(profiled, setup, length, runs)
-            say(f"{length}: {sum(found[length][0].values()):.3g} s")
-        measured.append(fresh(measure_machine, setup.threads))
-    machine, model = Machine(*map(max, *measured)), Bloom(setup.hidden, setup.layers, setup.vocabulary)
-    prompts, steps, kernels = [], [], []
-    for length, (prompt, token, fused) in found.items():
-        prompts += shares(
-            length, prompt, [n / machine.operations for n in model.prompt_operations(length, 1)]
-        )
-        # The timed tokens are those after the warm-up; this is the one in their middle.
-        middle = length + WARM_UP + (runs + 1) / 2
-        steps += shares(length, token, [n / machine.bandwidth for n in model.token_bytes(middle)])
-        kernels.append(f"{number(fused, 1000)} ms at {length} tokens ({ratio(prompt[ATTENTION], fused)})")
-    head = ["tokens", "nodes", "ms", "of all", "at best ms", "share"]
-    sections = [
-        f"{setup.said()}, onnxruntime {version('onnxruntime')}; the graph of the profile `ort` with the logits "
-        "of the last token, denormal numbers taken for zero.",
-        f"*At best*: {number(machine.operations, 1e-9)} GFLOP/s (the fastest product of matrices) and "
-        f"{number(machine.bandwidth, 1e-9)} GB/s (the fastest reading). *Share* is that time divided by the "
-        "measured one.",
-        f"A prompt:\n\n{report.table(head, prompts, texts=2)}",
-        "torch's fused kernel, which computes causal attention without ALiBi, takes "
-        f"{', '.join(kernels)}; in brackets, the time of attention above divided by it.",
-        f"A token after the prompt:\n\n{report.table(head, steps, texts=2)}",
-    ]
-    name = f"onnx_profile-bloom-{setup.layers}x{setup.hidden}-cpu-float32"
-    report.finish(name, "Where the ONNX graph spends its time", sections, before, PACKAGES, write=write)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,26 @@
-"""What quantised weights, caches and graphs lose.
+"""What quantised graphs of trained models lose.
 
     python benchmarks/quantised.py language     # graphs of the language models of make evidence
     python benchmarks/quantised.py encoders     # graphs of the encoders of examples/evidence_encoders.py
-    python benchmarks/quantised.py packages     # transformers with torchao, bitsandbytes, hqq and quanto
 
-The first two train what is missing in ``.evidence``, which takes minutes for each model, and run every graph in
-onnxruntime on the same windows, prompts or texts. ``packages`` has tiny random models: it shows which ways
-work, and says nothing about the quality of a trained model.
+They train what is missing in ``.evidence``, which takes minutes for each model, and run every graph in
+onnxruntime on the same windows, prompts or texts.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import encoder_speed
 import measuring
 import numpy as np
 import report
-import torch
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(report.ROOT / "examples"))
@@ -39,7 +35,6 @@ import train_encoders
 
 from converter import OnnxOptions, convert, export
 from converter.evaluation.statistics import compare, summarise
-from tests import tiny
 
 GRAPHS = {
     "fp32": ("model.onnx", {"dtype": "fp32"}),
@@ -54,14 +49,6 @@ PACKAGES = ("onnx", "onnxruntime")
 Array = NDArray[Any]
 FOLDER = click.option("--models", type=Path, default=evidence_measure.MODELS_FOLDER, help="Trained models.")
 ONLY = click.option("--only", help="Names of models, with commas between them.  [all]")
-
-
-def session(graph: Path) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    return onnxruntime.InferenceSession(str(graph), options, ["CPUExecutionProvider"])
 
 
 @click.group(help=__doc__)
@@ -85,9 +72,9 @@ CHARACTERS, DOCUMENTS = 100_000, 80
 """Of the text to calibrate on, and of lines; it took part in the training, and not in the measuring."""
 LANGUAGE = f"""\
 Small BLOOMs, trained at {TRAINED} tokens and converted with the default scaling. Text: perplexity of {ITEMS}
-windows, in brackets the change from fp32. Lines: right answers in percent of {PROMPTS} prompts, in brackets the
-change in points. A star marks a change with p < 0.05 over the same windows or prompts (sign test). The models
-are far smaller than published ones: measure yours."""
+windows, in brackets the change from fp32. Lines: right answers in percent of {PROMPTS} prompts, in brackets
+the change in points. A star marks a change with p < 0.05 over the same windows or prompts (sign test). The
+models are far smaller than published ones: measure yours."""
 
 
 def material(task: str, folder: Path, tokenizer: Any) -> tuple[Path, dict[int, list[Array]]]:
@@ -143,7 +130,7 @@ def language_cell(task: str, found: Sequence[float], base: Sequence[float]) -> s
 @FOLDER
 @ONLY
 @report.common()
-def language(models: Path, only: str | None, folder: Path | None, write: bool) -> None:
+def language(models: Path, only: str | None, write: bool) -> None:
     """Perplexity and right answers of graphs of small trained language models."""
     from transformers import AutoTokenizer
 
@@ -153,7 +140,7 @@ def language(models: Path, only: str | None, folder: Path | None, write: bool) -
         if only and model.name not in only.split(","):
             continue
         evidence_measure.train(model, models)
-        with measuring.workplace(folder) as temporary:
+        with measuring.workplace() as temporary:
             out = temporary / "converted"
             convert(model.folder(models), out, train_length=TRAINED)
             tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
@@ -162,7 +149,7 @@ def language(models: Path, only: str | None, folder: Path | None, write: bool) -
             for name, (file, options) in {**GRAPHS, CALIBRATED: GRAPHS["int4"]}.items():
                 calibrate = (text,) if name == CALIBRATED else ()
                 export(out, OnnxOptions(standalone=True, calibrate=calibrate, **options))
-                graph = session(out / "onnx" / file)
+                graph = encoder_speed.session(out / "onnx" / file)
                 found = {length: scores(model.task, graph, items[length]) for length in LENGTHS}
                 base = base or found
                 cells = [language_cell(model.task, found[length], base[length]) for length in LENGTHS]
@@ -178,25 +165,18 @@ def language(models: Path, only: str | None, folder: Path | None, write: bool) -
 
 MULTIPLES = (1, 4, 8)
 PAIRS, SEED, ROWS, TOP = 128, 2000, 16, 10
-"""Queries, and documents, of each length; the seed of their words; texts that are run at once; ranks that count."""
-MODULES = ("Transformer", "Pooling", "Normalize")
+"""Queries, and documents, of each length; their seed; texts that are run at once; ranks that count."""
 ENCODERS = f"""\
 Small MosaicBERTs, trained at {train_encoders.TRAINED_LENGTH} tokens to find the document that holds a pair of
-words, and converted with `--method ntk --dynamic length`. For each length there are {PAIRS} queries and {PAIRS}
-documents. A cell is nDCG@{TOP} in percent. In brackets is the mean change from fp32 over the same queries, with
-its 95 % confidence interval. The models are far smaller than published ones: measure yours."""
+words, and converted with `--method ntk --dynamic length`. For each length there are {PAIRS} queries and
+{PAIRS} documents. A cell is nDCG@{TOP} in percent. In brackets is the mean change from fp32 over the same
+queries, with its 95 % confidence interval. The models are far smaller than published ones: measure yours."""
 
 
 def with_graphs(model: Path, work: Path) -> Path:
     """Converts a model, which pools by the mean, and writes its graphs; the converted repository."""
     source, out = Path(shutil.copytree(model, work / "source")), work / "converted"
-    parts = [("", MODULES[0]), *((f"{place}_{kind}", kind) for place, kind in enumerate(MODULES) if place)]
-    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in parts]
-    (source / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
-    for path, kind in parts[1:]:
-        (source / path).mkdir(exist_ok=True)
-        settings = {"pooling_mode": "mean"} if kind == "Pooling" else {}
-        (source / path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    encoder_speed.pool_by_mean(source)
     convert(source, out, method="ntk", dynamic="length", train_length=train_encoders.TRAINED_LENGTH)
     for _, options in GRAPHS.values():
         export(out, OnnxOptions(standalone=True, pooled=True, **options))
@@ -204,7 +184,7 @@ def with_graphs(model: Path, work: Path) -> Path:
 
 
 def vectors(graph: Any, texts: Array) -> Array:
-    """Vectors of length 1 of texts of the same length, float32 [texts, hidden]."""
+    """Vectors of texts of the same length, float32 [texts, hidden]."""
     found = []
     for start in range(0, len(texts), ROWS):
         ids = np.asarray(texts[start : start + ROWS], np.int64)
@@ -215,7 +195,8 @@ def vectors(graph: Any, texts: Array) -> Array:
 
 def ndcg(queries: Array, documents: Array) -> list[float]:
     """nDCG@10 of each query, whose only relevant document is the one with its number."""
-    similar = queries.astype(np.float64) @ documents.astype(np.float64).T
+    units = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (queries, documents)]
+    similar = units[0].astype(np.float64) @ units[1].astype(np.float64).T
     ranks = (similar > np.diag(similar)[:, None]).sum(1) + 1
     return [1 / math.log2(1 + rank) if rank <= TOP else 0.0 for rank in ranks]
 
@@ -224,7 +205,7 @@ def ndcg(queries: Array, documents: Array) -> list[float]:
 @FOLDER
 @ONLY
 @report.common()
-def encoders(models: Path, only: str | None, folder: Path | None, write: bool) -> None:
+def encoders(models: Path, only: str | None, write: bool) -> None:
     """nDCG@10 of graphs of small trained encoders."""
     before, rows = report.load(), []
     models.mkdir(parents=True, exist_ok=True)
@@ -232,14 +213,14 @@ def encoders(models: Path, only: str | None, folder: Path | None, write: bool) -
         if model.task != "pairs" or (only and model.name not in only.split(",")):
             continue
         source = evidence_encoders.train(model, models)
-        with measuring.workplace(folder) as temporary:
+        with measuring.workplace() as temporary:
             out = with_graphs(source, temporary)
             for length in (multiple * train_encoders.TRAINED_LENGTH for multiple in MULTIPLES):
                 rng = np.random.default_rng([SEED, length])
                 queries, documents = pairs_task.draw(rng, pairs=PAIRS, length=length)
                 found = {}
                 for name, (file, _) in GRAPHS.items():
-                    graph = session(out / "onnx" / file)
+                    graph = encoder_speed.session(out / "onnx" / file)
                     found[name] = ndcg(vectors(graph, queries), vectors(graph, documents))
                 rows.append([model.name, str(length), *(encoder_cell(found, name) for name in GRAPHS)])
                 report.say(" | ".join(rows[-1]))
@@ -256,99 +237,6 @@ def encoder_cell(found: dict[str, list[float]], name: str) -> str:
     change = compare("ndcg@10", found[name], found[BASE])
     mean, low, high = (f"{100 * each:+.1f}" for each in (change.difference, change.low, change.high))
     return f"{value} ({mean}: {low} to {high})"
-
-
-# --- transformers with packages that quantise
-
-FAMILIES = ("bloom", "mpt")
-HEADS, BATCH, TOKENS = 16, 2, 60
-TINY = f"""\
-Tiny random models with {HEADS} heads, position-dynamic, on the CPU; {BATCH} rows of {TOKENS} tokens. Each
-number is the norm of the change of the logits, relative to the norm of the logits in float32. *Weights*
-compares the whole prompt, *caches* the second new token of `generate`, which reads the cache."""
-
-
-def torchao(name: str, **options: Any) -> dict[str, Any]:
-    """Keywords of ``from_pretrained`` for a config class of torchao."""
-    from torchao import quantization
-    from transformers import TorchAoConfig
-
-    settings = TorchAoConfig(quant_type=getattr(quantization, name)(**options))
-    return {"quantization_config": settings, "device_map": "cpu"}
-
-
-def bitsandbytes(**options: Any) -> dict[str, Any]:
-    from transformers import BitsAndBytesConfig
-
-    importlib.import_module("bitsandbytes")  # transformers' own error does not name the package
-    return {"quantization_config": BitsAndBytesConfig(**options), "device_map": "cpu"}
-
-
-NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-INT8_ACTIVATIONS = "Int8DynamicActivationInt8WeightConfig"
-WEIGHTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "bfloat16, not quantised": lambda: {"dtype": "bfloat16"},
-    "torchao, `Int8WeightOnlyConfig`": lambda: torchao("Int8WeightOnlyConfig"),
-    f"torchao, `{INT8_ACTIVATIONS}`": lambda: torchao(INT8_ACTIVATIONS),
-    "torchao, `IntxWeightOnlyConfig(weight_dtype=torch.int4)`": lambda: torchao(
-        "IntxWeightOnlyConfig", weight_dtype=torch.int4
-    ),
-    "bitsandbytes, `load_in_8bit`": lambda: bitsandbytes(load_in_8bit=True),
-    "bitsandbytes, `load_in_4bit` with nf4": lambda: bitsandbytes(**NF4),
-}
-HQQ = {"backend": "hqq", "q_group_size": 16, "axis_key": 1, "axis_value": 1}
-CACHES: tuple[dict[str, Any], ...] = (
-    {**HQQ, "nbits": 8},
-    {**HQQ, "nbits": 4},
-    {"backend": "quanto", "nbits": 4, "q_group_size": 16},
-    {"backend": "fp8"},
-)
-
-
-def changes(family: str, folder: Path) -> Iterator[tuple[str, str]]:
-    """Each way to quantise one family, and the change of its logits or, in one line, why there is none."""
-    from transformers import AutoModelForCausalLM
-
-    source = tiny.FACTORIES[family](folder / "source", HEADS, use_cache=True)
-    convert(source, folder / "out", method="ntk", dynamic="position", train_length=24, verify=False)
-    ids = torch.from_numpy(tiny.token_ids(BATCH, TOKENS))
-
-    def model(**options: Any) -> Any:
-        return AutoModelForCausalLM.from_pretrained(folder / "out", trust_remote_code=True, **options).eval()
-
-    plain = model()
-    new = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
-    new |= {"attention_mask": torch.ones_like(ids), "output_logits": True, "return_dict_in_generate": True}
-    runs: dict[str, Callable[[], torch.Tensor]] = {
-        name: lambda options=options: model(**options())(ids).logits for name, options in WEIGHTS.items()
-    }
-    for settings in CACHES:
-        cache = {"cache_implementation": "quantized", "cache_config": settings}
-        runs[f"cache, `{json.dumps(settings)}`"] = lambda cache=cache: plain.generate(
-            ids, **new, **cache
-        ).logits[1]
-    with torch.no_grad():
-        whole, second = plain(ids).logits, plain.generate(ids, **new).logits[1]
-        for name, call in runs.items():
-            right = second if name.startswith("cache") else whole
-            try:
-                yield name, f"{((call().float() - right).norm() / right.norm()).item():.2g}"
-            except Exception as error:  # packages say in many ways that they cannot run here
-                yield name, report.sentence(error)[:90]
-
-
-@main.command()
-@report.common()
-def packages(folder: Path | None, write: bool) -> None:
-    """Logits of transformers with quantised weights and caches."""
-    before, found = report.load(), []
-    for family in FAMILIES:
-        with measuring.workplace(folder) as temporary:
-            found.append(dict(changes(family, temporary)))
-    rows = [[name, *(each[name] for each in found)] for name in found[0]]
-    sections = [TINY, report.table(["way", *FAMILIES], rows)]
-    names = ("torchao", "bitsandbytes", "hqq", "optimum-quanto")
-    report.finish("quantised", "Quantised weights and caches", sections, before, names, write=write)
 
 
 if __name__ == "__main__":

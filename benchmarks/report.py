@@ -125,38 +125,48 @@ def finish(
 # --- options that scripts share
 
 
-def integers(_: click.Context, __: click.Parameter, value: str) -> list[int]:
-    return sorted(int(word) for word in value.split(",") if word)
+HELP = {
+    "repeats": "Turns of each side.",
+    "seconds": "Start no new turn of a length after this.",
+    "threads": "On the CPU.",
+    "batch_tokens": "A batch has this / length texts.",
+}
 
 
-def lengths(default: str, name: str = "--lengths", help: str = "Tokens.") -> Callable[[F], F]:
-    """An option of numbers with commas between them; the command gets them in rising order."""
-    return click.option(name, default=default, show_default=True, callback=integers, help=help)
+def numbers(**defaults: float) -> Callable[[F], F]:
+    """An option for each name, with this default."""
+
+    def decorated(function: F) -> F:
+        for name, default in reversed(defaults.items()):
+            option = f"--{name.replace('_', '-')}"
+            function = click.option(option, default=default, show_default=True, help=HELP.get(name))(function)
+        return function
+
+    return decorated
+
+
+def lengths(default: str) -> Callable[[F], F]:
+    """The option ``--lengths``; the command gets them in rising order."""
+
+    def integers(_: click.Context, __: click.Parameter, value: str) -> list[int]:
+        return sorted(int(word) for word in value.split(",") if word)
+
+    return click.option("--lengths", default=default, show_default=True, callback=integers, help="Tokens.")
 
 
 def common(**quick: Any) -> Callable[[F], F]:
-    """The options ``--folder``, ``--write`` and ``--quick``; ``quick`` has the defaults that the last sets."""
+    """The options ``--write`` and ``--quick``; ``quick`` has the defaults of the second."""
 
     def smallest(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.default_map = quick if value else None
 
-    options = (
-        click.option("--folder", type=click.Path(path_type=Path, exists=True), help="For temporary files."),
-        click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/."),
-        click.option(
-            "--quick",
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=smallest,
-            help="The smallest sizes, to see that the script runs.",
-        ),
-    )
+    keys = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": smallest}
 
     def decorated(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
+        function = click.option("--quick", help="The smallest sizes, to see that it runs.", **keys)(function)
+        return click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/.")(
+            function
+        )
 
     return decorated
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import measuring
+import numpy as np
 import report
 import torch
-import torch_speed
-from measuring import STEPS, STOCK, WARM_UP, Cell, Measured, Setup
-from report import Document, ratio, say
+from measuring import STOCK, Cell, Setup
+from report import Document, say
 
 from gpu import kernels
 from gpu.part import (
@@ -35,8 +34,8 @@ TITLE = "prefill, decoding, memory and kernels in torch"
 MODELS = {"BLOOM-560m": BLOOM_560M, "BLOOM-1b7": BLOOM_1B7, "MPT-7B": MPT_7B}
 WEIGHTS = (1, 2, 3)
 """How the models share the time."""
-RUNS, LONG = 3, 0.25
-"""Timed prompts; seconds of a shorter prompt from which on a prompt gets no run to warm up."""
+RUNS = 3
+"""Timed prompts at most."""
 SIDES = (
     Side(STOCK, STOCK, None, required=True, exact=True),
     Side("sdpa", "none", "sdpa", required=True, exact=True),
@@ -48,14 +47,13 @@ SIDES = (
     Side("flash_attention_2, ntk by position", "position", "flash_attention_2", dtypes=DTYPES[:1]),
 )
 INTRO = f"""\
-One row. *Prefill*: a prompt with a mask of ones and a cache, logits of the last token; the median of up to
-{RUNS} runs. *Extra*: the peak of torch's allocator during it, minus what was in use before; it includes the
-cache. *Decoding*: one token over a cache of this many random tokens; the median of {STEPS}. Factors are
-stock's number divided by this one. Each side has the GPU to itself. {kernels.SAID}
+{measuring.SAID} Prefill is the median of up to {RUNS} runs. Ratios are to stock. *Difference*: of the last
+logits from stock's in float32, relative to the largest logit, for the shortest prompt; in float32 at most
+{EXACT:g}. Each side has the GPU to itself. {kernels.SAID}
 
 Weights are random, and the same for all sides. *{STOCK}* is the class in transformers, with the attention
 that it has by default. The others are converted: with scaling none or, where the name says so, with ntk."""
-HEAD = ["tokens", "side", "prefill ms", "factor", "extra MB", "factor", "decoding ms", "factor", "runs"]
+HEAD = ["tokens", "side", *measuring.COLUMNS, "difference"]
 
 
 def run(settings: Settings, document: Document) -> None:
@@ -82,130 +80,88 @@ class Comparison:
         self.setup = setup
         self.name = name
         self.lengths = lengths
-        self.cells: dict[tuple[str, int, str], Cell] = {}
-        """(dtype, length, side) -> measurements."""
-        self.differences: dict[tuple[str, str], float] = {}
-        """(side, dtype) -> largest difference from stock in float32, relative to the largest logit."""
-        self.reference: torch.Tensor | None = None
+        self.cells: dict[tuple[str, int], dict[str, Cell]] = {}
+        """(dtype, length) -> side -> measurements."""
+        self.reference: np.ndarray | None = None
         """Stock's logits in float32 after the shortest prompt."""
-        self.profiles: list[list[str]] = []
+        self.kernels: list[list[str]] = []
 
     @torch.inference_mode()
     def measure(self, side: Side, until: float) -> None:
         """Measures one side in all its dtypes and lengths, as far as there is time."""
         model = load(self.setup, side)
         if side.exact:
-            self.compare(side, model.float(), "float32")
+            logits = measuring.prefill(model.float(), measuring.tokens(self.setup, self.lengths[0]))
+            self.reference = logits.cpu().numpy() if side.name == STOCK else self.reference
+            self.check(side, "float32", logits.cpu().numpy(), EXACT)
         for dtype, dtype_until in shared(side.dtypes, until):
             model.to(getattr(torch, dtype))
-            self.compare(side, model, dtype)
-            self.profiles += profiles(self.setup, side.name, model, self.lengths[0])
-            cells = measure_lengths(self.setup, model, self.lengths, dtype_until)
-            for length, cell in zip(self.lengths, cells, strict=False):
-                self.cells[dtype, length, side.name] = cell
+            self.kernels.append([side.name, dtype, *kernels_of(self.setup, model, self.lengths[0])])
+            for length, cell in zip(
+                self.lengths, measure_lengths(self.setup, model, self.lengths, dtype_until), strict=True
+            ):
+                self.cells.setdefault((dtype, length), {})[side.name] = cell
                 where = f"{self.name}, {side.name}, {dtype}, {length}"
-                say(f"{where}: {cell.prompt.milliseconds} ms, a token {cell.token.milliseconds} ms")
-                for what, measured in (("prefill", cell.prompt), ("decoding", cell.token)):
-                    if measured.failure == "fails":
-                        self.document.fail(f"{where}, {what}", measured.reason)
+                say(f"{where}: {' | '.join(cell.columns())}")
+                if cell.failure == "fails":
+                    self.document.fail(where, cell.prompt.reason or cell.token.reason)
+            cells = self.cells[dtype, self.lengths[0]]
+            stock = self.difference(cells.get(STOCK))
+            if cells[side.name].logits and stock is not None:
+                self.check(side, dtype, cells[side.name].logits[0], ROUNDING * stock)
 
-    def compare(self, side: Side, model: Any, dtype: str) -> None:
-        """Notes how far logits are from stock's in float32, and whether that is too far."""
-        logits = measuring.prefill(model, measuring.tokens(self.setup, self.lengths[0])).cpu()
-        if side.name == STOCK and self.reference is None:
-            self.reference = logits
-        if self.reference is None or side.folder == "static":  # which computes another function
-            return
-        found = measuring.difference(self.reference, logits)
-        self.differences[side.name, dtype] = found
-        limit = EXACT if dtype == "float32" else ROUNDING * self.differences.get((STOCK, dtype), 0.0)
-        if side.name != STOCK and not found <= limit:
-            self.document.fail(
-                f"{self.name}, {side.name}, {dtype}",
-                f"logits differ from stock's in float32 by {found:.1e} of the largest, more than {limit:.1e}",
-            )
+    def difference(self, cell: Cell | None) -> float | None:
+        """From stock in float32."""
+        if self.reference is None or cell is None or not cell.logits:
+            return None
+        return measuring.difference(self.reference, cell.logits[0])
+
+    def check(self, side: Side, dtype: str, logits: np.ndarray, limit: float) -> None:
+        """Notes logits that are too far from stock's in float32; static scaling changes them."""
+        if self.reference is not None and side.name != STOCK and side.folder != "static":
+            found = measuring.difference(self.reference, logits)
+            if not found <= limit:
+                said = f"logits differ from stock's in float32 by {found:.1e}, more than {limit:.1e}"
+                self.document.fail(f"{self.name}, {side.name}, {dtype}", said)
 
     def show(self) -> None:
         """Puts what is known into the document."""
         for dtype in DTYPES:
-            rows = list(self.rows(dtype))
+            rows = []
+            for length in self.lengths:
+                cells = self.cells.get((dtype, length), {})
+                for side, cell in cells.items():
+                    gap = self.difference(cell) if length == self.lengths[0] else None
+                    columns = cell.columns(None if side == STOCK else cells.get(STOCK))
+                    rows.append([str(length), side, *columns, "-" if gap is None else f"{gap:.1e}"])
             if rows:
                 self.document.put(f"{self.name}, {dtype}", report.table(HEAD, rows, texts=2))
-        dtypes, rows = ("float32", *DTYPES), []
-        for side in dict.fromkeys(side for side, _ in self.differences):
-            found = [self.differences.get((side, dtype)) for dtype in dtypes]
-            rows.append([side, *("-" if one is None else f"{one:.1e}" for one in found)])
-        self.document.put(
-            f"{self.name}: the same function",
-            f"{self.setup.said()}. The largest difference of the last logits from stock's in float32, "
-            f"relative to the largest logit, after {self.lengths[0]} tokens:\n\n"
-            + report.table(["side", *dtypes], rows),
-        )
-        head = ["side", "dtype", "run", *kernels.HEAD]
-        table = report.table(head, self.profiles, texts=len(head))
-        self.document.put(f"{self.name}: kernels at {self.lengths[0]} tokens", table)
-
-    def rows(self, dtype: str) -> Iterator[list[str]]:
-        """The lines of one dtype's table."""
-        for length in self.lengths:
-            cells = {side: cell for (*key, side), cell in self.cells.items() if key == [dtype, length]}
-            for side, cell in cells.items():
-                stock = Cell() if side == STOCK else cells.get(STOCK, Cell())
-                yield [
-                    *(str(length), side),
-                    *(cell.prompt.milliseconds, ratio(stock.prompt.median, cell.prompt.median)),
-                    *(cell.prompt.megabytes, ratio(stock.prompt.extra, cell.prompt.extra)),
-                    *(cell.token.milliseconds, ratio(stock.token.median, cell.token.median)),
-                    str(len(cell.prompt.seconds)),
-                ]
+        table = report.table(["side", "dtype", "prefill", "decoding"], self.kernels, texts=4)
+        said = f"{self.setup.said()}:"
+        self.document.put(f"{self.name}: kernels at {self.lengths[0]} tokens", f"{said}\n\n{table}")
 
 
 def measure_lengths(setup: Setup, model: Any, lengths: Sequence[int], until: float) -> Iterator[Cell]:
     """Measures a model at each length, in rising order, as far as there is time and memory."""
-    before, shorter = Cell(), lengths[0]
+    before = Cell()
     for length in lengths:
-        cell, growth = Cell(), length / shorter
-        slowest = max(before.prompt.seconds, default=0.0)
-        if can_start(cell.prompt, before.prompt, growth**2 * slowest, until):
-            with measuring.noting_failure(cell.prompt):
-                ids = measuring.tokens(setup, length)
-                if slowest < LONG:  # this run fills the memory pool, and may compile
-                    torch_speed.measure_prefill(setup, model, ids, cell.prompt, keep=False)
-                for _ in measuring.turns([model], RUNS, seconds=2.0):
-                    torch_speed.measure_prefill(setup, model, ids, cell.prompt, keep=True)
-        if can_start(cell.token, before.token, 2 * growth * sum(before.token.seconds), until):
-            with measuring.noting_failure(cell.token):
-                cache = measuring.random_cache(setup, model, length)
-                ids = measuring.tokens(setup, WARM_UP + STEPS)
-                for step in range(WARM_UP + STEPS):
-                    call = partial(measuring.decode, model, ids[:, step, None], length + step, cache)
-                    taken, _ = measuring.timed(setup.device, call)
-                    cell.token.seconds += [taken] if step >= WARM_UP else []
-        if cell.failure:
+        cell = Cell()
+        # The next length is at most four times as long, so its attention takes at most 16 times as long.
+        late = time.monotonic() + 16 * max(before.prompt.seconds, default=0.0) > until
+        cell.prompt.failure = before.failure or ("no time" if late else None)
+        if not cell.failure:
+            measuring.measure_model(setup, model, length, cell, RUNS)
             measuring.release()
         yield cell
-        before, shorter = cell, length
+        before = cell
 
 
-def can_start(measured: Measured, before: Measured, expected: float, until: float) -> bool:
-    """Whether to try a length; if not, ``measured`` says why.
-
-    Args:
-        before: what the next shorter length gave. Where that failed, this would fail too.
-        expected: about how many seconds it takes.
-    """
-    late = time.monotonic() + expected > until
-    measured.failure = before.failure or ("no time" if late else None)
-    return measured.failure is None
-
-
-def profiles(setup: Setup, side: str, model: Any, length: int) -> Iterator[list[str]]:
-    """A line for a prompt, and one for a token over a cache of that length."""
-    dtype = str(model.dtype).removeprefix("torch.")
+def kernels_of(setup: Setup, model: Any, length: int) -> list[str]:
+    """The kernels of a prompt, and of a token over a cache of that length."""
     cache, cached = measuring.random_cache(setup, model, length), itertools.count(length)
     ids = measuring.tokens(setup, length)
-    for name, call in (
-        ("prefill", lambda: measuring.prefill(model, ids)),
-        ("decoding", lambda: measuring.decode(model, ids[:, :1], next(cached), cache)),
-    ):
-        yield [side, dtype, name, *kernels.described(kernels.profile(call, setup.device))]
+    calls = (
+        lambda: measuring.prefill(model, ids),
+        lambda: measuring.decode(model, ids[:, :1], next(cached), cache),
+    )
+    return [kernels.described(kernels.profile(call, setup.device)) for call in calls]

@@ -1,4 +1,4 @@
-"""Which kernels run, by torch's profiler."""
+"""Which attention runs, by torch's profiler."""
 
 from __future__ import annotations
 
@@ -15,16 +15,11 @@ KINDS = {
     "softmax of a matrix": r"softmax",
 }
 """Kind of attention -> its kernels' names, in lower case; the first kind that is found counts."""
-TOP, LONGEST_NAME = 3, 60
-"""How many kernels a line names, and the characters of a name."""
-HEAD = ["attention", "share", "kernels"]
-SAID = """\
-*Attention* is told by the names of kernels; *share* is the share of its kernels in the time of all. The last
-column names the kernels that took most time, with their share."""
+SAID = "*Kernels*: the kind of attention by their names, and its share of the time of all kernels."
 
 
 def profile(call: Callable[[], object], device: str) -> dict[str, float]:
-    """Name of a kernel (on the CPU, of an operator) -> its microseconds in one call, the longest first."""
+    """Name of a kernel (on the CPU, of an operator) -> its microseconds in one call."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
@@ -44,22 +39,13 @@ def profile(call: Callable[[], object], device: str) -> dict[str, float]:
         if event.device_type == kind and not getattr(event, "is_user_annotation", False):
             taken = event.self_device_time_total if cuda else event.self_cpu_time_total
             times[event.key] = times.get(event.key, 0.0) + taken
-    return dict(sorted(times.items(), key=lambda item: -item[1]))
+    return times
 
 
-def described(times: Mapping[str, float]) -> list[str]:
-    """The kind of attention, its kernels' share of the time, and the kernels that took most time."""
-    total = max(sum(times.values()), 1e-9)
-    top = [f"`{short(name)}` {taken / total:.0%}" for name, taken in list(times.items())[:TOP]]
+def described(times: Mapping[str, float]) -> str:
+    """The kind of attention, and its kernels' share of the time."""
     for kind, pattern in KINDS.items():
         taken = [time for name, time in times.items() if re.search(pattern, name.lower())]
         if taken:
-            return [kind, f"{sum(taken) / total:.0%}", ", ".join(top)]
-    return ["not found", "-", ", ".join(top) or "-"]
-
-
-def short(name: str) -> str:
-    """A kernel's name without its template arguments and parameters."""
-    name = re.sub(r"^void |\(anonymous namespace\)::", "", name)
-    name = re.split(r"[<(]", name)[0] or name
-    return name.replace("|", "/").replace("`", "'")[:LONGEST_NAME]
+            return f"{kind}, {sum(taken) / max(sum(times.values()), 1e-9):.0%}"
+    return "not found"

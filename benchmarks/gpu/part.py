@@ -46,8 +46,6 @@ class Settings:
     """The folder of the result files; None to print the results."""
     until: float
     """The time of ``time.monotonic()`` at which the part must have ended."""
-    optimum_python: str | None = None
-    """Python of an environment with optimum-onnx."""
 
     @property
     def trial(self) -> bool:

@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING, Any
 from converter import recipes
 from converter.config import PROVENANCE, Config, Provenance, read_provenance
 from converter.errors import OutputError, SourceError
-from converter.exports import EXPORTS, not_copied
+from converter.exports.onnx.files import NOT_COPIED
 from converter.families.refusals import QUANTISED, check_kernels
 from converter.families.templates import templates_folder
 from converter.interrupts import Interrupted, held
 from converter.model import Model, open_model
 from converter.progress import byte_bar
-from converter.publish.contents import State, state_of
 from converter.recipes import AlibiRecipe
 from converter.recipes.overrides import words
 from converter.result import manifest
 from converter.result.card import LARGEST_CARD, PICTURE, Origin, adopted, describe
-from converter.result.code import differs, references
-from converter.result.converted import ConvertedRepository, read_converted
+from converter.result.converted import ConvertedRepository, differs, read_converted, references
 from converter.result.manifest import MANIFEST, Entry
 from converter.result.repository import small_files
 from converter.result.staging import workspace
@@ -105,7 +103,7 @@ class Saved:
     """Names of code files that the folder lacks."""
     listed: Mapping[str, Entry]
     """The files in the manifest, if there is one."""
-    states: Mapping[str, State]
+    states: Mapping[str, os.stat_result]
     """The files that belong to the repository, as they were when the folder was read."""
 
     @property
@@ -217,7 +215,7 @@ def _open(place: Path) -> Saved:
     fitted |= {PROVENANCE: replace(provenance, fine_tuned=True).to_json()}
     fitted |= recipe.stored(place, checkpoint, fitted)
     listed = manifest.read(place) if (place / MANIFEST).is_file() else {}
-    small = small_files(model.source.files, but=not_copied())
+    small = small_files(model.source.files, but=NOT_COPIED)
     index = [checkpoint.index] if checkpoint.index else []
     # Exports are among the listed files; weights of an older save that are listed no longer belong to it.
     older = [name for name in listed if not name.endswith((".safetensors", ".safetensors.index.json"))]
@@ -231,7 +229,7 @@ def _open(place: Path) -> Saved:
         tokenizer=tokenizer,
         missing=[name for name in code if name not in present],
         listed=listed,
-        states={name: state_of(place / name) for name in present},
+        states={name: (place / name).stat() for name in present},
     )
 
 
@@ -289,12 +287,11 @@ def _checkpoint(place: Path) -> Checkpoint:
 
 def _verify(saved: Saved, *, progress: bool) -> list[Check]:
     """Checks the model as a conversion does, and the exports in its folder as ``export`` does."""
+    from converter.exports.onnx.validate import check_again
     from converter.verification import verify
 
     checks = verify(saved.repository)
-    for kind in EXPORTS:
-        checks += kind.check_again(saved.repository, saved.states.keys(), progress=progress)
-    return checks
+    return checks + check_again(saved.repository, saved.states.keys(), progress=progress)
 
 
 def _entries(saved: Saved, *, progress: bool) -> dict[str, Entry]:
@@ -303,10 +300,12 @@ def _entries(saved: Saved, *, progress: bool) -> dict[str, Entry]:
     Raises:
         SourceError: a weight is NaN or infinite, or the weights are those that the conversion wrote.
     """
-    place, total = saved.repository.folder, sum(state[0] for state in saved.states.values())
+    place, total = saved.repository.folder, sum(state.st_size for state in saved.states.values())
     with byte_bar("hashing", total, show=progress) as advance:
         entries = {
-            name: Entry(state[0], sha256(place / name, advance, look=saved.repository.scan(name, DIVERGED)))
+            name: Entry(
+                state.st_size, sha256(place / name, advance, look=saved.repository.scan(name, DIVERGED))
+            )
             for name, state in saved.states.items()
         }
     files = saved.repository.checkpoint.files
@@ -363,7 +362,13 @@ def _check_unchanged(saved: Saved) -> None:
     """Raises ``SourceError`` for a file that was changed after the folder was read and verified."""
     for name, state in saved.states.items():
         path = saved.repository.folder / name
-        if not path.is_file() or state_of(path) != state:
+        # Reading a file changes the time of its last access alone.
+        found = path.stat() if path.is_file() else None
+        if found is None or (found.st_size, found.st_mtime_ns, found.st_ino) != (
+            state.st_size,
+            state.st_mtime_ns,
+            state.st_ino,
+        ):
             raise SourceError(f"{name} was changed meanwhile; run the command again when nobody writes there")
 
 

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from converter.evaluation.candidates import ladder
 from evidence_design import EXAMPLES, LENGTHS, NONE, TRAINED_LENGTH, Model
 from lines_task import prompts_as_json
 from text_task import read_corpus
 
-from converter.evaluation.candidates import ladder
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import Measurement, Results
 from converter.evaluation.statistics import compare

@@ -14,6 +14,7 @@ from .configuration_ntk_baichuan import NtkBaichuanConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
@@ -40,7 +41,7 @@ class NtkBaichuanRMSNorm(nn.Module):
 class NtkBaichuanAttention(AlibiAttention):
     def __init__(self, config: NtkBaichuanConfig, layer_idx: int):
         heads, width = config.num_attention_heads, config.hidden_size
-        super().__init__(config, heads, (width // heads) ** -0.5, 0.0, layer_idx)
+        super().__init__(config, heads, config.score_scale, 0.0, layer_idx)
         self.W_pack = nn.Linear(width, 3 * width, bias=False)
         self.o_proj = nn.Linear(width, width, bias=False)
 
@@ -107,25 +108,19 @@ class NtkBaichuanPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkBaichuanModel(AlibiDecoder, NtkBaichuanPreTrainedModel):
+    layers_name = "layers"
+    norm_name = "norm"
+
     def __init__(self, config: NtkBaichuanConfig):
         super().__init__(config)
         self.alibi = Alibi(
             stock_slopes(config.num_attention_heads), config.alibi_scaling, config.num_hidden_layers
         )
-        self.softmax_scale = (config.hidden_size // config.num_attention_heads) ** -0.5
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         layers = [NtkBaichuanLayer(config, index) for index in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = NtkBaichuanRMSNorm(config)
-        self.gradient_checkpointing = False
         self.post_init()
-
-    @property
-    def decoder_layers(self) -> nn.ModuleList:
-        return self.layers
-
-    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.norm(hidden_states)
 
 
 class NtkBaichuanForCausalLM(CausalLMHead, NtkBaichuanPreTrainedModel, GenerationMixin):

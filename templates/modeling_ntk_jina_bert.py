@@ -14,6 +14,7 @@ from transformers.utils import TransformersKwargs
 
 from .configuration_ntk_jina_bert import NtkJinaBertConfig, NtkJinaBertForColBERTConfig
 from .ntk_alibi import Alibi, stock_slopes
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_encoder import (
     AlibiEncoder,
     EncoderAttention,
@@ -27,6 +28,7 @@ from .ntk_encoder import (
 from .ntk_encoder_heads import EncoderHead, MaskedLMHead, Predictions, SequenceClassificationHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
+from .ntk_tiles import Tile  # noqa: F401 -- see above
 
 GATES = {"geglu": "gelu", "reglu": "relu"}
 

@@ -9,10 +9,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_mosaic_bert import NtkMosaicBertConfig
 from .ntk_alibi import Alibi, stock_slopes
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_encoder import AlibiEncoder, EncoderAttention, EncoderSupport, GatedMLP
 from .ntk_encoder_heads import EncoderHead, MaskedLMHead, SequenceClassificationHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
+from .ntk_tiles import Tile  # noqa: F401 -- see above
 
 
 class NtkMosaicBertSelfAttention(SymmetricAttention):

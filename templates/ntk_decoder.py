@@ -52,18 +52,20 @@ class DecoderSupport:
 class AlibiDecoder:
     """Mixin for a family's trunk.
 
-    The family sets ``alibi`` and ``softmax_scale`` and says in the methods below which of its modules do
-    what. A layer is called as ``layer(hidden_states, plan=..., past_key_values=...)`` and returns the hidden
-    states and its attention weights or None.
+    The family sets ``alibi`` and names its modules. A layer is called as ``layer(hidden_states, plan=...,
+    past_key_values=...)`` and returns the hidden states and its attention weights or None.
     """
 
     alibi: Alibi
-    softmax_scale: float
+    layers_name: str
+    """The attribute that holds the layers, in the order in which they run."""
+    norm_name: str
+    """The attribute that holds the norm after the last layer."""
+    gradient_checkpointing = False
 
     @property
     def decoder_layers(self) -> nn.ModuleList:
-        """The layers, in the order in which they run."""
-        raise NotImplementedError
+        return getattr(self, self.layers_name)
 
     def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
         """The first layer's input [B, Q, hidden] from the token embeddings [B, Q, hidden]."""
@@ -71,7 +73,7 @@ class AlibiDecoder:
 
     def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The trunk's output [B, Q, hidden] from the last layer's output [B, Q, hidden]."""
-        raise NotImplementedError
+        return getattr(self, self.norm_name)(hidden_states)
 
     def forward(
         self,
@@ -133,7 +135,7 @@ class AlibiDecoder:
         plan = plan_attention(
             config,
             self.alibi,
-            self.softmax_scale,
+            config.score_scale,
             hidden_states,
             attention_mask,
             position_ids,

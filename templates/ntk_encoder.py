@@ -18,9 +18,10 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from .ntk_alibi import Alibi, infers_on_cpu
+from .ntk_alibi import Alibi
 from .ntk_heads import check_keywords, checked_tp_plan, refuse_vllm
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
+from .ntk_tiles import infers_on_cpu
 
 # Tokens that feed-forward layers take at a time.
 SLICE = 512
@@ -171,6 +172,7 @@ class AlibiEncoder:
 
     alibi: Alibi
     layer_class: type
+    gradient_checkpointing = False
     zero_padding = False
     """Whether the trunk sets the hidden states of padded tokens to 0."""
 
@@ -181,7 +183,6 @@ class AlibiEncoder:
         self.embeddings = EncoderEmbeddings(config)
         self.encoder = EncoderLayers([self.layer_class(config) for _ in range(config.num_hidden_layers)])
         self.pooler = Pooler(config) if add_pooling_layer else None
-        self.gradient_checkpointing = False
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

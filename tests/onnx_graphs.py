@@ -5,7 +5,6 @@ Building graphs, running them without this project's own session, and the float6
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from converter import convert
 from converter.exports.onnx.build import build_graph
 from converter.exports.onnx.choices import Profile
-from converter.exports.onnx.graph import METADATA
+from converter.exports.onnx.describe import Description
 from converter.result.converted import open_converted
 from tests import tiny
 from tests.patched import config_of
@@ -51,12 +50,8 @@ def build(
     name: str = "graph.onnx",
 ) -> Path:
     """Writes a graph into its repository without all that an export does around it."""
-    graph = build_graph(
-        open_converted(folder), profile=profile, dtype=dtype, last_logits=last_logits, convert_weights=False
-    )
-    made = {"profile": profile, "dtype": dtype, "last_logits": last_logits, "standalone": False}
-    made["alibi_scaling"] = config_of(folder).get("alibi_scaling")
-    graph.save(folder / name, {METADATA: json.dumps(made)})
+    made = Description(profile, dtype, last_logits, False, config_of(folder).get("alibi_scaling"))
+    build_graph(open_converted(folder), made).save(folder / name, made.metadata)
     return folder / name
 
 

@@ -12,6 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from converter.evaluation.agreement import MEASURES, agreement
+from converter.evaluation.candidates import candidates
+from converter.evaluation.masked import by_position, masked_positions, window_losses
+from converter.evaluation.perplexity import pieces
+from converter.evaluation.pooling import pooling_of
+from converter.evaluation.tasks.ranking import CUTOFF, ndcg
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -19,21 +25,15 @@ from sklearn.metrics import ndcg_score
 
 from converter import convert
 from converter.errors import SourceError, UnsupportedModel, UsageError
-from converter.evaluation.agreement import MEASURES, agreement
-from converter.evaluation.candidates import candidates
 from converter.evaluation.embeddings import embed, rank
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.hardware import choose
-from converter.evaluation.masked import by_position, masked_positions, window_losses
-from converter.evaluation.perplexity import pieces
-from converter.evaluation.pooling import pooling_of
 from converter.evaluation.results import PERPLEXITY
 from converter.evaluation.runner import masked_losses
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks import make_task
 from converter.evaluation.tasks.base import Collection
 from converter.evaluation.tasks.beir import Beir
-from converter.evaluation.tasks.ranking import CUTOFF, ndcg
 from converter.evaluation.tune import tune
 from converter.scaling.request import RAMP
 from converter.scaling.scaling import UNSCALED, Dynamic, Static

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from converter.evaluation.trials import trials
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
@@ -32,7 +33,6 @@ from converter.evaluation.runner import complete, losses
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Item
-from converter.evaluation.trials import trials
 from converter.families.templates import templates_folder
 from converter.scaling.request import RAMP, Defaults, Request
 from converter.scaling.scaling import UNSCALED, Dynamic, Static

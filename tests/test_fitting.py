@@ -14,6 +14,8 @@ import lines_task
 import numpy as np
 import pytest
 import torch
+from converter.evaluation.search import Pool
+from converter.evaluation.verdict import Verdict, check_gain, verdict
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
@@ -22,9 +24,7 @@ from converter import convert, evaluate, fit, tune
 from converter.errors import NoGain, UsageError
 from converter.evaluation import candidates
 from converter.evaluation import tune as tuning
-from converter.evaluation.search import Pool
 from converter.evaluation.tasks import make_task
-from converter.evaluation.verdict import Verdict, check_gain, verdict
 from converter.fitting import descent
 from converter.fitting.descent import Descent, Look, descend
 from converter.fitting.samples import Answered, Prompts, Windows, answers, masked_tokens, next_tokens

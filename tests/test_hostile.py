@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import yaml
+from converter.result.front_matter import as_yaml, front_matter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from converter.config import LARGEST
 from converter.errors import ConverterError, SourceError
 from converter.recipes import of_checkpoint
-from converter.result.front_matter import as_yaml, front_matter
 from converter.source.checkpoint import parse_header, weight_files
 from converter.source.jsonfile import parse_object
 from tests.conftest import Run, edit_json

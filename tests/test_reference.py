@@ -407,18 +407,8 @@ def test_mpt_logit_scale(tmp_path: Path) -> None:
 
 
 FALCON_LAYOUTS: dict[str, dict[str, Any]] = {
-    "sequential": {},
-    "sequential, no biases": {"bias": False},
-    "sequential, multi-query": {"multi_query": True},
-    "parallel": {"parallel_attn": True},
-    "parallel, multi-query, no biases": {"parallel_attn": True, "multi_query": True, "bias": False},
-    "new": {"parallel_attn": True, "new_decoder_architecture": True, "num_kv_heads": 4},
-    "new, one norm": {
-        "parallel_attn": True,
-        "new_decoder_architecture": True,
-        "num_kv_heads": 2,
-        "num_ln_in_parallel_attn": 1,
-    },
+    "biases": {},
+    "no biases": {"bias": False},
     "narrow MLP": {"ffn_hidden_size": 120},
     "untied": {"tie_word_embeddings": False},
 }

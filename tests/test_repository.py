@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from converter.result.front_matter import front_matter
 from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
 
@@ -18,7 +19,6 @@ import converter
 from converter import convert
 from converter.families import FAMILIES, recognise
 from converter.families.base import HEADS
-from converter.result.front_matter import front_matter
 from converter.result.repository import small_files
 from tests import tiny
 from tests.conftest import MakeSource, edit_json, fingerprint
@@ -118,6 +118,7 @@ def test_files(make_source: MakeSource, tmp_path: Path, family: str) -> None:
         f"modeling_ntk_{family}.py",
         "ntk_attention.py",
         "ntk_cache.py",
+        "ntk_config.py",
         "ntk_decoder.py",
         "ntk_heads.py",
         "ntk_plan.py",

@@ -74,7 +74,6 @@ def test_the_folder_is_left_as_it_was(converted: Convert, tmp_path: Path) -> Non
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-TILED = "tiled attention differs"
 WRONG_CODE = {
     # file, the correct code, the mistake that replaces it, the message
     "slopes-exponent": (
@@ -98,8 +97,8 @@ WRONG_CODE = {
     "padding-channel": ("ntk_alibi.py", "(~real) * PADDED_KEY", "real * 0.0", "fused attention differs"),
     "chunk-mask": (
         "ntk_plan.py",
-        "queries in (1, sizes.keys)",
-        "queries <= sizes.keys",
+        "queries in (1, cache.read)",
+        "queries <= cache.read",
         "chunked attention differs",
     ),
     "decoding": (
@@ -110,8 +109,8 @@ WRONG_CODE = {
     ),
     "cached-positions": (
         "ntk_plan.py",
-        "slots = torch.arange(queries, device=device) + seen",
-        "slots = torch.arange(queries, device=device)",
+        "slots = torch.arange(queries, device=hidden_states.device) + seen",
+        "slots = torch.arange(queries, device=hidden_states.device)",
         "runs with slope",
     ),
     "cache": (
@@ -119,15 +118,6 @@ WRONG_CODE = {
         "room[..., seen : seen + new, :] = states",
         "room[..., : seen + new, :][..., -new - (seen > 0) :, :][..., :new, :] = states",
         "runs with slope",
-    ),
-    "far-keys": ("ntk_alibi.py", "flattest * distances", "100 * flattest * distances", TILED),
-    "tile-without-mask": ("ntk_attention.py", "mask[k.shape[2] :] = -math.inf", "pass", TILED),
-    "tile-in-reverse": ("ntk_attention.py", "scale=scaling).flip(2)", "scale=scaling)", TILED),
-    "tile-of-other-heads": (
-        "ntk_attention.py",
-        "output[:, queries, heads] =",
-        "output[:, queries, heads.start - heads.stop :] =",
-        TILED,
     ),
     "activation": ("modeling_ntk_bloom.py", 'approximate="tanh"', 'approximate="none"', "that of stock"),
     "layout": (
@@ -138,8 +128,8 @@ WRONG_CODE = {
     ),
     "extra-module": (
         "modeling_ntk_bloom.py",
-        "        self.gradient_checkpointing = False",
-        "        self.gradient_checkpointing = False; self.extra = nn.Linear(2, 2)",
+        "        self.ln_f =",
+        "        self.extra = nn.Linear(2, 2); self.ln_f =",
         "'transformer.extra.bias' is missing, and 1 more",
     ),
 }
@@ -274,7 +264,7 @@ def test_wrong_mpt_bias_is_caught(converted: Convert, mistaken: Mistaken, tmp_pa
 
 
 def test_falcon_bias_counted_twice_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: Path) -> None:
-    mistaken("modeling_ntk_falcon.py", "slope * self.softmax_scale for", "slope for")
+    mistaken("modeling_ntk_falcon.py", "slope * config.score_scale for", "slope for")
     folder = converted("falcon", 12, "ntk")
     with pytest.raises(VerificationError, match="runs with slope"):
         run(folder, tmp_path / "source")

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import measuring
 import numpy as np
 import report
 import torch
-import torch_speed
-from encoder_side import in_batches
-from encoder_speed import VOCABULARY, make_texts, padding
+from encoder_speed import in_batches, make_models, make_texts, padding
+from report import Document, number, ratio
 
-from gpu.document import Document
-from gpu.settings import Settings, shared
+from gpu.part import Settings, shared
 
 TITLE = "encoders"
-HEADS, HEAD_DIM, LAYERS, INNER = 12, 64, 12, 3072
+SIZES = {"heads": 12, "layers": 12, "hidden": 768, "inner": 3072}
 """Of jina-embeddings-v2-base."""
 DTYPES = ("float32", "bfloat16", "float16")
 NEAREST = {"float32": 1 - 1e-6, "bfloat16": 0.99, "float16": 0.999}
 """Smallest cosine of a text's vector with that of the same model in float32 on the CPU."""
 TURNS = 3
 OURS, BERT = "converted", "BERT"
+ORDERS = {True: "sorted", False: "as they come"}
 INTRO = f"""\
-A JinaBERT of jina-embeddings-v2-base's sizes and a BERT that is as wide and as deep ({LAYERS} layers, {HEADS}
-heads x {HEAD_DIM}), both with random weights. Texts have a quarter of the length up to all of it; a batch has
-{{tokens}} tokens, and vectors are means. *Sorted*: texts of similar length share a batch. Both models attend
-with sdpa; the converted one has no kernel for texts without padding, so sorting is what saves its padding.
-Times are medians of up to {TURNS} runs after one more. Memory is the peak of torch's allocator beyond the
-weights. Factors are to the converted model with the texts in the same order."""
+A JinaBERT of jina-embeddings-v2-base's sizes and a BERT that is as wide and as deep ({SIZES["layers"]} layers,
+{SIZES["heads"]} heads x 64), both with random weights. Texts have a quarter of the length up to all of it; a
+batch has {{tokens}} tokens, and vectors are means. *Sorted*: texts of similar length share a batch. Both
+attend with sdpa; the converted one has no kernel for texts without padding, so sorting is what saves its
+padding. Times are medians of up to {TURNS} runs after one more. Memory is the peak of torch's allocator beyond
+the weights. Factors are to the converted model with the texts in the same order."""
 HEAD = ["tokens", "dtype", "model", "order", "padding", "texts/s", "factor", "extra MB"]
 
 
@@ -39,84 +38,56 @@ def run(settings: Settings, document: Document) -> None:
     lengths = settings.size((512, 2048, 8192), (16, 48))
     tokens = settings.size(65536, 96)
     document.intro = INTRO.format(tokens=tokens)
-    models = {OURS: converted(settings, max(lengths)), BERT: bert(settings, max(lengths))}
+    models = make(settings, max(lengths))
     texts = {length: make_texts(length, 4 * max(1, tokens // length)) for length in lengths}
-    right = vectors(models[OURS].float().cpu(), texts[lengths[0]][:8], 8, ordered=True)
+    right = vectors(models[OURS], texts[lengths[0]][:8], 8, ordered=True)
     rows: list[list[str]] = []
     plan = [(dtype, length) for dtype in settings.size(DTYPES, DTYPES[:2]) for length in lengths]
     for (dtype, length), until in shared(plan, settings.until):
+        batch = max(1, tokens // length)
+        sizes = [len(text) for text in texts[length]]
         speeds: dict[tuple[str, bool], float] = {}
         for name, model in models.items():
             model.to(settings.device, getattr(torch, dtype))
             if name == OURS and length == lengths[0]:
-                found = vectors(model, texts[length][:8], 8, ordered=True)
-                nearest = float(cosines(found, right).min())
+                nearest = float(cosines(vectors(model, texts[length][:8], 8, ordered=True), right).min())
                 if not nearest >= NEAREST[dtype]:
-                    document.fail(f"{dtype}", f"a vector's cosine with that of the CPU is {nearest:.4f}")
-            for ordered in (True, False):
+                    document.fail(dtype, f"a vector's cosine with that of the CPU is {nearest:.4f}")
+            for ordered, order in ORDERS.items():
                 if time.monotonic() > until:
-                    rows.append([str(length), dtype, name, order(ordered), "-", "no time", "-", "-"])
+                    rows.append([str(length), dtype, name, order, "-", "no time", "-", "-"])
                     continue
-                batch = max(1, tokens // length)
                 seconds, extra = measure(model, texts[length], batch, until, ordered=ordered)
-                speeds[name, ordered] = len(texts[length]) / seconds
-                sizes = [len(text) for text in texts[length]]
+                speeds[name, ordered] = len(sizes) / seconds
+                base = speeds.get((OURS, ordered)) if name != OURS else None
                 empty = padding(sorted(sizes, reverse=True) if ordered else sizes, batch)
-                base = speeds.get((OURS, ordered), 0.0) if name != OURS else 0.0
-                rows.append(
-                    [
-                        *(str(length), dtype, name, order(ordered), f"{empty:.0%}"),
-                        torch_speed.number(speeds[name, ordered]),
-                        f"{speeds[name, ordered] / base:.2f}x" if base else "-",
-                        f"{extra / 1e6:.0f}" if settings.device != "cpu" else "-",
-                    ]
-                )
-            torch_speed.release()
+                row = [str(length), dtype, name, order, f"{empty:.0%}", number(speeds[name, ordered])]
+                memory = f"{extra / 1e6:.0f}" if not settings.trial else "-"
+                rows.append([*row, ratio(speeds[name, ordered], base), memory])
+            measuring.release()
         document.put("Unequal texts", report.table(HEAD, rows, texts=4))
 
 
-def order(ordered: bool) -> str:
-    return "sorted" if ordered else "as they come"
-
-
-def converted(settings: Settings, longest: int) -> Any:
-    """A converted JinaBERT with random weights."""
+def make(settings: Settings, longest: int) -> dict[str, Any]:
+    """Both models, on the CPU in float32."""
     from transformers import AutoModel
 
     from converter import convert
-    from tests import tiny
 
-    heads, layers, inner = settings.size((HEADS, LAYERS, INNER), (2, 2, 64))
-    source, out = Path(settings.folder, "encoder"), Path(settings.folder, "encoder-converted")
-    sizes = {"hidden_size": heads * HEAD_DIM, "num_hidden_layers": layers, "intermediate_size": inner}
-    tiny.ENCODERS["jina_bert"](
-        source, heads, head="Model", vocab_size=VOCABULARY, max_position_embeddings=longest, **sizes
-    )
-    convert(source, out, method="none", verify=False)
-    return AutoModel.from_pretrained(out, trust_remote_code=True).eval()
-
-
-def bert(settings: Settings, longest: int) -> Any:
-    """transformers' BERT with random weights, which attends with sdpa."""
-    from transformers import BertConfig, BertModel
-
-    heads, layers, inner = settings.size((HEADS, LAYERS, INNER), (2, 2, 64))
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=heads * HEAD_DIM,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=inner,
-        max_position_embeddings=longest,
-    )
-    return BertModel(config, add_pooling_layer=False).eval()
+    folder = settings.folder / "encoders"
+    sizes = settings.size(SIZES, {"heads": 2, "layers": 2, "hidden": 128, "inner": 64})
+    make_models(folder, longest=longest, **sizes)
+    convert(folder / "source", folder / "out", method="none", verify=False)
+    ours = AutoModel.from_pretrained(folder / "out", trust_remote_code=True)
+    bert = AutoModel.from_pretrained(folder / "bert", add_pooling_layer=False)
+    return {OURS: ours.float().eval(), BERT: bert.eval()}
 
 
 def vectors(model: Any, texts: Sequence[Sequence[int]], rows: int, *, ordered: bool) -> np.ndarray:
     """Means of hidden states, float32 [texts, hidden]."""
-    device = model.device
 
     def states(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        device = model.device
         found: torch.Tensor = model(ids.to(device), attention_mask=mask.to(device)).last_hidden_state
         return found.float().cpu()
 

@@ -6,13 +6,12 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 from xml.etree import ElementTree
 
 import report
+from report import Document
 
-from gpu.document import Document
-from gpu.settings import Settings
+from gpu.part import Settings
 
 TITLE = "the tests marked gpu"
 MARK = "pytest.mark.gpu"
@@ -36,11 +35,6 @@ def run(settings: Settings, document: Document) -> None:
     if not record.is_file():
         document.fail("pytest", f"ended with {ended.returncode} and without a record; is it installed?")
         return
-    document.put("Results", results(record, document, trial=settings.trial))
-
-
-def results(record: Path, document: Document, *, trial: bool) -> str:
-    """Counts what pytest recorded, and notes failures and, but for a trial, what was skipped."""
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     for case in ElementTree.parse(record).iter("testcase"):
         outcome = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
@@ -53,6 +47,7 @@ def results(record: Path, document: Document, *, trial: bool) -> str:
         else:
             counts["failed"] += 1
             document.fail(name, outcome.get("message"))
-    if not counts["passed"] and not trial:
+    if not counts["passed"] and not settings.trial:
         document.fail("pytest", "no test passed")
-    return report.table(["outcome", "tests"], [[word, str(count)] for word, count in counts.items()])
+    rows = [[word, str(count)] for word, count in counts.items()]
+    document.put("Results", report.table(["outcome", "tests"], rows))

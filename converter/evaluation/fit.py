@@ -9,26 +9,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from converter import interrupts
 from converter.bytesize import bytes_text
 from converter.errors import UsageError
+from converter.evaluation.evaluate import run_settings
 from converter.evaluation.exam import LONGEST
 from converter.evaluation.hardware import Hardware, choose, explained, free_memory
-from converter.evaluation.material import LEARN, STOP, answered, prompts_of, rows_of, samples_of, windows_of
+from converter.evaluation.held_out import Verdict, check_gain, judge, rows_of, samples_of
 from converter.evaluation.results import finite
-from converter.evaluation.settings import run_settings
 from converter.evaluation.subject import Subject, open_subject
-from converter.evaluation.tasks.base import Item, Task
-from converter.evaluation.verdict import Verdict, check_gain, judge
+from converter.evaluation.tasks.base import Task
 from converter.fitting.descent import Descent, Look, descend
 from converter.fitting.samples import Samples
 from converter.fitting.trainable import TrainableAlibi, memory
-from converter.progress import Advance
 from converter.progress import steps as step_bar
-from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Dynamic, Scaling, Static
+from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Dynamic, Static
 
 STEPS, MINUTES = 200, 10.0
 
@@ -142,7 +137,7 @@ def fit(
     ) as subject:
         started = time.monotonic()
         trained = _check(subject, target_length, prompts)
-        form = starting_form(
+        form = _starting_form(
             subject,
             trained,
             target_length,
@@ -155,7 +150,11 @@ def fit(
         with explained():
             say(_announcement(subject, form, samples, target_length))
             with step_bar("fitting", steps, show=progress) as advance:
-                found = learn(subject, samples, form, steps, minutes * 60, seed, advance)
+                bare = subject.scaled(UNSCALED)
+                alibi = TrainableAlibi(subject.stock, form, bare.device)
+                found = descend(
+                    bare, alibi, samples, steps=steps, seconds=minutes * 60, seed=seed, advance=advance
+                )
             if found.interrupted:
                 _use_what_is_there(found)
             verdicts = judge(subject, samples, found.best.scaling, trained)
@@ -174,21 +173,17 @@ def fit(
     )
 
 
-def starting_form(
+def _starting_form(
     subject: Subject,
     trained: int,
     target: int,
     *,
-    static: bool = False,
-    dynamic: Basis | None = None,
-    shared: bool = False,
-    temperatures: bool = False,
+    static: bool,
+    dynamic: Basis | None,
+    shared: bool,
+    temperatures: bool,
 ) -> Static | Dynamic:
-    """The form to fit, which starts as the stock model: all exponents and temperatures are 0.
-
-    Raises:
-        UsageError: the model cannot compute it, or its factor would be too large.
-    """
+    """The form to fit, which starts as the stock model: all exponents and temperatures are 0."""
     geometry = subject.recipe.geometry
     rows = ((0.0,) * geometry.num_heads,) * (1 if shared else geometry.num_layers)
     more = rows if temperatures else None
@@ -201,57 +196,6 @@ def starting_form(
         form = Dynamic(FITTED, "position", 1.0, trained, exponents=rows, temperatures=more)
     subject.recipe.check_scaling(form)
     return form
-
-
-def learn(
-    subject: Subject,
-    samples: Sequence[Samples],
-    form: Static | Dynamic,
-    steps: int,
-    seconds: float,
-    seed: int,
-    advance: Advance,
-) -> Descent:
-    """Fits the slopes of a subject; see ``descend``."""
-    model = subject.scaled(UNSCALED)
-    alibi = TrainableAlibi(subject.stock, form, model.device)
-    return descend(model, alibi, samples, steps=steps, seconds=seconds, seed=seed, advance=advance)
-
-
-def fitted_candidate(
-    subject: Subject,
-    items: Sequence[Item],
-    windows: NDArray[np.int64],
-    trained: int,
-    target: int,
-    *,
-    seconds: float,
-    seed: int,
-    advance: Advance = int,
-) -> Scaling | None:
-    """Slopes fitted to prompts and windows, not judged yet; None if they gained nothing where they stopped.
-
-    Raises:
-        UsageError: there are too few prompts and windows.
-    """
-    form = starting_form(subject, trained, target)
-    cases = answered(subject.tokenizer, items, trained, target)
-    found: list[Samples] = []
-    if len(windows) >= LEARN + STOP:
-        found.append(windows_of(subject, windows, form, trained, 0, max(STOP, len(windows) // 8)))
-    if len(cases) >= LEARN + STOP:
-        shuffled = np.random.default_rng(seed).permutation(len(cases))
-        cases = [cases[index] for index in shuffled]
-        found.append(prompts_of(subject, cases, 0, max(STOP, len(cases) // 8)))
-    if not found:
-        raise UsageError(
-            f"fitting needs {LEARN + STOP} prompts or windows beside those to choose and to measure by, and "
-            f"{max(len(cases), len(windows))} are left; give more"
-        )
-    descent = learn(subject, found, form, STEPS, seconds, seed, advance)
-    if descent.interrupted:
-        raise KeyboardInterrupt
-    return None if descent.best is descent.looks[0] else descent.best.scaling
 
 
 def _check_options(

@@ -181,8 +181,9 @@ class Results:
     def table(self, task: str) -> str:
         """One task as a Markdown table: a row for each model and scaling, a column for each length.
 
-        Scores are in per cent. A cell has the value, its 95 % confidence interval, and ``*`` if it differs
-        significantly from the first row on the same items (p < 0.05).
+        Scores are in per cent. A cell of the first row has the value and its 95 % confidence interval; the
+        others have the difference from it on the same items (for perplexity, the ratio) with the interval of
+        the difference, and ``*`` if it is significant (p < 0.05).
         """
         cells = {
             (each.model, each.scaling, each.length): _cell(each)
@@ -194,17 +195,11 @@ class Results:
         several = len({model for model, _ in rows}) > 1
         head = [*(["model"] if several else []), "scaling", *(str(length) for length in lengths)]
         body = [
-            [*([model] if several else []), scaling]
+            [*([model] if several else []), scaling_label(scaling)]
             + [cells.get((model, scaling, length), "") for length in lengths]
             for model, scaling in rows
         ]
-        widths = [max(len(row[column]) for row in [head, *body]) for column in range(len(head))]
-        rule = ["-" * width for width in widths]
-        lines = [
-            "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-            for row in [head, rule, *body]
-        ]
-        return "\n".join(lines)
+        return markdown([head, *body])
 
     def report(self) -> str:
         """All tables as Markdown, each below the name of its task."""
@@ -245,15 +240,44 @@ class Results:
         ]
 
 
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as a Markdown table; the first is the head."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [rows[0], ["-" * width for width in widths], *rows[1:]]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
+
+
+def scaling_label(scaling: str) -> str:
+    """A scaling as tables and legends name it; the only place where that name is made."""
+    return scaling
+
+
 def _cell(each: Measurement) -> str:
-    star = " *" if each.comparison and each.comparison.significant else ""
-    numbers = (each.value, each.low, each.high)
-    if each.metric == PERPLEXITY:
-        values = [perplexity_text(number) for number in numbers]
-    else:
-        values = [f"{100 * number:.1f}" for number in numbers]
-    interval = f" ({values[1]} to {values[2]})" if each.items > 1 else ""
-    return f"{values[0]}{interval}{star}"
+    text = perplexity_text if each.metric == PERPLEXITY else "{:.1f}".format
+    unit = 1 if each.metric == PERPLEXITY else 100
+    value, low, high = (text(unit * number) for number in (each.value, each.low, each.high))
+    if each.comparison is not None:
+        star = " *" if each.comparison.significant else ""
+        return f"{value}, {difference_text(each.metric, each.comparison)}{star}"
+    return f"{value} ({low} to {high})" if each.items > 1 else value
+
+
+def difference_text(measure: str, found: Comparison) -> str:
+    """A paired difference with its interval: "+3.0 (-1.0 to +7.1)", or "x 0.98 (0.96 to 1.01)"."""
+    if measure == PERPLEXITY:
+        if not found.better + found.worse:
+            return "the same"
+        value, low, high = (_ratio_text(number) for number in (found.difference, found.low, found.high))
+        return f"x {value} ({low} to {high})"
+    value, low, high = (f"{100 * number:+.1f}" for number in (found.difference, found.low, found.high))
+    return f"{value} ({low} to {high})"
+
+
+def _ratio_text(value: float) -> str:
+    return f"{value:.3f}" if value < 1000 else f"{value:.2g}"
 
 
 def perplexity_text(value: float) -> str:

@@ -23,9 +23,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from converter.errors import SourceError, UnsupportedModel, UsageError
+from converter.evaluation.embeddings import pooling_of
 from converter.evaluation.hardware import Hardware
-from converter.evaluation.pooling import pooling_of
-from converter.exports import not_copied
+from converter.exports.onnx.files import NOT_COPIED
 from converter.model import Model, open_model
 from converter.plan import prepare, write
 from converter.recipes import AlibiRecipe, Recipe
@@ -288,7 +288,7 @@ def open_subject(
         raise SourceError(
             f"{source.name} has no tokenizer that loads without its own code, and evaluation needs one"
         )
-    source.fetch([CONFIG, *small_files(source.files, but=not_copied()), *source.weights()])
+    source.fetch([CONFIG, *small_files(source.files, but=NOT_COPIED), *source.weights()])
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as name, contextlib.ExitStack() as stack:
         work = Path(name)
         folder, patched = source.folder, None

@@ -122,8 +122,6 @@ class Family:
     """The class that transformers chooses for the source's model_type if the tokenizer's config has none."""
     bias_scale: Callable[[int], float] = lambda head_dim: 1.0
     """Head size -> the factor on slope times distance (Falcon divides it by sqrt(head size))."""
-    rounded_bias: bool = False
-    """Whether its own code, and transformers', rounds the bias to bfloat16 even in a float32 model."""
     stock: bool = True
     """Whether transformers has its own classes for this family, called ``<camel>Model`` and so on."""
     stock_unfit: Callable[[Config], str | None] = lambda config: None
@@ -150,12 +148,13 @@ class Family:
         """The files that are copied into a converted repository."""
         parts = {
             "decoder": ("ntk_attention.py", "ntk_plan.py", "ntk_cache.py"),
-            "encoder": ("ntk_encoder_heads.py", "ntk_symmetric.py"),
+            "encoder": ("ntk_encoder_heads.py", "ntk_symmetric.py", "ntk_tiles.py"),
         }
         return (
             f"configuration_ntk_{self.name}.py",
             f"modeling_ntk_{self.name}.py",
             f"ntk_{self.kind}.py",
+            "ntk_config.py",
             "ntk_heads.py",
             *parts[self.kind],
             "ntk_alibi.py",

@@ -3,6 +3,8 @@
 Sources: transformers' ``models/falcon`` and ``configuration_RW`` of the first revisions. Those revisions
 have the model_type ``RefinedWebModel`` or ``RefinedWeb`` and call the sizes ``n_head``, ``n_layer`` and
 ``n_head_kv``; their ``multi_query`` and ``parallel_attn`` are false by default, those of transformers true.
+Every published Falcon with ALiBi has sequential layers and a key for every head. Falcon's other layouts are
+those of its rotary models.
 The bias is divided by sqrt(head_dim) together with the scores. The models were trained at 2048 tokens
 (Penedo et al. 2023, arXiv 2306.01116), which no config stores.
 """
@@ -23,6 +25,8 @@ SPELLINGS = {
     "n_layer": "num_hidden_layers",
     "n_head_kv": "num_kv_heads",
 }
+LAYOUTS = {"multi_query": True, "parallel_attn": True, "new_decoder_architecture": False}
+"""Flags of Falcon's other layouts, with transformers' defaults."""
 
 
 def check(config: Config) -> None:
@@ -31,20 +35,22 @@ def check(config: Config) -> None:
             f"alibi is {config.get('alibi', False)!r}: this Falcon, like falcon-7b and falcon-40b, has "
             "rotary positions, so it has no slopes to scale; set rope scaling in its config.json instead"
         )
+    flags = normalise(config)
+    for key, default in LAYOUTS.items():
+        if flags.get(key, default) is not False:
+            raise UnsupportedModel(
+                f"{key} is {flags.get(key, default)!r}; only a Falcon with False, as all published ones with "
+                "ALiBi have, can be converted"
+            )
 
 
 def geometry(config: Config) -> Geometry:
     heads = count(config, "num_attention_heads", "n_head")
-    flags = normalise(config)
-    if flags.get("new_decoder_architecture"):
-        kv_heads = count(config, "num_kv_heads", "n_head_kv", default=heads)
-    else:
-        kv_heads = 1 if flags.get("multi_query", True) else heads
     return Geometry(
         num_heads=heads,
         head_dim=head_dim(count(config, "hidden_size", "n_embed"), heads),
         num_layers=count(config, "num_hidden_layers", "n_layer"),
-        num_kv_heads=kv_heads,
+        num_kv_heads=heads,
     )
 
 
@@ -83,7 +89,6 @@ FAMILY = Family(
         ),
     ),
     normalise=normalise,
-    rounded_bias=True,
     bias_scale=lambda head_dim: head_dim**-0.5,
     examples=("tiiuae/falcon-rw-1b", "tiiuae/falcon-rw-7b"),
 )

@@ -241,10 +241,11 @@ def stock_slopes(config: Config) -> slopes.Slopes:
 
 
 def normalise(config: Config) -> dict[str, Any]:
+    unless_null = ("attn_config", "ffn_config", SPELLINGS["norm_eps"])
     result = {
         key: value
         for key, value in respelled(config, SPELLINGS).items()
-        if key != SPELLINGS["norm_eps"] or value is not None
+        if key not in unless_null or value is not None
     }
     if result.get("no_bias") is None and _foundry(config):
         result["no_bias"] = False

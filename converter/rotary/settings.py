@@ -23,7 +23,7 @@ from converter.scaling.frequencies import (
     scaled_frequencies,
     yarn_attention,
 )
-from converter.scaling.scaling import FITTED, Dynamic, Scaling, Static
+from converter.scaling.scaling import FITTED, Dynamic, Scaling, Static, number_text
 from converter.scaling.slopes import Ramp
 
 LENGTH, SCALING, PARAMETERS = "max_position_embeddings", "rope_scaling", "rope_parameters"
@@ -93,10 +93,10 @@ class Change:
             start, end = self.ramp
             return (
                 f"YaRN: wavelengths up to {start:g} tokens kept, from {end:g} on multiplied by "
-                f"{self.divisor:g}; queries and keys multiplied by {self.attention:.6g}"
+                f"{number_text(self.divisor)}; queries and keys multiplied by {self.attention:.6g}"
             )
         if self.divisor != 1:
-            return f"positions divided by {self.divisor:g}, base {self.base:.10g} kept"
+            return f"positions divided by {number_text(self.divisor)}, base {self.base:.10g} kept"
         if self.scaled_base != self.base:
             return f"base {self.base:.10g} raised to {self.scaled_base:.10g}"
         return f"base {self.base:.10g} kept"

@@ -18,7 +18,7 @@ from converter.result.converted import ConvertedRepository
 from converter.rotary.settings import Rotary, attention_factor
 from converter.scaling.scaling import Dynamic, Scaling
 from converter.source.checkpoint import Checkpoint
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 
 # Relative; float32 rounds a power of the base by about this much.
 TOLERANCE = 2e-5
@@ -26,7 +26,7 @@ TOLERANCE = 2e-5
 RENAMED = {"embed_out.": "lm_head."}
 
 
-def verify(repository: ConvertedRepository, recipe: RotaryRecipe, context: Context) -> list[Check]:
+def verify(repository: ConvertedRepository, recipe: RotaryRecipe) -> list[Check]:
     """Runs all checks; see ``converter.verification.verify``.
 
     Raises:
@@ -58,9 +58,6 @@ def verify(repository: ConvertedRepository, recipe: RotaryRecipe, context: Conte
             f"transformers {transformers.__version__} does not run this config.json "
             f"({type(error).__name__}: {reason}); correct the value there"
         ) from error
-    if context.own_code is not None:
-        # A rotary source with its own code is not accepted, so there is none to run.
-        checks.append(Check("own code", context.own_code.missing or "", skipped=True))
     return checks
 
 

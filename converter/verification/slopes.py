@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
 from converter.scaling.scaling import Dynamic, query_factors, rows
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
 
 NAME = "slopes"
@@ -45,7 +45,7 @@ LONGEST = {"decoder": 1 << 17, "encoder": 256}
 CHUNK = 4096
 
 
-def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it
+def check(patched: Patched) -> Check:
     """Compares what is measured with ``converter.scaling``: at one length, or two if dynamic.
 
     Where the layers' slopes differ, every layer is measured; else one is enough, since all share them.

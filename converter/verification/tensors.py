@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 from converter.errors import VerificationError
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 from converter.verification.patched import Patched, build
 
 NAME = "tensors"
 
 
-def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it
+def check(patched: Patched) -> Check:
     """Compares names and shapes with those of the model, built on the meta device.
 
     A stored name may lack the trunk's prefix or have an extra one, as transformers allows when it loads a

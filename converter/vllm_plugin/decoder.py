@@ -56,11 +56,6 @@ class Decoder(nn.Module):
         raise NotImplementedError
 
     @staticmethod
-    def softmax_scale(config: Any) -> float:
-        """The factor on q.k."""
-        raise NotImplementedError
-
-    @staticmethod
     def make_norm(config: Any) -> nn.Module:
         """The final norm."""
         raise NotImplementedError
@@ -68,7 +63,7 @@ class Decoder(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
         config, family = vllm_config.model_config.hf_config, FAMILY[self.family]
-        self.setup = Setup(vllm_config, self.alibi(config), self.softmax_scale(config))
+        self.setup = Setup(vllm_config, self.alibi(config))
         # A buffer, since a compiled graph cannot copy them to its device.
         values = self.setup.alibi.on(torch.get_default_device())
         self.register_buffer("alibi_values", values, persistent=False)
@@ -200,17 +195,14 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
         return name if name.startswith((prefix, "lm_head.")) else prefix + name
 
 
-def queries_first(tensor: torch.Tensor, groups: int, per_group: int) -> torch.Tensor:
-    """All queries, all keys, all values, from a fused weight or bias in the order of the groups of heads.
+def queries_first(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """All queries, all keys, all values, from a fused weight or bias with the three of each head together.
 
     Args:
-        tensor: [outputs, ...]; each group has its queries, then one key and one value.
-        groups: number of groups, which is that of the key heads.
-        per_group: query heads of a group.
+        tensor: [heads * 3 * head size, ...].
+        heads: number of heads.
     """
-    split = tensor.unflatten(0, (groups, per_group + 2, -1))
-    parts = split[:, :-2], split[:, -2:-1], split[:, -1:]
-    return torch.cat([part.flatten(0, 2) for part in parts])
+    return tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def part(tensor: torch.Tensor, shard: str) -> torch.Tensor:

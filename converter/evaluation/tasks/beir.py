@@ -17,9 +17,9 @@ from typing import Any
 
 from converter.errors import SourceError
 from converter.evaluation.tasks.base import Collection, Metric, Retrieval, TaskType
-from converter.evaluation.tasks.cases import Record, read_records
-from converter.evaluation.tasks.fitting import texts_in_tokens
-from converter.evaluation.tasks.ranking import ndcg
+from converter.evaluation.tasks.records import Record, read_records
+from converter.evaluation.tasks.scores import ndcg
+from converter.evaluation.tasks.tokens import texts_in_tokens
 
 CORPUS, QUERIES, QRELS, TEST = "corpus.jsonl", "queries.jsonl", "qrels", "test.tsv"
 ID = "_id"
@@ -163,6 +163,5 @@ TYPES = (
         file_help="A folder with corpus.jsonl, queries.jsonl and qrels/test.tsv.",
         folder=True,
         embeds=True,
-        tunes=True,
     ),
 )

@@ -15,21 +15,14 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from converter.config import is_integer
 from converter.errors import UsageError
-from converter.evaluation.tasks.answers import first_number
 from converter.evaluation.tasks.base import Item, Metric, TaskType
-from converter.evaluation.tasks.cases import Record, read_records
-from converter.evaluation.tasks.drawing import depths, generator
-from converter.evaluation.tasks.fitting import Draft, encode, fill, under_longest
-from converter.evaluation.tasks.words import ADJECTIVES, NOUNS
+from converter.evaluation.tasks.files import LINES_TOKENS, number_is, read_lines
+from converter.evaluation.tasks.tokens import Draft, depths, encode, fill, generator
 
 NAME = "lines"
-MAX_NEW_TOKENS = 32
-"""Enough to repeat the requested line."""
 LARGEST_VALUE = 50_000
 HEADER = (
     "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and "
@@ -41,6 +34,46 @@ LINE = "line {name}: REGISTER_CONTENT is <{value}>\n"
 QUESTION = (
     "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {name}? I need the number. "
 )
+
+_ADJECTIVES = """
+able acid agile airy alert amber ample antique aqua arctic bald bare basic bitter blank bleak blunt bold
+bouncy brave brief bright brisk broad bronze bulky calm candid casual cheap chief chilly civil classic clean
+clever coastal cold common cosy crisp curious curly daily damp daring deep dense dim distant double dry dull
+dusty eager early earnest easy elastic elder empty even exact faint fair famous fancy fast fierce final firm
+flat fluffy fond formal frail free fresh frosty full funny gentle giant glad global gold good grand grave
+green grey handy happy hardy harsh hasty heavy hidden high hollow honest huge humble icy ideal idle inner
+iron jolly junior just keen kind large late lazy lean light lively local lone long loud low loyal lucky main
+major mellow merry mild minor misty modern modest moist mute narrow native neat new nimble noble noisy novel
+odd old olive open orange outer oval pale plain plump polite proud pure purple quick quiet quirky rapid rare
+raw ready red regal rich ripe rough round royal rural rusty salty scarce secret senior sharp short shy
+silent silver simple sleepy slim slow small smooth soft solid sour spare spicy square stable steep stiff
+still stormy strict strong subtle sunny sweet swift tall tame tart teal tender thick thin tidy tiny tough
+tropical true twin upper urban usual vague vast velvet vital vivid warm weary wet white wide wild wise witty
+wooden woolly yellow young zesty
+"""
+_NOUNS = """
+acorn actor anchor ankle apple apron arch arrow artist atlas attic autumn badge bagel baker balcony banjo
+barn basket beach beacon beaver bell bench berry bicycle bird blanket boat book bottle boulder bracket
+branch bread breeze brick bridge broom bucket butter button cabin cactus camel camera candle canoe canyon
+captain carpet castle cedar cello chair chalk cheese cherry chimney circle clock cloud clover coat cobra
+coffee comet compass copper coral cotton cousin crane crayon creek cricket crown curtain cushion dancer
+desert desk diamond dolphin donkey door dragon drawer dress drum duck eagle easel elbow engine envelope
+falcon farmer feather fence fern ferry fiddle field finger fire flag flute forest fork fossil fountain fox
+frog garden garlic gate ghost giraffe glacier glove goat grape guitar hammer harbour hat hawk hedge helmet
+heron hill honey horse hotel island ivory jacket jaguar jar jewel judge jungle kettle key king kitchen kite
+knee knight ladder lagoon lake lamp lantern lawyer leaf lemon letter lily lion lizard lobster locket magnet
+maple marble market meadow melon mirror monkey moon moth mountain mushroom napkin needle nest notebook nurse
+oak oasis ocean onion orchard otter oven owl paddle painter palace panda paper parrot peach pebble pencil
+pepper piano pigeon pillow pilot pine planet plate pocket poet pond pony poppy potato prairie prince pumpkin
+puzzle quarry queen quilt rabbit raccoon radio raft rain raven ribbon ridge river road robin rocket roof
+rose saddle sailor salad salmon sand scarf school scooter shadow shark shell shovel sister sketch snail soup
+spider spoon squid station stone stove street summer sunset swan sweater table tailor teapot temple tent
+theatre thistle thread throne thunder ticket tiger tomato torch tower train tree trumpet tulip tunnel turtle
+umbrella uncle valley vase village violin voyage wagon walnut walrus water whale wheel whistle widow willow
+window winter wizard wolf wool yacht zebra
+"""
+ADJECTIVES = tuple(_ADJECTIVES.split())
+NOUNS = tuple(_NOUNS.split())
 
 MOST_OF_TWO_WORDS = len(ADJECTIVES) * len(NOUNS) // 2
 MOST_LINES = MOST_OF_TWO_WORDS * len(ADJECTIVES)
@@ -55,7 +88,7 @@ class Lines:
     """Lines in each prompt, whatever its length in tokens; published files are named after this number."""
     name: str = NAME
     metric: Metric = "accuracy"
-    max_new_tokens: int = MAX_NEW_TOKENS
+    max_new_tokens: int = LINES_TOKENS
 
     def __post_init__(self) -> None:
         if self.lines is not None and not 1 <= self.lines <= MOST_LINES:
@@ -67,7 +100,8 @@ class Lines:
         """See ``Task.items``; if ``lines`` is given, all prompts are listed under the longest's length."""
         if self.lines is not None:
             drafts = _drafts(tokenizer, f"{self.lines} lines", count, seed)
-            return under_longest([draft(self.lines) for draft in drafts])
+            items = [draft(self.lines) for draft in drafts]
+            return {max(len(item.ids) for item in items): items}
         return {
             length: fill(self, _drafts(tokenizer, str(length), count, seed), length, least=1)
             for length in lengths
@@ -75,54 +109,7 @@ class Lines:
 
     def score(self, item: Item, text: str) -> float:
         """See ``Task.score``."""
-        return float(first_number(text) in item.answers)
-
-
-@dataclass(frozen=True)
-class PublishedLines:
-    """The unchanged prompts of a published file."""
-
-    cases: tuple[Record, ...]
-    name: str = NAME
-    metric: Metric = "accuracy"
-    max_new_tokens: int = MAX_NEW_TOKENS
-
-    @classmethod
-    def read(cls, path: Path) -> PublishedLines:
-        """Reads a published file, such as 200_lines.jsonl.
-
-        Raises:
-            SourceError: it is not such a file; the message names the line.
-        """
-        cases = read_records(path)
-        for case in cases:
-            case.text("prompt")
-            case.text("correct_line")
-            number = case.values.get("expected_number")
-            if not is_integer(number) or number < 0:
-                raise case.problem("expected_number", "a whole number")
-        return cls(cases)
-
-    def items(
-        self,
-        tokenizer: Any,
-        lengths: Sequence[int],
-        count: int,
-        seed: int,
-    ) -> Mapping[int, Sequence[Item]]:
-        """See ``Task.items``; takes the file's first prompts, all listed under the longest's length."""
-        return under_longest([_published(tokenizer, case) for case in self.cases[:count]])
-
-    def score(self, item: Item, text: str) -> float:
-        """See ``Task.score``."""
-        return float(first_number(text) in item.answers)
-
-
-def _published(tokenizer: Any, case: Record) -> Item:
-    prompt = case.text("prompt")
-    place = prompt.find(case.text("correct_line"))
-    depth = place / len(prompt) if place >= 0 else None
-    return Item(encode(tokenizer, prompt), (str(case.values["expected_number"]),), depth)
+        return number_is(text, item.answers[0])
 
 
 def _drafts(tokenizer: Any, size: str, count: int, seed: int) -> list[Draft]:
@@ -177,7 +164,7 @@ TYPES = (
         generate=Lines,
         generate_sized=Lines,
         size_help="Lines in each prompt, instead of as many as fit.",
-        read=PublishedLines.read,
+        read=read_lines,
         file_help="LongEval's published lines; generated by default.",
     ),
 )

@@ -19,10 +19,8 @@ from typing import Any
 
 from converter.errors import UsageError
 from converter.evaluation.tasks.base import Collection, Ids, Metric, Retrieval, TaskType
-from converter.evaluation.tasks.drawing import depths, generator
 from converter.evaluation.tasks.facts import FACTS, SENTENCES
-from converter.evaluation.tasks.fitting import texts_in_tokens
-from converter.evaluation.tasks.ranking import first_is_relevant
+from converter.evaluation.tasks.tokens import depths, generator, texts_in_tokens
 
 PER_QUERY = 2
 """Documents per query, as published."""
@@ -68,7 +66,7 @@ class LongEmbed(Retrieval):
 
     def score(self, ranked: Sequence[int], grades: Mapping[int, int]) -> float:
         """See ``Retrieval``."""
-        return first_is_relevant(ranked, grades)
+        return float(ranked[0] in grades)
 
     def _collection(self, tokenizer: Any, length: int, count: int, seed: int) -> Collection:
         chance = generator(self.name, seed, length)

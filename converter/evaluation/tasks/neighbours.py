@@ -12,8 +12,8 @@ from typing import Any
 
 from converter.errors import SourceError
 from converter.evaluation.tasks.base import Ids, TaskType
-from converter.evaluation.tasks.cases import read_records
-from converter.evaluation.tasks.fitting import texts_in_tokens
+from converter.evaluation.tasks.records import read_records
+from converter.evaluation.tasks.tokens import texts_in_tokens
 
 FEWEST, MOST = 12, 2000
 """Texts: ten neighbours among fewer say nothing; more would take long, as all are compared with all."""

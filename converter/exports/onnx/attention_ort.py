@@ -31,6 +31,11 @@ SPLIT = 2.0**16 + 1
 """Veltkamp's constant, which keeps the 8 leading bits of a float32."""
 
 
+def head_size(geometry: Geometry) -> int:
+    """Channels of a cached key or value."""
+    return -(-(geometry.head_dim + CHANNELS) // MULTIPLE) * MULTIPLE
+
+
 class OrtAttention:
     """See ``Attention``. Cached keys hold their channels, so past positions are never computed again.
 
@@ -43,9 +48,9 @@ class OrtAttention:
         self.graph = graph
         self.geometry = geometry
         self.softmax_scale = softmax_scale
-        self.zeros = -(geometry.head_dim + CHANNELS) % MULTIPLE
+        self.head_size = head_size(geometry)
+        self.zeros = self.head_size - geometry.head_dim - CHANNELS
         """Channels of zeros, beside ``CHANNELS``."""
-        self.head_size = geometry.head_dim + CHANNELS + self.zeros
         with graph.scope("alibi"):
             self.by_row = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
             count = graph.op("Mul", tokens.rows, tokens.new)

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from converter.exports.onnx.rounding import BLOCK, Calibrated, dequantised, pack
+from converter.exports.onnx.rounding import BLOCK, dequantised
 from converter.progress import steps
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Scaling
@@ -40,7 +40,7 @@ BAND = 128
 
 def calibrate(
     repository: ConvertedRepository, files: Sequence[Path], folder: Path, *, progress: bool = False
-) -> dict[str, Calibrated]:
+) -> dict[str, Path]:
     """Quantises the linear layers of a model's blocks to 4 bits, by what they compute on a text.
 
     Args:
@@ -50,13 +50,13 @@ def calibrate(
         progress: draw a bar on stderr.
 
     Returns:
-        Stored name of each weight -> its numbers.
+        Stored name of each weight -> the file with its numbers.
 
     Raises:
         UsageError: a file cannot be read, or is shorter than a window.
         SourceError: the tokenizer does not load.
     """
-    found: dict[str, Calibrated] = {}
+    found: dict[str, Path] = {}
     with Patched.load(repository) as patched, torch.no_grad():
         tokenizer = load_tokenizer(repository.folder, str(repository.folder), patched)
         length = min(WINDOW, repository.train_length or WINDOW)
@@ -75,9 +75,11 @@ def calibrate(
                     parts = (numbers.numpy(), scales.numpy(), zeros.numpy())
                     values = torch.from_numpy(dequantised(*parts))
                     module.weight.copy_(values.T if by_column else values)
-                    known_as = Calibrated(file, model.stored[module.weight])
-                    known_as.save_in(tensors, *as_stored(numbers, scales, zeros))
-                    found[known_as.name] = known_as
+                    name = model.stored[module.weight]
+                    ends = ("Q4", "scales", "zero_points")
+                    for end, part in zip(ends, as_stored(numbers, scales, zeros), strict=True):
+                        tensors[f"{name}_{end}"] = part
+                    found[name] = file
                 save_file(tensors, file)
                 states = [layer(row, **model.keywords[index])[0] for row in states]
                 layer.to("meta")
@@ -255,9 +257,9 @@ def block_steps(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def as_stored(numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> tuple[Any, Any, Any]:
     """The results of ``gptq`` as MatMulNBits stores them; unused numbers of the last block stand for 0."""
-    outputs, blocks = scales.shape
+    blocks = scales.shape[1]
     full = zeros.repeat_interleave(BLOCK, dim=1)
     full[:, : numbers.shape[1]] = numbers
     whole_bytes = nn.functional.pad(zeros, (0, blocks % 2))
-    packed = (pack(part.numpy(), 4).reshape(outputs, -1) for part in (full, whole_bytes))
-    return next(packed), scales.numpy(), next(packed)
+    packed, packed_zeros = (part[:, ::2] | part[:, 1::2] << 4 for part in (full, whole_bytes))
+    return packed.contiguous().numpy(), scales.contiguous().numpy(), packed_zeros.contiguous().numpy()

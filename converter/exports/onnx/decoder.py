@@ -30,11 +30,6 @@ class Decoder(Network, ABC):
     # Defined by families, ``layer`` by each.
 
     @property
-    def tied(self) -> bool:
-        """Whether the head is the embedding table, if the config does not say."""
-        return True
-
-    @property
     def softmax_scale(self) -> float:
         """The factor on q.k."""
         return float(self.geometry.head_dim**-0.5)
@@ -129,7 +124,7 @@ class Decoder(Network, ABC):
         if last_logits:
             residual.keep(tokens.last_real())
         hidden = self.final(residual, "ForCausalLM")
-        tied = self.config.get("tie_word_embeddings", self.tied)
+        tied = self.config.get("tie_word_embeddings", True)
         table = f"{self.token_embedding}.weight" if tied else "lm_head.weight"
         head = self.parameter(table, self.vocabulary, self.hidden)
         per_row = graph.constant([1]) if last_logits else tokens.new

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from converter.config import Config, is_integer
 from converter.errors import MissingPackage, UnsupportedModel, UsageError
-from converter.exports.onnx.choices import TRUNK, GraphOptions
-from converter.exports.onnx.families import has_graph
+from converter.exports.onnx.choices import TRUNK
+from converter.exports.onnx.options import OnnxOptions
+from converter.exports.onnx.pooling import check_source
 from converter.families import Family
 from converter.families.base import TASKS
 from converter.recipes import AlibiRecipe, Recipe
 from converter.rotary.settings import SCALING
+from converter.source.base import Source
 
 if TYPE_CHECKING:
     from converter.result.converted import ConvertedRepository
@@ -23,7 +25,7 @@ OPTIMUM = "optimum-cli export onnx --model DIR"
 """The command that exports rotary models."""
 
 
-def check_installed(options: GraphOptions | None = None) -> None:
+def check_installed(options: OnnxOptions | None = None) -> None:
     """Checks what can be known before anything is read.
 
     Args:
@@ -47,16 +49,25 @@ def check_installed(options: GraphOptions | None = None) -> None:
         check_available(options.provider)
 
 
-def check_recipe(recipe: Recipe, config: Config, options: GraphOptions) -> None:
-    """Checks that such a graph can be built of a conversion, by its config.
+def check_recipe(options: OnnxOptions, recipe: Recipe, config: Config, source: Source) -> None:
+    """Checks that such a graph can be built of a conversion, before weights are downloaded.
+
+    Args:
+        options: the graph's.
+        recipe: how the model will be converted.
+        config: config.json of the converted repository.
+        source: what will be converted; files that say how to pool are fetched from it.
 
     Raises:
         UnsupportedModel: of the conversion, no graph can be built.
         UsageError: the options do not fit its task.
+        SourceError: a file that says how to pool is damaged.
     """
     if isinstance(recipe, AlibiRecipe):
-        check_has_graph(config, recipe.family)
+        check_one_class(config)
         check_last_logits(options, class_for(options.computes, config, recipe.family), recipe.family)
+        if options.pooled:
+            check_source(source)
         return
     rope_scaling = config.get(SCALING)
     if rope_scaling and rope_scaling["type"] == "dynamic":
@@ -78,13 +89,11 @@ def check_repository(repository: ConvertedRepository) -> None:
             f"ONNX graphs are written for ALiBi models only, and {recipe.model_type!r} is rotary; with a "
             f"static scaling, export it with optimum: {OPTIMUM}"
         )
-    check_has_graph(repository.config, recipe.family)
+    check_one_class(repository.config)
 
 
-def check_has_graph(config: Config, family: Family) -> None:
-    """Raises ``UnsupportedModel`` for the config of a converted repository that no graph can be built of."""
-    if not has_graph(family.name):
-        raise UnsupportedModel(f"there is no ONNX graph for the family {family.name} yet")
+def check_one_class(config: Config) -> None:
+    """Raises ``UnsupportedModel`` for a config that does not name one class."""
     named = config.get("architectures") or []
     if len(named) != 1:
         raise UnsupportedModel(f"architectures is {json.dumps(named)}; a graph is built of one class")
@@ -100,7 +109,7 @@ def for_task(repository: ConvertedRepository, task: str | None) -> ConvertedRepo
     return replace(repository, config={**repository.config, "architectures": [named]})
 
 
-def check_last_logits(options: GraphOptions, named: str, family: Family) -> None:
+def check_last_logits(options: OnnxOptions, named: str, family: Family) -> None:
     """Raises ``UsageError`` for logits of last tokens that a graph of the class ``named`` does not have."""
     if options.last_logits and not has_cache(named, family):
         raise UsageError(f"--last-logits is for language models, and {named} is not one; leave it out")

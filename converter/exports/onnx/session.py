@@ -12,11 +12,10 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from converter.errors import ProviderError
+from converter.exports.onnx.choices import PROVIDERS
 from converter.exports.onnx.session_options import denormals_as_zero, session_options
 from converter.source.pooling import SENTENCES
 
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-"""Name on the command line -> onnxruntime's name."""
 ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
 """onnxruntime's name of a dtype -> its number in onnx.proto."""
 ONLY_FATAL = 4
@@ -73,7 +72,7 @@ class Session:
         check_available(provider)
         options = session_options()
         options.log_severity_level = ONLY_FATAL
-        if folder is not None:
+        if folder is not None and isinstance(model, bytes):
             key = "session.model_external_initializers_file_folder_path"
             options.add_session_config_entry(key, str(folder))
         if profile is not None:

@@ -13,8 +13,7 @@ from converter.exports.onnx.requirements import check_installed, check_repositor
 from converter.interrupts import Interrupted, held
 from converter.progress import byte_bar
 from converter.result import manifest
-from converter.result.code import code_names
-from converter.result.converted import ConvertedRepository, open_converted
+from converter.result.converted import ConvertedRepository, code_names, open_converted
 from converter.result.staging import workspace
 from converter.source.base import CONFIG
 from converter.weights.files import sha256
@@ -118,7 +117,20 @@ def check_as_written(
 def check_again(
     repository: ConvertedRepository, listed: Collection[str], *, progress: bool = False
 ) -> list[Check]:
-    """Validates the graphs that an export wrote and the manifest lists; see ``ExportKind.check_again``."""
+    """Validates the graphs that an export wrote and the manifest lists.
+
+    Args:
+        repository: what the graphs belong to; nothing in it is changed.
+        listed: names of the files in its manifest; others are ignored.
+        progress: draw progress bars on stderr.
+
+    Returns:
+        What was checked; empty without graphs.
+
+    Raises:
+        ValidationError: a graph that is wrong.
+        MissingPackage: a package that the check needs is not installed.
+    """
     graphs = {name: path for name, path in graphs_in(repository.folder).items() if name in listed}
     if not graphs:
         return []

@@ -49,10 +49,6 @@ class BaichuanModel(Decoder):
     def alibi(config: Any) -> Alibi:
         return Alibi(stock_slopes(config.num_attention_heads), config.alibi_scaling, config.num_hidden_layers)
 
-    @staticmethod
-    def softmax_scale(config: Any) -> float:
-        return float((config.hidden_size // config.num_attention_heads) ** -0.5)
-
 
 class NtkBaichuanForCausalLM(CausalLM):
     trunk_class = BaichuanModel

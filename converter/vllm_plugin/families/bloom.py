@@ -68,10 +68,6 @@ class BloomModel(Decoder):
     def alibi(config: Any) -> Alibi:
         return Alibi(stock_slopes(config.n_head), config.alibi_scaling, config.num_hidden_layers)
 
-    @staticmethod
-    def softmax_scale(config: Any) -> float:
-        return float((config.hidden_size // config.n_head) ** -0.5)
-
     def prepare_embeddings(self, embeddings: torch.Tensor) -> torch.Tensor:
         return self.word_embeddings_layernorm(embeddings)
 
@@ -81,5 +77,5 @@ class NtkBloomForCausalLM(CausalLM):
 
     def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         if "query_key_value" in name and not self.trunk.setup.as_stored:
-            tensor = queries_first(tensor, self.config.n_head, 1)
+            tensor = queries_first(tensor, self.config.n_head)
         yield name, tensor

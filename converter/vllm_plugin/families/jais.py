@@ -13,7 +13,6 @@ from vllm.distributed import get_tensor_model_parallel_world_size
 from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
 from converter.vllm_plugin.mlp import MLP
-from converter.vllm_plugin.templates.modeling_ntk_jais import softmax_scale
 from converter.vllm_plugin.templates.ntk_alibi import Alibi, stock_slopes
 
 
@@ -47,7 +46,6 @@ class JaisModel(Decoder):
     layer_class = JaisLayer
     norm_name = "ln_f"
     make_norm = staticmethod(layer_norm)
-    softmax_scale = staticmethod(softmax_scale)
 
     @staticmethod
     def alibi(config: Any) -> Alibi:

@@ -11,7 +11,7 @@ from torch import nn
 from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, named_scale
 from converter.vllm_plugin.mlp import MLP
-from converter.vllm_plugin.templates.modeling_ntk_mosaic_gpt import layer_norm, plain_slopes, softmax_scale
+from converter.vllm_plugin.templates.modeling_ntk_mosaic_gpt import layer_norm, plain_slopes
 from converter.vllm_plugin.templates.ntk_alibi import Alibi
 
 
@@ -52,7 +52,6 @@ class MosaicGptModel(Decoder):
     layer_class = MosaicGptLayer
     norm_name = "ln_f"
     make_norm = staticmethod(layer_norm)
-    softmax_scale = staticmethod(softmax_scale)
 
     @staticmethod
     def alibi(config: Any) -> Alibi:

@@ -10,7 +10,7 @@ from torch import nn
 from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, named_scale
 from converter.vllm_plugin.mlp import MLP
-from converter.vllm_plugin.templates.modeling_ntk_mpt import ACTIVATIONS, layer_norm, norm, softmax_scale
+from converter.vllm_plugin.templates.modeling_ntk_mpt import ACTIVATIONS, layer_norm, norm
 from converter.vllm_plugin.templates.ntk_alibi import Alibi, stock_slopes
 
 
@@ -57,7 +57,6 @@ class MptModel(Decoder):
     layer_class = MptLayer
     norm_name = "norm_f"
     make_norm = staticmethod(norm)
-    softmax_scale = staticmethod(softmax_scale)
 
     @staticmethod
     def alibi(config: Any) -> Alibi:

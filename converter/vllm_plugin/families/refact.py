@@ -46,10 +46,6 @@ class RefactModel(Decoder):
     def alibi(config: Any) -> Alibi:
         return Alibi(stock_slopes(config.n_head), config.alibi_scaling, config.num_hidden_layers)
 
-    @staticmethod
-    def softmax_scale(config: Any) -> float:
-        return float((config.n_embd // config.n_head) ** -0.5)
-
 
 class NtkRefactForCausalLM(CausalLM):
     """Refact stores the final norm beside the head; here it is the trunk's, as in every other family."""

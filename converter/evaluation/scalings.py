@@ -1,29 +1,68 @@
-"""The scalings worth trying for a target length, and the command that bakes one in."""
+"""The scalings to measure, the lengths to measure them at, and the command that bakes one in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from converter.errors import UsageError
+from converter.recipes import Recipe
 from converter.recipes.overrides import words
-from converter.scaling.request import Parts, command_line, request_for
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
+from converter.scaling.request import BY_PARTS, Parts, Request, command_line, request_for
+from converter.scaling.scaling import UNSCALED, Basis, Dynamic, Method, Scaling, Static
 
 RATES = (1.0, 2.0)
-"""Rates of the dynamic scalings to try."""
+"""Rates of the dynamic scalings that ``tune`` tries."""
 
 
-def candidates(
-    trained: int,
-    target: int,
-    default_ramp: Parts,
-    check: Callable[[Scaling], object],
-    *,
-    decoder: bool = True,
-) -> list[Scaling]:
+def trials(
+    methods: Sequence[Method],
+    scales: Sequence[float] = (),
+    dynamics: Sequence[Basis] = (),
+    rates: Sequence[float] = (),
+    train_length: int | None = None,
+    ramps: Sequence[Parts] = (),
+) -> list[Request]:
+    """Every method with every scale, and with every dynamic form and rate; ``none`` comes first, and once.
+
+    Args:
+        methods: names from ``converter.scaling.scaling.METHODS``; repetitions are ignored.
+        scales: static scale factors.
+        dynamics: ``length`` and ``position``.
+        rates: rates of the dynamic forms; 1 by default.
+        train_length: trained length in tokens, if the checkpoint does not give it.
+        ramps: ramps of ``by-parts``; by default the model's own one.
+
+    Raises:
+        UsageError: a method has no strength, or a strength has no method.
+    """
+    scaling = [method for method in dict.fromkeys(methods) if method != "none"]
+    if scaling and not scales and not dynamics:
+        raise UsageError(f"`methods` {scaling[0]} needs a strength; give `scales` 2,4 or `dynamics` position")
+    if (scales or dynamics) and not scaling:
+        raise UsageError("`scales` and `dynamics` need a method that scales; add e.g. `methods` ntk")
+    if rates and not dynamics:
+        raise UsageError("`rates` belongs to `dynamics`; add e.g. `dynamics` position, or drop `rates`")
+    if ramps and BY_PARTS not in methods:
+        raise UsageError("`ramps` belongs to by-parts; add `methods` by-parts, or drop `ramps`")
+    found = [Request("none", train_length=train_length)] if "none" in methods else []
+    for method in scaling:
+        for ramp in dict.fromkeys(ramps) if ramps and method == BY_PARTS else (None,):
+            found += [
+                Request(method, scale=scale, train_length=train_length, ramp=ramp)
+                for scale in dict.fromkeys(scales)
+            ]
+            found += [
+                Request(method, dynamic=dynamic, rate=rate, train_length=train_length, ramp=ramp)
+                for dynamic in dict.fromkeys(dynamics)
+                for rate in dict.fromkeys(rates or (1.0,))
+            ]
+    return found
+
+
+def candidates(recipe: Recipe, trained: int, target: int) -> list[Scaling]:
     """The scalings to try, without those that the model cannot compute; milder ones come first.
 
     With r = target / trained, they are: none; position-dynamic ntk and by-parts with rates 1 and 2; ntk with
@@ -33,26 +72,25 @@ def candidates(
     of text already read while the model generates, and small models retrieved no more with them.
 
     Args:
+        recipe: how the model is scaled.
         trained: trained length in tokens.
         target: length to reach in tokens, above the trained length.
-        default_ramp: the ramp of by-parts, see ``Recipe.defaults``.
-        check: ``Recipe.check_scaling`` of the model; raises ``UsageError`` for a scaling it cannot compute.
-        decoder: whether the model is causal.
     """
 
     def possible(scaling: Scaling) -> bool:
         try:
-            check(scaling)
+            recipe.check_scaling(scaling)
         except UsageError:
             return False
         return True
 
     ratio = target / trained
     factors = [factor for factor in (ratio / 2, ratio, 2 * ratio) if factor > 1]
-    ramp = (default_ramp[0] * trained, default_ramp[1] * trained)
+    start, end = recipe.defaults.ramp
+    ramp = (start * trained, end * trained)
     by_position = [
-        *(Dynamic("ntk", "position", rate, trained) for rate in RATES),
         *(Dynamic("by-parts", "position", rate, trained, ramp) for rate in RATES),
+        *(Dynamic("ntk", "position", rate, trained) for rate in RATES),
     ]
     by_length = [replace(scaling, dynamic="length") for scaling in by_position]
     static = [
@@ -61,7 +99,7 @@ def candidates(
         *(Static("linear", factor) for factor in factors[:-1]),
     ]
     dynamic = list(filter(possible, by_position))
-    if not decoder or not dynamic:
+    if not recipe.decoder or not dynamic:
         dynamic = [*filter(possible, by_length), *dynamic]
     return [UNSCALED, *dynamic, *filter(possible, static)]
 

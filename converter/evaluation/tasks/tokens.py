@@ -1,4 +1,4 @@
-"""Prompts in tokens: encodes a text, and fills a length without exceeding it.
+"""Prompts in tokens: encodes a text, fills a length without exceeding it, and draws by a seed.
 
 Tokenizers are not additive: a text may have more or fewer tokens than the sum of its parts. So the tokens of
 every prompt are counted as a whole, and estimates only guide the search.
@@ -6,7 +6,8 @@ every prompt are counted as a whole, and estimates only guide the search.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from converter.errors import SourceError, UsageError
@@ -16,6 +17,8 @@ PROBE = 64
 """Units added in the first attempt, to estimate how many tokens a unit takes."""
 MOST_UNITS = 8
 """Most units per token of room. A word or line takes a token or more, unless the tokenizer cannot read it."""
+
+GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 Draft = Callable[[int], Item]
 """Number of units, such as lines -> prompt; more units make it longer."""
@@ -51,11 +54,6 @@ def texts_in_tokens(tokenizer: Any, texts: Sequence[str], length: int) -> list[t
         if not ids:
             raise SourceError(f"the tokenizer makes no token of the text {text[:40]!r}")
     return [tuple(ids) for ids in found]
-
-
-def under_longest(items: Sequence[Item]) -> Mapping[int, Sequence[Item]]:
-    """Groups prompts of fixed lengths under the length of the longest, in tokens."""
-    return {max(len(item.ids) for item in items): items} if items else {}
 
 
 def fill(task: Task, drafts: Sequence[Draft], length: int, least: int) -> list[Item]:
@@ -111,3 +109,20 @@ def _fullest(task: Task, draft: Draft, length: int, least: int) -> Item:
             return best
         if exceeds is not None and not fits < units < exceeds:
             units = (fits + exceeds) // 2
+
+
+def generator(*parts: object) -> random.Random:
+    """A generator of its own for each combination of task, seed, length, item, ..."""
+    return random.Random("/".join(map(str, parts)))
+
+
+def depths(chance: random.Random) -> Iterator[float]:
+    """An endless series of depths in [0, 1); the first n are spread evenly, for any n.
+
+    They are multiples of the golden ratio modulo 1 from a random start: each new one falls into one of the
+    largest gaps between those before it (the three-gap theorem).
+    """
+    depth = chance.random()
+    while True:
+        yield depth
+        depth = (depth + GOLDEN_RATIO) % 1

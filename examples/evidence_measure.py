@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from converter.evaluation.candidates import ladder
 from evidence_design import EXAMPLES, LENGTHS, NONE, TRAINED_LENGTH, Model
 from lines_task import prompts_as_json
 from text_task import read_corpus

@@ -19,8 +19,7 @@ from converter.recipes.overrides import words
 from converter.result import manifest
 from converter.result.card import PICTURE
 from converter.result.converted import ConvertedRepository
-from converter.result.lengths import raise_limits
-from converter.result.repository import set_dtype, small_files, write_repository
+from converter.result.repository import raise_limits, set_dtype, small_files, write_repository
 from converter.scaling.request import SLOPES_FILE, Request, command_line
 from converter.scaling.scaling import Scaling
 from converter.source.base import CARD, CONFIG

@@ -69,13 +69,6 @@ model_argument = argument(
 @verification_option(
     "--no-verify", is_flag=True, help="Do not run and check the result before it is put in place."
 )
-@verification_option(
-    "--trust-remote-code",
-    is_flag=True,
-    help="Also compare the result with MODEL's own modeling code. This runs that code with your rights; if "
-    "MODEL names code in another repository (auto_map), its newest commit is downloaded and run. Otherwise "
-    "no code of MODEL is run.",
-)
 @set_option
 @hub_options
 @push_option("--push-to-hub", metavar="USER/NAME", help="Push the result there, as push does.")

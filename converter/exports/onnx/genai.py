@@ -17,11 +17,9 @@ from converter.config import LARGEST_COUNT, count, is_integer
 from converter.exports.onnx.attention_ort import head_size
 from converter.exports.onnx.session_options import ENTRIES
 from converter.result.converted import ConvertedRepository
-from converter.scaling.scaling import Dynamic
+from converter.scaling.scaling import DYNAMIC_REACH, Dynamic
 from converter.source.jsonfile import read_object
 
-DYNAMIC_REACH = 8
-"""A dynamic scaling has no longest length; genai gets this multiple of the trained length."""
 DEFAULT_LENGTH = 2048
 """Tokens: the trained length of most ALiBi checkpoints, used if the config has no limit."""
 
@@ -76,7 +74,7 @@ def context_length(repository: ConvertedRepository) -> int:
     if trained is None:
         limit = family.length_hint or "max_position_embeddings"
         trained = count(config, limit, default=DEFAULT_LENGTH)
-        if family.raise_length is not None and config.get(limit) is not None:
+        if family.limited and config.get(limit) is not None:
             factor = 1.0  # the conversion has raised this limit already
     return min(round(trained * factor), LARGEST_COUNT)
 

@@ -13,8 +13,7 @@ from converter.exports.onnx.requirements import check_installed, check_repositor
 from converter.interrupts import Interrupted, held
 from converter.progress import byte_bar
 from converter.result import manifest
-from converter.result.code import code_names
-from converter.result.converted import ConvertedRepository, open_converted
+from converter.result.converted import ConvertedRepository, code_names, open_converted
 from converter.result.staging import workspace
 from converter.source.base import CONFIG
 from converter.weights.files import sha256

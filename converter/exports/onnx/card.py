@@ -94,8 +94,8 @@ def _kind(profile: Profile, dtype: str, *, cached: bool) -> str:
             return "operators of onnxruntime where they are faster, no cache"
         return (
             "onnxruntime's GroupQueryAttention with ALiBi folded into extra channels: caches are [batch, "
-            "heads, length, head size + 8, rounded up to a multiple of 8], and past and present may share one "
-            "buffer"
+            "heads, length, head size + 8, rounded up to a multiple of 8], and past and present may share "
+            "one buffer"
         )
     more = ", and com.microsoft's MatMulNBits for quantised weights" if dtype in QUANTISED else " only"
     caches = ": caches are [batch, heads, length, head size]" if cached else ", no cache"

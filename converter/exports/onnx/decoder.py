@@ -47,7 +47,7 @@ class Decoder(Network, ABC):
         return logits
 
     def final(self, residual: Residual, head: str) -> Value:
-        """What a head sees, [any, hidden], or what a trunk computes (``head`` is ``Model``)."""
+        """What a head sees, [any, hidden], or what a backbone computes (``head`` is ``Model``)."""
         del head
         return residual.norm(self.final_norm)
 

@@ -183,7 +183,7 @@ class Network:
         self.graph.output(self.graph.wide(scores), "logits", ir.DataType.FLOAT, ["batch_size", width])
 
     def hidden_states(self, states: Value, tokens: Tokens, pooling: Pooling | None) -> None:
-        """Declares a trunk's outputs: its states [N, hidden] and, with a pooling, one vector of each text."""
+        """Declares a backbone's outputs: states [N, hidden] and, with a pooling, one vector of each text."""
         result = self.token_output(states, "last_hidden_state", tokens, self.hidden)
         if pooling is None:
             return

@@ -27,7 +27,7 @@ class Refact(Decoder):
         return weight, bias
 
     def final(self, residual: Residual, head: str) -> Value:
-        """The final norm belongs to the heads: a trunk has none."""
+        """The final norm belongs to the heads: a backbone has none."""
         return residual.value if head == "Model" else super().final(residual, head)
 
     @property

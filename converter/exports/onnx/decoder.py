@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -144,23 +144,10 @@ class Decoder(Network, ABC):
 
     # Building blocks.
 
-    def heads(self, states: Value, sizes: Sequence[int]) -> list[Value]:
-        """Splits the channels of fused heads.
-
-        From [N, groups, sum of ``sizes``, head_dim] to parts [N, groups * size, head_dim]; ``sizes`` are the
-        heads of a group in each part.
-        """
-        graph = self.graph
-        names = [f"part_{number}" for number in range(len(sizes))]
-        parts = graph.ops("Split", states, graph.constant(list(sizes)), outputs=names, axis=2)
-        groups = self.geometry.num_kv_heads
-        return [
-            graph.reshape(part, -1, groups * size, self.geometry.head_dim)
-            for part, size in zip(parts, sizes, strict=True)
-        ]
-
-    def scaled(self, logits: Value, scale: float | str | None) -> Value:
-        """Logits scaled by MPT's ``logit_scale``."""
-        if scale is None:
-            return logits
-        return self.factor(logits, self.hidden**-0.5 if scale == "inv_sqrt_d_model" else float(scale))
+    def heads(self, fused: Value) -> list[Value]:
+        """Query, key and value [N, heads, head_dim] of [N, 3 * hidden], which is stored head by head."""
+        graph, heads, size = self.graph, self.geometry.num_heads, self.geometry.head_dim
+        names = [f"part_{number}" for number in range(3)]
+        fused = graph.reshape(fused, -1, heads, 3, size)
+        parts = graph.ops("Split", fused, graph.constant([1, 1, 1]), outputs=names, axis=2)
+        return [graph.reshape(part, -1, heads, size) for part in parts]

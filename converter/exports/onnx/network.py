@@ -20,7 +20,13 @@ from converter.source.pooling import SENTENCES, Pooling
 
 Norm = Literal["layer", "rms"]
 """LayerNorm, or the norm by the root mean square alone (Zhang and Sennrich 2019, arXiv 1910.07467)."""
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+ACTIVATIONS = {
+    **{name: name for name in ("gelu", "gelu_tanh", "relu", "silu")},
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "swish": "silu",
+}
+"""Names of activations in configs -> those of ``Network.activation``."""
 SHORTEST = 1e-12
 """torch's normalize divides a vector by its length, but not by less than this."""
 FEWEST = 1e-9
@@ -116,6 +122,12 @@ class Network:
         names = [f"part_{number}" for number in range(len(sizes))]
         return self.graph.ops("Split", states, self.graph.constant(list(sizes)), outputs=names, axis=1)
 
+    def by_heads(self, query: Value, key: Value, value: Value) -> list[Value]:
+        """Query, key and value [N, heads * head_dim] as [N, heads, head_dim]."""
+        geometry, reshape = self.geometry, self.graph.reshape
+        parts = [reshape(part, -1, geometry.num_kv_heads, geometry.head_dim) for part in (key, value)]
+        return [reshape(query, -1, geometry.num_heads, geometry.head_dim), *parts]
+
     def norm_parameters(self, name: str, width: int, kind: Norm) -> tuple[Value, Value | None]:
         """Weight and bias of a norm over ``width`` channels."""
         weight = self.parameter(f"{name}.weight", width)
@@ -153,7 +165,8 @@ class Network:
 
     def activation(self, states: Value, kind: str) -> Value:
         """One of ``ACTIVATIONS``; ``gelu`` is exact, not approximated."""
-        graph = self.graph
+        graph, name = self.graph, kind
+        kind = ACTIVATIONS.get(name, "")
         if kind == "gelu":
             return graph.op("Gelu", states, domain=ORT) if self.fused else self._gelu(states, "none")
         if kind == "gelu_tanh":
@@ -165,7 +178,7 @@ class Network:
             return graph.op("Relu", states)
         if kind == "silu":
             return graph.op("Mul", states, graph.op("Sigmoid", states))
-        raise UnsupportedModel(f"no graph for the activation {kind!r}; only for {', '.join(ACTIVATIONS)}")
+        raise UnsupportedModel(f"no graph for the activation {name!r}; only for {', '.join(ACTIVATIONS)}")
 
     # Outputs of a graph without a cache. They are float32, whatever the graph computes in: so are those of
     # half-precision graphs on the Hub, and transformers.js and fastembed pool what they get.

@@ -177,8 +177,7 @@ class GraphRun:
 
     def __init__(self, file: GraphFile, repository: ConvertedRepository):
         made = file.made
-        self.file = file
-        self.made = made
+        self.path, self.name, self.made = file.path, file.name, made
         self.view = for_task(repository, made.task)
         """The repository with the class that computes the graph's task."""
         self.structure = check_structure(file, self.view)
@@ -190,7 +189,7 @@ class GraphRun:
     @property
     def model(self) -> Hashable:
         """What torch model the graph is compared with."""
-        return self.view.head, self.pooling, self.file.name if self.quantised else None
+        return self.view.head, self.pooling, self.name if self.quantised else None
 
     @property
     def on_cuda(self) -> bool:
@@ -249,7 +248,7 @@ class GraphRun:
 
     def open(self, provider: str, scope: Extent, *, widened: bool, profile: Path | None = None) -> Session:
         """A session of the graph's file, or of one that is built again because the file cannot be run."""
-        path = self.file.path
+        path = self.path
         folder = path.parent if self.made.standalone else self.view.folder
         if scope.whole and not widened:
             # A graph that is not in place yet points to weights of the folder where it will be.
@@ -257,7 +256,7 @@ class GraphRun:
             return Session(source, provider, folder=folder, profile=profile)
         model = build_graph(self.view, self.made, part=(scope.layers, scope.vocabulary)).model()
         if self.made.standalone:
-            take_weights(model.graph, self.file.model.graph)
+            take_weights(model.graph, ir.load(path).graph)
         if widened:
             in_float32(model.graph)
         return Session(ir.to_proto(model).SerializeToString(), provider, folder=folder, profile=profile)

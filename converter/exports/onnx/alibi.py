@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from converter.exports.onnx.graph import Graph, Value
 from converter.scaling.scaling import Dynamic, Scaling, exponents_of, query_factors, rows
@@ -115,12 +114,6 @@ class Alibi:
     def rows(self) -> int:
         """1 if all layers have the same slopes, else the number of layers."""
         return rows(self.scaling)
-
-    def constant_slopes(self, layer: int) -> NDArray[np.float64] | None:
-        """float64 [H]: the slopes, or None if they depend on the tokens."""
-        if isinstance(self.scaling, Dynamic):
-            return None
-        return np.asarray(self.scaling.slopes(self.slopes, layer=layer))
 
     def slopes_at(self, tokens: Tokens, layer: int) -> Value:
         """float32 [1, 1, H], [B, 1, H] or [B, S, H]: the slopes that each new token's query uses."""

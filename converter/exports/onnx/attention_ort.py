@@ -12,9 +12,7 @@ GroupQueryAttention takes heads of a multiple of 8 channels only. Other heads ge
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from converter.config import Geometry
 from converter.exports.onnx.alibi import Alibi, Cache, Tokens
@@ -56,9 +54,7 @@ class OrtAttention:
         with graph.scope("alibi"):
             self.by_row = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
             count = graph.op("Mul", tokens.rows, tokens.new)
-            self.query_channels = [
-                self._query_channels(tokens, alibi, count, layer) for layer in range(alibi.rows)
-            ]
+            self.query_channels = [self._query_channels(tokens, alibi, layer) for layer in range(alibi.rows)]
             """One for all layers, or one per layer."""
             self.query_factors = [alibi.query_factors(tokens, layer) for layer in range(alibi.rows)]
             """The same; None without temperatures."""
@@ -119,40 +115,33 @@ class OrtAttention:
         output = graph.reshape(output, -1, geometry.num_heads * geometry.head_dim)
         return output, Cache(present_key, present_value)
 
-    def _query_channels(self, tokens: Tokens, alibi: Alibi, count: Value, layer: int) -> Value:
-        """[N, H, CHANNELS + zeros]: the slope's 8 leading bits and the rest, three times each; constants."""
-        graph, scale = self.graph, self.softmax_scale
-        padding = PADDED_QUERY / scale
+    def _query_channels(self, tokens: Tokens, alibi: Alibi, layer: int) -> Value:
+        """[N, H, CHANNELS + zeros]: the slope's 8 leading bits and the rest, three times each; constants.
+
+        The leading bits (Veltkamp) are exact in bfloat16 and float16. onnxruntime computes them once, when it
+        loads the graph, unless the slopes depend on the tokens.
+        """
+        graph, scale, heads = self.graph, self.softmax_scale, self.geometry.num_heads
         slopes = alibi.slopes_at(tokens, layer)
+        weight = graph.op(
+            "Mul", graph.op("Unsqueeze", slopes, graph.constant([3])), graph.float32(BASE / scale)
+        )
+        spread = graph.op("Mul", weight, graph.float32(SPLIT))
+        leading = graph.op("Sub", spread, graph.op("Sub", spread, weight))
+        rest = graph.op("Sub", weight, leading)
+        own = graph.op("Shape", weight)
+        constants = [
+            graph.op("Expand", graph.float32([value]), own)
+            for value in (PADDED_QUERY / scale, *[0.0] * self.zeros)
+        ]
+        fixed = graph.op("Concat", *[leading] * 3, *[rest] * 3, *constants, axis=-1)
+        width = CHANNELS - 1 + self.zeros
+        shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([heads, width]), axis=0)
+        fixed = graph.reshape(graph.op("Expand", fixed, shape), -1, heads, width)
         centre = graph.op("Mul", self._column(tokens.positions), graph.float32(-1 / scale / CENTRE_KEY))
-        heads = self.geometry.num_heads
         centre = graph.op("Mul", graph.op("Reshape", centre, self.by_row), slopes)
-        constant = alibi.constant_slopes(layer)
-        if constant is not None:
-            whole = (constant * BASE / scale).astype(np.float32)
-            part = split(whole)
-            zeros = [np.zeros_like(whole)] * self.zeros
-            sides = [part, part, part, *[whole - part] * 3, np.full_like(whole, padding), *zeros]
-            fixed = graph.float32(np.stack(sides, axis=-1)[None])
-            shape = graph.op("Concat", count, graph.constant([1, 1]), axis=0)
-            columns = [graph.op("Expand", fixed, shape)]
-        else:
-            weight = graph.op("Mul", slopes, graph.float32(BASE / scale))
-            spread = graph.op("Mul", weight, graph.float32(SPLIT))
-            leading = graph.op("Sub", spread, graph.op("Sub", spread, weight))
-            shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([heads]), axis=0)
-            constants = [padding] + [0.0] * self.zeros
-            leading, rest, *fixed_columns = (
-                graph.reshape(graph.op("Expand", side, shape), -1, heads, 1)
-                for side in (
-                    leading,
-                    graph.op("Sub", weight, leading),
-                    *(graph.float32([[[value]]]) for value in constants),
-                )
-            )
-            columns = [leading, leading, leading, rest, rest, rest, *fixed_columns]
-        columns.append(graph.reshape(centre, -1, heads, 1))
-        return graph.cast(graph.op("Concat", *columns, axis=-1))
+        centre = graph.reshape(centre, -1, heads, 1)
+        return graph.cast(graph.op("Concat", fixed, centre, axis=-1))
 
     def _key_channels(self, tokens: Tokens, count: Value) -> Value:
         """[N, key-value heads, CHANNELS + zeros]: the position's digits in base 256, padding, a constant."""
@@ -179,10 +168,3 @@ class OrtAttention:
     def _column(self, values: Value) -> Value:
         """[B, S] as [N, 1]."""
         return self.graph.reshape(values, -1, 1)
-
-
-def split(weight: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The 8 leading bits of each number (Veltkamp), exact in bfloat16 and float16."""
-    spread = weight * np.float32(SPLIT)
-    leading: NDArray[np.float32] = spread - (spread - weight)
-    return leading

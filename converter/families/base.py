@@ -116,8 +116,8 @@ class Family:
     """Name of the tensor that stores the slopes, without the backbone's prefix; None if there is none. Its
     values replace those of the formula; a conversion writes them into config.json as ``SLOPES``."""
     own_scaling: bool = False
-    """Whether the source's code reads ``alibi_scaling`` from its config, as BTLM's does. The trained length is
-    then its ``train_seq_len``, if there is one."""
+    """Whether the source's code reads ``alibi_scaling`` from its config, as BTLM's does. The trained length
+    is then its ``train_seq_len``, if there is one."""
     unread: tuple[str, ...] = ()
     """Patterns of stored tensors that no computation uses, such as the buffer of a causal mask."""
     tokenizer_class: str = "PreTrainedTokenizerFast"

@@ -9,7 +9,7 @@ from typing import Any
 
 from converter.config import Config
 from converter.model import Model, open_model
-from converter.recipes.recipe import Recipe
+from converter.recipes import Recipe
 from converter.rotary.settings import Change
 from converter.scaling.request import Parts, Request
 from converter.scaling.scaling import Basis, Dynamic, Method, Scaling, Unscaled, averaged, rows

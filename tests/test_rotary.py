@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,12 +30,10 @@ from converter.source.checkpoint import read_checkpoint
 from converter.verification.check import Check, Context
 from converter.verification.rotary import verify
 from tests import tiny
-from tests.conftest import MakeSource, Run, edit_json
+from tests.conftest import MakeSource, Pristine, RunCli, edit_json
 from tests.dealt import dealt
 from tests.reference import rotary as reference
 from tests.tiny import rotary as tiny_rotary
-
-Pristine = Callable[..., Path]
 
 BASES = st.floats(min_value=100, max_value=1e8)
 DIMS = st.integers(min_value=2, max_value=256).map(lambda half: 2 * half)
@@ -356,7 +353,7 @@ def test_what_a_config_leaves_out(model_type: str, make_source: MakeSource, tmp_
 # What people see
 
 
-def test_the_command_line_names_rotary(pristine: Pristine, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_the_command_line_names_rotary(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
     result = run(pristine("llama"), "--scale", 2, "--out", tmp_path / "out")
     assert result.code == 0, result.err
     assert "rotary positions, not ALiBi: base 10000 raised to 22081.79" in result.err
@@ -370,7 +367,7 @@ def test_the_command_line_names_rotary(pristine: Pristine, tmp_path: Path, run: 
     assert "custom_code" not in card
 
 
-def test_dry_run(pristine: Pristine, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_dry_run(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
     words = (
         pristine("llama"),
         "--scale",
@@ -393,7 +390,7 @@ def test_dry_run(pristine: Pristine, tmp_path: Path, run: Callable[..., Run]) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_inspect(pristine: Pristine, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_inspect(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
     source = pristine("gpt_neox")
     found = inspect(source, scale=2)
     assert (found.family, found.model_type, found.converted) == ("rotary", "gpt_neox", False)

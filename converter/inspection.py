@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converter.config import Config
-from converter.model import Model, open_model
+from converter.model import Model, ModelOptions, open_with_request
 from converter.recipes import Recipe
 from converter.rotary.settings import Change
-from converter.scaling.request import Parts, Request
-from converter.scaling.scaling import Basis, Dynamic, Method, Scaling, Unscaled, averaged, rows
+from converter.scaling.scaling import Dynamic, Scaling, Unscaled, averaged, rows
 from converter.source.checkpoint import weight_index
-from converter.source.slopes_file import read_slopes_file
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -74,32 +75,16 @@ class Inspection:
         return {"set" if name == "overrides" else name: value for name, value in values.items()}
 
 
-def inspect(
-    model: str | Path,
-    *,
-    scale: float | None = None,
-    target_length: int | None = None,
-    method: Method | None = None,
-    dynamic: Basis | None = None,
-    rate: float | None = None,
-    ramp: Parts | None = None,
-    slopes: str | Path | Mapping[str, Any] | None = None,
-    train_length: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: str | Path | None = None,
-) -> Inspection:
+def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
     """Describes a checkpoint, original or converted, and its slopes under a scaling.
 
     From the Hub, only the config and the index of the weights are downloaded.
 
     Args:
         model: a local folder, or a Hub id.
-        scale, target_length, method, dynamic, rate, ramp, slopes, train_length: as for ``convert``. If none
-            of scale, target_length, dynamic and slopes is given, a converted repository shows its own
-            scaling. For a dynamic scaling, the scaled slopes are those at twice the trained length.
-        overrides, revision, token, cache_dir: as for ``convert``.
+        options: the scaling and the source, see ``ScalingOptions`` and ``SourceOptions``. If none of scale,
+            target_length, dynamic and slopes is given, a converted repository shows its own scaling. For a
+            dynamic scaling, the scaled slopes are those at twice the trained length.
 
     Raises:
         UsageError: options that contradict each other.
@@ -107,16 +92,7 @@ def inspect(
         UnsupportedModel: it is neither an ALiBi model of a supported family nor a rotary model that can
             be scaled.
     """
-    given = None if slopes is None else read_slopes_file(slopes)
-    request = Request(method, scale, target_length, dynamic, rate, train_length, ramp, given)
-    opened = open_model(
-        model,
-        train_length=train_length,
-        overrides=overrides,
-        revision=revision,
-        token=token,
-        cache_dir=cache_dir,
-    )
+    opened, request = open_with_request(model, **options)
     source, config, recipe = opened.source, opened.config, opened.recipe
     scaling = opened.scaling(request) if request.asked else recipe.own_scaling
     found = _slopes(recipe, opened.stored, scaling)

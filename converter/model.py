@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from converter import recipes
 from converter.config import Config, read_provenance, without_implementation
@@ -14,14 +14,39 @@ from converter.errors import UsageError
 from converter.families import converted as is_converted
 from converter.recipes import Recipe
 from converter.recipes.overrides import overridden
-from converter.scaling.request import Request
+from converter.scaling.request import Request, ScalingOptions
 from converter.scaling.scaling import Scaling
 from converter.scaling.train_length import TrainLength
 from converter.source.base import Source
 from converter.source.checkpoint import Checkpoint, read_checkpoint
 from converter.source.open import open_source
 from converter.source.sentence_transformers import Nested, nested_files
+from converter.source.slopes_file import read_slopes_file
 from converter.source.tokenizer import Tokenizer, read_tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class SourceOptions(TypedDict, total=False):
+    """Where a checkpoint is, and what its files do not say. All functions that open one take these."""
+
+    train_length: int | None
+    """Trained length in tokens, if the checkpoint is not a known one."""
+    overrides: Mapping[str, Any] | None
+    """Values for keys of the source's config.json that it lacks or has wrong. Dots in a key lead into objects
+    (``attn_config.alibi``); None removes a key. They cannot lift a refusal, and a converted repository must
+    have been made with the same values."""
+    revision: str | None
+    """Branch, tag or commit of a Hub id."""
+    token: str | None
+    """Hub access token; HF_TOKEN or the saved login by default."""
+    cache_dir: str | Path | None
+    """Folder of the Hub cache, instead of the usual one."""
+
+
+class ModelOptions(ScalingOptions, SourceOptions, total=False):
+    """A checkpoint, and one scaling of it."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +123,7 @@ def open_model(
 
     Args:
         model: a local folder, or a Hub id.
-        train_length: trained length in tokens, if the checkpoint is not a known one.
-        overrides, revision, token, cache_dir: as for ``convert``.
+        train_length, overrides, revision, token, cache_dir: see ``SourceOptions``.
         progress: draw the Hub client's progress bars on stderr.
         converted: also accept a converted repository.
 
@@ -127,6 +151,23 @@ def open_model(
     recipe = recipes.of_checkpoint(config) if converted else recipes.of_source(config)
     trained = recipe.trained_length(source, train_length)
     return Model(source, original, config, recipe, trained, revision, overrides)
+
+
+def open_with_request(
+    model: str | Path, *, progress: bool = False, converted: bool = True, **options: Unpack[ModelOptions]
+) -> tuple[Model, Request]:
+    """Opens a checkpoint as ``open_model`` does, and reads the scaling that is asked for.
+
+    Raises:
+        UsageError: scaling options that contradict each other.
+        SourceError: the file of fitted slopes is missing or damaged.
+    """
+    source = {name: value for name, value in options.items() if name in SourceOptions.__annotations__}
+    scaling: dict[str, Any] = {name: value for name, value in options.items() if name not in source}
+    if scaling.get("slopes") is not None:
+        scaling["slopes"] = read_slopes_file(scaling["slopes"])
+    request = Request(train_length=options.get("train_length"), **scaling)
+    return open_model(model, progress=progress, converted=converted, **cast("SourceOptions", source)), request
 
 
 def _check_recorded(config: Config, overrides: Mapping[str, Any]) -> None:

@@ -295,7 +295,7 @@ def complete(run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 
 
 COMMANDS = [f"plain,{name}" for name in sorted(cli.commands)]
-SUMMARY = "Export a converted model, as an ONNX graph by default."
+SUMMARY = "Export a converted model, as an ONNX graph."
 COMPLETIONS: list[tuple[str, list[str]]] = [
     # Folders and files
     *(

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from converter.errors import ConverterError, SourceError, UsageError
 from converter.evaluation import tasks
-from converter.evaluation.tasks import answers, cases, drawing, lines, longbench, passkey, words
+from converter.evaluation.tasks import files, lines, passkey, records, scores
 from converter.evaluation.tasks.base import Item
-from converter.evaluation.tasks.fitting import encode, fill
+from converter.evaluation.tasks.tokens import depths, encode, fill, generator
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "longeval"
 TINY_BLOOM = Path(__file__).parents[1] / "examples" / "tiny-bloom"
@@ -36,7 +36,7 @@ def byte_level(merges: int = 400) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[BOS, EOS], initial_alphabet=alphabet, show_progress=False
     )
-    corpus = [passkey.INTRODUCTION, passkey.FILLER, lines.HEADER, lines.QUESTION, *words.ADJECTIVES]
+    corpus = [passkey.INTRODUCTION, passkey.FILLER, lines.HEADER, lines.QUESTION, *lines.ADJECTIVES]
     tokenizer.train_from_iterator(corpus, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS)
 
@@ -202,7 +202,7 @@ def test_a_tokenizer_that_drops_the_text_is_refused() -> None:
 
 @given(seed=st.integers(), count=st.integers(10, 200))
 def test_any_number_of_depths_is_spread_evenly(seed: int, count: int) -> None:
-    found = list(itertools.islice(drawing.depths(drawing.generator(seed)), count))
+    found = list(itertools.islice(depths(generator(seed)), count))
     assert all(0 <= depth < 1 for depth in found)
     for fifth in range(5):
         inside = sum(fifth / 5 <= depth < (fifth + 1) / 5 for depth in found)
@@ -280,7 +280,7 @@ def test_the_first_number_is_the_answer(name: str, text: str, score: float) -> N
 
 
 def test_zero_is_a_number() -> None:
-    assert answers.first_number("is 00.") == "0"
+    assert scores.first_number("is 00.") == "0"
 
 
 # lines
@@ -345,7 +345,7 @@ def test_names_have_three_words_where_two_are_not_enough(monkeypatch: pytest.Mon
 
 
 def test_words_are_distinct_and_plain() -> None:
-    for listed in (words.ADJECTIVES, words.NOUNS):
+    for listed in (lines.ADJECTIVES, lines.NOUNS):
         assert len(set(listed)) == len(listed)
         assert all(re.fullmatch("[a-z]+", word) for word in listed)
 
@@ -437,7 +437,7 @@ def test_the_published_file_of_topics_can_be_used() -> None:
     ],
 )
 def test_f1_of_words(text: str, answer: str, score: float) -> None:
-    assert longbench.qa_f1(text, answer) == pytest.approx(score)
+    assert scores.qa_f1(text, answer) == pytest.approx(score)
 
 
 CLASSES = ("City", "Other location", "location", "Date")
@@ -458,7 +458,7 @@ CLASSES = ("City", "Other location", "location", "Date")
     ],
 )
 def test_classification(text: str, answer: str, score: float) -> None:
-    assert longbench.classification_score(text, answer, CLASSES) == score
+    assert scores.classification_score(text, answer, CLASSES) == score
 
 
 def trec_case(context: str = "Question: a\nType: City", **changes: object) -> dict[str, object]:
@@ -506,9 +506,9 @@ def test_the_middle_is_cut_out_and_the_halves_are_tokenised_again() -> None:
     listed = [f"w{index}" for index in range(100)]
     tokenizer = word_level(listed, closed=False)
     ids = encode(tokenizer, " ".join(listed))
-    assert longbench.truncate(tokenizer, ids, 100) == ids
+    assert files.cut_middle(tokenizer, ids, 100) == ids
     expected = encode(tokenizer, "w0 w1 w2 w3 w4w95 w96 w97 w98 w99")
-    assert longbench.truncate(tokenizer, ids, 11) == expected
+    assert files.cut_middle(tokenizer, ids, 11) == expected
     assert len(expected) == 9
 
 
@@ -518,18 +518,19 @@ def test_the_halves_get_shorter_until_they_fit() -> None:
     ids = encode(tokenizer, "é" * 50)
     naive = tokenizer.decode(list(ids[:5])) + tokenizer.decode(list(ids[-5:]))
     assert len(encode(tokenizer, naive)) > 10
-    assert longbench.truncate(tokenizer, ids, 10) == encode(tokenizer, "é\ufffd\ufffdé")
+    assert files.cut_middle(tokenizer, ids, 10) == encode(tokenizer, "é\ufffd\ufffdé")
 
 
 @settings(max_examples=30)
 @given(context=st.text(max_size=600), extra=st.integers(0, 300))
 @pytest.mark.parametrize("tokenizer", [BYTES, CLOSED], ids=["bytes", "closed words"])
 def test_a_truncated_prompt_never_exceeds_its_length(tokenizer: Any, context: str, extra: int) -> None:
-    case = cases.Record("", {"context": context, "input": "Why?", "answers": ["x"]})
-    task = longbench.LongBench("multifieldqa_en", "f1", longbench.MULTIFIELDQA_EN, (case,), longbench.qa_f1)
-    least = 64 + len(encode(tokenizer, task._prompt(case, "")))
+    bare, full = (files.MULTIFIELDQA_EN.format(context=each, input="Why?") for each in ("", context))
+    case = files.Case(full, ("x",), instruction=bare)
+    task = files.PromptFile("multifieldqa_en", "f1", 64, scores.qa_f1, (case,))
+    least = 64 + len(encode(tokenizer, bare))
     length = least + extra
-    whole = encode(tokenizer, task._prompt(case, context))
+    whole = encode(tokenizer, full)
     [item] = task.items(tokenizer, [length], 1, 0)[length]
     assert len(item.ids) + 64 <= length
     if len(whole) + 64 <= length:
@@ -689,9 +690,9 @@ def test_files_that_hold_no_cases(tmp_path: Path, write: Callable[[Path], None],
 
 def test_a_file_may_not_be_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, *[OWN] * 10)
-    monkeypatch.setattr(cases, "LARGEST_FILE", path.stat().st_size)
+    monkeypatch.setattr(records, "LARGEST_FILE", path.stat().st_size)
     tasks.make_task("prompts", path)
-    monkeypatch.setattr(cases, "LARGEST_FILE", path.stat().st_size - 1)
+    monkeypatch.setattr(records, "LARGEST_FILE", path.stat().st_size - 1)
     with pytest.raises(SourceError, match="more than 309 bytes; give a part of it"):
         tasks.make_task("prompts", path)
 

@@ -13,7 +13,7 @@ import train_encoders
 from safetensors.numpy import load_file
 from scipy import stats
 
-from converter.evaluation.pooling import MEAN
+from converter.evaluation.embeddings import MEAN
 from converter.evaluation.results import PERPLEXITY, Results
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks.beir import Beir

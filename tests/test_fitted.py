@@ -290,13 +290,14 @@ def test_half_precision_stays_near_float32(
 @pytest.mark.parametrize("family", ["falcon", "jina_bert"])
 def test_length_dynamic_temperatures_in_a_graph(tmp_path: Path, family: str) -> None:
     """The export compares the graph with the repository, whose temperatures are tested above."""
-    from converter.exports.onnx.choices import PROFILES, GraphOptions
+    from converter.exports.onnx.choices import PROFILES
     from converter.exports.onnx.export import export
+    from converter.exports.onnx.options import OnnxOptions
 
     source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4, use_cache=True)
     convert(source, tmp_path / "out", slopes=fitted_scaling(4, 2, "length"), train_length=TRAIN_LENGTH)
     for profile in PROFILES if family in FAMILIES else ("portable",):
-        assert export(tmp_path / "out", GraphOptions(profile=profile)).report is not None
+        assert export(tmp_path / "out", OnnxOptions(profile=profile)).report is not None
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,10 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("falcon", {"alibi": False}, "rotary"),
     ("falcon", {"alibi": None}, "rotary"),
     ("falcon", {"alibi": None, "model_type": "RefinedWebModel"}, "rotary"),  # falcon-7b's first revision
+    *(
+        ("falcon", {key: value}, f"{key} is True; only a Falcon")
+        for key, value in (("multi_query", True), ("parallel_attn", None), ("new_decoder_architecture", True))
+    ),
     ("bloom", {"model_type": "gptj"}, "'gptj' has rotary positions that cannot be scaled"),
     ("bloom", {"model_type": "gpt2"}, "'gpt2' has learned positions"),
     ("bloom", {"model_type": "opt"}, "learned positions"),

@@ -27,7 +27,7 @@ from converter.rotary.models import MODELS, REFUSED
 from converter.scaling.frequencies import METHODS, frequencies, ntk_base, scaled_frequencies, yarn_attention
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
 from converter.source.checkpoint import read_checkpoint
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 from converter.verification.rotary import verify
 from tests import tiny
 from tests.conftest import MakeSource, Pristine, RunCli, edit_json
@@ -346,7 +346,7 @@ def verified(source: Path, folder: Path, scaling: Scaling) -> list[Check]:
     config = config_of(folder)
     recipe = replace(RotaryRecipe.of_source(config_of(source)), own_scaling=scaling)
     repository = ConvertedRepository(folder, config, recipe, read_checkpoint(folder))
-    return verify(repository, recipe, Context(config_of(source)))
+    return verify(repository, recipe)
 
 
 @pytest.mark.parametrize("model_type", [name for name, model in MODELS.items() if model.base is not None])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,8 @@ from converter.cli.options import (
 )
 from converter.errors import UsageError
 from converter.evaluation import tasks
-from converter.evaluation.results import PERPLEXITY
+from converter.evaluation.results import PERPLEXITY, RESULTS, Results
 from converter.evaluation.tasks import AnyTask, TaskType, make_task
-from converter.scaling.request import SLOPES_FILE
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -94,33 +93,53 @@ file_options = options(
         if offered
     )
 )
-TUNED = tuple(task for task in TYPES if task.tunes)
-"""Tasks whose files ``tune`` takes."""
-tuning_options = options(*map(_option, TUNED))
-FITTED = tuple(task for task in TUNED if not task.embeds)
-"""Tasks whose files ``fit`` takes."""
-fitting_options = options(*map(_option, FITTED))
+fitting_options = _option(tasks.TYPES["prompts"])
+exam_options = options(
+    task_option(
+        "--tasks",
+        "names",
+        type=Listed("LIST", str, TASKS),
+        help=f"Any of {', '.join(TASKS)}; by default those that have a file, and without any file those of "
+        f"{DEFAULTS} that the model can read.",
+    ),
+    text_option,
+    file_options,
+    seed_option,
+)
 
 
 def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[AnyTask]:
     """Removes the tasks' files and sizes from a command's arguments and returns the tasks to measure."""
     files = {name: arguments.pop(name) for name in tasks.READ}
     sizes = {task.name: arguments.pop(f"num_{task.name}") for task in TYPES if task.generate_sized}
-    given = tuple(name for name, file in files.items() if file is not None)
-    sized = tuple(name for name, size in sizes.items() if size is not None)
-    # Without names, the model decides which tasks are generated beside these.
-    wanted = (*given, *(name for name in sized if name not in given)) if names is None else names
-    for name, file in files.items():
-        if file is not None and name not in wanted:
-            option = tasks.TYPES[name].option
-            raise UsageError(f"--tasks {','.join(wanted)} does not include {name}; add it, or drop {option}")
-    if names is not None and (PERPLEXITY in names) != bool(arguments["text"]):
+    given = {name: tasks.TYPES[name].option for name, file in files.items() if file is not None}
+    given |= {name: tasks.TYPES[name].size_option for name, size in sizes.items() if size is not None}
+    for name, option in given.items():
+        if names and name not in names:
+            raise UsageError(f"--tasks {','.join(names)} does not include {name}; add it, or drop {option}")
+    if names and (PERPLEXITY in names) != bool(arguments["text"]):
         raise UsageError("perplexity in --tasks and --text FILE need each other; give both or neither")
-    for name, size in sizes.items():
-        if size is not None and name not in wanted:
-            option = tasks.TYPES[name].size_option
-            raise UsageError(f"--tasks {','.join(wanted)} does not include {name}; add it, or drop {option}")
+    wanted = names or tuple(given)
     return [make_task(name, files.get(name), sizes.get(name)) for name in wanted if name != PERPLEXITY]
+
+
+def _write(place: Path | None, found: Results, quiet: bool, more: Mapping[str, bytes] = {}) -> None:
+    """Writes results into the folder of ``--out``, after they were printed: a full disk cannot lose them."""
+    from converter.pictures.plotting import curves
+    from converter.result.outputs import write_files
+
+    if place is None:
+        return
+    texts = {"results.csv": found.to_csv(), "results.md": found.report() + "\n"}
+    files = {RESULTS: json_bytes(found.to_json()), **{name: text.encode() for name, text in texts.items()}}
+    paths = write_files(place, {**files, **curves(found, "png"), **more})
+    if not quiet:
+        click.echo("\n".join(str(path) for path in paths), err=True)
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """A value as the content of a JSON file."""
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
 @click.command("eval", cls=Command)
@@ -134,12 +153,6 @@ def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[An
 )
 @trial_options
 @task_option(
-    "--tasks",
-    "names",
-    type=Listed("LIST", str, TASKS),
-    help=f"Any of {', '.join(TASKS)}; by default those that have a file, and {DEFAULTS}.",
-)
-@task_option(
     "--lengths",
     type=Listed("LIST", int),
     default="",
@@ -152,9 +165,7 @@ def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[An
     show_default=True,
     help="Prompts, or for perplexity windows of text, at each length.",
 )
-@text_option
-@file_options
-@seed_option
+@exam_options
 @run_options
 @set_option
 @hub_options
@@ -176,19 +187,14 @@ def evaluate(
       ntk-convert eval bigscience/bloom-560m ./bloom-ntk --text book.txt
       ntk-convert eval bigscience/bloom-560m --methods none,ntk --scales 2,4
     """
-    from converter.cli.results import result_files
     from converter.evaluation.evaluate import evaluate as run
-    from converter.result.outputs import check_folder, write_files
+    from converter.result.outputs import check_folder
 
     place = None if out is None else check_folder(out, overwrite=overwrite)
     measured = _chosen(names, arguments)
-    progress = not quiet and sys.stderr.isatty()
-    result = run(models, tasks=measured, generated=names is None, progress=progress, **arguments)
+    result = run(models, tasks=measured, progress=not quiet and sys.stderr.isatty(), **arguments)
     click.echo(json.dumps(result.to_json()) if as_json else result.report())
-    if place is not None:  # printed first, so a full disk cannot lose it
-        paths = write_files(place, result_files(result))
-        if not quiet:
-            click.echo("\n".join(str(path) for path in paths), err=True)
+    _write(place, result, quiet)
 
 
 @click.command(cls=Command)
@@ -196,27 +202,23 @@ def evaluate(
 @target_option
 @train_length_option
 @task_option(
-    "--tasks",
-    "names",
-    type=Listed("LIST", str, tasks.GENERATED),
-    help=f"Any of {', '.join(tasks.GENERATED)}; by default all for this kind of model, or with a file of "
-    "prompts or texts none of them.",
+    "--items",
+    type=int,
+    default=100,
+    show_default=True,
+    help="Prompts, or for perplexity windows of text, at each length; half choose, half judge.",
 )
-@text_option
-@tuning_options
-@seed_option
+@exam_options
 @run_options
-@run_option(
-    "--minutes", type=float, default=10, show_default=True, help="Time for the search, approximately."
+@scaling_option(
+    "--slopes", type=FILE, metavar="FILE", help="Also try these fitted slopes (JSON), such as fit writes."
 )
-@scaling_option("--fit", is_flag=True, help="Also try slopes fitted to a part of the prompts and text.")
 @set_option
 @hub_options
 @result_options
 def tune(
     model: str,
     names: tuple[str, ...] | None,
-    fit: bool,
     out: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -226,34 +228,27 @@ def tune(
 ) -> None:
     """Find the best scaling for a length.
 
-    The result includes the command that converts the model this way.
+    The result includes the command that converts the model this way, or says
+    that no scaling helps, or how many prompts it takes to tell.
 
     \b
     Example:
       ntk-convert tune bigscience/bloom-560m --target-length 8192 --text book.txt
     """
     from converter.cli import report
-    from converter.cli.results import json_bytes, result_files
     from converter.evaluation.tune import tune as run
-    from converter.result.outputs import check_folder, write_files
+    from converter.result.outputs import check_folder
 
-    if fit and out is None:
-        raise UsageError("--fit keeps the fitted slopes in a folder; give --out")
     place = None if out is None else check_folder(out, overwrite=overwrite)
-    fitted = str(out / SLOPES_FILE) if out is not None and fit else None
-    files = {task.name: arguments.pop(task.name) for task in TUNED}
-    given = [make_task(name, file) for name, file in files.items() if file is not None]
-    measured = [*map(make_task, names or ()), *given]
-    generated = names is None and not given
-    progress = not quiet and sys.stderr.isatty()
-    result = run(model, tasks=measured, generated=generated, fitted=fitted, progress=progress, **arguments)
+    result = run(
+        model,
+        tasks=_chosen(names, arguments),
+        progress=not quiet and sys.stderr.isatty(),
+        say=str if quiet else lambda line: click.echo(line, err=True),
+        **arguments,
+    )
     click.echo(json.dumps(result.to_json()) if as_json else report.tuning(result))
-    if place is not None:  # printed first, so a full disk cannot lose it
-        files = result_files(result.curve) | {"tuning.json": json_bytes(result.to_json())}
-        files |= {} if result.slopes is None else {SLOPES_FILE: json_bytes(result.slopes)}
-        paths = write_files(place, files)
-        if not quiet:
-            click.echo("\n".join(str(path) for path in paths), err=True)
+    _write(place, result.curve, quiet, {"tuning.json": json_bytes(result.to_json())})
 
 
 COMMANDS = (evaluate, tune)

@@ -12,7 +12,6 @@ import click
 from converter.cli.base import PATH, Command, argument, folders
 from converter.cli.evaluation import (
     FILE,
-    FITTED,
     fitting_options,
     run_option,
     run_options,
@@ -92,10 +91,10 @@ def fit(
     source = {name: arguments[name] for name in names}
     progress = not quiet and sys.stderr.isatty()
     convert(model, out, method="none", overwrite=overwrite, dry_run=True, **source)  # before the long work
-    files = {task.name: arguments.pop(task.name) for task in FITTED}
+    file = arguments.pop("prompts")
     found = run(
         model,
-        prompts=[make_task(name, file) for name, file in files.items() if file is not None],
+        prompts=[] if file is None else [make_task("prompts", file)],
         progress=progress,
         say=str if quiet else lambda line: click.echo(line, err=True),
         **arguments,

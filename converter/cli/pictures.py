@@ -69,7 +69,7 @@ def plot(
       ntk-convert plot ./bloom-ntk --out ./pictures
       ntk-convert plot ./evaluation/results.json --out ./pictures
     """
-    from converter.evaluation.trials import trials
+    from converter.evaluation.scalings import trials
     from converter.pictures.plotting import plot as run
 
     # Without any of these options, a converted model's own scaling is drawn.

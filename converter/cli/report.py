@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from converter.catalogue import Entry
     from converter.evaluation.fit import Fit
     from converter.evaluation.results import Comparison
-    from converter.evaluation.tune import AgainstNone, Choice, Tuning
+    from converter.evaluation.tune import Choice, Tuning
     from converter.families.base import Trained
     from converter.inspection import Inspection
     from converter.pipeline import ConversionResult
@@ -121,42 +120,33 @@ def _filled(text: str, start: str) -> list[str]:
 
 
 def tuning(found: Tuning) -> str:
-    """What ``tune`` found: the search, the curve, and what each choice gains and costs."""
-    has_loss = any(each.losses for each in found.candidates)
-    has_score = any(each.scores for each in found.candidates)
-    head = ["scaling", *["retrieval, %"] * has_score, *["perplexity"] * has_loss, "prompts, windows"]
-    rows = []
-    for each in found.candidates:
-        score = [f"{100 * each.accuracy:.1f}"] if each.accuracy is not None else []
-        loss = [f"{math.exp(min(each.loss, 700)):.3g}"] if each.loss is not None else []
-        asked = f"{len(each.scores)}, {len(each.losses)}{', dropped' * each.dropped}"
-        rows.append([str(each.scaling), *score, *loss, asked])
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    lines = [f"{found.model}, trained at {found.train_length} tokens, to reach {found.target_length}", ""]
-    lines += [f"The search, at {found.target_length} tokens:", ""]
-    lines += [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [head, *rows]
-    ]
-    lines += [
+    """What ``tune`` found: the half that chose, the half that judged, and the verdict."""
+    lines = [
+        f"{found.model}, trained at {found.train_length} tokens, to reach {found.target_length}",
         "",
-        "No scaling (none) and the choices, measured again on other prompts and windows:",
+        f"One half of the prompts and windows chooses, at {found.target_length} tokens:",
+        "",
+        found.candidates.report(),
+        "",
+        "The other half judges the best:",
         "",
         found.curve.report(),
+        "",
+        *map(_choice, found.choices),
+        f"Time: {found.seconds:.0f} s",
+        "",
     ]
-    lines += ["", *(_choice(choice) for choice in found.choices)]
-    if any(_versus(choice.at_target) for choice in found.choices):
-        lines += [
-            "The interval (95 %) gives the size of a difference. Whether it counts as better or worse is "
-            "decided by how many prompts or windows got better and how many worse (sign test, p < 0.05)."
-        ]
-    lines += [f"Time: {found.seconds:.0f} s"]
-    if found.command is None:
-        harm = any(choice.gains for choice in found.choices)
-        why = "What helps by one measure harms by the other" if harm else "No scaling measurably helps here"
-        advice = f"{why}: leave the model as it is."
-        return "\n".join([*lines, "", advice, _what_tells_more(found)])
-    return "\n".join([*lines, "", "To convert the model this way:", "", f"    {found.command}"])
+    if found.command is not None:
+        return "\n".join(
+            [*lines, "Verdict: helps. To convert the model this way:", "", f"    {found.command}"]
+        )
+    if found.verdict == "cannot tell":
+        more = "more prompts, queries or text, or a higher --items; half of them judge"
+        more = more if found.choices else "prompts of your own, of a kind that the model can answer"
+        return "\n".join([*lines, f"Verdict: cannot tell. Give {more}."])
+    harm = any(each.judgement.verdict == "helps" for each in found.choices)
+    why = "What helps by one measure harms by the other" if harm else "No gain that is worth a scaling"
+    return "\n".join([*lines, f"Verdict: does not help. {why}: leave the model as it is."])
 
 
 def fitted(found: Fit) -> str:
@@ -171,72 +161,34 @@ def fitted(found: Fit) -> str:
     return "\n".join(lines)
 
 
-def _what_tells_more(found: Tuning) -> str:
-    """What can tell smaller differences from chance: more time, or more prompts, queries or text."""
-    from converter.evaluation.results import PERPLEXITY
-    from converter.evaluation.search import POOL, QUERIES
-    from converter.evaluation.tasks import EMBEDDED
-
-    counts: dict[str, int] = {}
-    for each in sorted(found.curve.measurements, key=lambda each: each.length):
-        counts[each.task] = each.items
-    few = [task for task in found.used_up if counts[task] < (QUERIES if task in EMBEDDED else POOL)]
-    ways = ["a longer search (--minutes)"] * (len(found.used_up) < max(1, len(counts)))
-    ways += ["more prompts (--prompts)"] * any(task not in (*EMBEDDED, PERPLEXITY) for task in few)
-    ways += ["more queries (--beir)"] * any(task in EMBEDDED for task in few)
-    ways += ["more text (--text)"] * (PERPLEXITY in few)
-    if not ways:
-        if not {*EMBEDDED} & {*counts}:
-            used = f"All prompts and windows were used, {POOL} of each kind"
-        else:
-            used = f"All queries and windows were used, at most {QUERIES} and {POOL} of each kind"
-        return f"{used}; smaller differences may be chance."
-    used = "" if not few else f"All prompts or windows of {', '.join(few)} were used. "
-    advice = " or ".join(ways)
-    return f"{used}{advice[0].upper()}{advice[1:]} can tell smaller differences from chance."
-
-
 def _choice(choice: Choice) -> str:
-    """One sentence: what a choice gains and costs at the target, and at short range."""
-    if choice.scaling.method == "none":
-        return f"By {choice.measure}: none is best."
-    verdict = "better than none" if choice.gains else "not measurably better than none"
-    if choice.loses:
-        other = "retrieval" if choice.measure == "perplexity" else "perplexity"
-        verdict += f", and worse by {other}"
-    text = f"By {choice.measure}: {choice.scaling}, {verdict}; at the target: {_versus(choice.at_target)}"
-    short = _versus(choice.at_short)
-    return f"{text}; at {choice.short} tokens: {short}." if short else f"{text}."
+    """What a choice shows, and what it gains and costs at the target and at short range."""
+    from converter.evaluation.results import PERPLEXITY
+
+    judged = choice.judgement
+    masked = choice.measure == PERPLEXITY
+    items, unit = ("windows", " %") if masked else ("prompts", " points")
+    gain = f"{100 * judged.gain:.3g}{unit}"
+    if judged.verdict == "cannot tell":
+        said = f"cannot tell with {judged.items} {items}: {judged.needed} would show a gain of {gain}"
+    elif choice.verdict != judged.verdict:
+        said = f"helps, but harms {'retrieval' if masked else PERPLEXITY}"
+    else:
+        said = judged.verdict
+    other = "retrieval" if masked else PERPLEXITY
+    lines = [f"By {choice.measure}: {choice.scaling}: {said}."]
+    lines += [f"  at the target: {_versus(choice.measure, judged.comparison)}"]
+    lines += [f"  at the target: {_versus(other, choice.other)}"] if choice.other is not None else []
+    lines += [f"  at {choice.short} tokens: {_versus(*each)}" for each in choice.at_short.items()]
+    return "\n".join(lines)
 
 
-def _versus(found: AgainstNone) -> str:
-    """The differences from no scaling by both measures, with intervals; empty without measurements."""
-    parts = []
-    if (scores := found.retrieval) is not None:
-        points = [100 * value for value in (scores.difference, scores.low, scores.high)]
-        interval = f"{points[1]:+.1f} to {points[2]:+.1f}"
-        counts = _counts(scores, "prompts", neutral=0)
-        parts.append(f"retrieval {points[0]:+.1f} points ({interval}; {counts})")
-    if (losses := found.perplexity) is not None:
-        interval = f"{_ratio(losses.low)} to {_ratio(losses.high)}"
-        counts = _counts(losses, "windows", neutral=1)
-        parts.append(f"perplexity x {_ratio(losses.difference)} ({interval}; {counts})")
-    return ", ".join(parts)
+def _versus(measure: str, found: Comparison) -> str:
+    """The difference from no scaling with its interval (95 %), and the items that differ (sign test)."""
+    from converter.evaluation.results import difference_text
 
-
-def _counts(found: Comparison, items: str, *, neutral: float) -> str:
-    """How many items got better and worse; with p where the interval alone would say something else."""
-    counts = f"{items}: {found.better} better, {found.worse} worse"
-    excludes = not found.low <= neutral <= found.high
-    if excludes and not found.significant:
-        return f"{counts}, which may be chance, p = {found.p:.2g}"
-    if found.significant and not excludes:
-        return f"{counts}, which is more than chance, p = {found.p:.2g}"
-    return counts
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.3f}" if value < 1000 else f"{value:.2g}"
+    counts = f"{found.better} better, {found.worse} worse, p = {found.p:.2g}"
+    return f"{measure} {difference_text(measure, found)}; {counts}"
 
 
 def adopted(result: AdoptionResult, *, verbose: bool) -> str:

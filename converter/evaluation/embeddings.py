@@ -1,8 +1,9 @@
-"""Embeds texts with a loaded encoder, and ranks documents by them."""
+"""Embeds texts with a loaded encoder, ranks documents by them, and compares neighbours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,62 +11,72 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from converter.errors import UnsupportedModel
 from converter.evaluation.hardware import Hardware
-from converter.evaluation.runner import FILLER, check_ids
+from converter.evaluation.runner import batch, by_length, check_ids
 from converter.evaluation.tasks.base import Collection, Ids, Retrieval
-from converter.evaluation.tasks.ranking import CUTOFF
+from converter.evaluation.tasks.scores import CUTOFF
 from converter.progress import Advance
-from converter.source.pooling import Pooling
+from converter.source.base import plain_text
+from converter.source.jsonfile import read_object
+from converter.source.pooling import Pooling, read_pooling
 
 Vectors = NDArray[np.float32]
-QUERIES_AT_ONCE = 64
-"""Queries whose similarities with all documents are in memory at a time."""
+ROWS_AT_ONCE = 64
+"""Texts whose similarities with all others are in memory at a time."""
+MEASURES = ("nearest", f"nearest {CUTOFF}", "cosine")
+"""What ``agreement`` measures, in this order: the same nearest neighbour; the share of the ten nearest that
+are the same; the cosine of the two vectors of a text, or 0 if it is negative."""
+SETTINGS, SENTENCE = "config_sentence_transformers.json", "sentence_bert_config.json"
+MEAN = Pooling(("mean",), normalised=False)
+
+
+def pooling_of(folder: Path) -> Pooling:
+    """How the repository in ``folder`` makes one vector of a text, by its files for sentence-transformers.
+
+    Without these files it is the mean, as in JinaBERT's own ``encode`` and in DNABERT-2's README. Raises
+    ``UnsupportedModel`` where it is something that is not computed here: another vector would be measured.
+    """
+    found = read_pooling(folder)
+    if found is None:
+        return MEAN
+    if (folder / SETTINGS).is_file():
+        settings = read_object(folder / SETTINGS)
+        prompts = settings.get("prompts")
+        if settings.get("default_prompt_name") or (isinstance(prompts, dict) and any(prompts.values())):
+            raise UnsupportedModel(
+                f"{SETTINGS} puts prompts before texts, which eval does not; remove them, or put them into "
+                "the texts yourself"
+            )
+        if settings.get("similarity_fn_name") not in (None, "cosine"):
+            raise UnsupportedModel(
+                f"{SETTINGS} scores by {plain_text(settings['similarity_fn_name'])}; only cosine is "
+                "computed here"
+            )
+    if (folder / SENTENCE).is_file() and read_object(folder / SENTENCE).get("do_lower_case"):
+        raise UnsupportedModel(f"{SENTENCE} lower-cases texts before the tokenizer, which eval does not")
+    return found
 
 
 @torch.inference_mode()
 def embed(
     model: Any, pooling: Pooling, hardware: Hardware, texts: Sequence[Ids], advance: Advance = int
 ) -> Vectors:
-    """One vector for each text.
-
-    Args:
-        model: an encoder, with or without a head.
-        pooling: how the tokens' hidden states become one vector.
-        hardware: limits the rows that are run at once.
-        texts: token ids of each text; at least one each.
-        advance: called with the number of tokens just done, those that pad rows aside.
-
-    Returns:
-        Vectors of length 1, float32 [texts, modes * hidden]; NaN for a model that overflowed.
-    """
+    """One vector of length 1 for each text, float32 [texts, modes * hidden]; NaN if it overflowed."""
     check_ids(model, max((max(text) for text in texts), default=0))
     width = len(pooling.modes) * model.config.hidden_size
     found = np.empty((len(texts), width), dtype=np.float32)
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # so that rows need little filling
+    order = by_length(texts)
     while order:
-        longest = len(texts[order[-1]])
-        rows = order[-hardware.rows(longest) :]
-        del order[-len(rows) :]
-        ids = np.full((len(rows), longest), FILLER, dtype=np.int64)
-        mask = np.zeros_like(ids)
-        for row, index in enumerate(rows):
-            ids[row, : len(texts[index])] = texts[index]
-            mask[row, : len(texts[index])] = 1
-        real = torch.from_numpy(mask).to(hardware.device)
-        states = model.base_model(torch.from_numpy(ids).to(hardware.device), attention_mask=real)
-        found[rows] = _pooled(states.last_hidden_state.float(), real, pooling).cpu().numpy()
-        advance(int(mask.sum()))
+        rows, ids, real = batch(texts, order, hardware)
+        states = model.base_model(ids, attention_mask=real).last_hidden_state
+        found[rows] = _pooled(states.float(), real, pooling).cpu().numpy()
+        advance(int(real.sum()))
     return found
 
 
 def _pooled(states: torch.Tensor, real: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """Vectors of length 1, [rows, modes * hidden]; every mode but ``max`` is a weighted sum of the states.
-
-    Args:
-        states: [rows, tokens, hidden].
-        real: 1 for each real token, [rows, tokens].
-        pooling: how.
-    """
+    """Vectors of length 1, [rows, modes * hidden]; every mode but ``max`` is a weighted sum of the states."""
     place = real.cumsum(1)
     last = real.sum(1, keepdim=True)
     weights = {
@@ -108,8 +119,8 @@ def rank(queries: Vectors, documents: Vectors, texts: Collection) -> list[list[i
     counts as the least similarity.
     """
     found = []
-    for start in range(0, len(queries), QUERIES_AT_ONCE):
-        similar = np.nan_to_num(queries[start : start + QUERIES_AT_ONCE] @ documents.T, nan=-np.inf)
+    for start in range(0, len(queries), ROWS_AT_ONCE):
+        similar = np.nan_to_num(queries[start : start + ROWS_AT_ONCE] @ documents.T, nan=-np.inf)
         for query, row in enumerate(similar, start=start):
             own = texts.left_out[query] if texts.left_out else None
             last = np.partition(row, -min(CUTOFF + 1, len(row)))[-min(CUTOFF + 1, len(row))]
@@ -118,3 +129,22 @@ def rank(queries: Vectors, documents: Vectors, texts: Collection) -> list[list[i
             near.sort(key=lambda place: (-row[place], grades.get(place, 0), place))
             found.append(near[:CUTOFF])
     return found
+
+
+def agreement(vectors: Vectors, reference: Vectors) -> tuple[tuple[float, ...], ...]:
+    """A score from 0 to 1 for each text, by each of ``MEASURES``, from unit vectors [texts, hidden]."""
+    ours, theirs = _nearest(vectors), _nearest(reference)
+    same = [len({*mine} & {*other}) / len(mine) for mine, other in zip(ours, theirs, strict=True)]
+    cosine = np.nan_to_num(np.sum(vectors * reference, axis=1, dtype=np.float64), nan=0.0).clip(0.0, 1.0)
+    return tuple((ours[:, 0] == theirs[:, 0]).astype(float)), tuple(same), tuple(map(float, cosine))
+
+
+def _nearest(vectors: Vectors) -> NDArray[np.intp]:
+    """The nearest other texts of each text, nearest first: int [texts, at most ten]."""
+    found = []
+    for start in range(0, len(vectors), ROWS_AT_ONCE):
+        similar = np.nan_to_num(vectors[start : start + ROWS_AT_ONCE] @ vectors.T, nan=-1.0)
+        places = np.arange(start, start + len(similar))
+        similar[np.arange(len(similar)), places] = -np.inf  # a text is not its own neighbour
+        found.append(np.argsort(-similar, axis=1, kind="stable")[:, :CUTOFF])
+    return np.concatenate(found)

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import platform
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converter.errors import UsageError
 from converter.evaluation.exam import Exam, default_lengths
 from converter.evaluation.hardware import choose, explained
 from converter.evaluation.results import Measurement, Results
-from converter.evaluation.settings import run_settings
+from converter.evaluation.scalings import trials
 from converter.evaluation.statistics import compare
 from converter.evaluation.subject import open_subject, release
-from converter.evaluation.tasks import AnyTask, with_generated
-from converter.evaluation.trials import trials
+from converter.evaluation.tasks import AnyTask
 from converter.progress import token_bar
 from converter.scaling.request import Parts
 from converter.scaling.scaling import Basis, Method
+from converter.weights.files import sha256
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from converter.model import SourceOptions
+
+PACKAGES = ("torch", "transformers")
+"""Packages whose versions are recorded."""
 
 
 def evaluate(
     models: Sequence[str | Path],
     *,
     tasks: Sequence[AnyTask] = (),
-    generated: bool = False,
     text: Sequence[str | Path] = (),
     methods: Sequence[Method] = (),
     scales: Sequence[float] = (),
@@ -36,15 +45,11 @@ def evaluate(
     lengths: Sequence[int] = (),
     items: int = 50,
     seed: int = 0,
-    train_length: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
     device: str | None = None,
     dtype: str | None = None,
     batch_size: int | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: str | Path | None = None,
     progress: bool = False,
+    **source: Unpack[SourceOptions],
 ) -> Results:
     """Measures perplexity and retrieval of models, by length and under one or several scalings.
 
@@ -54,23 +59,20 @@ def evaluate(
     Args:
         models: local folders or Hub ids, stock or converted.
         tasks: tasks from ``converter.evaluation.tasks.make_task``.
-        generated: also measure the tasks for this kind of model that need no file.
-        text: UTF-8 files for perplexity (in encoders, of masked tokens); without them, it is not measured.
+        text: UTF-8 files for perplexity (in encoders, of masked tokens). Without ``tasks`` and ``text``, the
+            tasks without a file that the model's tokenizer can read are measured.
         methods: scaling methods to try on each model, each with all ``scales`` (static factors) and all
             ``dynamics`` (each with all ``rates``). Without methods, each model is measured as it is.
         ramps: ramps of ``by-parts`` to try, each in parts of the trained length; by default the model's own.
         lengths: tokens of prompts and windows; by default 1, 2 and 4 times the trained length.
         items: most prompts of each length, and most windows of the longest length.
         seed: the same seed gives the same prompts.
-        train_length: trained length in tokens, for models whose config does not give it.
-        overrides: as for ``convert``, for the models that are not converted; a converted one must have been
-            made with the same values.
         device: ``cpu`` or ``cuda``; by default CUDA if there is a CUDA device.
         dtype: ``fp32``, ``fp16`` or ``bf16``; by default as stored on CUDA, and float32 on a CPU if it fits
             into memory.
         batch_size: most rows at once.
-        revision, token, cache_dir: as for ``convert``.
         progress: draw progress bars on stderr.
+        source: see ``SourceOptions``.
 
     Raises:
         UsageError: options contradict each other, or a length is too short for a prompt.
@@ -82,47 +84,37 @@ def evaluate(
     started = time.monotonic()
     if not models:
         raise UsageError("there is no model to measure; give a folder or a Hub id")
-    if not tasks and not text and not generated:
-        raise UsageError("there is nothing to measure; give `tasks`, or `text` for perplexity")
     if items < 1:
         raise UsageError(f"`items` {items} is out of range; give at least 1")
-    requests = trials(methods, scales, dynamics, rates, train_length, ramps)
+    requests = trials(methods, scales, dynamics, rates, source.get("train_length"), ramps)
     hardware = choose(device, dtype, batch_size)
     files = [Path(path) for path in text]
     settings = run_settings(seed, files, items=items)
     measured: list[tuple[Measurement, Hashable]] = []
     described: dict[str, Mapping[str, Any]] = {}
     for model in models:
-        with open_subject(
-            model,
-            hardware,
-            train_length=train_length,
-            overrides=overrides,
-            revision=revision,
-            token=token,
-            cache_dir=Path(cache_dir) if cache_dir else None,
-            progress=progress,
-        ) as subject:
+        with open_subject(model, hardware, progress=progress, **source) as subject:
             name = _unique(subject.name, described)
             scalings = [subject.resolve(request) for request in requests] or [subject.own_scaling]
             wanted = default_lengths(name, subject.trained.tokens, lengths)
-            chosen = with_generated(tasks, decoder=subject.recipe.decoder) if generated else tasks
-            exam = Exam.prepare(subject, chosen, files, wanted, items, seed).referred(subject)
+            exam = Exam.prepare(subject, tasks, files, wanted, items, seed).referred(subject)
             with token_bar(name, exam.tokens * len(scalings), show=progress) as advance:
                 for scaling in scalings:
+                    first = scaling is scalings[0]
                     with explained():
-                        found = exam.measure(subject, scaling, advance)
+                        found = exam.measure(subject, scaling, advance, first=first)
+                    exam = exam.only(found) if first else exam
                     measured += [
                         (replace(each, model=name), exam.fingerprint(each.task, each.length))
                         for each in found
                     ]
             described[name] = subject.describe(subject.scaled(scalings[-1]))
         release(hardware.device)
-    return Results(_compared(measured), described, settings, time.monotonic() - started)
+    return Results(compared(measured), described, settings, time.monotonic() - started)
 
 
-def _compared(measured: Sequence[tuple[Measurement, Hashable]]) -> list[Measurement]:
-    """Adds comparisons with the run's first model and scaling, where both got the same prompts."""
+def compared(measured: Sequence[tuple[Measurement, Hashable]]) -> list[Measurement]:
+    """Adds comparisons with the first model and scaling whose items are equal, by the keys beside them."""
     first: dict[tuple[str, int], tuple[Measurement, Hashable]] = {}
     result = []
     for each, fingerprint in measured:
@@ -141,3 +133,18 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
         number += 1
         unique = f"{name} ({number})"
     return unique
+
+
+def run_settings(seed: int, text: Iterable[Path], **others: Any) -> dict[str, Any]:
+    """``Results.settings``: the seed, the command's own settings, SHA-256 of plain text files, versions."""
+    digests: dict[str, str] = {}
+    for path in text:
+        if not path.is_file():
+            raise UsageError(f"`text` {path} is not a plain file; give one, because the text is read twice")
+        digests[str(path) if path.name in digests else path.name] = sha256(path)
+    return {
+        "seed": seed,
+        **others,
+        "text": digests,
+        "versions": {"python": platform.python_version()} | {each: version(each) for each in PACKAGES},
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,40 +12,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converter.errors import UsageError
-from converter.evaluation import masked, perplexity
-from converter.evaluation.agreement import MEASURES, agreement
-from converter.evaluation.embeddings import Vectors, embed, find
+from converter.evaluation.embeddings import MEASURES, Vectors, agreement, embed, find
+from converter.evaluation.losses import by_position, masked_positions, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY, Bucket, Measurement, Metric
 from converter.evaluation.runner import complete, losses, masked_losses
 from converter.evaluation.statistics import summarise
 from converter.evaluation.subject import Subject
-from converter.evaluation.tasks import EMBEDDED, AnyTask
-from converter.evaluation.tasks.base import Collection, Ids, Item, Retrieval, Task
+from converter.evaluation.tasks import EMBEDDED, GENERATED, TYPES, AnyTask, make_task
+from converter.evaluation.tasks.base import Collection, Ids, Item, Retrieval
 from converter.evaluation.tasks.neighbours import Neighbours
 from converter.progress import Advance
 from converter.scaling.scaling import UNSCALED, Scaling
-from converter.texts.windows import read_windows
+from converter.texts.windows import MOST_UNKNOWN, read_windows
 
 MULTIPLES = (1, 2, 4)
 """Multiples of the trained length that are measured by default."""
 LONGEST = 1 << 24
 """Most tokens in a prompt: building a longer one would take all memory."""
 
+Lengths = Mapping[int, Any]
+"""Length in tokens -> prompts, or a collection."""
+
 
 @dataclass(frozen=True)
 class Exam:
     """Prompts, collections and windows, the same for every scaling."""
 
-    prompts: Mapping[str, Mapping[int, Sequence[Item]]]
+    tasks: Mapping[str, AnyTask]
+    """By name."""
+    prompts: Mapping[str, Mapping[int, Sequence[Item]]] = field(default_factory=dict)
     """Name of the task -> length -> prompts."""
-    tasks: Mapping[str, Any]
-    """Name -> task; each is an ``AnyTask``."""
-    windows: NDArray[np.int64]
-    """[windows, longest length] token ids; empty without a text."""
-    lengths: tuple[int, ...]
-    """Lengths to measure in the windows, ascending."""
     collections: Mapping[str, Mapping[int, Collection]] = field(default_factory=dict)
     """Name of the task -> length -> queries and documents."""
+    windows: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
+    """[windows, longest length] token ids; empty without a text."""
+    lengths: tuple[int, ...] = ()
+    """Lengths to measure in the windows, ascending."""
     texts: Sequence[Ids] = ()
     """Texts whose neighbours are compared with those of the unscaled model."""
     reference: Vectors | None = None
@@ -61,25 +63,21 @@ class Exam:
         items: int,
         seed: int,
     ) -> Exam:
-        """Draws the prompts and reads the text.
+        """Draws the prompts and reads the text. What is given is measured, and nothing else.
 
-        Args:
-            subject: the model, for its tokenizer and trained length.
-            tasks: the tasks.
-            text: UTF-8 files.
-            lengths: tokens of prompts with their answers, and of windows.
-            items: most prompts of each length, and most windows of the longest length.
-            seed: the same seed gives the same prompts.
+        Without ``tasks`` and ``text``, these are the tasks without a file that the tokenizer reads. There are
+        at most ``items`` prompts of each length, and windows of the longest. A seed gives the same prompts.
 
         Raises:
             UsageError: a length is too short for a prompt, the text is too short for one window, or a task
                 is for another kind of model.
-            UnsupportedModel: the model's embeddings are made in a way that is not computed here, or a text
-                is given for an encoder that does not predict masked tokens.
+            UnsupportedModel: the model embeds in a way that is not computed here, or predicts no masks.
             SourceError: a task's file cannot be used.
         """
-        check_kinds(subject, tasks, text)
         tokenizer, ordered = subject.tokenizer, tuple(sorted(set(lengths)))
+        if not tasks and not text:
+            tasks = _readable(subject, ordered[0], seed)
+        _check_kinds(subject, tasks, text)
         prompts: dict[str, Mapping[int, Sequence[Item]]] = {}
         collections: dict[str, Mapping[int, Collection]] = {}
         texts: list[Ids] = []
@@ -90,11 +88,10 @@ class Exam:
                 texts += task.texts(tokenizer, subject.trained.tokens or ordered[0])
             else:
                 prompts[task.name] = task.items(tokenizer, ordered, items, seed)
-        windows = np.empty((0, 0), dtype=np.int64)
+        exam = cls({task.name: task for task in tasks}, prompts, collections, lengths=ordered, texts=texts)
         if text:
-            windows = read_windows(tokenizer, text, ordered[-1], items)
-        named = {task.name: task for task in tasks}
-        return cls(prompts, named, windows, ordered, collections, texts)
+            exam = replace(exam, windows=read_windows(tokenizer, text, ordered[-1], items))
+        return exam
 
     @property
     def tokens(self) -> int:
@@ -103,29 +100,51 @@ class Exam:
             len(item.ids) for task in self.prompts.values() for items in task.values() for item in items
         )
         embedded = sum(found.tokens for task in self.collections.values() for found in task.values())
-        read = sum(perplexity.pieces(self.windows, length).size for length in self._window_lengths)
+        read = sum(pieces(self.windows, length).size for length in self._window_lengths)
         return asked + embedded + sum(map(len, self.texts)) + read
 
     @property
     def _window_lengths(self) -> tuple[int, ...]:
         return self.lengths if self.windows.size else ()
 
-    def cut(self, part: float, least: int) -> Exam:
-        """Keeps a part (0 to 1) of each length's prompts and of the windows, but at least ``least`` each."""
+    def sliced(self, part: Callable[[int], slice]) -> Exam:
+        """Keeps a part of each length's prompts and queries, and of the windows: count -> which to keep."""
 
-        def kept(count: int) -> int:
-            return max(least, int(part * count))
+        def of(found: Any) -> Any:
+            if not isinstance(found, Collection):
+                return found[part(len(found))]
+            kept = range(len(found.queries))[part(len(found.queries))]
+            return found.part(kept.start, kept.stop)
 
-        collections = {
-            task: {length: found.part(0, kept(len(found.queries))) for length, found in by_length.items()}
-            for task, by_length in self.collections.items()
-        }
-        prompts = {
-            task: {length: items[: kept(len(items))] for length, items in by_length.items()}
-            for task, by_length in self.prompts.items()
-        }
-        windows = self.windows[: kept(len(self.windows))]
-        return replace(self, prompts=prompts, windows=windows, collections=collections)
+        return replace(
+            self._each(lambda _, by_length: {at: of(by_length[at]) for at in by_length}),
+            windows=self.windows[part(len(self.windows))],
+        )
+
+    def only(self, measured: Sequence[Measurement]) -> Exam:
+        """Keeps the tasks and lengths that were measured."""
+        done = {(each.task, each.length) for each in measured}
+        return self._each(
+            lambda task, by_length: {at: by_length[at] for at in by_length if (task, at) in done}
+        )
+
+    def up_to(self, length: int) -> Exam:
+        """Leaves out longer prompts, which a file may hold."""
+        return self._each(lambda _, by_length: {at: by_length[at] for at in by_length if at <= length})
+
+    def at_longest(self, without: Sequence[str] = ()) -> Exam:
+        """Keeps each task's longest length alone, and leaves out some tasks."""
+        return replace(
+            self._each(
+                lambda task, by_length: {} if task in without else dict(sorted(by_length.items())[-1:])
+            ),
+            lengths=self.lengths[-1:],
+        )
+
+    def _each(self, change: Callable[[str, Lengths], Lengths]) -> Exam:
+        prompts = {task: change(task, by_length) for task, by_length in self.prompts.items()}
+        collections = {task: change(task, by_length) for task, by_length in self.collections.items()}
+        return replace(self, prompts=prompts, collections=collections)
 
     def fingerprint(self, task: str, length: int) -> Hashable:
         """Equal for two models if they get the same prompts, texts or windows, token by token."""
@@ -145,53 +164,91 @@ class Exam:
         model = subject.scaled(UNSCALED)
         return replace(self, reference=embed(model, subject.pooling, subject.hardware, self.texts))
 
-    def measure(self, subject: Subject, scaling: Scaling, advance: Advance) -> list[Measurement]:
-        """Measures all tasks at all lengths, for one model under one scaling."""
+    def measure(
+        self, subject: Subject, scaling: Scaling, advance: Advance = int, *, first: bool = False
+    ) -> list[Measurement]:
+        """Measures all tasks at all lengths, for one model under one scaling.
+
+        With ``first``, a task with no right answer at its shortest length stops there, if the trained length
+        covers it: longer prompts would tell nothing.
+        """
         model = subject.scaled(scaling)
+        trained = subject.trained.tokens
         found: list[Measurement] = []
 
-        def add(task: str, metric: Metric, length: int, scores: tuple[float, ...], **more: Any) -> None:
+        def add(
+            task: str, metric: Metric, length: int, tokens: int, started: float, scores: Any, **more: Any
+        ) -> None:
+            speed = tokens / (time.monotonic() - started)
             value, low, high = summarise(metric, scores)
-            measured = Measurement(
-                subject.name, str(scaling), task, metric, length, scores, value, low, high, **more
-            )
-            found.append(measured)
+            about = (subject.name, str(scaling), task, metric, length, scores, value, low, high)
+            found.append(Measurement(*about, tokens_per_second=speed, **more))
 
-        for task in self.tasks.values():
-            for length, items in sorted(self.prompts.get(task.name, {}).items()):
-                started = time.monotonic()
-                scores = ask(subject, model, task, items, advance)
-                speed = sum(len(item.ids) for item in items) / (time.monotonic() - started)
-                depths = tuple(item.depth for item in items)
-                add(task.name, task.metric, length, scores, depths=depths, tokens_per_second=speed)
-            for length, texts in sorted(self.collections.get(task.name, {}).items()):
-                started = time.monotonic()
-                scores = find(model, subject.pooling, subject.hardware, task, texts, advance)
-                speed = texts.tokens / (time.monotonic() - started)
-                depths = tuple(texts.depths)
-                add(task.name, task.metric, length, scores, depths=depths, tokens_per_second=speed)
+        for name, length, material in self._parts():
+            shorter = [each for each in found if each.task == name]
+            if first and shorter and trained and shorter[0].length <= trained and shorter[0].value == 0:
+                continue
+            task: Any = self.tasks[name]
+            started = time.monotonic()
+            if isinstance(material, Collection):
+                scores = find(model, subject.pooling, subject.hardware, task, material, advance)
+                tokens, depths = material.tokens, tuple(material.depths)
+            else:
+                prompts = [item.ids for item in material]
+                said = complete(
+                    model, subject.tokenizer, subject.hardware, prompts, task.max_new_tokens, advance
+                )
+                scores = tuple(task.score(item, text) for item, text in zip(material, said, strict=True))
+                tokens, depths = sum(map(len, prompts)), tuple(item.depth for item in material)
+            add(name, task.metric, length, tokens, started, scores, depths=depths)
         if self.texts:
             started = time.monotonic()
             vectors = embed(model, subject.pooling, subject.hardware, self.texts, advance)
-            speed = sum(map(len, self.texts)) / (time.monotonic() - started)
             assert self.reference is not None
-            longest = max(map(len, self.texts))
+            longest, tokens = max(map(len, self.texts)), sum(map(len, self.texts))
             for measure, scores in zip(MEASURES, agreement(vectors, self.reference), strict=True):
-                add(measure, "score", longest, scores, tokens_per_second=speed)
+                add(measure, "score", longest, tokens, started, scores)
         for length in self._window_lengths:
             started = time.monotonic()
-            means, positions = read(subject, model, self.windows, length, advance)
-            speed = self.windows.size / (time.monotonic() - started)
-            add(PERPLEXITY, "perplexity", length, means, positions=positions, tokens_per_second=speed)
+            means, positions = _read(subject, model, self.windows, length, advance)
+            size = self.windows.size
+            add(PERPLEXITY, "perplexity", length, size, started, means, positions=positions)
         return found
 
+    def _parts(self) -> Iterator[tuple[str, int, Sequence[Item] | Collection]]:
+        """Every task at every length, the shortest first."""
+        for task in self.tasks:
+            by_length: Lengths = self.prompts.get(task, self.collections.get(task, {}))
+            for length in sorted(by_length):
+                yield task, length, by_length[length]
 
-def check_kinds(subject: Subject, tasks: Sequence[AnyTask], text: Sequence[Path]) -> None:
-    """Refuses tasks that are for another kind of model, and a text for an encoder that predicts none.
 
-    Raises:
-        UsageError, UnsupportedModel: see ``Exam.prepare``.
-    """
+def _readable(subject: Subject, length: int, seed: int) -> list[AnyTask]:
+    """The tasks without a file that fit the length, and whose words the tokenizer knows."""
+    found, why = [], ""
+    for name in GENERATED:
+        if TYPES[name].embeds == subject.recipe.decoder:
+            continue
+        task = make_task(name)
+        try:
+            if isinstance(task, Retrieval):
+                ids = task.collections(subject.tokenizer, [length], 1, seed)[length].documents[0]
+            else:
+                ids = task.items(subject.tokenizer, [length], 1, seed)[length][0].ids
+        except UsageError as error:
+            why = str(error)
+            continue
+        if ids.count(getattr(subject.tokenizer, "unk_token_id", None)) > MOST_UNKNOWN * len(ids):
+            why = f"the tokenizer of {subject.name} does not know the words of {name}"
+        else:
+            found.append(task)
+    if not found:
+        raise UsageError(f"{why}; give `text`, or prompts of your own")
+    return found
+
+
+def _check_kinds(subject: Subject, tasks: Sequence[AnyTask], text: Sequence[Path]) -> None:
+    """Refuses tasks that are for another kind of model, and a text for an encoder that predicts none."""
     for task in tasks:
         embeds = isinstance(task, Retrieval | Neighbours)
         if embeds and subject.recipe.decoder:
@@ -210,37 +267,22 @@ def check_kinds(subject: Subject, tasks: Sequence[AnyTask], text: Sequence[Path]
         _ = subject.mask
 
 
-def ask(
-    subject: Subject, model: Any, task: Task, items: Sequence[Item], advance: Advance = int
-) -> tuple[float, ...]:
-    """A score for each item, from 0 to 1."""
-    prompts = [item.ids for item in items]
-    texts = complete(model, subject.tokenizer, subject.hardware, prompts, task.max_new_tokens, advance)
-    return tuple(task.score(item, text) for item, text in zip(items, texts, strict=True))
-
-
-def read(
-    subject: Subject, model: Any, windows: NDArray[np.int64], length: int, advance: Advance = int
+def _read(
+    subject: Subject, model: Any, windows: NDArray[np.int64], length: int, advance: Advance
 ) -> tuple[tuple[float, ...], tuple[Bucket, ...]]:
-    """Cuts windows into pieces of ``length``; returns each window's mean loss, and the loss by position.
-
-    A decoder predicts every token from those before it, an encoder masked ones from all others.
-    """
-    cut, mask = perplexity.pieces(windows, length), subject.mask
+    """Each window's mean loss, and the loss by position, in pieces of a length."""
+    cut, mask = pieces(windows, length), subject.mask
     if mask is None:
-        found = losses(model, subject.hardware, cut, advance)
-        return perplexity.window_losses(found, len(windows)), perplexity.by_position(found)
-    chosen = perplexity.pieces(masked.masked_positions(windows), length)
-    found = masked_losses(model, subject.hardware, cut, chosen, mask, advance)
-    return masked.window_losses(found, chosen, len(windows)), masked.by_position(found, chosen)
+        found, first = losses(model, subject.hardware, cut, advance), 1
+        predicted = np.ones(found.shape, dtype=np.bool_)
+    else:
+        predicted, first = pieces(masked_positions(windows), length), 0
+        found = masked_losses(model, subject.hardware, cut, predicted, mask, advance)
+    return window_losses(found, predicted, len(windows)), by_position(found, predicted, first)
 
 
 def default_lengths(name: str, train_length: int | None, lengths: Sequence[int]) -> Sequence[int]:
-    """The lengths asked for, or multiples of the trained length.
-
-    Raises:
-        UsageError: no lengths are given and the trained length is not known, or a length is out of range.
-    """
+    """The lengths asked for, else multiples of the trained length; raises ``UsageError``."""
     if not lengths and train_length is None:
         raise UsageError(f"the trained length of {name} is not known; give `lengths` or `train_length`")
     wanted = lengths or [multiple * (train_length or 0) for multiple in MULTIPLES]

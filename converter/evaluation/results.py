@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, Literal, get_args
 
 from converter.config import is_count
@@ -22,22 +22,8 @@ SIGNIFICANT = 0.05
 FAILS = 0.1
 """Mean score below which a model counts as unable to do a task."""
 COLUMNS = (
-    "model",
-    "scaling",
-    "task",
-    "metric",
-    "length",
-    "items",
-    "value",
-    "low",
-    "high",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "better",
-    "worse",
-    "p",
-    "tokens_per_second",
+    *("model", "scaling", "task", "metric", "length", "items", "value", "low", "high"),
+    *("difference", "difference_low", "difference_high", "better", "worse", "p", "tokens_per_second"),
 )
 
 Metric = Literal["accuracy", "f1", "score", "ndcg@10", "perplexity"]
@@ -142,11 +128,7 @@ class Results:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Results:
-        """Reads the output of ``to_json``.
-
-        Raises:
-            SourceError: these are not results in this format, or they are damaged.
-        """
+        """Reads the output of ``to_json``; raises ``SourceError`` for anything else."""
         if value.get("format") != FORMAT:
             raise SourceError(
                 f"this is not a results file of ntk-convert eval in format {FORMAT}; measure again"
@@ -164,14 +146,9 @@ class Results:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
         for each in self.measurements:
-            versus = each.comparison
-            compared = (
-                (versus.difference, versus.low, versus.high, versus.better, versus.worse, versus.p)
-                if versus
-                else ("",) * 6
-            )
+            versus = ("",) * 6 if each.comparison is None else astuple(each.comparison)
             name = (each.model, each.scaling, each.task, each.metric, each.length, each.items)
-            writer.writerow([*name, each.value, each.low, each.high, *compared, each.tokens_per_second])
+            writer.writerow([*name, each.value, each.low, each.high, *versus, each.tokens_per_second])
         return text.getvalue()
 
     def tasks(self) -> list[str]:
@@ -181,8 +158,9 @@ class Results:
     def table(self, task: str) -> str:
         """One task as a Markdown table: a row for each model and scaling, a column for each length.
 
-        Scores are in per cent. A cell has the value, its 95 % confidence interval, and ``*`` if it differs
-        significantly from the first row on the same items (p < 0.05).
+        Scores are in per cent. A cell of the first row has the value and its 95 % confidence interval; the
+        others have the difference from it on the same items (for perplexity, the ratio) with the interval of
+        the difference, and ``*`` if it is significant (p < 0.05).
         """
         cells = {
             (each.model, each.scaling, each.length): _cell(each)
@@ -194,17 +172,11 @@ class Results:
         several = len({model for model, _ in rows}) > 1
         head = [*(["model"] if several else []), "scaling", *(str(length) for length in lengths)]
         body = [
-            [*([model] if several else []), scaling]
+            [*([model] if several else []), scaling_label(scaling)]
             + [cells.get((model, scaling, length), "") for length in lengths]
             for model, scaling in rows
         ]
-        widths = [max(len(row[column]) for row in [head, *body]) for column in range(len(head))]
-        rule = ["-" * width for width in widths]
-        lines = [
-            "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-            for row in [head, rule, *body]
-        ]
-        return "\n".join(lines)
+        return markdown([head, *body])
 
     def report(self) -> str:
         """All tables as Markdown, each below the name of its task."""
@@ -245,15 +217,44 @@ class Results:
         ]
 
 
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as a Markdown table; the first is the head."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [rows[0], ["-" * width for width in widths], *rows[1:]]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
+
+
+def scaling_label(scaling: str) -> str:
+    """A scaling as tables and legends name it; the only place where that name is made."""
+    return scaling
+
+
 def _cell(each: Measurement) -> str:
-    star = " *" if each.comparison and each.comparison.significant else ""
-    numbers = (each.value, each.low, each.high)
-    if each.metric == PERPLEXITY:
-        values = [perplexity_text(number) for number in numbers]
-    else:
-        values = [f"{100 * number:.1f}" for number in numbers]
-    interval = f" ({values[1]} to {values[2]})" if each.items > 1 else ""
-    return f"{values[0]}{interval}{star}"
+    text = perplexity_text if each.metric == PERPLEXITY else "{:.1f}".format
+    unit = 1 if each.metric == PERPLEXITY else 100
+    value, low, high = (text(unit * number) for number in (each.value, each.low, each.high))
+    if each.comparison is not None:
+        star = " *" if each.comparison.significant else ""
+        return f"{value}, {difference_text(each.metric, each.comparison)}{star}"
+    return f"{value} ({low} to {high})" if each.items > 1 else value
+
+
+def difference_text(measure: str, found: Comparison) -> str:
+    """A paired difference with its interval: "+3.0 (-1.0 to +7.1)", or "x 0.98 (0.96 to 1.01)"."""
+    if measure == PERPLEXITY:
+        if not found.better + found.worse:
+            return "the same"
+        value, low, high = (_ratio_text(number) for number in (found.difference, found.low, found.high))
+        return f"x {value} ({low} to {high})"
+    value, low, high = (f"{100 * number:+.1f}" for number in (found.difference, found.low, found.high))
+    return f"{value} ({low} to {high})"
+
+
+def _ratio_text(value: float) -> str:
+    return f"{value:.3f}" if value < 1000 else f"{value:.2g}"
 
 
 def perplexity_text(value: float) -> str:
@@ -282,7 +283,7 @@ def _model(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _measurement(value: Mapping[str, Any]) -> Measurement:
     """A measurement from its JSON; raises what values of the wrong type happen to raise."""
-    comparison = value["comparison"]
+    versus = value["comparison"]
     if value["metric"] not in get_args(Metric):
         raise ValueError(f"metric {value['metric']!r}")
     depths = tuple(None if depth is None else float(depth) for depth in value["depths"])
@@ -297,30 +298,29 @@ def _measurement(value: Mapping[str, Any]) -> Measurement:
         metric=value["metric"],
         length=int(value["length"]),
         scores=tuple(map(float, value["scores"])),
-        value=_number(value["value"], math.inf),
-        low=_number(value["low"], -math.inf),
-        high=_number(value["high"], math.inf),
+        **_interval(value, "value"),
         depths=depths,
         positions=tuple(
-            Bucket(int(bucket["start"]), int(bucket["end"]), _number(bucket["loss"], math.inf))
-            for bucket in value["positions"]
+            Bucket(int(part["start"]), int(part["end"]), _number(part["loss"], math.inf))
+            for part in value["positions"]
         ),
-        comparison=None if comparison is None else _comparison(comparison),
+        comparison=None
+        if versus is None
+        else Comparison(
+            **_interval(versus, "difference"),
+            better=int(versus["better"]),
+            worse=int(versus["worse"]),
+            p=float(versus["p"]),
+        ),
         tokens_per_second=float(value["tokens_per_second"]),
     )
 
 
-def _comparison(value: Mapping[str, Any]) -> Comparison:
-    return Comparison(
-        _number(value["difference"], math.inf),
-        _number(value["low"], -math.inf),
-        _number(value["high"], math.inf),
-        int(value["better"]),
-        int(value["worse"]),
-        float(value["p"]),
-    )
+def _interval(value: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A number and the ends of its interval; null is infinite."""
+    ends = {name: math.inf, "low": -math.inf, "high": math.inf}
+    return {key: _number(value[key], infinite) for key, infinite in ends.items()}
 
 
 def _number(value: Any, infinite: float) -> float:
-    """A number; None (null) becomes ``infinite``."""
     return infinite if value is None else float(value)

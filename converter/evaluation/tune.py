@@ -1,78 +1,66 @@
-"""Finds the scaling that serves a length best, within a time budget.
+"""Finds the scaling that serves a length best: an evaluation of fixed candidates, in two halves.
 
-First all candidates answer the same few prompts and read the same windows at the target length, round after
-round. A candidate that falls behind the best by every measure is dropped. Then the best by retrieval, the
-best by perplexity and the unscaled model are measured again, from the trained length to the target. This
-second part uses other prompts and windows, because the best of several candidates looks better than it is. It
-alone decides whether a scaling helps.
+Half of the prompts and windows choose: every candidate gets them at the target length. The other half judges
+the best by retrieval and the best by perplexity against the unscaled model, from the trained length to the
+target. So the best of several, which looks better than it is, is not judged by what it was chosen by.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from converter.errors import UsageError
-from converter.evaluation.candidates import candidates, command
+from converter.evaluation.evaluate import compared, run_settings
 from converter.evaluation.exam import LONGEST, Exam
-from converter.evaluation.fit import STEPS, fitted_candidate
 from converter.evaluation.hardware import choose, explained
 from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results, finite
-from converter.evaluation.search import LEAST, SEARCH, Candidate, Clock, Pool, finalists, search
-from converter.evaluation.settings import run_settings
-from converter.evaluation.statistics import compare
+from converter.evaluation.scalings import candidates, command, ladder
+from converter.evaluation.statistics import Judgement, Verdict, compare, judge
 from converter.evaluation.subject import Subject, open_subject
-from converter.evaluation.tasks import AnyTask, with_generated
-from converter.progress import Advance, steps
+from converter.evaluation.tasks import AnyTask
+from converter.evaluation.tasks.neighbours import Neighbours
+from converter.progress import token_bar
+from converter.scaling.request import Request
 from converter.scaling.scaling import UNSCALED, Scaling
+from converter.source.slopes_file import read_slopes_file
 
-FITTING = 0.25
-"""Part of the budget for fitting slopes, if they are asked for; it is taken from that for choosing."""
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from converter.model import SourceOptions
 
-@dataclass(frozen=True)
-class AgainstNone:
-    """A scaling compared with none, by both measures; None for a measure that was not taken."""
-
-    retrieval: Comparison | None = None
-    """All tasks taken together."""
-    perplexity: Comparison | None = None
+RETRIEVAL = "retrieval"
+"""All tasks taken together."""
+ITEMS = 100
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The best scaling by one measure, measured on prompts and windows that were not used to choose it."""
+    """The best scaling by one measure, judged against none on the half that did not choose it."""
 
     measure: str
     """"retrieval" or "perplexity"."""
     scaling: Scaling
-    at_target: AgainstNone
-    """At the target length; for prompts from a file, at their longest length."""
+    judgement: Judgement
+    """At the target length, by this measure; for prompts from a file, at their longest length."""
+    other: Comparison | None
+    """At the target length by the other measure; None if there is none."""
     short: int | None
     """The shortest length that was measured, in tokens; None if all exceed the trained length."""
-    at_short: AgainstNone
-    """At exactly the length ``short``: what the scaling costs there."""
+    at_short: Mapping[str, Comparison]
+    """By measure, at exactly the length ``short``: what the scaling costs there."""
 
     @property
-    def gains(self) -> bool:
-        """Whether it is significantly better than none at the target by its own measure (p < 0.05)."""
-        own = self.at_target.perplexity if self.measure == PERPLEXITY else self.at_target.retrieval
-        return own is not None and own.gains
-
-    @property
-    def loses(self) -> bool:
-        """Whether it is significantly worse than none at the target by the other measure (p < 0.05)."""
-        other = self.at_target.retrieval if self.measure == PERPLEXITY else self.at_target.perplexity
-        return other is not None and other.loses
-
-    @property
-    def helps(self) -> bool:
-        """Whether it gains by its measure and does not lose by the other."""
-        return self.gains and not self.loses
+    def verdict(self) -> Verdict:
+        """Whether it helps: a gain by its measure is none if it significantly loses by the other."""
+        harms = self.other is not None and self.other.loses
+        return "does not help" if harms and self.judgement.verdict == "helps" else self.judgement.verdict
 
 
 @dataclass(frozen=True)
@@ -82,37 +70,39 @@ class Tuning:
     model: str
     train_length: int
     target_length: int
-    candidates: Sequence[Candidate]
+    candidates: Results
+    """All candidates on the half that chooses, at the target; the first is none."""
     choices: Sequence[Choice]
     """The best by retrieval, and by perplexity if there was a text."""
     curve: Results
-    """Measurements of the choices and of none, from the trained length to the target."""
-    advice: Scaling
-    """The scaling to bake in: the first choice that helps, retrieval before perplexity; else none."""
+    """None and the choices on the other half, from the trained length to the target."""
     command: str | None
-    """The command line that bakes it in; None if nothing helps."""
+    """The command line that bakes ``advice`` in; None if nothing helps."""
     seconds: float
-    used_up: Sequence[str] = ()
-    """Tasks, or "perplexity", of which the choices got all prompts or windows there are at the target."""
 
     @property
-    def slopes(self) -> dict[str, Any] | None:
-        """The content of a file for ``--slopes`` with the slopes that were fitted; None if there are none."""
-        found = [each.scaling for each in self.candidates if each.scaling.exponents is not None]
-        return found[0].to_json() if found else None
+    def verdict(self) -> Verdict:
+        """Whether a scaling helps; "cannot tell" also if the tasks cannot be done without scaling."""
+        found = [choice.verdict for choice in self.choices]
+        order: tuple[Verdict, ...] = ("helps", "cannot tell", "does not help")
+        return next((each for each in order if each in found), "cannot tell")
+
+    @property
+    def advice(self) -> Scaling:
+        """The scaling to bake in: the first choice that helps, retrieval before perplexity; else none."""
+        return next((each.scaling for each in self.choices if each.verdict == "helps"), UNSCALED)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON."""
+        """All fields as JSON, and the verdict."""
         value = {
             "model": self.model,
             "train_length": self.train_length,
             "target_length": self.target_length,
-            "candidates": [
-                asdict(each) | {"scaling": str(each.scaling), "accuracy": each.accuracy, "loss": each.loss}
-                for each in self.candidates
-            ],
+            "verdict": self.verdict,
+            "candidates": self.candidates.to_json()["measurements"],
             "choices": [
-                asdict(each) | {"scaling": str(each.scaling), "helps": each.helps} for each in self.choices
+                asdict(each) | {"scaling": str(each.scaling), "verdict": each.verdict}
+                for each in self.choices
             ],
             "curve": self.curve.to_json(),
             "advice": self.advice.to_json(),
@@ -127,167 +117,179 @@ def tune(
     target_length: int,
     *,
     tasks: Sequence[AnyTask] = (),
-    generated: bool = False,
     text: Sequence[str | Path] = (),
-    minutes: float = 10.0,
-    fitted: str | None = None,
-    train_length: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    items: int = ITEMS,
+    slopes: str | Path | None = None,
     seed: int = 0,
     device: str | None = None,
     dtype: str | None = None,
     batch_size: int | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: str | Path | None = None,
     progress: bool = False,
+    say: Callable[[str], object] = str,
+    **source: Unpack[SourceOptions],
 ) -> Tuning:
     """Finds the scaling that serves ``target_length`` best, and measures what it costs at short lengths.
 
     Args:
         model: a local folder or a Hub id, not converted.
         target_length: length to reach in tokens, above the trained length.
-        tasks: retrieval tasks, from ``converter.evaluation.tasks.make_task``.
-        generated: also measure the tasks for this kind of model that need no file.
-        text: UTF-8 files for perplexity, of masked tokens in encoders.
-        minutes: the time budget. A minimum of work is done even if that takes longer.
-        fitted: also try slopes that are fitted to a third of the prompts and windows; a file name, under
-            which the command finds ``Tuning.slopes``.
-        train_length, overrides, seed, device, dtype, batch_size, revision, token, cache_dir, progress: as
-            for ``evaluate``.
+        tasks, text: what to measure, as for ``evaluate``.
+        items: most prompts of each length, and most windows; half of them choose, and half judge.
+        slopes: a file of fitted slopes, one more candidate. What they were fitted to must not be in ``tasks``
+            and ``text``.
+        seed, device, dtype, batch_size, progress: as for ``evaluate``.
+        say: called with a line about how much is measured and how long it takes, before it starts.
+        source: see ``SourceOptions``.
 
     Raises:
         UsageError: the target is not above the trained length, a length is too short for a prompt, or there
-            are too few prompts or too little text for both choosing and measuring.
+            are too few prompts or too little text for two halves.
         SourceError, UnsupportedModel, VerificationError: see ``evaluate``.
     """
-    if not 0 < minutes < math.inf:
-        raise UsageError(f"`minutes` {minutes} is out of range; give a finite number above 0")
     if target_length > LONGEST:
         raise UsageError(f"`target_length` {target_length} is out of range; give at most {LONGEST}")
+    if items < 2:
+        raise UsageError(f"`items` {items} is out of range; give at least 2, to choose and to judge by")
+    if any(isinstance(task, Neighbours) for task in tasks):
+        raise UsageError("no scaling can be chosen by the task neighbours; measure it with eval")
     files = [Path(path) for path in text]
-    settings = run_settings(seed, files, minutes=minutes)
+    settings = run_settings(seed, files, items=items)
     hardware = choose(device, dtype, batch_size)
-    with open_subject(
-        model,
-        hardware,
-        train_length=train_length,
-        overrides=overrides,
-        revision=revision,
-        token=token,
-        cache_dir=Path(cache_dir) if cache_dir else None,
-        progress=progress,
-    ) as subject:
-        clock = Clock(minutes * 60)
+    with open_subject(model, hardware, progress=progress, **source) as subject:
+        started = time.monotonic()
         trained = subject.stretched_to(target_length)
-        recipe = subject.recipe
-        scalings = candidates(
-            trained, target_length, recipe.defaults.ramp, recipe.check_scaling, decoder=recipe.decoder
-        )
-        chosen = with_generated(tasks, decoder=subject.recipe.decoder) if generated else tasks
-        pool = Pool.prepare(subject, chosen, files, trained, target_length, seed, learn=fitted is not None)
-        if fitted is not None:
-            scalings += _fitted(subject, pool, trained, clock, seed, progress)
-        with explained(), steps("choosing", round(clock.budget * SEARCH), show=progress) as advance:
-            found = search(subject, pool, scalings, clock, advance)
-        best = finalists(found)
-        with explained(), steps("measuring", len({UNSCALED, *best.values()}), show=progress) as advance:
-            curve = _measure(subject, pool, [UNSCALED, *best.values()], clock, advance)
-    curve = replace(curve, settings=settings)
-    choices = [_choice(measure, scaling, curve, trained) for measure, scaling in best.items()]
-    advice = next((each.scaling for each in choices if each.helps), UNSCALED)
-    return Tuning(
+        scalings = candidates(subject.recipe, trained, target_length)
+        if slopes is not None:
+            scalings.append(subject.resolve(Request(slopes=read_slopes_file(slopes))))
+        exam = Exam.prepare(subject, tasks, files, ladder(trained, target_length), items, seed)
+        judging, choosing = _halves(exam, trained, target_length)
+        finalists = 1 + bool(exam.tasks) + bool(exam.windows.size)
+        work = choosing.tokens * len(scalings) + judging.tokens * finalists
+        with explained():
+            say(_announcement(subject, exam, len(scalings), work))
+            with token_bar("tuning", work, show=progress) as advance:
+                stock = judging.measure(subject, UNSCALED, advance, first=True)
+                failed = [each.task for each in stock if each.length <= trained and each.value == 0]
+                choosing, judging = choosing.at_longest(failed), judging.only(stock)
+                found = _run(choosing, subject, scalings if choosing.tokens else (), advance)
+                best = {
+                    measure: _best(found, measure, scalings[1:])
+                    for measure in (RETRIEVAL, PERPLEXITY)
+                    if any(_of(measure, each) for each in found)
+                }
+                curve = _run(judging, subject, dict.fromkeys(best.values()), advance, stock)
+        about = {subject.name: subject.describe(subject.scaled(UNSCALED))}
+    seconds = time.monotonic() - started
+    result = Tuning(
         model=subject.name,
         train_length=trained,
         target_length=target_length,
-        candidates=found,
-        choices=choices,
-        curve=curve,
-        advice=advice,
-        command=None
-        if advice == UNSCALED
-        else command(
-            model, advice, trained, revision, overrides, told=train_length is not None, slopes=fitted
-        ),
-        seconds=clock.elapsed,
-        used_up=_used_up(curve, pool.measuring),
+        candidates=Results(found, about, settings, seconds),
+        choices=[
+            _choice(measure, scaling, [each for each in curve if each.task not in failed], trained)
+            for measure, scaling in best.items()
+        ],
+        curve=Results(curve, about, settings, seconds),
+        command=None,
+        seconds=seconds,
+    )
+    if result.advice == UNSCALED:
+        return result
+    bake = command(model, result.advice, trained, source, slopes=None if slopes is None else str(slopes))
+    return replace(result, command=bake)
+
+
+def pooled(measure: str, scaling: Scaling, found: Sequence[Measurement]) -> tuple[list[float], list[float]]:
+    """The scores of a scaling and those of none by a measure, over all tasks and lengths in ``found``."""
+    return tuple(  # type: ignore[return-value]  # there are two
+        [score for each in found if _of(measure, each) and each.scaling == str(one) for score in each.scores]
+        for one in (scaling, UNSCALED)
     )
 
 
-def _fitted(
-    subject: Subject, pool: Pool, trained: int, clock: Clock, seed: int, progress: bool
-) -> list[Scaling]:
-    """The slopes that were fitted, if they gained anything."""
-    if subject.patched is None:
-        raise UsageError(f"{subject.name} has rotary positions, which have no slopes to fit")
-    with explained(), steps("fitting", STEPS, show=progress) as advance:
-        found = fitted_candidate(
-            subject,
-            pool.learning,
-            pool.learning_windows,
-            trained,
-            pool.target,
-            seconds=clock.left(FITTING),
-            seed=seed,
-            advance=advance,
-        )
-    return [] if found is None else [found]
+def _halves(exam: Exam, trained: int, target: int) -> tuple[Exam, Exam]:
+    """Half of the prompts of each length to judge by, and the others of the longest length to choose by."""
+    exam = exam.up_to(target)
+    material: dict[str, Mapping[int, Any]] = {**exam.prompts, **exam.collections}
+    for name, by_length in material.items():
+        last = max(by_length, default=0)
+        if last <= trained:
+            raise UsageError(
+                f"{name} has no prompts between the trained length {trained} and the target {target}; "
+                "give longer ones, or another `target_length`"
+            )
+        if len(getattr(by_length[last], "queries", by_length[last])) < 2:
+            raise UsageError(
+                f"{name} has one prompt of length {last}, but choosing and judging need one each; give at "
+                "least two of that length"
+            )
+    if len(exam.windows) == 1:
+        raise UsageError(f"`text` has only one window of {target} tokens; give twice as much text")
+    judging = exam.sliced(lambda count: slice(0, max(1, count // 2)))
+    return judging, exam.sliced(lambda count: slice(count // 2, count)).at_longest()
 
 
-def _measure(
-    subject: Subject, pool: Pool, scalings: Sequence[Scaling], clock: Clock, advance: Advance
-) -> Results:
-    """Measures the finalists at every length, on as many prompts and windows as the time left allows."""
+def _announcement(subject: Subject, exam: Exam, scalings: int, work: int) -> str:
+    """How much is measured, and how long it takes by the time of the first prompt of each task."""
+    first = exam.at_longest().sliced(lambda _: slice(0, 1))
+    subject.scaled(UNSCALED)  # loaded before the time is taken
     started = time.monotonic()
-    wanted = list(dict.fromkeys(scalings))
-    exam = pool.measuring
-    part = min(1.0, clock.tokens(clock.left()) / max(1, exam.tokens * len(wanted)))
-    exam = exam.cut(part, LEAST)
-    measured = []
-    for scaling in wanted:
-        measured.append(exam.measure(subject, scaling, int))
-        advance(1)
-    compared = [
-        replace(each, comparison=compare(each.metric, each.scores, unscaled.scores))
-        for found in measured[1:]
-        for each, unscaled in zip(found, measured[0], strict=True)
-    ]
-    described = {subject.name: subject.describe(subject.scaled(wanted[-1]))}
-    return Results([*measured[0], *compared], described, {}, time.monotonic() - started)
+    first.measure(subject, UNSCALED)
+    seconds = work / first.tokens * (time.monotonic() - started)
+    unit, name = next(
+        (unit, name)
+        for unit, name in ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+        if seconds >= unit or unit == 1
+    )
+    return f"measuring {scalings} scalings takes about {seconds / unit:.2g} {name}; fewer items take less"
 
 
-def _used_up(curve: Results, available: Exam) -> list[str]:
-    """Tasks, or perplexity, that got all available prompts or windows at their longest length."""
-    counts = {task: len(prompts[max(prompts)]) for task, prompts in available.prompts.items()}
-    counts |= {task: len(found[max(found)].queries) for task, found in available.collections.items()}
-    counts[PERPLEXITY] = len(available.windows)
-    # The longest length of each task comes last, and stays.
-    longest = {each.task: each for each in sorted(curve.measurements, key=lambda each: each.length)}
-    return [task for task, each in longest.items() if each.items == counts[task]]
+def _run(
+    exam: Exam,
+    subject: Subject,
+    scalings: Iterable[Scaling],
+    advance: Callable[[int], object],
+    stock: Sequence[Measurement] = (),
+) -> list[Measurement]:
+    """Measures the scalings, and compares them with the first one, or with ``stock``."""
+    found = [each for scaling in scalings for each in exam.measure(subject, scaling, advance)]
+    return compared([(each, None) for each in (*stock, *found)])
 
 
-def _choice(measure: str, scaling: Scaling, curve: Results, trained: int) -> Choice:
-    short = min((each.length for each in curve.measurements if each.length <= trained), default=None)
+def _of(measure: str, each: Measurement) -> bool:
+    return (each.task == PERPLEXITY) == (measure == PERPLEXITY)
+
+
+def _best(found: Sequence[Measurement], measure: str, scalings: Sequence[Scaling]) -> Scaling:
+    """The best scaling but none by a measure; among equals the first, which is the mildest."""
+
+    def badness(scaling: Scaling) -> float:
+        mean = float(np.mean(pooled(measure, scaling, found)[0]))
+        return float(np.nan_to_num(mean, nan=np.inf)) if measure == PERPLEXITY else -mean
+
+    return min(scalings, key=badness)
+
+
+def _choice(measure: str, scaling: Scaling, curve: Sequence[Measurement], trained: int) -> Choice:
     longest = {
-        task: max(each.length for each in curve.measurements if each.task == task) for task in curve.tasks()
+        task: max(each.length for each in curve if each.task == task)
+        for task in {each.task for each in curve}
     }
-    at_target = [each for each in curve.measurements if each.length == longest[each.task]]
-    at_short = [each for each in curve.measurements if each.length == short]
-    gain, cost = _against_none(scaling, at_target), _against_none(scaling, at_short)
-    return Choice(measure, scaling, gain, short, cost)
+    at_target = [each for each in curve if each.length == longest[each.task]]
+    short = min((each.length for each in curve if each.length <= trained), default=None)
+    at_short = [each for each in curve if each.length == short]
 
+    def versus(measure: str, measured: Sequence[Measurement]) -> Comparison | None:
+        ours, theirs = pooled(measure, scaling, measured)
+        return compare(measure, ours, theirs) if ours else None
 
-def _against_none(scaling: Scaling, measured: Sequence[Measurement]) -> AgainstNone:
-    return AgainstNone(
-        _pooled("retrieval", scaling, [each for each in measured if each.task != PERPLEXITY]),
-        _pooled(PERPLEXITY, scaling, [each for each in measured if each.task == PERPLEXITY]),
+    other = PERPLEXITY if measure == RETRIEVAL else RETRIEVAL
+    costs = {each: versus(each, at_short) for each in (RETRIEVAL, PERPLEXITY)}
+    return Choice(
+        measure=measure,
+        scaling=scaling,
+        judgement=judge(measure, *pooled(measure, scaling, at_target)),
+        other=versus(other, at_target),
+        short=short,
+        at_short={each: found for each, found in costs.items() if found is not None},
     )
-
-
-def _pooled(measure: str, scaling: Scaling, measured: Sequence[Measurement]) -> Comparison | None:
-    """Compares a scaling's scores with those of none, over all tasks; None if the scaling is none."""
-    ours, theirs = (
-        [score for each in measured if each.scaling == str(wanted) for score in each.scores]
-        for wanted in (scaling, UNSCALED)
-    )
-    return compare(measure, ours, theirs) if ours and scaling != UNSCALED else None

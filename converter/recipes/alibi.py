@@ -161,7 +161,7 @@ class AlibiRecipe:
             PROVENANCE: Provenance(source.name, source.commit, train_length).to_json(),
         }
         reach = self.reach(scaling, train_length)
-        if family.raise_length is not None and reach is not None:
+        if reach is not None:
             result = copy.deepcopy(result)  # the length may be inside an object shared with the source
             family.raise_length(result, reach)
         return result

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 from converter.config import LONGEST, is_count, is_number
 from converter.errors import UsageError
@@ -63,6 +64,33 @@ class GivenSlopes:
     def to_json(self) -> dict[str, Any]:
         """The content of a file of fitted slopes."""
         return {**self.scaling.to_json(), **({} if self.record is None else {RECORD: self.record})}
+
+
+class ScalingOptions(TypedDict, total=False):
+    """One scaling, as the Python functions take it.
+
+    Give at most one of scale, target_length and dynamic. Without any of them, decoders get by-parts by
+    position, and encoders ntk by length.
+    """
+
+    scale: float | None
+    """Scale factor a >= 1 of a static scaling."""
+    target_length: int | None
+    """Length to reach in tokens; a = target_length / trained length."""
+    method: Method | None
+    """``ntk``; ``by-parts``; ``linear``; ``ntk-published``, the formula of the original code; or ``none``,
+    the unscaled model with the new attention code. By default ``ntk``, but ``by-parts`` for a dynamic scaling
+    of a decoder."""
+    dynamic: Basis | None
+    """a = max(1, rate * tokens / trained length), where tokens is the length of the sequence (``length``) or
+    the position of each query (``position``)."""
+    rate: float | None
+    """Rate of a dynamic scaling, above 0 and usually 1 to 2; 1 by default."""
+    ramp: Parts | None
+    """Start and end of the ramp of ``by-parts``, in parts of the trained length; by default 1/8 and 1/2, or
+    for rotary models 1/32 and 1."""
+    slopes: str | Path | Mapping[str, Any] | None
+    """A JSON file of fitted slopes, or its content, instead of the six options above."""
 
 
 @dataclass(frozen=True)

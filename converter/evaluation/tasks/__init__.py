@@ -2,25 +2,18 @@
 
 base.py       what a task is, and how it is offered
 passkey.py    a number hidden in filler text
-lines.py      LongEval lines, generated or from a published file
-topics.py     LongEval topics, from a published file
-longbench.py  LongBench's TREC and MultiFieldQA-en, from their published files
-prompts.py    the user's own
-longembed.py  LongEmbed's passkeys and needles, for encoders
+lines.py      LongEval lines, generated
+files.py      from a file: your own prompts, LongEval's lines and topics, LongBench's TREC and MultiFieldQA-en
+longembed.py  passkeys and needles as in LongEmbed, for encoders
 beir.py       a local folder in BEIR's format, for encoders
 neighbours.py the user's texts, for encoders: do their neighbours change?
-cases.py      reading such files
-fitting.py    prompts in tokens, as long as allowed
-drawing.py    seeded chance
-answers.py    what counts as an answer
-ranking.py    what a ranking is worth
-facts.py      needles and hay
-words.py      names of lines
+records.py    reads files of JSON Lines; words.json has the words of generated prompts
+tokens.py     prompts in tokens, as long as allowed, and seeded chance
+scores.py     what an answer or a ranking is worth
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,13 +35,12 @@ __all__ = [
     "Task",
     "TaskType",
     "make_task",
-    "with_generated",
 ]
 
 AnyTask = Task | Retrieval | Neighbours
 """For causal language models; for encoders."""
 
-MODULES = ("passkey", "lines", "topics", "longbench", "prompts", "longembed", "beir", "neighbours")
+MODULES = ("passkey", "lines", "files", "longembed", "beir", "neighbours")
 TYPES: dict[str, TaskType] = {
     each.name: each for module in MODULES for each in import_module(f"{__name__}.{module}").TYPES
 }
@@ -60,13 +52,6 @@ EMBEDDED = tuple(name for name, each in TYPES.items() if each.embeds)
 """Names of tasks for encoders; the others are for causal language models."""
 READ = tuple(name for name, each in TYPES.items() if each.read)
 """Names of tasks that can be read from a file."""
-
-
-def with_generated(given: Sequence[AnyTask], *, decoder: bool) -> list[AnyTask]:
-    """The given tasks, and those that need no file, for a causal language model or an encoder."""
-    left = {task.name: task for task in given}
-    names = [name for name in GENERATED if TYPES[name].embeds != decoder]
-    return [left.pop(name) if name in left else make_task(name) for name in names] + list(left.values())
 
 
 def make_task(name: str, file: Path | None = None, size: int | None = None) -> Any:

@@ -183,8 +183,6 @@ class TaskType:
     """Whether it is a ``Retrieval``, for encoders; other tasks are for causal language models."""
     file_help: str = ""
     """Help text of the option that takes the file."""
-    tunes: bool = False
-    """Whether ``tune`` takes that file too."""
 
     @property
     def option(self) -> str:

@@ -17,9 +17,9 @@ from typing import Any
 
 from converter.errors import SourceError
 from converter.evaluation.tasks.base import Collection, Metric, Retrieval, TaskType
-from converter.evaluation.tasks.cases import Record, read_records
-from converter.evaluation.tasks.fitting import texts_in_tokens
-from converter.evaluation.tasks.ranking import ndcg
+from converter.evaluation.tasks.records import Record, read_records
+from converter.evaluation.tasks.scores import ndcg
+from converter.evaluation.tasks.tokens import texts_in_tokens
 
 CORPUS, QUERIES, QRELS, TEST = "corpus.jsonl", "queries.jsonl", "qrels", "test.tsv"
 ID = "_id"
@@ -39,11 +39,7 @@ class Beir(Retrieval):
 
     @classmethod
     def read(cls, folder: Path) -> Beir:
-        """Reads a folder.
-
-        Raises:
-            SourceError: it is not such a folder, or a line of a file is wrong; the message names it.
-        """
+        """Reads a folder; raises ``SourceError`` that names the file and line."""
         for name in (CORPUS, QUERIES, QRELS):
             if not (folder / name).exists():
                 raise SourceError(
@@ -163,6 +159,5 @@ TYPES = (
         file_help="A folder with corpus.jsonl, queries.jsonl and qrels/test.tsv.",
         folder=True,
         embeds=True,
-        tunes=True,
     ),
 )

@@ -12,8 +12,8 @@ from typing import Any
 
 from converter.errors import SourceError
 from converter.evaluation.tasks.base import Ids, TaskType
-from converter.evaluation.tasks.cases import read_records
-from converter.evaluation.tasks.fitting import texts_in_tokens
+from converter.evaluation.tasks.records import read_records
+from converter.evaluation.tasks.tokens import texts_in_tokens
 
 FEWEST, MOST = 12, 2000
 """Texts: ten neighbours among fewer say nothing; more would take long, as all are compared with all."""
@@ -28,11 +28,7 @@ class Neighbours:
 
     @classmethod
     def read(cls, path: Path) -> Neighbours:
-        """Reads JSON Lines with a string under ``text`` in each, such as BEIR's ``corpus.jsonl``.
-
-        Raises:
-            SourceError: it is not such a file, or has too few texts; the message names the line.
-        """
+        """Reads JSON Lines with a string under ``text`` in each, such as BEIR's ``corpus.jsonl``."""
         lines = tuple(record.text("text") for record in read_records(path)[:MOST])
         if len(lines) < FEWEST:
             raise SourceError(f"{path.name} has {len(lines)} texts; give at least {FEWEST}")

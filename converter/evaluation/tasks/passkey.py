@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from converter.evaluation.tasks.answers import first_number
 from converter.evaluation.tasks.base import Item, Metric, TaskType
-from converter.evaluation.tasks.drawing import depths, generator
-from converter.evaluation.tasks.fitting import encode, fill
+from converter.evaluation.tasks.files import number_is
+from converter.evaluation.tasks.tokens import depths, encode, fill, generator
 
 INTRODUCTION = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -45,7 +44,7 @@ class Passkey:
 
     def score(self, item: Item, text: str) -> float:
         """See ``Task.score``."""
-        return float(first_number(text) in item.answers)
+        return number_is(text, item.answers[0])
 
     def _items(self, tokenizer: Any, length: int, count: int, seed: int) -> list[Item]:
         chance = generator(self.name, seed, length)

@@ -1,0 +1,188 @@
+"""What slopes are fitted to, and what is kept back of it to judge them by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from converter.errors import NoGain, UsageError
+from converter.evaluation.hardware import Hardware
+from converter.evaluation.losses import pieces
+from converter.evaluation.results import SIGNIFICANT
+from converter.evaluation.scalings import ladder
+from converter.evaluation.subject import Subject
+from converter.evaluation.tasks.base import Item, Task
+from converter.fitting.samples import Answered, Prompts, Samples, Windows
+from converter.fitting.trainable import Batch, row_losses
+from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
+from converter.texts.windows import read_windows
+
+TOKENS_PER_STEP = 8192
+MOST_TOKENS = 1 << 22
+"""Of text that is read; more would not be looked at in the steps there are."""
+STOP, JUDGE = 2, 6
+"""Fewest windows or prompts to stop by, and to judge by: six that all get better are the fewest that are more
+than chance."""
+STOP_TOKENS, JUDGE_TOKENS = 1 << 15, 1 << 17
+"""Most tokens of either, beyond the fewest windows or prompts."""
+LEARN = 8
+"""Fewest windows or prompts to learn from."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The fitted slopes against the stock ones, on windows or prompts that took no part in the fit."""
+
+    measure: str
+    """"text" or "prompts"."""
+    length: int
+    """Tokens of a window, or of the longest prompt."""
+    items: int
+    """Windows or prompts."""
+    before: float
+    """Mean loss in nats per predicted token with the stock slopes."""
+    after: float
+    """The same with the fitted slopes."""
+    better: int
+    """Items with less loss."""
+    p: float
+    """Of the two-sided permutation test (Fisher 1935) of the mean: the items' changes keep their sizes, and
+    get random signs. So prompts that stay right hardly count, however many there are."""
+
+    @property
+    def gains(self) -> bool:
+        """Whether the fitted slopes are better by more than chance."""
+        return self.after < self.before and self.p < SIGNIFICANT
+
+    @property
+    def loses(self) -> bool:
+        """Whether they are worse by more than chance, or not a number."""
+        return not self.after < math.inf or (self.after > self.before and self.p < SIGNIFICANT)
+
+
+def samples_of(
+    subject: Subject,
+    files: Sequence[Path],
+    prompts: Sequence[Task],
+    form: Static | Dynamic,
+    trained: int,
+    target: int,
+    seed: int,
+) -> list[Samples]:
+    """What to learn from, and the parts that are kept back; which they are, the seed decides."""
+    rng = np.random.default_rng(seed)
+    found: list[Samples] = []
+    if files:
+        count = max(LEARN + STOP + JUDGE, MOST_TOKENS // target)
+        windows = read_windows(subject.tokenizer, files, target, count)
+        judge, stop = _kept(len(windows), target, f"`text` has {len(windows)} windows of {target} tokens")
+        windows = windows[rng.permutation(len(windows))]
+        parts = windows[judge + stop :], windows[judge : judge + stop], windows[:judge]
+        # With a position-dynamic form, no slope changes up to the trained length.
+        lengths = ladder(trained, target)[0 if isinstance(form, Static) else 1 :]
+        found.append(Windows(*parts, lengths, rows_of(subject.hardware), subject.mask))
+    if prompts:
+        lengths, count = ladder(trained, target), MOST_TOKENS // target
+        drawn = [task.items(subject.tokenizer, lengths, count, seed) for task in prompts]
+        items = [item for by_length in drawn for each in by_length.values() for item in each]
+        shortest = 0 if isinstance(form, Static) else trained
+        cases = answered(subject.tokenizer, items, shortest, target)
+        cases = [cases[index] for index in rng.permutation(len(cases))]
+        what = f"`prompts` has {len(cases)} prompts with {shortest + 1} to {target} tokens"
+        judge, stop = _kept(len(cases), target, what)
+        kept = cases[judge + stop :], cases[judge : judge + stop], cases[:judge]
+        found.append(Prompts(*kept, rows_of(subject.hardware)))
+    return found
+
+
+def answered(tokenizer: Any, items: Sequence[Item], shortest: int, longest: int) -> list[Answered]:
+    """Prompts with their first right answers, if both take more than ``shortest`` and at most ``longest``.
+
+    The answer is what the model should go on with: after a space, unless the prompt ends with white space.
+    """
+    found = []
+    for item in items:
+        blank = tokenizer.decode(item.ids[-1:])[-1:].isspace()
+        before = "\n" if blank else "a"
+        start = tokenizer(before, add_special_tokens=False)["input_ids"]
+        whole = tokenizer(f"{before}{'' if blank else ' '}{item.answers[0]}", add_special_tokens=False)
+        answer = whole["input_ids"][len(start) :]
+        if answer and shortest < len(item.ids) + len(answer) <= longest:
+            found.append(Answered((*item.ids, *answer), len(item.ids)))
+    return found
+
+
+def rows_of(hardware: Hardware) -> Callable[[int], int]:
+    """How many rows of so many tokens a step runs at once."""
+    return lambda length: min(hardware.rows(length), max(1, TOKENS_PER_STEP // length))
+
+
+def _kept(count: int, length: int, what: str) -> tuple[int, int]:
+    """How many items to judge by, and to stop by."""
+    judge = max(JUDGE, min(count // 8, JUDGE_TOKENS // length))
+    stop = max(STOP, min(count // 8, STOP_TOKENS // length))
+    if count < LEARN + judge + stop:
+        raise UsageError(
+            f"{what}, and fitting needs {LEARN + judge + stop}: to learn from, to stop by and to judge by; "
+            "give more, or another `target_length`"
+        )
+    return judge, stop
+
+
+def judge(subject: Subject, samples: Sequence[Samples], scaling: Scaling, trained: int) -> list[Verdict]:
+    """Runs both slopes as the converted model would, on what took no part in the fit."""
+    parts = [(each, each.judging) for each in samples]
+    if isinstance(scaling, Static):
+        parts += [(each, pieces(each.judging, trained)) for each in samples if isinstance(each, Windows)]
+    batches = [each.kept(items) for each, items in parts]
+    before, after = (
+        [row_losses(subject.scaled(wanted), each) for each in batches] for wanted in (UNSCALED, scaling)
+    )
+    kept = zip(parts, batches, before, after, strict=True)
+    return [verdict(each.name, found, stock, fitted) for (each, _), found, stock, fitted in kept]
+
+
+def verdict(name: str, batches: Sequence[Batch], before: Sequence[float], after: Sequence[float]) -> Verdict:
+    """From the losses of all rows of the batches."""
+    changes = np.subtract(after, before)
+    return Verdict(
+        measure=name,
+        length=max(batch.ids.shape[1] for batch in batches),
+        items=len(changes),
+        before=float(np.mean(before)),
+        after=float(np.mean(after)),
+        better=int((changes < 0).sum()),
+        p=_p(changes),
+    )
+
+
+def _p(changes: NDArray[np.float64]) -> float:
+    """Of the permutation test: exact for up to 13 changes, from 9999 draws for more."""
+    if not np.isfinite(changes).all():
+        return 1.0  # no test is needed then, see ``Verdict.loses``
+    test = stats.permutation_test(
+        (changes,), np.mean, permutation_type="samples", vectorized=True, random_state=0
+    )
+    return float(test.pvalue)
+
+
+def check_gain(verdicts: Sequence[Verdict]) -> None:
+    """Raises ``NoGain`` unless one gains and none loses."""
+    if any(each.gains for each in verdicts) and not any(each.loses for each in verdicts):
+        return
+    said = "; ".join(
+        f"{each.measure} at {each.length} tokens: loss {each.before:.4f} with the stock slopes, "
+        f"{each.after:.4f} fitted, {each.better} of {each.items} better, p = {each.p:.2g}"
+        for each in verdicts
+    )
+    raise NoGain(
+        f"no fitted slopes are better than the stock ones on what was kept back ({said}), so nothing was "
+        "written; give more text or prompts, or a formula (tune)"
+    )

@@ -1,0 +1,115 @@
+"""The scalings to measure, the lengths to measure them at, and the command that bakes one in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from converter.errors import UsageError
+from converter.model import SourceOptions
+from converter.recipes import Recipe
+from converter.recipes.overrides import words
+from converter.scaling.request import BY_PARTS, Parts, Request, command_line, request_for
+from converter.scaling.scaling import UNSCALED, Basis, Dynamic, Method, Scaling, Static
+
+RATES = (1.0, 2.0)
+"""Rates of the dynamic scalings that ``tune`` tries."""
+
+
+def trials(
+    methods: Sequence[Method],
+    scales: Sequence[float] = (),
+    dynamics: Sequence[Basis] = (),
+    rates: Sequence[float] = (),
+    train_length: int | None = None,
+    ramps: Sequence[Parts] = (),
+) -> list[Request]:
+    """Every method with every scale, and with every dynamic form and rate; ``none`` comes first, and once.
+
+    Without ``rates`` the dynamic forms have rate 1, and without ``ramps`` by-parts has the model's own ramp.
+    Raises ``UsageError`` for a method without a strength, or a strength without a method.
+    """
+    scaling = [method for method in dict.fromkeys(methods) if method != "none"]
+    if scaling and not scales and not dynamics:
+        raise UsageError(f"`methods` {scaling[0]} needs a strength; give `scales` 2,4 or `dynamics` position")
+    if (scales or dynamics) and not scaling:
+        raise UsageError("`scales` and `dynamics` need a method that scales; add e.g. `methods` ntk")
+    if rates and not dynamics:
+        raise UsageError("`rates` belongs to `dynamics`; add e.g. `dynamics` position, or drop `rates`")
+    if ramps and BY_PARTS not in methods:
+        raise UsageError("`ramps` belongs to by-parts; add `methods` by-parts, or drop `ramps`")
+    found = [Request("none", train_length=train_length)] if "none" in methods else []
+    for method in scaling:
+        for ramp in dict.fromkeys(ramps) if ramps and method == BY_PARTS else (None,):
+            found += [
+                Request(method, scale=scale, train_length=train_length, ramp=ramp)
+                for scale in dict.fromkeys(scales)
+            ]
+            found += [
+                Request(method, dynamic=dynamic, rate=rate, train_length=train_length, ramp=ramp)
+                for dynamic in dict.fromkeys(dynamics)
+                for rate in dict.fromkeys(rates or (1.0,))
+            ]
+    return found
+
+
+def candidates(recipe: Recipe, trained: int, target: int) -> list[Scaling]:
+    """The scalings to try, without those that the model cannot compute; milder ones come first.
+
+    With r = target / trained, they are: none; position-dynamic by-parts and ntk with rates 1 and 2; ntk with
+    factors r / 2, r and 2 r, since on published and small models factors above and below r were best;
+    by-parts with r and 2 r; linear with r / 2 and r. Length-dynamic scalings are tried for encoders, and
+    for models without position-dynamic ones (rotary models). In other decoders they would change the scaling
+    of text already read while the model generates, and small models retrieved no more with them.
+    """
+
+    def possible(scaling: Scaling) -> bool:
+        try:
+            recipe.check_scaling(scaling)
+        except UsageError:
+            return False
+        return True
+
+    ratio = target / trained
+    factors = [factor for factor in (ratio / 2, ratio, 2 * ratio) if factor > 1]
+    start, end = recipe.defaults.ramp
+    ramp = (start * trained, end * trained)
+    by_position = [
+        *(Dynamic("by-parts", "position", rate, trained, ramp) for rate in RATES),
+        *(Dynamic("ntk", "position", rate, trained) for rate in RATES),
+    ]
+    by_length = [replace(scaling, dynamic="length") for scaling in by_position]
+    static = [
+        *(Static("ntk", factor) for factor in factors),
+        *(Static("by-parts", factor, ramp) for factor in factors[-2:]),
+        *(Static("linear", factor) for factor in factors[:-1]),
+    ]
+    dynamic = list(filter(possible, by_position))
+    if not recipe.decoder or not dynamic:
+        dynamic = [*filter(possible, by_length), *dynamic]
+    return [UNSCALED, *dynamic, *filter(possible, static)]
+
+
+def ladder(trained: int, target: int) -> list[int]:
+    """The lengths of the curve: the trained length, its doublings, and the target."""
+    lengths = [trained]
+    while 2 * lengths[-1] < target:
+        lengths.append(2 * lengths[-1])
+    return [*lengths, target]
+
+
+def command(
+    model: str | Path,
+    scaling: Scaling,
+    trained: int | None,
+    source: SourceOptions,
+    *,
+    slopes: str | None = None,
+) -> str:
+    """The command line that bakes a scaling in; ``slopes`` is the file of a fitted scaling."""
+    request = request_for(scaling, trained, told=source.get("train_length") is not None)
+    if request.slopes is not None and slopes is not None:
+        request = replace(request, slopes=replace(request.slopes, name=slopes))
+    more = words(source.get("overrides") or {})
+    return command_line(str(model), request, "DIR", revision=source.get("revision"), more=more)

@@ -103,7 +103,7 @@ class Change:
 
 
 def recognises(config: Config) -> bool:
-    """Whether this is a rotary model type known by name, supported or refused."""
+    """Whether this is a rotary model type that is known, supported or rejected."""
     model_type = config.get("model_type")
     return isinstance(model_type, str) and (model_type in MODELS or model_type in REFUSED)
 
@@ -350,7 +350,7 @@ def check_code(config: Config) -> None:
     for auto_class, target in named.items():
         if auto_class == "AutoConfig" or str(auto_class).startswith("AutoModel"):
             raise UnsupportedModel(
-                f"config.json loads the checkpoint's own code (auto_map: {target}), which may compute other "
+                f"config.json loads remote code (auto_map: {target}), which may compute other "
                 "rotary positions; if transformers' own class runs the model too, remove auto_map"
             )
 

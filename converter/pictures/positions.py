@@ -52,7 +52,7 @@ class Positions:
     scale: Callable[[Values, Scaling, int], Values] = lambda stock, scaling, tokens: scaling.slopes(
         stock, tokens
     )
-    """``converter.recipes.recipe.Recipe.scaled``."""
+    """``Recipe.scaled`` of the model."""
 
     @property
     def variants(self) -> list[Variant]:

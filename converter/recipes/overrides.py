@@ -17,9 +17,7 @@ from converter.errors import ConverterError, SourceError, Undecided, Unsupported
 from converter.families import SLOPES
 from converter.families.refusals import QUANTISED
 from converter.families.templates import config_keys
-from converter.recipes import of_source
-from converter.recipes.alibi import AlibiRecipe
-from converter.recipes.recipe import Recipe
+from converter.recipes import AlibiRecipe, Recipe, of_source
 from converter.source import jsonfile
 
 FIXED = ("model_type", "auto_map", "alibi_scaling", "_name_or_path", PROVENANCE, SLOPES, *QUANTISED)

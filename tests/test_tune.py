@@ -145,6 +145,7 @@ def lost(change: float, windows: int) -> tuple[list[float], list[float]]:
         ("perplexity", lost(-0.05, 40), "helps"),
         ("perplexity", lost(0.05, 40), "does not help"),
         ("perplexity", lost(0.0, 40), "does not help"),
+        ("perplexity", lost(0.0, 5), "cannot tell"),
         ("perplexity", lost(-0.05, 5), "cannot tell"),
         ("perplexity", ([2.0] * 9, [2.0] * 9), "cannot tell"),
         ("perplexity", ([math.nan] * 9, [2.0] * 9), "does not help"),

@@ -100,11 +100,7 @@ def legend_texts(figure: Figure) -> list[str]:
 def test_slopes_and_spans_of_every_head(heads: int) -> None:
     drawn = model(heads, Static("ntk", 4.0), Static("linear", 2.0))
     stock = reference(heads)
-    expected = {
-        "stock": stock,
-        "ntk, factor 4": reference_ntk(stock, 4),
-        "linear, factor 2": stock / 2,
-    }
+    expected = {"stock": stock, "ntk, factor 4": reference_ntk(stock, 4), "linear, factor 2": stock / 2}
     slopes, spans = draw_slopes(drawn), draw_span(drawn, nats=3.0)
     found, reach = series(slopes.axes[0]), series(spans.axes[0])
     assert list(found) == list(reach) == list(expected) == legend_texts(slopes) == legend_texts(spans)

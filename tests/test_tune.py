@@ -389,11 +389,7 @@ def test_a_rotary_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["eval", "tune"])
 def test_a_full_disk_does_not_lose_the_result(
-    run: Command,
-    pristine: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
+    run: Command, pristine: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     from converter.result import outputs
 

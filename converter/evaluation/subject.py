@@ -215,11 +215,7 @@ class Subject:
         try:
             with quiet():
                 model, found = model_class.from_pretrained(
-                    folder,
-                    dtype=self._dtype,
-                    use_safetensors=True,
-                    output_loading_info=True,
-                    **arguments,
+                    folder, dtype=self._dtype, use_safetensors=True, output_loading_info=True, **arguments
                 )
         except torch.OutOfMemoryError:
             raise
@@ -238,11 +234,7 @@ class Subject:
 
 @contextlib.contextmanager
 def open_subject(
-    model: str | Path,
-    hardware: Hardware,
-    *,
-    progress: bool = False,
-    **options: Unpack[SourceOptions],
+    model: str | Path, hardware: Hardware, *, progress: bool = False, **options: Unpack[SourceOptions]
 ) -> Iterator[Subject]:
     """Opens a checkpoint, stock or converted, for evaluation; see ``SourceOptions``.
 

@@ -99,11 +99,7 @@ def dynamic_lengths(scaling: Dynamic) -> list[int]:
     return [min(multiple * scaling.train_length, LONGEST) for multiple in MULTIPLES]
 
 
-def read(
-    model: str,
-    requests: Sequence[Request] = (),
-    **source: Unpack[SourceOptions],
-) -> Positions:
+def read(model: str, requests: Sequence[Request] = (), **source: Unpack[SourceOptions]) -> Positions:
     """Reads a checkpoint, stock or converted; from a Hub repository, only the config is downloaded.
 
     ``requests`` are the scalings to show; without any, a converted repository shows its own.

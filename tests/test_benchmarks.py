@@ -70,6 +70,7 @@ def test_help_of_checks(module: Module, name: str, monkeypatch: pytest.MonkeyPat
         ("onnx_speed quantised", "| transformers int4 | 16 |"),
         ("encoder_speed --quantised", "| ONNX, w8a8 |"),
         ("vllm_speed", "| transformers, static |"),
+        ("quantised language --only lines-8-0", "| lines-8-0 | int4, `--calibrate` |"),
     ],
 )
 def test_smallest_run(command: str, expected: str) -> None:

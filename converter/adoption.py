@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from converter.families.templates import templates_folder
 from converter.interrupts import Interrupted, held
 from converter.model import Model, open_model
 from converter.progress import byte_bar
+from converter.publish.contents import verify
 from converter.recipes import AlibiRecipe
 from converter.recipes.overrides import words
 from converter.result import manifest
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 ADAPTER = "adapter_config.json"
 MERGE = "merge it into its model and save that: model.merge_and_unload().save_pretrained(DIR)"
 DIVERGED = "if the training diverged, adopt an earlier save of it"
+CHANGED = ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
+"""What shows that a file was changed."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,9 @@ class AdoptionResult:
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
         return {
+            **asdict(self),
             "path": str(self.path),
-            "source": self.source,
-            "model_type": self.model_type,
             "scaling": self.scaling.to_json(),
-            "written": list(self.written),
-            "files": dict(self.files),
-            "notes": list(self.notes),
             "checks": [check.to_json() for check in self.checks],
             "seconds": round(self.seconds, 3),
         }
@@ -158,11 +157,11 @@ def adopt(folder: str | Path, *, progress: bool = False) -> AdoptionResult:
     if not os.access(place, os.W_OK | os.X_OK):
         raise OutputError(f"no permission to write in {place}; adopt a copy of it")
     entries = _entries(saved, progress=progress)
-    checks = _verify(saved, progress=progress)
+    checks = verify(saved.repository, saved.states.keys(), progress=progress)
     with workspace(place / "adopt") as work:
         _write(saved, checks, work)
         written = sorted(path.name for path in work.iterdir())
-        entries |= {name: _entry(work / name) for name in written if name != CARD}
+        entries |= {name: Entry.of(work / name) for name in written if name != CARD}
         (work / MANIFEST).write_text(manifest.as_json(entries), encoding="utf-8")
         _check_unchanged(saved)
         with held() as waiting:
@@ -246,11 +245,7 @@ def _tokenizer(model: Model) -> Tokenizer:
 
 
 def _check_code(place: Path, config: Config, names: Sequence[str]) -> None:
-    """Checks that the model runs this version's code, so far as the folder holds code.
-
-    Raises:
-        SourceError: a file differs, or the config names other code.
-    """
+    """Refuses other code than this version's, so far as the folder holds code or its config names some."""
     for reference in references(config):
         # A model that was loaded from the Hub may name the code there: user/name--module.Class.
         if f"{reference.rpartition('--')[2].partition('.')[0]}.py" not in names:
@@ -267,12 +262,7 @@ def _check_code(place: Path, config: Config, names: Sequence[str]) -> None:
 
 
 def _checkpoint(place: Path) -> Checkpoint:
-    """The headers of the weights.
-
-    Raises:
-        SourceError: there are none, they are damaged or not safetensors; or there are two, and an older save
-            may have left one.
-    """
+    """The headers of the weights; refuses two of them, since an older save may have left one."""
     found = [name for name in (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX) if (place / name).is_file()]
     if len(found) > 1:
         raise SourceError(
@@ -285,21 +275,8 @@ def _checkpoint(place: Path) -> Checkpoint:
     return read_checkpoint(place)
 
 
-def _verify(saved: Saved, *, progress: bool) -> list[Check]:
-    """Checks the model as a conversion does, and the exports in its folder as ``export`` does."""
-    from converter.exports.onnx.validate import check_again
-    from converter.verification import verify
-
-    checks = verify(saved.repository)
-    return checks + check_again(saved.repository, saved.states.keys(), progress=progress)
-
-
 def _entries(saved: Saved, *, progress: bool) -> dict[str, Entry]:
-    """The manifest's entries of the files that are there.
-
-    Raises:
-        SourceError: a weight is NaN or infinite, or the weights are those that the conversion wrote.
-    """
+    """The manifest's entries of the files; refuses weights that are not finite, or the conversion's own."""
     place, total = saved.repository.folder, sum(state.st_size for state in saved.states.values())
     with byte_bar("hashing", total, show=progress) as advance:
         entries = {
@@ -360,17 +337,8 @@ def _write(saved: Saved, checks: Sequence[Check], work: Path) -> None:
 
 def _check_unchanged(saved: Saved) -> None:
     """Raises ``SourceError`` for a file that was changed after the folder was read and verified."""
-    for name, state in saved.states.items():
+    for name, before in saved.states.items():
         path = saved.repository.folder / name
-        # Reading a file changes the time of its last access alone.
-        found = path.stat() if path.is_file() else None
-        if found is None or (found.st_size, found.st_mtime_ns, found.st_ino) != (
-            state.st_size,
-            state.st_mtime_ns,
-            state.st_ino,
-        ):
+        now = path.stat() if path.is_file() else None
+        if now is None or any(getattr(now, key) != getattr(before, key) for key in CHANGED):
             raise SourceError(f"{name} was changed meanwhile; run the command again when nobody writes there")
-
-
-def _entry(path: Path) -> Entry:
-    return Entry(path.stat().st_size, sha256(path))

@@ -9,28 +9,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.errors import UsageError
-from converter.exports.onnx import export
 from converter.exports.onnx.files import REPORT
 from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.requirements import check_installed
 from converter.model import ModelOptions, open_with_request
+from converter.paths import out_path
 from converter.plan import Plan, Written, changes, prepare, write
 from converter.publish.push import PushOptions, PushResult, preflight, push_result
 from converter.result import manifest
 from converter.result.card import PICTURE, describe, read_origin, shown_folder
-from converter.result.staging import check_output, check_space, clear, staged
+from converter.result.staging import check_output, check_space, restore, staged
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling, Unscaled
 from converter.source.base import CARD
 from converter.source.checkpoint import Checkpoint
 from converter.source.hub import bytes_to_download, is_repo_id
+from converter.weights import journal
 from converter.weights.files import Link
-from converter.weights.journal import JOURNAL, Journal
 from converter.weights.transfer import Dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from converter.exports.onnx.export import ExportResult
     from converter.verification import Check
 
 
@@ -64,7 +65,7 @@ class ConversionResult:
     """What users of the result should know about its tokenizer and about files that were not copied."""
     checks: Sequence[Check]
     """The checks that the result passed; empty without verification."""
-    onnx: export.ExportResult | None
+    onnx: ExportResult | None
     """The ONNX graph; None if none was requested."""
     pushed: PushResult | None
     """What was pushed to the Hub; None if nothing was."""
@@ -159,9 +160,8 @@ def convert(
     about_push = private or branch is not None or create_pr
     _check_options(onnx, base_model, dtype, link, push_to_hub, about_push, verify)
     opened, request = open_with_request(model, progress=progress, converted=False, **options)
-    opened.scaling(request)  # before ``clear``: a wrong request must not remove what an interrupted run left
     if not dry_run:
-        clear(Path(out), resume=resume)
+        restore(out_path(out))
     place = check_output(Path(out), opened.source.folder, overwrite=overwrite)
     plan = prepare(opened, request, dtype=dtype, link=link, onnx=onnx, base_model=base_model, verify=verify)
     token = options.get("token")
@@ -188,6 +188,8 @@ def convert(
         _write_card(plan, written, checks, shown_folder(Path(out), place))
         graph = None
         if onnx is not None:
+            from converter.exports.onnx import export
+
             graph = replace(export.write(written.repository, onnx, progress=progress), path=place)
         files = _list_files(folder, written.repository.checkpoint)
     pushed = push_result(place, target, progress=progress) if target is not None else None
@@ -258,9 +260,9 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
 
 def _list_files(folder: Path, checkpoint: Checkpoint) -> dict[str, int | None]:
     """Writes the manifest of a finished repository; returns all files and their sizes in bytes."""
-    digests = {entry.file: entry.sha256 for entry in Journal(folder).entries().values()}
+    digests = {name: entry.sha256 for name, entry in journal.entries(folder).items()}
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    names = [name for name in names if name != JOURNAL]
+    names = [name for name in names if name != journal.JOURNAL]
     listed = set(names) - {REPORT}
     manifest.write(folder, listed, {name: digests.get(name) for name in checkpoint.files})
     return {name: (folder / name).stat().st_size for name in sorted({*names, manifest.MANIFEST})}
@@ -273,7 +275,7 @@ def _result(
     started: float,
     written: Written | None = None,
     checks: Sequence[Check] = (),
-    graph: export.ExportResult | None = None,
+    graph: ExportResult | None = None,
     pushed: PushResult | None = None,
 ) -> ConversionResult:
     """The result of ``convert``; without ``written``, that of a dry run."""

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from converter.evaluation.candidates import ladder
 from evidence_design import EXAMPLES, LENGTHS, NONE, TRAINED_LENGTH, Model
 from lines_task import prompts_as_json
 from text_task import read_corpus
 
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import Measurement, Results
+from converter.evaluation.scalings import ladder
 from converter.evaluation.statistics import compare
 from converter.evaluation.tasks import make_task
 

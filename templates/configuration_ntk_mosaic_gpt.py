@@ -46,4 +46,5 @@ class NtkMosaicGptConfig(NtkDecoderConfig):
     @property
     def score_scale(self) -> float:
         """The factor on q.k: ``softmax_scale``, or 1 / sqrt(head size)."""
-        return super().score_scale if self.softmax_scale is None else float(self.softmax_scale)
+        given = self.softmax_scale
+        return (self.d_model // self.n_heads) ** -0.5 if given is None else float(given)

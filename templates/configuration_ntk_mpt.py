@@ -46,7 +46,7 @@ class NtkMptConfig(NtkDecoderConfig):
     def score_scale(self) -> float:
         """The factor on q.k: ``attn_config.softmax_scale``, or 1 / sqrt(head size)."""
         given = self.attn_config.get("softmax_scale")
-        return super().score_scale if given is None else float(given)
+        return (self.d_model // self.n_heads) ** -0.5 if given is None else float(given)
 
     @property
     def num_key_value_heads(self) -> int:

@@ -87,9 +87,8 @@ class NtkBaichuanNormHead(nn.Linear):
     """Logits from the weight's rows scaled to unit length; the weight itself stays as it is stored.
 
     The logits are divided by the rows' lengths, so no normalised copy of the weight is needed. Each forward
-    pass reads the weight a second time to compute the lengths. That adds a twentieth to the bytes that a
-    decoding step of Baichuan2-13B reads. (In half precision on a CPU, it takes several times as long as the
-    product with the weight.) The lengths are not cached, because training changes them.
+    pass computes the lengths again, because training changes them. That adds a twentieth to the bytes that a
+    decoding step of Baichuan2-13B reads.
 
     Do not put an adapter (LoRA) on this layer: it would add to the normalised logits, but merging it would
     change the weight before normalisation.
@@ -124,7 +123,7 @@ class NtkBaichuanModel(AlibiDecoder, NtkBaichuanPreTrainedModel):
 
 
 class NtkBaichuanForCausalLM(CausalLMHead, NtkBaichuanPreTrainedModel, GenerationMixin):
-    trunk_class = NtkBaichuanModel
+    backbone_class = NtkBaichuanModel
 
     def add_head(self, config: NtkBaichuanConfig) -> None:
         head_class = NtkBaichuanNormHead if config.norm_head else nn.Linear
@@ -150,12 +149,12 @@ class NtkBaichuanForCausalLM(CausalLMHead, NtkBaichuanPreTrainedModel, Generatio
 
 
 class NtkBaichuanForSequenceClassification(SequenceClassificationHead, NtkBaichuanPreTrainedModel):
-    trunk_class = NtkBaichuanModel
+    backbone_class = NtkBaichuanModel
 
 
 class NtkBaichuanForTokenClassification(TokenClassificationHead, DecoderHead, NtkBaichuanPreTrainedModel):
-    trunk_class = NtkBaichuanModel
+    backbone_class = NtkBaichuanModel
 
 
 class NtkBaichuanForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkBaichuanPreTrainedModel):
-    trunk_class = NtkBaichuanModel
+    backbone_class = NtkBaichuanModel

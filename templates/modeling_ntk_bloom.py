@@ -99,17 +99,17 @@ class NtkBloomModel(AlibiDecoder, NtkBloomPreTrainedModel):
 
 
 class NtkBloomForCausalLM(CausalLMHead, NtkBloomPreTrainedModel, GenerationMixin):
-    trunk_class = NtkBloomModel
+    backbone_class = NtkBloomModel
     _tied_weights_keys = {"lm_head.weight": "transformer.word_embeddings.weight"}
 
 
 class NtkBloomForSequenceClassification(SequenceClassificationHead, NtkBloomPreTrainedModel):
-    trunk_class = NtkBloomModel
+    backbone_class = NtkBloomModel
 
 
 class NtkBloomForTokenClassification(TokenClassificationHead, DecoderHead, NtkBloomPreTrainedModel):
-    trunk_class = NtkBloomModel
+    backbone_class = NtkBloomModel
 
 
 class NtkBloomForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkBloomPreTrainedModel):
-    trunk_class = NtkBloomModel
+    backbone_class = NtkBloomModel

@@ -98,17 +98,17 @@ class NtkFalconModel(AlibiDecoder, NtkFalconPreTrainedModel):
 
 
 class NtkFalconForCausalLM(CausalLMHead, NtkFalconPreTrainedModel, GenerationMixin):
-    trunk_class = NtkFalconModel
+    backbone_class = NtkFalconModel
     _tied_weights_keys = {"lm_head.weight": "transformer.word_embeddings.weight"}
 
 
 class NtkFalconForSequenceClassification(SequenceClassificationHead, NtkFalconPreTrainedModel):
-    trunk_class = NtkFalconModel
+    backbone_class = NtkFalconModel
 
 
 class NtkFalconForTokenClassification(TokenClassificationHead, DecoderHead, NtkFalconPreTrainedModel):
-    trunk_class = NtkFalconModel
+    backbone_class = NtkFalconModel
 
 
 class NtkFalconForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkFalconPreTrainedModel):
-    trunk_class = NtkFalconModel
+    backbone_class = NtkFalconModel

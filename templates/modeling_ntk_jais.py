@@ -108,7 +108,7 @@ class NtkJaisModel(AlibiDecoder, NtkJaisPreTrainedModel):
 
 
 class NtkJaisForCausalLM(CausalLMHead, NtkJaisPreTrainedModel, GenerationMixin):
-    trunk_class = NtkJaisModel
+    backbone_class = NtkJaisModel
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
 
     def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -116,12 +116,12 @@ class NtkJaisForCausalLM(CausalLMHead, NtkJaisPreTrainedModel, GenerationMixin):
 
 
 class NtkJaisForSequenceClassification(SequenceClassificationHead, NtkJaisPreTrainedModel):
-    trunk_class = NtkJaisModel
+    backbone_class = NtkJaisModel
 
 
 class NtkJaisForTokenClassification(TokenClassificationHead, DecoderHead, NtkJaisPreTrainedModel):
-    trunk_class = NtkJaisModel
+    backbone_class = NtkJaisModel
 
 
 class NtkJaisForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkJaisPreTrainedModel):
-    trunk_class = NtkJaisModel
+    backbone_class = NtkJaisModel

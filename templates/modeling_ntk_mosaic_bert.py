@@ -62,7 +62,7 @@ class NtkMosaicBertModel(AlibiEncoder, NtkMosaicBertPreTrainedModel):
 
 
 class NtkMosaicBertForMaskedLM(MaskedLMHead, NtkMosaicBertPreTrainedModel):
-    trunk_class = NtkMosaicBertModel
+    backbone_class = NtkMosaicBertModel
     _tied_weights_keys = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
     # Fixed: the original code does not use the config's layer_norm_eps here.
     prediction_epsilon = 1e-12
@@ -70,12 +70,12 @@ class NtkMosaicBertForMaskedLM(MaskedLMHead, NtkMosaicBertPreTrainedModel):
 
 
 class NtkMosaicBertForSequenceClassification(SequenceClassificationHead, NtkMosaicBertPreTrainedModel):
-    trunk_class = NtkMosaicBertModel
+    backbone_class = NtkMosaicBertModel
 
 
 class NtkMosaicBertForTokenClassification(TokenClassificationHead, EncoderHead, NtkMosaicBertPreTrainedModel):
-    trunk_class = NtkMosaicBertModel
+    backbone_class = NtkMosaicBertModel
 
 
 class NtkMosaicBertForQuestionAnswering(QuestionAnsweringHead, EncoderHead, NtkMosaicBertPreTrainedModel):
-    trunk_class = NtkMosaicBertModel
+    backbone_class = NtkMosaicBertModel

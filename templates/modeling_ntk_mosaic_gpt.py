@@ -114,7 +114,7 @@ class NtkMosaicGptModel(AlibiDecoder, NtkMosaicGptPreTrainedModel):
 
 
 class NtkMosaicGptForCausalLM(CausalLMHead, NtkMosaicGptPreTrainedModel, GenerationMixin):
-    trunk_class = NtkMosaicGptModel
+    backbone_class = NtkMosaicGptModel
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
 
     def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -126,12 +126,12 @@ class NtkMosaicGptForCausalLM(CausalLMHead, NtkMosaicGptPreTrainedModel, Generat
 
 
 class NtkMosaicGptForSequenceClassification(SequenceClassificationHead, NtkMosaicGptPreTrainedModel):
-    trunk_class = NtkMosaicGptModel
+    backbone_class = NtkMosaicGptModel
 
 
 class NtkMosaicGptForTokenClassification(TokenClassificationHead, DecoderHead, NtkMosaicGptPreTrainedModel):
-    trunk_class = NtkMosaicGptModel
+    backbone_class = NtkMosaicGptModel
 
 
 class NtkMosaicGptForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkMosaicGptPreTrainedModel):
-    trunk_class = NtkMosaicGptModel
+    backbone_class = NtkMosaicGptModel

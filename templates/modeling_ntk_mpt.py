@@ -131,7 +131,7 @@ class NtkMptModel(AlibiDecoder, NtkMptPreTrainedModel):
 
 
 class NtkMptForCausalLM(CausalLMHead, NtkMptPreTrainedModel, GenerationMixin):
-    trunk_class = NtkMptModel
+    backbone_class = NtkMptModel
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
 
     def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -143,12 +143,12 @@ class NtkMptForCausalLM(CausalLMHead, NtkMptPreTrainedModel, GenerationMixin):
 
 
 class NtkMptForSequenceClassification(SequenceClassificationHead, NtkMptPreTrainedModel):
-    trunk_class = NtkMptModel
+    backbone_class = NtkMptModel
 
 
 class NtkMptForTokenClassification(TokenClassificationHead, DecoderHead, NtkMptPreTrainedModel):
-    trunk_class = NtkMptModel
+    backbone_class = NtkMptModel
 
 
 class NtkMptForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkMptPreTrainedModel):
-    trunk_class = NtkMptModel
+    backbone_class = NtkMptModel

@@ -109,7 +109,7 @@ class NtkRefactPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkRefactModel(AlibiDecoder, NtkRefactPreTrainedModel):
-    """The trunk without the final norm, which Refact stores beside the head."""
+    """The backbone without the final norm, which Refact stores beside the head."""
 
     _input_embed_layer = "wte"
     layers_name = "h"
@@ -126,34 +126,34 @@ class NtkRefactModel(AlibiDecoder, NtkRefactPreTrainedModel):
 
 
 class FinalNorm:
-    """Mixin for the heads: the final norm, which the checkpoint stores outside the trunk."""
+    """Mixin for the heads: the final norm, which the checkpoint stores outside the backbone."""
 
     def add_head(self, config: NtkRefactConfig) -> None:
         super().add_head(config)
         self.ln_f = layer_norm(config, config.final_norm_bias)
 
-    def run_trunk(self, **inputs: Any) -> BaseModelOutputWithPast:
-        output = super().run_trunk(**inputs)
+    def run_backbone(self, *inputs: Any, **keywords: Any) -> BaseModelOutputWithPast:
+        output = super().run_backbone(*inputs, **keywords)
         output.last_hidden_state = self.ln_f(output.last_hidden_state)
         return output
 
 
 class NtkRefactForCausalLM(FinalNorm, CausalLMHead, NtkRefactPreTrainedModel, GenerationMixin):
-    trunk_class = NtkRefactModel
+    backbone_class = NtkRefactModel
 
     def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.lm_head(self.ln_f(hidden_states))
 
 
 class NtkRefactForSequenceClassification(FinalNorm, SequenceClassificationHead, NtkRefactPreTrainedModel):
-    trunk_class = NtkRefactModel
+    backbone_class = NtkRefactModel
 
 
 class NtkRefactForTokenClassification(
     FinalNorm, TokenClassificationHead, DecoderHead, NtkRefactPreTrainedModel
 ):
-    trunk_class = NtkRefactModel
+    backbone_class = NtkRefactModel
 
 
 class NtkRefactForQuestionAnswering(FinalNorm, QuestionAnsweringHead, DecoderHead, NtkRefactPreTrainedModel):
-    trunk_class = NtkRefactModel
+    backbone_class = NtkRefactModel

@@ -79,17 +79,10 @@ def exponents(method: str, slopes: Sequence[float], ramp: Sequence[float] = ()) 
 def fitted_rows(
     name: str, rows: Any, heads: int, layers: Sequence[int], bounds: tuple[float, float]
 ) -> list[list[float]]:
-    """Numbers that a scaling of type fitted holds: one row for all layers, or one row per layer.
-
-    Args:
-        name: their key, for messages.
-        rows: its value.
-        heads: how many numbers a row has.
-        layers: how many rows there may be.
-        bounds: the least and the largest number.
+    """What a scaling of type fitted holds: as many rows as ``layers`` allows, of one number per head.
 
     Raises:
-        ValueError: they are not such numbers, or do not fit the model's heads and layers.
+        ValueError: they are not such rows, or their numbers are not within the bounds.
     """
     shape = [len(row) if isinstance(row, list) else 0 for row in rows] if isinstance(rows, list) else []
     if len(shape) not in layers or any(length != heads for length in shape):
@@ -133,12 +126,9 @@ class Alibi:
         self._tensors: dict[torch.device, torch.Tensor] = {}
         if scaling is None:
             return
-        known = {"type", "factor", "train_seq_len", "dynamic", "rate"}
+        own = {"fitted": {"exponents", "temperatures"}, "by-parts": {"ramp"}}.get(scaling.get("type"), set())
+        known = {"type", "factor", "train_seq_len", "dynamic", "rate"} | own
         fitted = scaling.get("type") == "fitted"
-        if fitted:
-            known |= {"exponents", "temperatures"}
-        elif scaling.get("type") == "by-parts":
-            known |= {"ramp"}
         if "type" not in scaling or set(scaling) - known:
             raise ValueError(
                 f"alibi_scaling: expected 'type' and keys from {sorted(known)}, got {dict(scaling)}"
@@ -201,28 +191,26 @@ class Alibi:
                 self._tensors[device] = tensor
         return tensor
 
-    def at(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+    def at(
+        self,
+        positions: torch.Tensor,
+        lengths: torch.Tensor | None = None,
+        values: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The slopes for queries at the given positions, in one row for all layers or one row per layer.
 
         Args:
             positions: int64 [B or 1, T], the queries' positions.
             lengths: int64 [B or 1, 1 or T], the number of tokens in the row, or the document, of each query;
                 None if a row's last position is its length - 1.
+            values: from ``on``, for models that keep them on their device.
 
         Returns:
             float32 [rows, 1, H, 1] (static), [rows, B or 1, H, 1 or T] (length) or [rows, B or 1, H, T]
             (position).
         """
-        return self.scaled(self.on(positions.device), positions, lengths)
-
-    def scaled(
-        self, values: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """The same, with ``values`` from ``on``, for models that keep them on their device."""
-        slopes, power = values[:2]
-        if self.dynamic is None:
-            return slopes
-        return slopes * self.factors(positions, lengths) ** -power
+        slopes, power = (self.on(positions.device) if values is None else values)[:2]
+        return slopes if self.dynamic is None else slopes * self.factors(positions, lengths) ** -power
 
     def query_factors(
         self,
@@ -230,12 +218,7 @@ class Alibi:
         lengths: torch.Tensor | None = None,
         values: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """``a ** u``, to multiply the queries by, in the shape of the slopes; None without temperatures.
-
-        Args:
-            positions, lengths: as for ``at``.
-            values: from ``on``, for models that keep them on their device.
-        """
+        """``a ** u``, to multiply the queries by, like the slopes of ``at``; None without temperatures."""
         if self.temperatures is None:
             return None
         temperatures = (self.on(positions.device) if values is None else values)[2]

@@ -10,7 +10,6 @@ keys, so no function needs a padding mask.
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -101,7 +100,8 @@ class AlibiAttention(nn.Module):
             groups = 1
         if self.num_key_value_groups != groups:
             self.num_key_value_groups = groups  # attention functions read it here
-        output, weights = attention_function(plan.implementation)(
+        name = plan.implementation
+        output, weights = (eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS[name])(
             self,
             fold(query, channels),
             key,
@@ -112,11 +112,6 @@ class AlibiAttention(nn.Module):
             **plan.keywords,
         )
         return output[..., :size].flatten(2), weights
-
-
-def attention_function(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
-    """The function that transformers, or this file, has under that name."""
-    return eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
 
 
 def eager_attention(

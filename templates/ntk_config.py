@@ -24,9 +24,9 @@ class NtkConfig(PretrainedConfig):
         cls.__init__ = NtkConfig.__init__  # transformers 5 gives each class one of its own
 
     def __init__(self, **kwargs: Any):
-        # Some files store what NtkDecoderConfig computes.
-        given = {key: kwargs[key] for key in kwargs if key not in ("head_dim", "num_key_value_heads")}
-        values = {"alibi_scaling": None, **copy.deepcopy(self.defaults), **given}
+        values = {"alibi_scaling": None, **copy.deepcopy(self.defaults), **kwargs}
+        for computed in ("head_dim", "num_key_value_heads"):  # some files store what is a property below
+            values.pop(computed, None)
         super().__init__(**values)
         if "use_cache" in values:
             self.use_cache = values["use_cache"]  # transformers 5 leaves it out

@@ -5,9 +5,6 @@
 It is computed once per pass, from what the caller says about the tokens (``attention_mask``,
 ``position_ids``, the cache), and every layer uses it (see ntk_attention.py).
 
-Each family's modeling file imports ``AttentionPlan`` from this file. transformers 4.57 loads only those files
-of a local repository that the modeling file itself imports.
-
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size.
 """
 
@@ -139,7 +136,6 @@ def plan_attention(
             attention function or the scaling cannot work with this mask, cache or dtype.
     """
     name = "eager" if output_attentions else config._attn_implementation
-    check_dtype(name, config, hidden_states)
     cache = cache_state(name, config, hidden_states, past_key_values)
     if keywords.get("cache") is not None:  # continuous batching has a cache and masks of its own
         positions, mask = paged_positions(name, alibi, hidden_states, position_ids), attention_mask
@@ -168,11 +164,7 @@ def plan_attention(
 
 
 def cache_state(name: str, config: Any, hidden_states: torch.Tensor, past_key_values: Any) -> CacheState:
-    """What the cache holds, and what attention will read of it.
-
-    Raises:
-        ValueError: it is a cache of keys without channels, such as a learned prefix.
-    """
+    """What the cache holds, and what attention will read of it."""
     queries = hidden_states.shape[1]
     layers = getattr(past_key_values, "layers", [])
     seen: Any = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -193,42 +185,10 @@ def cache_state(name: str, config: Any, hidden_states: torch.Tensor, past_key_va
     return CacheState(past_key_values is not None, seen, keys, read, slots, quantised)
 
 
-def check_dtype(name: str, config: Any, hidden_states: torch.Tensor) -> None:
-    """Raises ValueError for float32 with FlashAttention, which transformers does not say for every family.
-
-    transformers itself casts in autocast and for quantised weights. On the CPU there is no FlashAttention.
-    """
-    kind = hidden_states.device.type
-    if "flash" not in name or hidden_states.dtype != torch.float32 or kind == "cpu":
-        return
-    if not hasattr(config, "_is_quantized") and not torch.is_autocast_enabled(kind):
-        raise ValueError(f"{name} needs half precision; use dtype=torch.bfloat16 or sdpa")
-
-
-def check_counted(given: Positions, counted: Positions) -> None:
-    """Raises ValueError if the caller's positions are not those of the real tokens; not in compiled graphs.
-
-    A quantised cache holds keys without positions, so all of them are counted again for every pass.
-    """
-    if torch.compiler.is_compiling():
-        return
-    different = given.queries != counted.queries
-    if counted.real is not None:
-        different = different & counted.real[:, -given.queries.shape[1] :]
-    if different.any():
-        raise ValueError(
-            "a quantised cache counts positions by itself; drop position_ids, or use another cache"
-        )
-
-
 def paged_positions(
     name: str, alibi: Alibi, hidden_states: torch.Tensor, position_ids: torch.Tensor | None
 ) -> Positions:
-    """The positions that continuous batching gives.
-
-    Raises:
-        ValueError: it cannot work with this scaling, attention function or dtype, because keys are folded.
-    """
+    """The positions that continuous batching gives, if it works with folded keys here."""
     check_paged_scaling(alibi)
     # Other functions would attend to the new tokens only; so would sdpa in transformers 4.57.
     function = ALL_ATTENTION_FUNCTIONS.get(name)  # None for eager
@@ -258,11 +218,7 @@ def stated_positions(
     position_ids: torch.Tensor | None,
     cache: CacheState,
 ) -> Positions:
-    """The caller's positions beside a mask of four dimensions, which does not say them.
-
-    Raises:
-        ValueError: there are none, or such a mask cannot work with this scaling, attention function or cache.
-    """
+    """The caller's positions beside a mask of four dimensions, which does not say them."""
     if name not in TAKES_MASK:
         raise ValueError(f"{name} takes no 4-D attention_mask; use one of: {', '.join(TAKES_MASK)}")
     if alibi.dynamic == "length":
@@ -309,11 +265,7 @@ def token_positions(
     cache: CacheState,
     keywords: Mapping[str, Any],
 ) -> Positions:
-    """The positions of the real tokens in their documents; the caller's, if there are any.
-
-    Raises:
-        ValueError: the mask or the caller's positions make no sense, alone or with this cache.
-    """
+    """The positions of the real tokens in their documents; the caller's, if there are any."""
     real = None if attention_mask is None else real_tokens(attention_mask.to(hidden_states.device), cache)
     counted = count_positions(real, cache)
     if position_ids is None:
@@ -321,10 +273,17 @@ def token_positions(
             raise ValueError(f"{named[0]} needs position_ids, which start again at 0 with every document")
         return counted
     given = given_positions(position_ids, counted, hidden_states, cache)
-    if cache.quantised:
-        check_counted(given, counted)
-        return counted
-    return given
+    if not cache.quantised:
+        return given
+    # A quantised cache holds keys without positions, so all of them are counted again for every pass.
+    different = given.queries != counted.queries
+    if real is not None:
+        different = different & real[:, -given.queries.shape[1] :]
+    if not torch.compiler.is_compiling() and different.any():
+        raise ValueError(
+            "a quantised cache counts positions by itself; drop position_ids, or use another cache"
+        )
+    return counted
 
 
 def real_tokens(attention_mask: torch.Tensor, cache: CacheState) -> torch.Tensor:
@@ -354,11 +313,7 @@ def count_positions(real: torch.Tensor | None, cache: CacheState) -> Positions:
 
 
 def checked_shape(position_ids: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-    """The caller's positions, int64 [B or 1, Q], on the device of the hidden states [B, Q, hidden].
-
-    Raises:
-        ValueError: they have another shape.
-    """
+    """The caller's positions, int64 [B or 1, Q], on the device of the hidden states [B, Q, hidden]."""
     rows, queries = hidden_states.shape[:2]
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, rows) or position_ids.shape[1] != queries:
         raise ValueError(f"position_ids must be [{rows}, {queries}], got {list(position_ids.shape)}")

@@ -12,12 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from converter.evaluation.agreement import MEASURES, agreement
-from converter.evaluation.candidates import candidates
-from converter.evaluation.masked import by_position, masked_positions, window_losses
-from converter.evaluation.perplexity import pieces
-from converter.evaluation.pooling import pooling_of
-from converter.evaluation.tasks.ranking import CUTOFF, ndcg
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -25,18 +19,19 @@ from sklearn.metrics import ndcg_score
 
 from converter import convert
 from converter.errors import SourceError, UnsupportedModel, UsageError
-from converter.evaluation.embeddings import embed, rank
+from converter.evaluation.embeddings import MEASURES, agreement, embed, pooling_of, rank
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.hardware import choose
+from converter.evaluation.losses import by_position, masked_positions, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY
 from converter.evaluation.runner import masked_losses
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks import make_task
 from converter.evaluation.tasks.base import Collection
 from converter.evaluation.tasks.beir import Beir
+from converter.evaluation.tasks.scores import CUTOFF, ndcg
 from converter.evaluation.tune import tune
-from converter.scaling.request import RAMP
-from converter.scaling.scaling import UNSCALED, Dynamic, Static
+from converter.scaling.scaling import UNSCALED, Dynamic
 from converter.source.pooling import Pooling
 from converter.texts.windows import read_windows
 from tests import tiny
@@ -389,44 +384,46 @@ def test_an_index_stays_valid_where_nothing_is_scaled(
 # The commands
 
 
-def test_eval_measures_what_fits_an_encoder(source: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_what_is_given_is_measured(source: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
     text = text_file(tmp_path / "text")
-    options = ("--text", text, "--lengths", "48,96", "--items", 3, "--train-length", TRAINED, "--json")
-    done = run("eval", source, "--methods", "none,ntk", "--scales", 4, *options)
+    options = ("--lengths", "48,96", "--items", 3, "--train-length", TRAINED)
+    scalings = ("--methods", "none,ntk", "--scales", 4, "--json")
+    done = run("eval", source, "--text", text, *scalings, *options)
     assert done.code == 0, done.err
-    results = json.loads(done.out)
-    found = {(each["task"], each["scaling"], each["length"]): each for each in results["measurements"]}
-    assert {task for task, _, _ in found} == {"longembed_passkey", "longembed_needle", PERPLEXITY}
-    assert len(found) == 3 * 2 * 2
-    assert results["models"]["source"]["predicts"] == "masked tokens"
-    assert found[PERPLEXITY, "ntk, factor 4", 96]["comparison"]["p"] <= 1
-    printed = run("eval", source, *options[:-1], "--tasks", PERPLEXITY).out
-    assert "perplexity of masked tokens" in printed
+    found = {(each["task"], each["scaling"], each["length"]) for each in done.json["measurements"]}
+    assert found == {(PERPLEXITY, name, length) for name in ("none", "ntk, factor 4") for length in (48, 96)}
+    assert done.json["models"]["source"]["predicts"] == "masked tokens"
+    assert "perplexity of masked tokens" in run("eval", source, "--text", text, *options).out
+    folder = beir(tmp_path / "beir")
+    ranked = run("eval", source, "--beir", folder, *options, "--json").json["measurements"]
+    assert {each["task"] for each in ranked} == {"beir"}
+    # Its tokenizer does not know the words of the tasks without a file.
+    refusal = run("eval", source, *options)
+    assert refusal.code == 2
+    assert "does not know the words of longembed_needle; give --text" in refusal.err
 
 
-def test_tune_of_an_encoder(source: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_without_anything_given_the_tasks_that_the_tokenizer_reads_are_measured(
+    source: Path, run: Callable[..., Run]
+) -> None:
+    edit_json(source / "tokenizer_config.json", {"unk_token": None})
+    done = run("eval", source, "--lengths", 48, "--items", 2, "--train-length", TRAINED, "--json")
+    assert done.code == 0, done.err
+    assert [each["task"] for each in done.json["measurements"]] == ["longembed_passkey", "longembed_needle"]
+
+
+def test_tune_of_an_encoder(source: Path, tmp_path: Path) -> None:
     task = Beir.read(beir(tmp_path / "beir"))
     text = text_file(tmp_path / "text")
-    found = tune(source, 48, tasks=[task], text=[text], minutes=0.001, train_length=TRAINED)
-    tried = [each.scaling for each in found.candidates]
-    assert tried[:2] == [UNSCALED, Dynamic("ntk", "length", 1.0, TRAINED)]
-    # Half of the eight queries choose, in one round; the others measure.
-    assert all(len(each.scores) == 4 and each.losses for each in found.candidates)
+    found = tune(source, 48, tasks=[task], text=[text], items=8, train_length=TRAINED)
+    chose = found.candidates.measurements
+    # Half of the eight queries choose, and half of the windows; the others judge.
+    assert {(each.task, each.length, each.items) for each in chose} == {("beir", 48, 4), (PERPLEXITY, 48, 4)}
     assert {(each.task, each.length) for each in found.curve.measurements} == {
         (task, length) for task in ("beir", PERPLEXITY) for length in (24, 48)
     }
-    assert (found.command is None) == (found.advice == UNSCALED)
-    options = ("--target-length", 48, "--minutes", 0.001, "--train-length", TRAINED)
-    done = run("tune", source, *options, "--tasks", "longembed_needle")
-    assert done.code == 0, done.err
-    assert "retrieval" in done.out
-
-
-def test_encoders_are_tried_with_length_dynamic_scalings_too() -> None:
-    found = candidates(64, 256, RAMP, lambda _: None, decoder=False)
-    kinds = [each.dynamic for each in found if isinstance(each, Dynamic)]
-    assert kinds == ["length"] * 4 + ["position"] * 4
-    assert found[-1] == Static("linear", 4.0)
+    assert [each.measure for each in found.choices] == ["retrieval", PERPLEXITY]
+    assert (found.command is None) == (found.verdict != "helps")
 
 
 def test_embeddings_need_no_head(source: Path, tmp_path: Path) -> None:

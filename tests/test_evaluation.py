@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from converter.evaluation.trials import trials
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
@@ -25,11 +24,12 @@ from transformers import AutoModelForCausalLM
 from converter import convert
 from converter.config import ROTARY, SOURCE_CONFIG
 from converter.errors import ConverterError, SourceError, UnsupportedModel, UsageError
-from converter.evaluation import perplexity
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.hardware import choose
+from converter.evaluation.losses import BUCKETS, by_position, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
 from converter.evaluation.runner import complete, losses
+from converter.evaluation.scalings import trials
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Item
@@ -296,19 +296,20 @@ def plain_rotary(source: Path, folder: Path, changes: dict[str, Any]) -> Any:
 def test_every_length_sees_the_same_tokens(count: int, longest: int, data: st.DataObject) -> None:
     length = data.draw(st.integers(2, longest))
     windows = np.arange(count * longest).reshape(count, longest)
-    cut = perplexity.pieces(windows, length)
+    cut = pieces(windows, length)
     whole = longest // length * length
     assert cut.shape == (count * (longest // length), length)
     assert cut.ravel().tolist() == windows[:, :whole].ravel().tolist()
 
 
 def test_losses_by_window_and_by_position() -> None:
-    found = np.arange(12.0).reshape(4, 3)  # 2 windows of 2 pieces of 4 tokens
-    assert perplexity.window_losses(found, 2) == (2.5, 8.5)
-    buckets = perplexity.by_position(found)
+    found = np.arange(12.0).reshape(4, 3)  # 2 windows of 2 pieces of 4 tokens, of which 3 are predicted
+    everything = np.ones((4, 3), dtype=bool)
+    assert window_losses(found, everything, 2) == (2.5, 8.5)
+    buckets = by_position(found, everything, 1)
     assert [(each.start, each.end, each.loss) for each in buckets] == [(1, 2, 4.5), (2, 3, 5.5), (3, 4, 6.5)]
-    many = perplexity.by_position(np.ones((2, 1023)))
-    assert len(many) == perplexity.BUCKETS
+    many = by_position(np.ones((2, 1023)), np.ones((2, 1023), dtype=bool), 1)
+    assert len(many) == BUCKETS
     assert [each.start for each in many][1:] == [each.end for each in many][:-1]
     assert (many[0].start, many[-1].end) == (1, 1024)
 
@@ -644,7 +645,6 @@ def written(path: Path, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "give `tasks`, or `text` for perplexity"),
         ({"lengths": [1]}, "`lengths` 1 is out of range"),
         ({"lengths": [16], "items": 0}, "`items` 0 is out of range"),
         ({"lengths": [16], "batch_size": 0}, "`batch_size` 0 is out of range"),
@@ -659,9 +659,8 @@ def written(path: Path, content: bytes) -> Path:
 def test_messages_name_parameters_in_python_and_options_on_the_command_line(
     pristine: Callable[..., Path], arguments: dict[str, Any], message: str
 ) -> None:
-    tasks = [Words()] if arguments else []
     with pytest.raises(UsageError) as raised:
-        evaluate([pristine("bloom")], tasks=tasks, **arguments)
+        evaluate([pristine("bloom")], tasks=[Words()], **arguments)
     assert message in str(raised.value)
     assert "--" not in str(raised.value)
 
@@ -669,7 +668,7 @@ def test_messages_name_parameters_in_python_and_options_on_the_command_line(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--lengths", "64", "--tasks", ""), "give --tasks, or --text for perplexity"),
+        (("--lengths", "4096"), "does not know the words of lines; give --text, or prompts of your own"),
         (("--lengths", "64", "--rates", "2", "--methods", "none"), "--rates belongs to --dynamic; add e.g."),
         ((), "give --lengths or --train-length"),
     ],
@@ -708,11 +707,6 @@ def test_an_interrupted_evaluation_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         evaluate([make_source("bloom")], tasks=[Words()], lengths=[16], items=2)
     assert list(temporary.iterdir()) == []
-
-
-def test_a_converter_s_error_is_one(pristine: Callable[..., Path]) -> None:
-    with pytest.raises(ConverterError):
-        evaluate([pristine("bloom")], tasks=[], lengths=[16])
 
 
 @pytest.mark.gpu

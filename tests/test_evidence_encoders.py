@@ -10,10 +10,10 @@ import numpy as np
 import pairs_task
 import pytest
 import train_encoders
-from converter.evaluation.pooling import MEAN
 from safetensors.numpy import load_file
 from scipy import stats
 
+from converter.evaluation.embeddings import MEAN
 from converter.evaluation.results import PERPLEXITY, Results
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks.beir import Beir

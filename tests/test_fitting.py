@@ -14,19 +14,16 @@ import lines_task
 import numpy as np
 import pytest
 import torch
-from converter.evaluation.search import Pool
-from converter.evaluation.verdict import Verdict, check_gain, verdict
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from converter import convert, evaluate, fit, tune
+from converter import convert, evaluate, fit
 from converter.errors import NoGain, UsageError
-from converter.evaluation import candidates
-from converter.evaluation import tune as tuning
+from converter.evaluation.held_out import Verdict, check_gain, verdict
 from converter.evaluation.tasks import make_task
 from converter.fitting import descent
-from converter.fitting.descent import Descent, Look, descend
+from converter.fitting.descent import Descent, descend
 from converter.fitting.samples import Answered, Prompts, Windows, answers, masked_tokens, next_tokens
 from converter.fitting.trainable import IGNORE, TrainableAlibi, attached, losses, memory
 from converter.scaling.scaling import Dynamic, Static, read_scaling
@@ -129,15 +126,11 @@ def test_slopes_with_gradients_are_those_of_the_template(
 # --- what is learned from
 
 
-def test_an_answer_is_predicted_and_nothing_else() -> None:
+def test_what_is_predicted() -> None:
     batch = answers([Answered((5, 6, 7, 8), 3), Answered((4, 9), 1)])
     assert batch.ids.tolist() == [[5, 6, 7, 8], [4, 9, 0, 0]]
     assert batch.targets.tolist() == [[IGNORE, IGNORE, 8, IGNORE], [9, IGNORE, IGNORE, IGNORE]]
-
-
-def test_every_token_but_the_first_is_predicted() -> None:
-    batch = next_tokens(np.array([[5, 6, 7]]))
-    assert batch.targets.tolist() == [[6, 7, IGNORE]]
+    assert next_tokens(np.array([[5, 6, 7]])).targets.tolist() == [[6, 7, IGNORE]]
 
 
 def test_masked_tokens_are_predicted() -> None:
@@ -187,29 +180,28 @@ class Known:
 
 @pytest.fixture
 def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Descent]:
-    """``down(looks, steps)``: a descent whose looks give these losses, one after another."""
+    """``down(seen, steps)``: a descent that sees these losses of what it stops by, one after another."""
     form = Static("fitted", 4.0, exponents=((0.0, 0.0),), temperatures=((0.0, 0.0),))
-    given = iter(())
 
-    def look(_: Any, alibi: TrainableAlibi, __: Any, step: int) -> Look:
-        loss = next(given)
-        if isinstance(loss, BaseException):
-            raise loss
-        return Look(step, alibi.scaling(), (loss,))
+    def run(seen: Sequence[Any], steps: int) -> Descent:
+        given = iter(seen)
 
-    def run(looks: Sequence[Any], steps: int) -> Descent:
-        nonlocal given
-        given = iter(looks)
+        def row_losses(*_: Any) -> tuple[float, ...]:
+            loss = next(given)
+            if isinstance(loss, BaseException):
+                raise loss
+            return (loss,)
+
         alibi = TrainableAlibi((0.5, 0.1), form, torch.device("cpu"))
         monkeypatch.setattr(
             descent, "losses", lambda *_: sum(map(torch.sum, alibi.parameters().values()))[None]
         )
+        monkeypatch.setattr(descent, "row_losses", row_losses)
         model: Any = torch.nn.Module()
         model.base_model = torch.nn.Module()
         model.base_model.alibi = None
         return descend(model, alibi, [Known()], steps=steps)
 
-    monkeypatch.setattr(descent, "_look", look)
     return run
 
 
@@ -234,20 +226,22 @@ def test_the_kept_part_decides_which_step_is_best_and_when_to_stop(
     assert all(t < 0 for t in found.best.scaling.exponents[0])
 
 
-def test_the_best_slopes_count_and_not_the_last(down: Callable[..., Descent]) -> None:
-    found = down([2.0, 1.5, 1.6], steps=2)
-    [[best, _]], [[last, _]] = found.best.scaling.exponents, found.looks[-1].scaling.exponents
-    assert last < best < 0
-
-
-def test_a_late_gain_of_a_short_descent_counts(down: Callable[..., Descent]) -> None:
-    found = down([2.0, *[2.1] * 9, 1.0], steps=40)
-    assert (found.steps, found.best.step) == (40, 40)
-
-
-def test_a_loss_that_is_not_a_number_is_never_the_best(down: Callable[..., Descent]) -> None:
-    found = down([2.0, math.nan, math.inf, 1.9, 2.0], steps=4)
-    assert found.best.step == 3
+@pytest.mark.parametrize(
+    ("seen", "steps", "best"),
+    [
+        ([2.0, 1.5, 1.6], 2, 1),  # not the last
+        ([2.0, *[2.1] * 9, 1.0], 40, 40),  # a late gain
+        ([2.0, math.nan, math.inf, 1.9, 2.0], 4, 3),  # what is no number is never the best
+    ],
+)
+def test_the_best_slopes_count(
+    seen: list[float], steps: int, best: int, down: Callable[..., Descent]
+) -> None:
+    found = down(seen, steps)
+    assert (found.steps, found.best.step) == (steps, best)
+    [[ours, _]], [[last, _]] = found.best.scaling.exponents, found.looks[-1].scaling.exponents
+    assert last <= ours < 0
+    assert (last == ours) == (best == steps)
 
 
 def test_ctrl_c_keeps_the_best_so_far(down: Callable[..., Descent]) -> None:
@@ -357,43 +351,37 @@ def test_the_command_line(written: tuple[Path, Path], run: Callable[..., Run], t
     assert config_of(tmp_path / "again")["alibi_scaling"] == scaling
 
 
-def test_ctrl_c_writes_the_best_so_far(
-    written: tuple[Path, Path], run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("looks", [4, 0])
+def test_ctrl_c_writes_the_best_so_far_or_nothing(
+    looks: int,
+    written: tuple[Path, Path],
+    run: Callable[..., Run],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source, text = written
-    look = descent._look
+    """Pressed while the descent looks for the fourth time, at step 6; or in its first step."""
+    name = "row_losses" if looks else "losses"
+    real, calls = getattr(descent, name), []
 
-    def interrupted(*arguments: Any) -> Look:
-        if arguments[-1] == 6:
+    def interrupted(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == max(1, looks):
             signal.raise_signal(signal.SIGINT)
-        return look(*arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(descent, "_look", interrupted)
-    words = command(source, text)
-    result = run(*words, "--steps", 20, "--static", "--out", tmp_path / "out")
-    assert result.code == 0, result.err
-    assert "fitted in 6 steps" in result.err
-    assert ", interrupted" in result.err
-    assert config_of(tmp_path / "out")["alibi_scaling"]["type"] == "fitted"
-
-
-def test_ctrl_c_before_there_is_a_gain_writes_nothing(
-    written: tuple[Path, Path], run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, text = written
-
-    def interrupted(*_: Any) -> bool:
-        signal.raise_signal(signal.SIGINT)
-        raise AssertionError("not interrupted")
-
-    monkeypatch.setattr(descent, "_step", interrupted)
-    words = [*command(source, text), "-q"]
-    result = run(*words, "--out", tmp_path / "out")
-    assert result.code == 1
-    assert result.err.strip() == (
-        "error: interrupted; no slopes were better than the stock ones yet, so nothing was written"
-    )
-    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(descent, name, interrupted)
+    result = run(*command(*written), "--steps", 20, "--static", "--out", tmp_path / "out")
+    if looks:
+        assert result.code == 0, result.err
+        assert "fitted in 6 steps" in result.err
+        assert ", interrupted" in result.err
+        assert config_of(tmp_path / "out")["alibi_scaling"]["type"] == "fitted"
+    else:
+        assert result.code == 1
+        assert result.err.splitlines()[-1] == (
+            "error: interrupted; no slopes were better than the stock ones yet, so nothing was written"
+        )
+        assert not list(tmp_path.iterdir())
 
 
 def test_text_that_tells_nothing_changes_nothing(
@@ -464,40 +452,6 @@ def test_a_trained_model_finds_more(tmp_path: Path) -> None:
     )
     stock, fitted = results.measurements
     assert fitted.value > stock.value
-
-
-def test_tune_has_fitted_slopes_as_a_candidate(
-    written: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, text = written
-    pools: list[Pool] = []
-
-    def search(subject: Any, pool: Pool, *others: Any) -> Any:
-        pools.append(pool)
-        return run_search(subject, pool, *others)
-
-    run_search = tuning.search
-    monkeypatch.setattr(tuning, "search", search)
-    monkeypatch.setattr("converter.evaluation.fit.STEPS", 10)
-    options = {name: OPTIONS[name] for name in ("train_length", "device", "batch_size")}
-    found = tune(source, TARGET, tasks=[], text=[text], fitted="kept/slopes.json", **options)
-    [candidate] = [each for each in found.candidates if each.scaling.method == "fitted"]
-    assert len(candidate.losses) >= 4
-    slopes = found.slopes
-    assert slopes == candidate.scaling.to_json()
-    convert(source, tmp_path / "out", slopes=slopes, train_length=TRAIN_LENGTH, verify=False)
-    words = candidates.command(source, candidate.scaling, 24, None, slopes="kept/slopes.json")
-    assert "--slopes kept/slopes.json" in words
-    [pool] = pools
-    parts = pool.measuring.windows, pool.choosing_windows, pool.learning_windows
-    assert [len(part) for part in parts] == [26, 26, 28]
-    assert len({row.tobytes() for part in parts for row in part}) == 80
-
-
-def test_tune_keeps_fitted_slopes_in_a_folder(
-    written: tuple[Path, Path], refused: Callable[..., str]
-) -> None:
-    assert "give --out" in refused("tune", written[0], "--target-length", TARGET, "--fit", code=2)
 
 
 def test_an_encoder_is_fitted_to_masked_tokens(written: tuple[Path, Path], tmp_path: Path) -> None:

@@ -62,6 +62,23 @@ def test_a_config_without_a_padding_token(converted: Convert, family: str) -> No
     assert padding == (0 if family == "baichuan" else None)
 
 
+@pytest.mark.parametrize("family", [*FAMILIES, *tiny.ENCODERS])
+def test_a_config_keeps_what_it_is_given(family: str, tmp_path: Path) -> None:
+    """Under the names that transformers knows too; what it is not given has a default."""
+    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4)
+    convert(source, tmp_path / "out", scale=2, verify=False)
+    config = AutoConfig.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert config.to_diff_dict().items() >= {"alibi_scaling": {"type": "ntk", "factor": 2.0}}.items()
+    empty, sizes = type(config)(), {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    assert (empty.alibi_scaling, empty.num_labels) == (None, 2)
+    given = {**sizes, "num_labels": 5, "use_cache": not getattr(empty, "use_cache", True), "pad_token_id": 7}
+    changed = type(config)(**given, head_dim=3)  # some files hold what is computed here
+    for each in (changed, type(config).from_dict(changed.to_dict())):
+        assert {name: getattr(each, name) for name in given} == given
+    if family in FAMILIES:
+        assert changed.head_dim == 16 + 8
+
+
 @pytest.mark.parametrize("family", ONE)
 def test_the_converter_is_not_needed(converted: Convert, family: str, tmp_path: Path) -> None:
     """In an interpreter that cannot see this project, and in the package's documented way."""

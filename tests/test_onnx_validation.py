@@ -22,7 +22,6 @@ from converter.exports.onnx import session, validation
 from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.export import export
 from converter.exports.onnx.files import standalone_graph
-from converter.exports.onnx.graph import Graph
 from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.validate import validate
 from converter.exports.onnx.validation import TOLERANCES, cases
@@ -31,7 +30,7 @@ from converter.result.manifest import MANIFEST
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
 from tests.dealt import dealt
-from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Make, edit, nodes_of
+from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Make, Plant, edit, nodes_of
 
 Command = Callable[..., Run]
 Mutation = Callable[[onnx.ModelProto], None]
@@ -199,36 +198,13 @@ MUTATIONS: dict[str, tuple[str, tuple[Profile, ...], Mutation]] = {
 WRONG = [(name, profile) for name, (_, profiles, _) in MUTATIONS.items() for profile in profiles]
 
 
-Plant = Callable[..., None]
-
-
-@pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """``plant(mutation)``: every graph that is built is wrong, with ``dtype`` those that compute in it."""
-
-    def arm(mutation: str, dtype: ir.DataType | None = None) -> None:
-        right, mutate = Graph.model, MUTATIONS[mutation][2]
-
-        def wrong(self: Graph, *metadata: Any) -> ir.Model:
-            model = right(self, *metadata)
-            if dtype not in (None, self.dtype):
-                return model
-            proto = ir.to_proto(model)
-            mutate(proto)
-            return ir.from_proto(proto)
-
-        monkeypatch.setattr(Graph, "model", wrong)
-
-    return arm
-
-
 @pytest.mark.parametrize(("mutation", "profile"), WRONG)
 def test_a_graph_that_computes_something_else(
     repository: Make, run: Command, plant: Plant, mutation: str, profile: Profile
 ) -> None:
     """A mistake of what builds graphs, which only running them tells."""
     folder = repository(MUTATIONS[mutation][0])
-    plant(mutation)
+    plant(MUTATIONS[mutation][2])
     graph = exported(folder, profile)
     content, before = graph.read_bytes(), fingerprint(folder)
     result = run("validate", folder)
@@ -269,7 +245,7 @@ def test_export_leaves_nothing_of_a_wrong_graph(
     repository: Make, run: Command, plant: Plant, profile: Profile, mutation: str
 ) -> None:
     folder = repository("bloom", dtype=torch.float16)
-    plant(mutation, ir.DataType.FLOAT)
+    plant(MUTATIONS[mutation][2], ir.DataType.FLOAT)
     before, names = fingerprint(folder), sorted(folder.rglob("*"))
     result = run("export", folder, "--onnx-profile", profile)
     assert (result.code, result.out) == (1, "")
@@ -556,7 +532,7 @@ def test_a_wrong_bfloat16_graph_is_caught_on_the_cpu(
     repository: Make, run: Command, plant: Plant, profile: Profile
 ) -> None:
     folder = repository(dtype=torch.bfloat16)
-    plant("slope of one head", ir.DataType.BFLOAT16)
+    plant(slope_of_one_head, ir.DataType.BFLOAT16)
     exported(folder, profile)
     result = run("validate", folder)
     assert result.code == 1
@@ -650,7 +626,7 @@ def test_excerpts_of_wrong_graphs_fail(
     repository: Make, run: Command, plant: Plant, cut: Callable[..., None], profile: Profile, mutation: str
 ) -> None:
     folder = repository("bloom", n_layer=4)
-    plant(mutation)
+    plant(MUTATIONS[mutation][2])
     graph = exported(folder, profile)
     cut("operations", "logits")
     result = run("validate", folder)

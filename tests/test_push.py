@@ -131,6 +131,12 @@ def relist(folder: Path) -> None:
     manifest.write(folder, names, {})
 
 
+def verified(folder: Path) -> list[Any]:
+    """The checks of a folder alone."""
+    found = read_contents(folder)
+    return verify(found.repository, found.digests)
+
+
 # What arrives
 
 
@@ -175,10 +181,12 @@ def test_the_card_s_examples_load_the_model_from_the_hub(hub: HubServer, push: P
     assert pushed(hub)[CARD] == (out / CARD).read_bytes()
 
 
-def test_private(hub: HubServer, push: Push) -> None:
-    assert push("--private", "-q").code == 0
-    assert hub.repositories[ID].private
-    assert push("--private", "--json").json["changed"] == []
+def test_private_in_an_organisation(hub: HubServer, push: Push, out: Path) -> None:
+    words = ("--private", "--token", TOKEN)
+    assert push(*words, "-q", to="lab/bloom", HF_TOKEN="").code == 0
+    assert hub.repositories["lab/bloom"].private
+    assert pushed(hub, repo_id="lab/bloom") == contents(out, to="lab/bloom")
+    assert push(*words, "--json", to="lab/bloom").json["changed"] == []
 
 
 def test_a_branch(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
@@ -614,7 +622,7 @@ def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: 
     source, out = tmp_path / "source", tmp_path / "out"
     {**tiny.FACTORIES, **tiny.ENCODERS}[family](source)
     made = convert(source, out, scale=2, train_length=64)
-    found = verify(read_contents(out))
+    found = verified(out)
     assert [(check.name, check.skipped) for check in found] == [
         (check.name, check.skipped) for check in made.checks
     ]
@@ -622,7 +630,7 @@ def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: 
         slopes = json.loads((out / "config.json").read_text())["alibi_slopes"]
         relisted(out, {"alibi_slopes": [slope * 1.5 for slope in slopes]})
         with pytest.raises(VerificationError, match="alibi_slopes"):
-            verify(read_contents(out))
+            verified(out)
 
 
 @pytest.mark.parametrize("how", [{"scale": 2}, {"dynamic": "length", "rate": 2}])
@@ -630,12 +638,11 @@ def test_rotary_too(tmp_path: Path, how: dict[str, Any]) -> None:
     source = tiny_rotary.rotary(tmp_path / "source", "llama")
     out = tmp_path / "out"
     convert(source, out, verify=False, **how)
-    contents = read_contents(out)
-    assert [check.name for check in verify(contents)] == ["tensors", "frequencies"]
-    assert not [name for name in contents.files if name.endswith(".py")]
+    assert [check.name for check in verified(out)] == ["tensors", "frequencies"]
+    assert not [name for name in read_contents(out).files if name.endswith(".py")]
     relisted(out, {"rope_theta": 123.0} if "scale" in how else {"rope_scaling": None})
     with pytest.raises(VerificationError):
-        verify(read_contents(out))
+        verified(out)
 
 
 def test_graphs(hub: HubServer, push: Push, out: Path) -> None:
@@ -675,11 +682,6 @@ def test_tokens_that_may_not_write(
     assert hub.repositories == {}
     assert puts(hub) == []
     refused(push(HF_TOKEN=""), ID, "--token", "hf auth login")
-
-
-def test_an_organisation_s_repository(hub: HubServer, push: Push, out: Path) -> None:
-    assert push("-q", "--token", TOKEN, to="lab/bloom", HF_TOKEN="").code == 0
-    assert pushed(hub, repo_id="lab/bloom") == contents(out, to="lab/bloom")
 
 
 @pytest.mark.version
@@ -758,7 +760,7 @@ def test_a_hub_without_xet(hub: HubServer, push: Push, out: Path) -> None:
     "words",
     [
         *(["bloom"], ["a/b/c"], ["ada/bl oom"], ["ada/.."], ["ada/x--y"], ["../x"], [""], ["ada/x\x1b[2J"]),
-        *([ID, "--branch", name] for name in ("a b", "../main", "refs/pr/1", "")),
+        *([ID, "--branch", name] for name in ("a b", "../main", "refs/pr/1", "a.lock", "")),
         [ID, "--token", "hf_ secret"],
     ],
 )
@@ -783,6 +785,12 @@ def test_an_upload_that_breaks_off_goes_on(hub: HubServer, push: Push, out: Path
     assert len(puts(hub)) == len(SHARDS) - len(stored)
     assert not stored & set(puts(hub))
     assert pushed(hub) == contents(out)
+
+
+def test_a_tag_is_no_branch(hub: HubServer, push: Push, tmp_path: Path) -> None:
+    theirs(hub, tmp_path / "theirs")
+    hub.commit(ID, tmp_path / "theirs", tag="v1")
+    refused(push("--branch", "v1"), "v1", "tag", code=2)
 
 
 def test_a_card_that_the_hub_does_not_take(hub: HubServer, push: Push, out: Path) -> None:

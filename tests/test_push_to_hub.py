@@ -94,7 +94,7 @@ def target(hub: HubServer, folder: Path, pristine: Pristine, kind: str) -> None:
         ("card", ["--private"], "exists and is public"),
         ("onnx/old.onnx", [], "holds something else (onnx/old.onnx"),
         ("onnx/old.onnx", ["--overwrite"], ""),
-        ("model", [], "holds something else (config.json and 3 more, not of a conversion)"),
+        ("model", [], ", not of a conversion)"),
         ("model", ["--branch", "new"], "as a new branch begins as the default one"),
         (SOURCE, [], ""),
         ("org/other", [], "made from org/other"),

@@ -278,46 +278,24 @@ def load(folder: Path, attention: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("heads", HEADS)
-def test_bloom_is_stock(tmp_path: Path, heads: int) -> None:
-    folder = tiny.FACTORIES["bloom"](tmp_path, heads)
-    check_against(load(folder, "eager"), "bloom", folder)
-
-
 @pytest.mark.parametrize(
-    "changes",
+    ("family", "heads", "changes"),
     [
-        {"apply_residual_connection_post_layernorm": True},
-        {"tie_word_embeddings": False},
-        {"layer_norm_epsilon": 0.1},
-        {"n_layer": 3},
+        *((family, heads, {}) for family in ("bloom", "mpt") for heads in HEADS),
+        ("bloom", 12, {"apply_residual_connection_post_layernorm": True}),
+        ("bloom", 12, {"tie_word_embeddings": False}),
+        ("bloom", 12, {"layer_norm_epsilon": 0.1}),
+        ("bloom", 12, {"n_layer": 3}),
+        ("mpt", 12, {"attn_config": {"softmax_scale": 0.1}}),
+        ("mpt", 12, {"attn_config": {"clip_qkv": 1.0}}),
+        ("mpt", 12, {"tie_word_embeddings": False}),
+        ("mpt", 12, {"layer_norm_epsilon": 0.1}),
     ],
     ids=str,
 )
-def test_bloom_options_are_stock(tmp_path: Path, changes: dict[str, Any]) -> None:
-    folder = tiny.FACTORIES["bloom"](tmp_path, 12, **changes)
-    check_against(load(folder, "eager"), "bloom", folder)
-
-
-@pytest.mark.parametrize("heads", HEADS)
-def test_mpt_is_stock(tmp_path: Path, heads: int) -> None:
-    folder = tiny.FACTORIES["mpt"](tmp_path, heads)
-    check_against(load(folder, "eager"), "mpt", folder)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"attn_config": {"softmax_scale": 0.1}},
-        {"attn_config": {"clip_qkv": 1.0}},
-        {"tie_word_embeddings": False},
-        {"layer_norm_epsilon": 0.1},
-    ],
-    ids=str,
-)
-def test_mpt_options_are_stock(tmp_path: Path, changes: dict[str, Any]) -> None:
-    folder = tiny.FACTORIES["mpt"](tmp_path, 12, **changes)
-    check_against(load(folder, "eager"), "mpt", folder)
+def test_it_is_stock(tmp_path: Path, family: str, heads: int, changes: dict[str, Any]) -> None:
+    folder = tiny.FACTORIES[family](tmp_path, heads, **changes)
+    check_against(load(folder, "eager"), family, folder)
 
 
 class NormalisedQkv(nn.Module):

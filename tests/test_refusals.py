@@ -38,22 +38,22 @@ def by_parts(**options: Any) -> dict[str, Any]:
 
 # A tiny checkpoint, options of ``convert``, words of the message.
 OPTIONS: list[tuple[str, dict[str, Any], str]] = [
-    ("bloom", {}, "--dynamic, the default, needs the trained length"),
-    ("bloom", {"target_length": 64}, "--train-length"),
-    ("bloom", {"target_length": 32, "train_length": 64}, "--target-length 32 is below the trained length 64"),
-    ("falcon", {"target_length": 64}, "--train-length"),
-    ("bloom", by_parts(), "--method by-parts needs the trained length"),
+    ("bloom", {}, "`dynamic`, the default, needs the trained length"),
+    ("bloom", {"target_length": 64}, "`train_length`"),
+    ("bloom", {"target_length": 32, "train_length": 64}, "`target_length` 32 is below the trained length 64"),
+    ("falcon", {"target_length": 64}, "`train_length`"),
+    ("bloom", by_parts(), "`method` by-parts needs the trained length"),
     (
         "bloom",
         by_parts(train_length=2048, ramp=(1, 2)),
-        "--method by-parts would scale no head: the longest span is 1280 tokens, and the ramp starts at 2048",
+        "`method` by-parts would scale no head: the longest span is 1280 tokens, and the ramp starts at 2048",
     ),
     # Falcon divides its bias by the root of the head's size.
     ("falcon", by_parts(train_length=2048, ramp=(2, 4)), "the longest span is 3620 tokens, and the ramp"),
     ("bloom", {"scale": 2, "revision": "main"}, "local folder"),
     # Rotary models
     ("llama", {}, "a rotary model has no default strength"),
-    ("llama", {"scale": 2, "method": "ntk-published"}, "rotary 'llama'; give --method ntk"),
+    ("llama", {"scale": 2, "method": "ntk-published"}, "rotary 'llama'; give `method` ntk"),
     ("llama", {"dynamic": "position"}, "each key is rotated once"),
     ("llama", {"dynamic": "length", "method": "linear"}, "no dynamic linear"),
     ("llama", {"dynamic": "length", "method": "by-parts"}, "no dynamic by-parts"),
@@ -210,8 +210,8 @@ CONVERSIONS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("llama", {"vocab_size": 98}, {}, "has shape"),
     ("bloom", {"seq_length": 4096}, {"scale": None, "dynamic": "length"}, "4096"),
     ("mpt", {"max_seq_len": 777}, {"scale": None, "dynamic": "position"}, "max_seq_len 777"),
-    ("mistral", {"sliding_window": 32}, {"scale": None, "target_length": 256}, "--train-length"),
-    ("stablelm", {"partial_rotary_factor": 0.125}, {}, "give --method linear"),
+    ("mistral", {"sliding_window": 32}, {"scale": None, "target_length": 256}, "`train_length`"),
+    ("stablelm", {"partial_rotary_factor": 0.125}, {}, "give `method` linear"),
 ]
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from converter.evaluation.candidates import command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from converter import UnsupportedModel, UsageError, convert, inspect
 from converter.errors import Undecided
+from converter.evaluation.scalings import command
 from converter.families.refusals import check_source
 from converter.recipes.overrides import overridden, parse, words
 from converter.scaling.scaling import Static

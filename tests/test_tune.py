@@ -81,7 +81,7 @@ ROTARY = {"rope_theta": 1e4, **rotary.SIZES}
 
 def test_the_command_says_what_was_asked() -> None:
     dynamic = Dynamic("ntk", "position", rate=2.0, train_length=256)
-    words = shlex.split(command("a folder/model", dynamic, 256, "main"))
+    words = shlex.split(command("a folder/model", dynamic, 256, {"train_length": 256, "revision": "main"}))
     assert words[1] == "a folder/model"
     for option, value in (
         ("--method", "ntk"),
@@ -91,9 +91,9 @@ def test_the_command_says_what_was_asked() -> None:
         ("--revision", "main"),
     ):
         assert words[words.index(option) + 1] == value
-    assert "--method" not in command("m", Static("ntk", 2.0), None, None)
-    assert "linear" in command("m", Static("linear", 2.5), None, None)
-    by_parts = command("m", Static("by-parts", 4.0, (16.0, 64.0)), 256, None, told=False)
+    assert "--method" not in command("m", Static("ntk", 2.0), None, {})
+    assert "linear" in command("m", Static("linear", 2.5), None, {})
+    by_parts = command("m", Static("by-parts", 4.0, (16.0, 64.0)), 256, {})
     assert by_parts == "ntk-convert m --method by-parts --scale 4 --ramp 0.0625 0.25 --out DIR"
 
 
@@ -193,7 +193,7 @@ NO_GAIN, NO_LOSS, LOSS = right(0, 0, 100), lost(0.0, 40), lost(0.05, 40)
 def tuning(*choices: Choice) -> Tuning:
     nothing = Results([], {})
     found = Tuning("model", 256, 1024, nothing, choices, nothing, None, 12.0)
-    return found if found.advice == UNSCALED else replace(found, command=command("org/m", B, None, None))
+    return found if found.advice == UNSCALED else replace(found, command=command("org/m", B, None, {}))
 
 
 def choice(measure: str, scores: Any, other: Any = None, short: Any = None) -> Choice:

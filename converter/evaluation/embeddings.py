@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from converter.errors import UnsupportedModel
 from converter.evaluation.hardware import Hardware
-from converter.evaluation.runner import FILLER, check_ids
+from converter.evaluation.runner import batch, by_length, check_ids
 from converter.evaluation.tasks.base import Collection, Ids, Retrieval
 from converter.evaluation.tasks.scores import CUTOFF
 from converter.progress import Advance
@@ -34,12 +34,8 @@ MEAN = Pooling(("mean",), normalised=False)
 def pooling_of(folder: Path) -> Pooling:
     """How the repository in ``folder`` makes one vector of a text, by its files for sentence-transformers.
 
-    Without these files it is the mean, as in JinaBERT's own ``encode`` and in DNABERT-2's README. Another
-    vector than the user's must not be measured.
-
-    Raises:
-        UnsupportedModel: its embeddings are made in a way that is not computed here.
-        SourceError: a file is damaged.
+    Without these files it is the mean, as in JinaBERT's own ``encode`` and in DNABERT-2's README. Raises
+    ``UnsupportedModel`` where it is something that is not computed here: another vector would be measured.
     """
     found = read_pooling(folder)
     if found is None:
@@ -66,46 +62,21 @@ def pooling_of(folder: Path) -> Pooling:
 def embed(
     model: Any, pooling: Pooling, hardware: Hardware, texts: Sequence[Ids], advance: Advance = int
 ) -> Vectors:
-    """One vector for each text.
-
-    Args:
-        model: an encoder, with or without a head.
-        pooling: how the tokens' hidden states become one vector.
-        hardware: limits the rows that are run at once.
-        texts: token ids of each text; at least one each.
-        advance: called with the number of tokens just done, those that pad rows aside.
-
-    Returns:
-        Vectors of length 1, float32 [texts, modes * hidden]; NaN for a model that overflowed.
-    """
+    """One vector of length 1 for each text, float32 [texts, modes * hidden]; NaN if it overflowed."""
     check_ids(model, max((max(text) for text in texts), default=0))
     width = len(pooling.modes) * model.config.hidden_size
     found = np.empty((len(texts), width), dtype=np.float32)
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # so that rows need little filling
+    order = by_length(texts)
     while order:
-        longest = len(texts[order[-1]])
-        rows = order[-hardware.rows(longest) :]
-        del order[-len(rows) :]
-        ids = np.full((len(rows), longest), FILLER, dtype=np.int64)
-        mask = np.zeros_like(ids)
-        for row, index in enumerate(rows):
-            ids[row, : len(texts[index])] = texts[index]
-            mask[row, : len(texts[index])] = 1
-        real = torch.from_numpy(mask).to(hardware.device)
-        states = model.base_model(torch.from_numpy(ids).to(hardware.device), attention_mask=real)
-        found[rows] = _pooled(states.last_hidden_state.float(), real, pooling).cpu().numpy()
-        advance(int(mask.sum()))
+        rows, ids, real = batch(texts, order, hardware)
+        states = model.base_model(ids, attention_mask=real).last_hidden_state
+        found[rows] = _pooled(states.float(), real, pooling).cpu().numpy()
+        advance(int(real.sum()))
     return found
 
 
 def _pooled(states: torch.Tensor, real: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """Vectors of length 1, [rows, modes * hidden]; every mode but ``max`` is a weighted sum of the states.
-
-    Args:
-        states: [rows, tokens, hidden].
-        real: 1 for each real token, [rows, tokens].
-        pooling: how.
-    """
+    """Vectors of length 1, [rows, modes * hidden]; every mode but ``max`` is a weighted sum of the states."""
     place = real.cumsum(1)
     last = real.sum(1, keepdim=True)
     weights = {
@@ -161,12 +132,7 @@ def rank(queries: Vectors, documents: Vectors, texts: Collection) -> list[list[i
 
 
 def agreement(vectors: Vectors, reference: Vectors) -> tuple[tuple[float, ...], ...]:
-    """A score from 0 to 1 for each text, by each of ``MEASURES``.
-
-    Args:
-        vectors: of length 1, float32 [texts, hidden], of the scaled model.
-        reference: the same texts' of the unscaled model.
-    """
+    """A score from 0 to 1 for each text, by each of ``MEASURES``, from unit vectors [texts, hidden]."""
     ours, theirs = _nearest(vectors), _nearest(reference)
     same = [len({*mine} & {*other}) / len(mine) for mine, other in zip(ours, theirs, strict=True)]
     cosine = np.nan_to_num(np.sum(vectors * reference, axis=1, dtype=np.float64), nan=0.0).clip(0.0, 1.0)

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converter.errors import UsageError
 from converter.evaluation.exam import Exam, default_lengths
@@ -22,6 +22,11 @@ from converter.progress import token_bar
 from converter.scaling.request import Parts
 from converter.scaling.scaling import Basis, Method
 from converter.weights.files import sha256
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from converter.model import SourceOptions
 
 PACKAGES = ("torch", "transformers")
 """Packages whose versions are recorded."""
@@ -40,15 +45,11 @@ def evaluate(
     lengths: Sequence[int] = (),
     items: int = 50,
     seed: int = 0,
-    train_length: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
     device: str | None = None,
     dtype: str | None = None,
     batch_size: int | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: str | Path | None = None,
     progress: bool = False,
+    **source: Unpack[SourceOptions],
 ) -> Results:
     """Measures perplexity and retrieval of models, by length and under one or several scalings.
 
@@ -66,15 +67,12 @@ def evaluate(
         lengths: tokens of prompts and windows; by default 1, 2 and 4 times the trained length.
         items: most prompts of each length, and most windows of the longest length.
         seed: the same seed gives the same prompts.
-        train_length: trained length in tokens, for models whose config does not give it.
-        overrides: as for ``convert``, for the models that are not converted; a converted one must have been
-            made with the same values.
         device: ``cpu`` or ``cuda``; by default CUDA if there is a CUDA device.
         dtype: ``fp32``, ``fp16`` or ``bf16``; by default as stored on CUDA, and float32 on a CPU if it fits
             into memory.
         batch_size: most rows at once.
-        revision, token, cache_dir: as for ``convert``.
         progress: draw progress bars on stderr.
+        source: see ``SourceOptions``.
 
     Raises:
         UsageError: options contradict each other, or a length is too short for a prompt.
@@ -88,23 +86,14 @@ def evaluate(
         raise UsageError("there is no model to measure; give a folder or a Hub id")
     if items < 1:
         raise UsageError(f"`items` {items} is out of range; give at least 1")
-    requests = trials(methods, scales, dynamics, rates, train_length, ramps)
+    requests = trials(methods, scales, dynamics, rates, source.get("train_length"), ramps)
     hardware = choose(device, dtype, batch_size)
     files = [Path(path) for path in text]
     settings = run_settings(seed, files, items=items)
     measured: list[tuple[Measurement, Hashable]] = []
     described: dict[str, Mapping[str, Any]] = {}
     for model in models:
-        with open_subject(
-            model,
-            hardware,
-            train_length=train_length,
-            overrides=overrides,
-            revision=revision,
-            token=token,
-            cache_dir=Path(cache_dir) if cache_dir else None,
-            progress=progress,
-        ) as subject:
+        with open_subject(model, hardware, progress=progress, **source) as subject:
             name = _unique(subject.name, described)
             scalings = [subject.resolve(request) for request in requests] or [subject.own_scaling]
             wanted = default_lengths(name, subject.trained.tokens, lengths)
@@ -125,11 +114,7 @@ def evaluate(
 
 
 def compared(measured: Sequence[tuple[Measurement, Hashable]]) -> list[Measurement]:
-    """Adds comparisons with the first model and scaling.
-
-    Args:
-        measured: measurements, each with what is equal for those that got the same prompts.
-    """
+    """Adds comparisons with the first model and scaling whose items are equal, by the keys beside them."""
     first: dict[tuple[str, int], tuple[Measurement, Hashable]] = {}
     result = []
     for each, fingerprint in measured:
@@ -151,11 +136,7 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def run_settings(seed: int, text: Iterable[Path], **others: Any) -> dict[str, Any]:
-    """``Results.settings``: the seed, the command's own settings, the text's SHA-256, and versions.
-
-    Raises:
-        UsageError: a text is not a plain file, so it could not be read a second time.
-    """
+    """``Results.settings``: the seed, the command's own settings, SHA-256 of plain text files, versions."""
     digests: dict[str, str] = {}
     for path in text:
         if not path.is_file():

@@ -65,19 +65,13 @@ class Exam:
     ) -> Exam:
         """Draws the prompts and reads the text. What is given is measured, and nothing else.
 
-        Args:
-            subject: the model, for its tokenizer and trained length.
-            tasks: the tasks; without any, and without a text, those without a file that the tokenizer reads.
-            text: UTF-8 files.
-            lengths: tokens of prompts with their answers, and of windows.
-            items: most prompts of each length, and most windows of the longest length.
-            seed: the same seed gives the same prompts.
+        Without ``tasks`` and ``text``, these are the tasks without a file that the tokenizer reads. There are
+        at most ``items`` prompts of each length, and windows of the longest. A seed gives the same prompts.
 
         Raises:
             UsageError: a length is too short for a prompt, the text is too short for one window, or a task
                 is for another kind of model.
-            UnsupportedModel: the model's embeddings are made in a way that is not computed here, or a text
-                is given for an encoder that does not predict masked tokens.
+            UnsupportedModel: the model embeds in a way that is not computed here, or predicts no masks.
             SourceError: a task's file cannot be used.
         """
         tokenizer, ordered = subject.tokenizer, tuple(sorted(set(lengths)))
@@ -114,11 +108,7 @@ class Exam:
         return self.lengths if self.windows.size else ()
 
     def sliced(self, part: Callable[[int], slice]) -> Exam:
-        """Keeps a part of each length's prompts and queries, and of the windows.
-
-        Args:
-            part: how many there are -> which to keep.
-        """
+        """Keeps a part of each length's prompts and queries, and of the windows: count -> which to keep."""
 
         def of(found: Any) -> Any:
             if not isinstance(found, Collection):
@@ -292,11 +282,7 @@ def _read(
 
 
 def default_lengths(name: str, train_length: int | None, lengths: Sequence[int]) -> Sequence[int]:
-    """The lengths asked for, or multiples of the trained length.
-
-    Raises:
-        UsageError: no lengths are given and the trained length is not known, or a length is out of range.
-    """
+    """The lengths asked for, else multiples of the trained length; raises ``UsageError``."""
     if not lengths and train_length is None:
         raise UsageError(f"the trained length of {name} is not known; give `lengths` or `train_length`")
     wanted = lengths or [multiple * (train_length or 0) for multiple in MULTIPLES]

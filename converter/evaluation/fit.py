@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converter import interrupts
 from converter.bytesize import bytes_text
@@ -19,11 +19,16 @@ from converter.evaluation.held_out import Verdict, check_gain, judge, rows_of, s
 from converter.evaluation.results import finite
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Task
-from converter.fitting.descent import Descent, Look, descend
+from converter.fitting.descent import Look, descend
 from converter.fitting.samples import Samples
 from converter.fitting.trainable import TrainableAlibi, memory
 from converter.progress import steps as step_bar
 from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Dynamic, Static
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from converter.model import SourceOptions
 
 STEPS, MINUTES = 200, 10.0
 
@@ -81,17 +86,13 @@ def fit(
     temperatures: bool = False,
     steps: int = STEPS,
     minutes: float = MINUTES,
-    train_length: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
     seed: int = 0,
     device: str | None = None,
     dtype: str | None = None,
     batch_size: int | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: str | Path | None = None,
     progress: bool = False,
     say: Callable[[str], object] = str,
+    **source: Unpack[SourceOptions],
 ) -> Fit:
     """Fits one exponent per layer and head, with all weights frozen.
 
@@ -111,8 +112,8 @@ def fit(
         minutes: most time for the steps, approximately.
         dtype: ``fp32`` or ``bf16``; by default bf16 on CUDA and fp32 on a CPU.
         say: called with a line about what is fitted and the memory that it takes, before it starts.
-        train_length, overrides, seed, device, batch_size, revision, token, cache_dir, progress: as for
-            ``evaluate``. On a CPU, the same seed gives the same slopes.
+        seed, device, batch_size, progress: as for ``evaluate``. On a CPU, a seed gives the same slopes.
+        source: see ``SourceOptions``.
 
     Raises:
         NoGain: nothing that was fitted is better than the stock slopes.
@@ -121,31 +122,29 @@ def fit(
         SourceError, UnsupportedModel, VerificationError: see ``evaluate``.
         KeyboardInterrupt: Ctrl-C before there was anything better.
     """
-    _check_options(text, prompts, static, dynamic, steps, minutes, target_length)
+    if not text and not prompts:
+        raise UsageError("fitting needs something to learn from; give `text`, `prompts` or both")
+    if static and dynamic is not None:
+        raise UsageError("`static` and `dynamic` cannot be combined; drop one of them")
+    if dynamic == "length":
+        raise UsageError(
+            "`dynamic` length is not fitted: there, a token's slopes depend on the tokens after it; give "
+            "`dynamic` position or `static`"
+        )
+    if steps < 1:
+        raise UsageError(f"`steps` {steps} is out of range; give at least 1")
+    if not 0 < minutes < math.inf:
+        raise UsageError(f"`minutes` {minutes} is out of range; give a finite number above 0")
+    if target_length > LONGEST:
+        raise UsageError(f"`target_length` {target_length} is out of range; give at most {LONGEST}")
     files = [Path(path) for path in text]
     settings = run_settings(seed, files)
     hardware = _hardware(device, dtype, batch_size)
-    with open_subject(
-        model,
-        hardware,
-        train_length=train_length,
-        overrides=overrides,
-        revision=revision,
-        token=token,
-        cache_dir=Path(cache_dir) if cache_dir else None,
-        progress=progress,
-    ) as subject:
+    with open_subject(model, hardware, progress=progress, **source) as subject:
         started = time.monotonic()
         trained = _check(subject, target_length, prompts)
-        form = _starting_form(
-            subject,
-            trained,
-            target_length,
-            static=static,
-            dynamic=dynamic,
-            shared=shared,
-            temperatures=temperatures,
-        )
+        static = static or (dynamic is None and not subject.recipe.decoder)
+        form = _starting_form(subject, trained, target_length if static else None, shared, temperatures)
         samples = samples_of(subject, files, prompts, form, trained, target_length, seed)
         with explained():
             say(_announcement(subject, form, samples, target_length))
@@ -156,7 +155,11 @@ def fit(
                     bare, alibi, samples, steps=steps, seconds=minutes * 60, seed=seed, advance=advance
                 )
             if found.interrupted:
-                _use_what_is_there(found)
+                if found.best is found.looks[0]:
+                    raise interrupts.Interrupted(
+                        "no slopes were better than the stock ones yet, so nothing was written"
+                    )
+                interrupts.forget()
             verdicts = judge(subject, samples, found.best.scaling, trained)
     check_gain(verdicts)
     return Fit(
@@ -174,54 +177,19 @@ def fit(
 
 
 def _starting_form(
-    subject: Subject,
-    trained: int,
-    target: int,
-    *,
-    static: bool,
-    dynamic: Basis | None,
-    shared: bool,
-    temperatures: bool,
+    subject: Subject, trained: int, target: int | None, shared: bool, temperatures: bool
 ) -> Static | Dynamic:
-    """The form to fit, which starts as the stock model: all exponents and temperatures are 0."""
+    """The form to fit, static if there is a target; it starts as the stock model, with 0 everywhere."""
     geometry = subject.recipe.geometry
     rows = ((0.0,) * geometry.num_heads,) * (1 if shared else geometry.num_layers)
     more = rows if temperatures else None
-    form: Static | Dynamic
-    if static or (dynamic is None and not subject.recipe.decoder):
+    form: Static | Dynamic = Dynamic(FITTED, "position", 1.0, trained, exponents=rows, temperatures=more)
+    if target is not None:
         if target / trained > LARGEST_FACTOR:
             raise UsageError(f"`target_length` {target} is more than {LARGEST_FACTOR:g} times {trained}")
         form = Static(FITTED, target / trained, exponents=rows, temperatures=more)
-    else:
-        form = Dynamic(FITTED, "position", 1.0, trained, exponents=rows, temperatures=more)
     subject.recipe.check_scaling(form)
     return form
-
-
-def _check_options(
-    text: Sequence[Any],
-    prompts: Sequence[Task],
-    static: bool,
-    dynamic: Basis | None,
-    steps: int,
-    minutes: float,
-    target: int,
-) -> None:
-    if not text and not prompts:
-        raise UsageError("fitting needs something to learn from; give `text`, `prompts` or both")
-    if static and dynamic is not None:
-        raise UsageError("`static` and `dynamic` cannot be combined; drop one of them")
-    if dynamic == "length":
-        raise UsageError(
-            "`dynamic` length is not fitted: there, a token's slopes depend on the tokens after it; give "
-            "`dynamic` position or `static`"
-        )
-    if steps < 1:
-        raise UsageError(f"`steps` {steps} is out of range; give at least 1")
-    if not 0 < minutes < math.inf:
-        raise UsageError(f"`minutes` {minutes} is out of range; give a finite number above 0")
-    if target > LONGEST:
-        raise UsageError(f"`target_length` {target} is out of range; give at most {LONGEST}")
 
 
 def _hardware(device: str | None, dtype: str | None, batch_size: int | None) -> Hardware:
@@ -260,9 +228,3 @@ def _announcement(subject: Subject, form: Static | Dynamic, samples: Sequence[Sa
         f"fitting {numbers} numbers to {learned}; memory: about {bytes_text(weights)} for the weights and "
         f"{bytes_text(needed)} for a step"
     )
-
-
-def _use_what_is_there(found: Descent) -> None:
-    if found.best is found.looks[0]:
-        raise interrupts.Interrupted("no slopes were better than the stock ones yet, so nothing was written")
-    interrupts.forget()

@@ -49,11 +49,7 @@ class Hardware:
 
 
 def choose(device: str | None, dtype: str | None, batch_size: int | None) -> Hardware:
-    """The user's choice; the default device is CUDA if there is one, else the CPU.
-
-    Raises:
-        UsageError: the device or dtype is unknown, or the device is not available.
-    """
+    """The user's choice, checked; the default device is CUDA if there is one, else the CPU."""
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name not in TOKENS_AT_ONCE:
         raise UsageError(f"`device` {name!r} is unknown; choose one of {', '.join(TOKENS_AT_ONCE)}")
@@ -68,11 +64,7 @@ def choose(device: str | None, dtype: str | None, batch_size: int | None) -> Har
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Replaces torch's out-of-memory error by one line that says what to do.
-
-    Raises:
-        UsageError: the device ran out of memory.
-    """
+    """Replaces torch's out-of-memory error by a ``UsageError`` of one line that says what to do."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -45,15 +45,12 @@ def masked_positions(windows: NDArray[np.int64]) -> NDArray[np.bool_]:
 def window_losses(
     losses: NDArray[np.float64], predicted: NDArray[np.bool_], windows: int
 ) -> tuple[float, ...]:
-    """The mean loss of each window's predicted tokens in nats.
+    """The mean loss in nats of each window's predicted tokens.
 
     Args:
         losses: of all pieces, [pieces, tokens], 0 where nothing is predicted.
         predicted: which tokens are, [pieces, tokens].
         windows: how many windows the pieces are of.
-
-    Raises:
-        UsageError: the pieces hold no predicted token of a window.
     """
     sums, counts = losses.reshape(windows, -1).sum(axis=1), predicted.reshape(windows, -1).sum(axis=1)
     if not counts.all():
@@ -67,12 +64,7 @@ def window_losses(
 def by_position(
     losses: NDArray[np.float64], predicted: NDArray[np.bool_], first: int = 0
 ) -> tuple[Bucket, ...]:
-    """The mean loss by position; parts without a predicted token are left out.
-
-    Args:
-        losses, predicted: see ``window_losses``.
-        first: the position of their first token.
-    """
+    """The mean loss by position, counted from ``first``; parts without a predicted token are left out."""
     width = losses.shape[1]
     edges = np.unique(np.linspace(0, width, min(BUCKETS, width) + 1).astype(int))
     return tuple(

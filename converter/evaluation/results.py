@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, Literal, get_args
 
 from converter.config import is_count
@@ -22,22 +22,8 @@ SIGNIFICANT = 0.05
 FAILS = 0.1
 """Mean score below which a model counts as unable to do a task."""
 COLUMNS = (
-    "model",
-    "scaling",
-    "task",
-    "metric",
-    "length",
-    "items",
-    "value",
-    "low",
-    "high",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "better",
-    "worse",
-    "p",
-    "tokens_per_second",
+    *("model", "scaling", "task", "metric", "length", "items", "value", "low", "high"),
+    *("difference", "difference_low", "difference_high", "better", "worse", "p", "tokens_per_second"),
 )
 
 Metric = Literal["accuracy", "f1", "score", "ndcg@10", "perplexity"]
@@ -142,11 +128,7 @@ class Results:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Results:
-        """Reads the output of ``to_json``.
-
-        Raises:
-            SourceError: these are not results in this format, or they are damaged.
-        """
+        """Reads the output of ``to_json``; raises ``SourceError`` for anything else."""
         if value.get("format") != FORMAT:
             raise SourceError(
                 f"this is not a results file of ntk-convert eval in format {FORMAT}; measure again"
@@ -164,14 +146,9 @@ class Results:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
         for each in self.measurements:
-            versus = each.comparison
-            compared = (
-                (versus.difference, versus.low, versus.high, versus.better, versus.worse, versus.p)
-                if versus
-                else ("",) * 6
-            )
+            versus = ("",) * 6 if each.comparison is None else astuple(each.comparison)
             name = (each.model, each.scaling, each.task, each.metric, each.length, each.items)
-            writer.writerow([*name, each.value, each.low, each.high, *compared, each.tokens_per_second])
+            writer.writerow([*name, each.value, each.low, each.high, *versus, each.tokens_per_second])
         return text.getvalue()
 
     def tasks(self) -> list[str]:
@@ -306,7 +283,7 @@ def _model(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _measurement(value: Mapping[str, Any]) -> Measurement:
     """A measurement from its JSON; raises what values of the wrong type happen to raise."""
-    comparison = value["comparison"]
+    versus = value["comparison"]
     if value["metric"] not in get_args(Metric):
         raise ValueError(f"metric {value['metric']!r}")
     depths = tuple(None if depth is None else float(depth) for depth in value["depths"])
@@ -321,30 +298,29 @@ def _measurement(value: Mapping[str, Any]) -> Measurement:
         metric=value["metric"],
         length=int(value["length"]),
         scores=tuple(map(float, value["scores"])),
-        value=_number(value["value"], math.inf),
-        low=_number(value["low"], -math.inf),
-        high=_number(value["high"], math.inf),
+        **_interval(value, "value"),
         depths=depths,
         positions=tuple(
-            Bucket(int(bucket["start"]), int(bucket["end"]), _number(bucket["loss"], math.inf))
-            for bucket in value["positions"]
+            Bucket(int(part["start"]), int(part["end"]), _number(part["loss"], math.inf))
+            for part in value["positions"]
         ),
-        comparison=None if comparison is None else _comparison(comparison),
+        comparison=None
+        if versus is None
+        else Comparison(
+            **_interval(versus, "difference"),
+            better=int(versus["better"]),
+            worse=int(versus["worse"]),
+            p=float(versus["p"]),
+        ),
         tokens_per_second=float(value["tokens_per_second"]),
     )
 
 
-def _comparison(value: Mapping[str, Any]) -> Comparison:
-    return Comparison(
-        _number(value["difference"], math.inf),
-        _number(value["low"], -math.inf),
-        _number(value["high"], math.inf),
-        int(value["better"]),
-        int(value["worse"]),
-        float(value["p"]),
-    )
+def _interval(value: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A number and the ends of its interval; null is infinite."""
+    ends = {name: math.inf, "low": -math.inf, "high": math.inf}
+    return {key: _number(value[key], infinite) for key, infinite in ends.items()}
 
 
 def _number(value: Any, infinite: float) -> float:
-    """A number; None (null) becomes ``infinite``."""
     return infinite if value is None else float(value)

@@ -34,14 +34,6 @@ def complete(
 ) -> list[str]:
     """Continues each prompt greedily; ignores penalties and sampling in the model's generation config.
 
-    Args:
-        model: a causal language model.
-        tokenizer: its tokenizer.
-        hardware: limits the rows that are run at once.
-        prompts: token ids of each prompt.
-        max_new_tokens: most tokens to generate if the model does not stop earlier.
-        advance: called with the number of prompt tokens just done.
-
     Returns:
         The continuations as text, without special tokens, in the order of the prompts.
     """
@@ -60,24 +52,14 @@ def complete(
     # generate() takes options that are not given from the model's own config, so replace that.
     model.generation_config = greedy
     texts = [""] * len(prompts)
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    order = by_length(prompts)
     try:
         while order:
-            longest = len(prompts[order[-1]])
-            rows = order[-hardware.rows(longest + max_new_tokens) :]
-            del order[-len(rows) :]
-            ids = np.full((len(rows), longest), FILLER, dtype=np.int64)
-            mask = np.zeros_like(ids)
-            for row, index in enumerate(rows):
-                ids[row, longest - len(prompts[index]) :] = prompts[index]
-                mask[row, longest - len(prompts[index]) :] = 1
+            rows, ids, mask = batch(prompts, order, hardware, max_new_tokens, left=True)
             _forget(model)
-            output = model.generate(
-                input_ids=torch.from_numpy(ids).to(hardware.device),
-                attention_mask=torch.from_numpy(mask).to(hardware.device),
-            )
+            output = model.generate(input_ids=ids, attention_mask=mask)
             for row, index in enumerate(rows):
-                said = output[row, longest:].tolist()
+                said = output[row, ids.shape[1] :].tolist()
                 end = next((place for place, token in enumerate(said) if token in ends), len(said))
                 texts[index] = tokenizer.decode(said[:end], skip_special_tokens=True)
             advance(sum(len(prompts[index]) for index in rows))
@@ -86,20 +68,42 @@ def complete(
     return texts
 
 
+def by_length(rows: Sequence[Sequence[int]]) -> list[int]:
+    """The places of the rows, the longest last, so that batches need little filling."""
+    return sorted(range(len(rows)), key=lambda place: len(rows[place]))
+
+
+def batch(
+    rows: Sequence[Sequence[int]],
+    left_over: list[int],
+    hardware: Hardware,
+    more: int = 0,
+    *,
+    left: bool = False,
+) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+    """Takes the last places from ``left_over``; returns them, and their rows' ids and mask [rows, tokens].
+
+    ``more`` is how many tokens each row will get. Rows are filled on the right, or else on the ``left``.
+    """
+    longest = len(rows[left_over[-1]])
+    taken = left_over[-hardware.rows(longest + more) :]
+    del left_over[-len(taken) :]
+    ids = np.full((len(taken), longest), FILLER, dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for row, place in enumerate(taken):
+        size = len(rows[place])
+        where = slice(longest - size, None) if left else slice(size)
+        ids[row, where], mask[row, where] = rows[place], 1
+    return taken, torch.from_numpy(ids).to(hardware.device), torch.from_numpy(mask).to(hardware.device)
+
+
 @torch.inference_mode()
 def losses(
     model: Any, hardware: Hardware, windows: NDArray[np.int64], advance: Advance = int
 ) -> NDArray[np.float64]:
-    """The negative log-likelihood of each token except the first, given those before it in its window.
+    """The negative log-likelihood of each token but the first in nats, float64 [windows, length - 1].
 
-    Args:
-        model: a causal language model.
-        hardware: limits the rows that are run at once.
-        windows: token ids without padding, int64 [windows, length].
-        advance: called with the number of tokens just done.
-
-    Returns:
-        Losses in nats, float64 [windows, length - 1].
+    ``windows`` are token ids without padding, int64 [windows, length].
     """
     check_ids(model, int(windows.max()))
     count, length = windows.shape
@@ -141,7 +145,7 @@ def masked_losses(
     mask: int,
     advance: Advance = int,
 ) -> NDArray[np.float64]:
-    """The negative log-likelihood of each masked token, given all tokens of its window that are not masked.
+    """The negative log-likelihood of each masked token, given all tokens that are not masked.
 
     Args:
         model: an encoder with a head that predicts masked tokens.
@@ -149,7 +153,6 @@ def masked_losses(
         windows: token ids without padding, int64 [windows, length].
         chosen: the tokens to mask, bool [windows, length].
         mask: the token id that masks a token.
-        advance: called with the number of tokens just done.
 
     Returns:
         Losses in nats, float64 [windows, length]; 0 for tokens that are not masked.
@@ -183,11 +186,7 @@ def check_ids(model: Any, largest: int) -> None:
 
 
 def _forget(model: Any) -> None:
-    """Restores the rotary frequencies that transformers' dynamic scaling has changed for a longer text.
-
-    transformers keeps the changed ones until a text is shorter than the trained length, so an earlier prompt
-    would change the answer.
-    """
+    """Restores the rotary frequencies that transformers' dynamic scaling keeps after a longer text."""
     for module in model.modules():
         original = getattr(module, "original_inv_freq", None)
         if original is not None and hasattr(module, "max_seq_len_cached"):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from converter.errors import UsageError
+from converter.model import SourceOptions
 from converter.recipes import Recipe
 from converter.recipes.overrides import words
 from converter.scaling.request import BY_PARTS, Parts, Request, command_line, request_for
@@ -27,16 +27,8 @@ def trials(
 ) -> list[Request]:
     """Every method with every scale, and with every dynamic form and rate; ``none`` comes first, and once.
 
-    Args:
-        methods: names from ``converter.scaling.scaling.METHODS``; repetitions are ignored.
-        scales: static scale factors.
-        dynamics: ``length`` and ``position``.
-        rates: rates of the dynamic forms; 1 by default.
-        train_length: trained length in tokens, if the checkpoint does not give it.
-        ramps: ramps of ``by-parts``; by default the model's own one.
-
-    Raises:
-        UsageError: a method has no strength, or a strength has no method.
+    Without ``rates`` the dynamic forms have rate 1, and without ``ramps`` by-parts has the model's own ramp.
+    Raises ``UsageError`` for a method without a strength, or a strength without a method.
     """
     scaling = [method for method in dict.fromkeys(methods) if method != "none"]
     if scaling and not scales and not dynamics:
@@ -65,16 +57,11 @@ def trials(
 def candidates(recipe: Recipe, trained: int, target: int) -> list[Scaling]:
     """The scalings to try, without those that the model cannot compute; milder ones come first.
 
-    With r = target / trained, they are: none; position-dynamic ntk and by-parts with rates 1 and 2; ntk with
+    With r = target / trained, they are: none; position-dynamic by-parts and ntk with rates 1 and 2; ntk with
     factors r / 2, r and 2 r, since on published and small models factors above and below r were best;
     by-parts with r and 2 r; linear with r / 2 and r. Length-dynamic scalings are tried for encoders, and
     for models without position-dynamic ones (rotary models). In other decoders they would change the scaling
     of text already read while the model generates, and small models retrieved no more with them.
-
-    Args:
-        recipe: how the model is scaled.
-        trained: trained length in tokens.
-        target: length to reach in tokens, above the trained length.
     """
 
     def possible(scaling: Scaling) -> bool:
@@ -116,24 +103,13 @@ def command(
     model: str | Path,
     scaling: Scaling,
     trained: int | None,
-    revision: str | None,
-    overrides: Mapping[str, Any] | None = None,
+    source: SourceOptions,
     *,
-    told: bool = True,
     slopes: str | None = None,
 ) -> str:
-    """The command line that bakes a scaling in.
-
-    Args:
-        model: the model as the user gave it.
-        scaling: the scaling; not none.
-        trained: the trained length in tokens, if it is known.
-        revision: the revision as the user gave it, or None.
-        overrides: the user's values for keys of the source's config, or None.
-        told: whether the user gave the trained length.
-        slopes: the file of a fitted scaling's slopes.
-    """
-    request = request_for(scaling, trained, told=told)
+    """The command line that bakes a scaling in; ``slopes`` is the file of a fitted scaling."""
+    request = request_for(scaling, trained, told=source.get("train_length") is not None)
     if request.slopes is not None and slopes is not None:
         request = replace(request, slopes=replace(request.slopes, name=slopes))
-    return command_line(str(model), request, "DIR", revision=revision, more=words(overrides or {}))
+    more = words(source.get("overrides") or {})
+    return command_line(str(model), request, "DIR", revision=source.get("revision"), more=more)

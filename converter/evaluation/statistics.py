@@ -42,18 +42,11 @@ class Judgement:
 
 
 def summarise(metric: str, scores: Sequence[float]) -> tuple[float, float, float]:
-    """The value that summarises some scores, and its 95 % confidence interval.
+    """The value that summarises at least one score, and its 95 % confidence interval.
 
     If all scores are 0 or 1, as for accuracy, the interval is Wilson's (1927), which is also valid for few
-    items and near 0 and 1. Other scores get Student's t interval, cut to [0, 1]. Perplexity is exp of the
-    mean loss, and its interval is exp of the ends of the t interval.
-
-    Args:
-        metric: "accuracy", "f1", "score", "ndcg@10" or "perplexity".
-        scores: at least one score; for perplexity, losses in nats per token.
-
-    Returns:
-        The value, and the low and high end of its interval.
+    items and near 0 and 1. Other scores get Student's t interval, cut to [0, 1]. Scores of perplexity are
+    losses in nats per token: it is exp of the mean loss, and its interval exp of the ends of the t interval.
     """
     if metric == PERPLEXITY:
         losses = _losses(scores)
@@ -101,15 +94,10 @@ def paired_interval(better: int, worse: int, items: int) -> Interval:
 
 
 def judge(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> Judgement:
-    """Whether a scaling helps, does not, or whether these items cannot tell.
+    """Whether a scaling helps, does not, or whether these items, the same for none, cannot tell.
 
     It helps if significantly more items got better than worse. It does not help if significantly more got
     worse, or if the interval leaves out a gain of ``WORTH`` (for perplexity ``WORTH_RATIO``).
-
-    Args:
-        metric: see ``summarise``.
-        scores: of the scaling; at least one.
-        baseline: of no scaling on the same items.
     """
     found = compare(metric, scores, baseline)
     small = found.low > WORTH_RATIO if metric == PERPLEXITY else found.high < WORTH

@@ -14,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -43,6 +43,11 @@ from converter.source.tokenizer import TEMPLATE
 from converter.texts.tokenizer import load_tokenizer, quiet
 from converter.verification import verify
 from converter.verification.patched import Patched
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from converter.model import SourceOptions
 
 CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
 
@@ -88,11 +93,7 @@ class Subject:
         return self._stock
 
     def stretched_to(self, target: int) -> int:
-        """The trained length.
-
-        Raises:
-            UsageError: it is not known or not below the target, or the model is already converted.
-        """
+        """The trained length; raises ``UsageError`` unless the model can be scaled from it to the target."""
         trained = self.trained.tokens
         if self.recipe.converted:
             raise UsageError(f"{self.name} is already converted; give its source")
@@ -115,9 +116,7 @@ class Subject:
     def mask(self) -> int | None:
         """The token id that masks a token for an encoder; None for a decoder, which predicts the next one.
 
-        Raises:
-            UnsupportedModel: an encoder has no head that predicts masked tokens.
-            UsageError: its tokenizer has no token that masks others.
+        Raises ``UnsupportedModel`` or ``UsageError`` for an encoder whose head or tokenizer has none.
         """
         if self.recipe.decoder:
             return None
@@ -133,11 +132,7 @@ class Subject:
 
     @property
     def pooling(self) -> Pooling:
-        """How an encoder's repository makes one vector of a text.
-
-        Raises:
-            UnsupportedModel: in a way that is not computed here.
-        """
+        """How an encoder's repository makes one vector of a text; see ``pooling_of``."""
         assert self.patched is not None
         return pooling_of(self.patched.folder)
 
@@ -151,11 +146,7 @@ class Subject:
         return self.machine
 
     def resolve(self, request: Request) -> Scaling:
-        """The requested scaling.
-
-        Raises:
-            UsageError: it needs the trained length, which is not known; or this model cannot compute it.
-        """
+        """The requested scaling; raises ``UsageError`` if this model cannot compute it."""
         scaling = self.model.scaling(request)
         if scaling != self.own_scaling and self.patched is None and self.recipe.converted:
             raise UsageError(f"{self.name} is already scaled; give its source to try other scalings")
@@ -247,21 +238,10 @@ def open_subject(
     model: str | Path,
     hardware: Hardware,
     *,
-    train_length: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: Path | None = None,
     progress: bool = False,
+    **source: Unpack[SourceOptions],
 ) -> Iterator[Subject]:
-    """Opens a checkpoint, stock or converted, for evaluation.
-
-    Args:
-        model: a local folder, or a Hub id.
-        hardware: where it will run.
-        train_length: trained length in tokens, if the config does not give it.
-        overrides, revision, token, cache_dir: as for ``convert``.
-        progress: draw progress bars on stderr.
+    """Opens a checkpoint, stock or converted, for evaluation; see ``SourceOptions`` for ``source``.
 
     Raises:
         SourceError: the checkpoint is missing, unreadable or damaged, or its tokenizer does not load.
@@ -269,40 +249,32 @@ def open_subject(
             embeds texts or predicts masked tokens.
         UsageError: the trained length is not valid, or a value of ``overrides`` cannot be set.
     """
-    opened = open_model(
-        model,
-        train_length=train_length,
-        overrides=overrides,
-        revision=revision,
-        token=token,
-        cache_dir=cache_dir,
-        progress=progress,
-    )
-    source, config, recipe = opened.source, opened.config, opened.recipe
+    opened = open_model(model, progress=progress, **source)
+    files, config, recipe = opened.source, opened.config, opened.recipe
     if recipe.decoder and auto_class(config) not in (CAUSAL, "AutoModel"):
         raise UnsupportedModel(
-            f"{source.name} has no language model, which evaluation needs: config.json says "
+            f"{files.name} has no language model, which evaluation needs: config.json says "
             f"{plain_text(config['architectures'][0])}"
         )
     if not (recipe.converted or opened.tokenizer.here):
         raise SourceError(
-            f"{source.name} has no tokenizer that loads without its own code, and evaluation needs one"
+            f"{files.name} has no tokenizer that loads without its own code, and evaluation needs one"
         )
-    source.fetch([CONFIG, *small_files(source.files, but=NOT_COPIED), *source.weights()])
+    files.fetch([CONFIG, *small_files(files.files, but=NOT_COPIED), *files.weights()])
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as name, contextlib.ExitStack() as stack:
         work = Path(name)
-        folder, patched = source.folder, None
+        folder, patched = files.folder, None
         if isinstance(recipe, AlibiRecipe):
             if recipe.converted:
-                source.fetch([*recipe.templates, *({TEMPLATE} & source.files.keys()), *opened.nested.files])
+                files.fetch([*recipe.templates, *({TEMPLATE} & files.files.keys()), *opened.nested.files])
                 repository = open_converted(folder)
             else:
                 folder = work / "model"
                 repository = _convert(opened, folder, UNSCALED, progress=progress)
             patched = stack.enter_context(Patched.load(repository))
             if not recipe.decoder:
-                _check_encoder(patched, source.name)
-        tokenizer = load_tokenizer(folder, source.name, patched)
+                _check_encoder(patched, files.name)
+        tokenizer = load_tokenizer(folder, files.name, patched)
         subject = Subject(opened, tokenizer, hardware, work, patched)
         yield subject
         subject._loaded = None
@@ -311,7 +283,7 @@ def open_subject(
 def _check_encoder(patched: Patched, name: str) -> None:
     """Refuses encoders that neither embed texts nor predict masked tokens."""
     masked = auto_class(patched.config) == MASKED
-    if not masked and patched.architecture is not patched.trunk:
+    if not masked and patched.architecture is not patched.backbone:
         raise UnsupportedModel(
             f"{name} neither embeds texts nor predicts masked tokens ({patched.architecture.__name__}); "
             "evaluation needs one of them"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,11 @@ from converter.progress import token_bar
 from converter.scaling.request import Request
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.source.slopes_file import read_slopes_file
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from converter.model import SourceOptions
 
 RETRIEVAL = "retrieval"
 """All tasks taken together."""
@@ -115,17 +120,13 @@ def tune(
     text: Sequence[str | Path] = (),
     items: int = ITEMS,
     slopes: str | Path | None = None,
-    train_length: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
     seed: int = 0,
     device: str | None = None,
     dtype: str | None = None,
     batch_size: int | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: str | Path | None = None,
     progress: bool = False,
     say: Callable[[str], object] = str,
+    **source: Unpack[SourceOptions],
 ) -> Tuning:
     """Finds the scaling that serves ``target_length`` best, and measures what it costs at short lengths.
 
@@ -136,9 +137,9 @@ def tune(
         items: most prompts of each length, and most windows; half of them choose, and half judge.
         slopes: a file of fitted slopes, one more candidate. What they were fitted to must not be in ``tasks``
             and ``text``.
-        train_length, overrides, seed, device, dtype, batch_size, revision, token, cache_dir, progress: as
-            for ``evaluate``.
+        seed, device, dtype, batch_size, progress: as for ``evaluate``.
         say: called with a line about how much is measured and how long it takes, before it starts.
+        source: see ``SourceOptions``.
 
     Raises:
         UsageError: the target is not above the trained length, a length is too short for a prompt, or there
@@ -154,16 +155,7 @@ def tune(
     files = [Path(path) for path in text]
     settings = run_settings(seed, files, items=items)
     hardware = choose(device, dtype, batch_size)
-    with open_subject(
-        model,
-        hardware,
-        train_length=train_length,
-        overrides=overrides,
-        revision=revision,
-        token=token,
-        cache_dir=Path(cache_dir) if cache_dir else None,
-        progress=progress,
-    ) as subject:
+    with open_subject(model, hardware, progress=progress, **source) as subject:
         started = time.monotonic()
         trained = subject.stretched_to(target_length)
         scalings = candidates(subject.recipe, trained, target_length)
@@ -203,11 +195,8 @@ def tune(
     )
     if result.advice == UNSCALED:
         return result
-    told = train_length is not None
-    file = None if slopes is None else str(slopes)
-    return replace(
-        result, command=command(model, result.advice, trained, revision, overrides, told=told, slopes=file)
-    )
+    bake = command(model, result.advice, trained, source, slopes=None if slopes is None else str(slopes))
+    return replace(result, command=bake)
 
 
 def pooled(measure: str, scaling: Scaling, found: Sequence[Measurement]) -> tuple[list[float], list[float]]:

@@ -77,19 +77,8 @@ def descend(
     """Fits the numbers of ``alibi``; the model's own slopes and weights stay as they are.
 
     It ends after ``steps``, when the time is up, when ``PATIENCE`` steps gained nothing, when a gradient is
-    not a number, or on Ctrl-C. So a descent of at most ``PATIENCE`` steps never gives up early.
-
-    Args:
-        model: a converted model in evaluation mode.
-        alibi: where the fit starts, and its form.
-        samples: what to learn from; at least one kind.
-        steps: most steps.
-        seconds: most time, approximately.
-        seed: the same seed draws the same batches.
-        advance: called with 1 after each step.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C before anything was seen.
+    not a number, or on Ctrl-C (which is raised before anything was seen). So a descent of at most
+    ``PATIENCE`` steps never gives up early. The same seed draws the same batches.
     """
     rng = np.random.default_rng(seed)
     started = time.monotonic()

@@ -47,11 +47,7 @@ class Batch(NamedTuple):
 class TrainableAlibi:
     """Stands in for the template's ``Alibi``: the same formulas, with numbers that get gradients.
 
-    Args:
-        stock: the stock slopes, one per head.
-        form: a static or position-dynamic scaling; its exponents and temperatures are where the fit starts.
-        device: where the model is.
-        dtype: of the numbers and slopes.
+    The fit starts at the exponents and temperatures of ``form``, from the ``stock`` slopes, one per head.
     """
 
     def __init__(
@@ -157,13 +153,7 @@ def row_losses(model: Any, batches: Sequence[Batch]) -> tuple[float, ...]:
 
 
 def memory(model: Any, rows: int, length: int) -> int:
-    """About how many bytes a step takes beside the weights; measured on a CPU, rather too many.
-
-    Args:
-        model: the loaded model.
-        rows: rows in a batch.
-        length: tokens in a row.
-    """
+    """About how many bytes a step takes beside the weights; measured on a CPU, rather too many."""
     config, tokens, item = model.config, rows * length, model.dtype.itemsize
     inputs = (len(_layers(model)) + 2) * tokens * config.hidden_size * item
     # What one layer computes again, with gradients: about 56 vectors of its heads for each token.

@@ -43,18 +43,7 @@ class Panel:
 def query_slopes(
     model: Positions, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """The slope that each query of a row of ``tokens`` tokens uses, times the model's factor on the bias.
-
-    Args:
-        model: the model.
-        scaling: the scaling.
-        head: index of the head, from 0.
-        tokens: length of the row.
-        positions: positions of the queries, from 0; int64 [N].
-
-    Returns:
-        Slopes, float64 [N].
-    """
+    """The slope of each query of a row, times the model's factor on the bias; float64 [N], as positions."""
     if not (isinstance(scaling, Dynamic) and scaling.dynamic == "position"):
         slope = model.slopes_at(scaling, tokens)[head]
         return np.full(len(positions), model.bias_scale * slope)
@@ -67,16 +56,8 @@ def bias_matrix(
 ) -> NDArray[np.float64]:
     """The bias of one head in a row of ``tokens`` tokens, in nats: -slope * bias_scale * |query - key|.
 
-    Args:
-        model: the model.
-        scaling: the scaling.
-        head: index of the head, from 0.
-        tokens: length of the row.
-        positions: positions of both the queries and the keys, from 0; int64 [N].
-
-    Returns:
-        Bias, float64 [N queries, N keys]; NaN if a position is beyond the row, or if a decoder's query does
-        not see the key.
+    ``positions`` are those of both queries and keys, from 0; int64 [N]. The result is float64 [N queries, N
+    keys], with NaN beyond the row, and where a decoder's query does not see the key.
     """
     queries, keys = positions[:, None], positions[None, :]
     slopes = query_slopes(model, scaling, head, tokens, positions)
@@ -92,17 +73,8 @@ def draw_bias(
 ) -> Figure:
     """Draws the bias of some heads, one row of panels per head: stock beside scaled, in the same colours.
 
-    A length-dynamic scaling gets a panel for each of several row lengths; for other scalings one length is
-    enough.
-
-    Args:
-        model: the model.
-        scaling: the scaling to show beside stock.
-        heads: heads to draw, from 0; by default the steepest, the middle and the flattest.
-        nats: a line marks where the bias reaches -``nats``, which is how far the head sees.
-
-    Raises:
-        UsageError: the model does not have such a head, or there are too many for one picture.
+    A length-dynamic scaling gets a panel for each of several row lengths. By default the heads are the
+    steepest, the middle and the flattest. A line marks where the bias reaches -``nats``: how far a head sees.
     """
     chosen = _heads(model, heads)
     panels = _panels(model, scaling)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from converter.errors import UsageError
-from converter.evaluation.results import PERPLEXITY, Bucket, Measurement, Results
+from converter.evaluation.results import PERPLEXITY, Bucket, Measurement, Results, scaling_label
 from converter.evaluation.statistics import summarise
 from converter.pictures import style
-from converter.pictures.style import length_axis, log2_axis, plain, power_text, styled
+from converter.pictures.style import log2_axis, plain, power_text, styled
 
 PANEL, HEIGHT = 4.6, 3.4
 """Inches: the width of a panel, and its height without the legend."""
@@ -44,21 +44,14 @@ def draw_curves(results: Results, model: str, task: str) -> Figure:
     longer = [each for each in found if trained is None or each.length > trained] or found
     by_position = [each for each in found if each.positions]
     by_depth = [each for each in longer if any(depth is not None for depth in each.depths)]
-    panels = 1 + bool(by_position or by_depth)
-    width = PANEL * panels + (0 if panels > 1 else 1.4)
-    scalings = list(dict.fromkeys(each.scaling for each in found))
-    below = style.legend_height([*map(plain, scalings), TRAINED], width)
-    figure = Figure((width, HEIGHT + 0.3 + below), layout="constrained")
-    first, *others = figure.subplots(1, panels, squeeze=False)[0]
-    _by_length(first, [(plain(name), [each for each in found if each.scaling == name]) for name in scalings])
-    _mark_trained(first, trained)
+    lines = _lines(found, lambda each: plain(scaling_label(each.scaling)))
+    figure, others = _frame(f"{plain(model)}: {plain(task)}", lines, [trained], bool(by_position or by_depth))
+    order = list(dict.fromkeys(each.scaling for each in found))
     for axes in others:
         if by_position:
-            _by_position(axes, by_position, scalings, trained)
+            _by_position(axes, by_position, order, trained)
         else:
-            _by_depth(axes, by_depth, scalings)
-    figure.suptitle(f"{plain(model)}: {plain(task)}", **style.HEADING)
-    style.legend(figure, first)
+            _by_depth(axes, by_depth, order)
     return figure
 
 
@@ -72,48 +65,45 @@ def draw_models(results: Results, task: str) -> Figure:
     found = [each for each in results.measurements if each.task == task]
     if not found:
         raise UsageError(f"the results have no {task}")
-    series: dict[tuple[str, str], list[Measurement]] = {}
+    lengths = (results.models.get(each.model, {}).get("train_length") for each in found)
+    lines = _lines(found, lambda each: f"{plain(each.model)}: {plain(scaling_label(each.scaling))}")
+    return _frame(plain(task), lines, list(dict.fromkeys(lengths)), False)[0]
+
+
+Lines = Mapping[tuple[str, str], tuple[str, Sequence[Measurement]]]
+"""Model and scaling -> label, and measurements, the shortest first."""
+
+
+def _lines(found: Sequence[Measurement], label: Callable[[Measurement], str]) -> Lines:
+    lines: dict[tuple[str, str], tuple[str, list[Measurement]]] = {}
     for each in found:
-        series.setdefault((each.model, each.scaling), []).append(each)
-    labelled = [(f"{plain(model)}: {plain(scaling)}", line) for (model, scaling), line in series.items()]
-    lengths = [results.models.get(model, {}).get("train_length") for model, _ in series]
-    trained = dict.fromkeys(length for length in lengths if length is not None)
-    width = PANEL + 1.4
-    below = style.legend_height([*(label for label, _ in labelled), *[TRAINED] * len(trained)], width)
+        lines.setdefault((each.model, each.scaling), (label(each), []))[1].append(each)
+    return {key: (name, sorted(line, key=lambda each: each.length)) for key, (name, line) in lines.items()}
+
+
+def _frame(
+    title: str, lines: Lines, trained: Sequence[int | None], second: bool
+) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with the lines by length, the trained lengths and the legend; and its other panel, if any."""
+    known = [length for length in trained if length is not None]
+    width = 2 * PANEL if second else PANEL + 1.4
+    below = style.legend_height([*(label for label, _ in lines.values()), *[TRAINED] * len(known)], width)
     figure = Figure((width, HEIGHT + 0.3 + below), layout="constrained")
-    axes = figure.subplots()
-    _by_length(axes, labelled)
-    for length in trained:
-        _mark_trained(axes, length)
-    figure.suptitle(plain(task), **style.HEADING)
-    style.legend(figure, axes)
-    return figure
-
-
-def _by_length(axes: Axes, series: Sequence[tuple[str, Sequence[Measurement]]]) -> None:
-    """Draws lines of measurements, each with its label."""
-    for index, (label, unsorted) in enumerate(series):
-        line = sorted(unsorted, key=lambda each: each.length)
-        unit = _unit(line[0])
-        values = _finite([unit * each.value for each in line])
-        ends = _finite([[unit * each.low for each in line], [unit * each.high for each in line]])
-        places = [each.length * 2 ** (APART * (index - (len(series) - 1) / 2)) for each in line]
-        axes.errorbar(
-            places,
-            values,
-            yerr=np.abs(ends - values),
-            label=label,
-            markersize=4,
-            linewidth=1.2,
-            elinewidth=0.8,
-            capsize=2,
-            **style.look(index),
-        )
-    found = [each for _, line in series for each in line]
-    length_axis(axes, sorted({each.length for each in found}))
+    axes, *others = figure.subplots(1, 1 + second, squeeze=False)[0]
+    for index, (label, line) in enumerate(lines.values()):
+        places = [each.length * 2 ** (APART * (index - (len(lines) - 1) / 2)) for each in line]
+        values = [(each.value, each.low, each.high) for each in line]
+        style.intervals(axes, places, _unit(line[0]) * _finite(values), index, label)
+    found = [each for _, line in lines.values() for each in line]
+    style.length_axis(axes, sorted({each.length for each in found}))
     axes.set_xlabel("tokens")
     axes.set_title("by length, with 95 % confidence intervals")
     _value_axis(axes, found[0], [each.value for each in found])
+    for length in known:
+        _mark_trained(axes, length)
+    figure.suptitle(title, **style.HEADING)
+    style.legend(figure, axes)
+    return figure, others
 
 
 def _by_position(axes: Axes, found: Sequence[Measurement], scalings: list[str], trained: int | None) -> None:
@@ -147,17 +137,7 @@ def _by_depth(axes: Axes, found: Sequence[Measurement], scalings: list[str]) -> 
         if not places:
             continue
         summaries = [summarise(found[0].metric, scores) for scores in parts if scores]
-        values, low, high = 100 * _finite(summaries).T
-        axes.errorbar(
-            places,
-            values,
-            yerr=np.abs([low - values, high - values]),
-            markersize=4,
-            linewidth=1.2,
-            elinewidth=0.8,
-            capsize=2,
-            **style.look(index),
-        )
+        style.intervals(axes, places, 100 * _finite(summaries), index)
     edges = [f"{100 * part // DEPTHS}" for part in range(DEPTHS + 1)]
     axes.set_xticks(range(DEPTHS + 1), edges)
     axes.set_xlabel("place of the answer in the prompt, % (0: start)")

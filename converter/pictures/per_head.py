@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -30,74 +30,63 @@ def draw_slopes(model: Positions) -> Figure:
 
     If the number of heads is not a power of two, the slopes start again at the first extra head.
     """
-    figure, axes = _figure(model)
-    slopes_panel(axes, model)
-    _finish(figure, axes, model, "Slope of each head")
-    return figure
+    return _figure(model, slopes_panel, "Slope of each head")
 
 
 @styled
 def draw_span(model: Positions, nats: float = NATS) -> Figure:
     """Draws the attention span of every head: the distance in tokens at which its bias reaches -``nats``."""
-    figure, axes = _figure(model)
-    span_panel(axes, model, nats)
-    _finish(figure, axes, model, f"Attention span: distance at which the bias is -{nats:g} nats")
-    return figure
+    title = f"Attention span: distance at which the bias is -{nats:g} nats"
+    return _figure(model, lambda axes, model: span_panel(axes, model, nats), title)
 
 
 @styled
 def draw_wavelengths(model: Positions) -> Figure:
     """Draws the tokens that each pair of rotary channels takes to turn once: 2 pi / frequency."""
-    figure, axes = _figure(model)
-    wavelengths_panel(axes, model)
-    _finish(figure, axes, model, "Wavelength of each pair of rotary channels")
+    return _figure(model, wavelengths_panel, "Wavelength of each pair of rotary channels")
+
+
+def _figure(model: Positions, panel: Callable[[Axes, Positions], None], title: str) -> Figure:
+    below = style.legend_height([variant.label for variant in model.variants], WIDTH)
+    figure = Figure((WIDTH, HEIGHT + below), layout="constrained")
+    axes = figure.add_subplot()
+    panel(axes, model)
+    figure.suptitle(plain(model.name), **style.HEADING)
+    axes.set_title(title)
+    style.legend(figure, axes)
     return figure
 
 
 def slopes_panel(axes: Axes, model: Positions) -> None:
     """``draw_slopes`` into existing axes."""
-    _draw(axes, model, [variant.values for variant in model.variants])
-    axes.set_xlabel("head")
     scale = "" if model.bias_scale == 1 else f" (bias per token: {model.bias_scale:.3g} times this)"
-    axes.set_ylabel(f"slope{scale or ', nats per token'}")
+    series = [variant.values for variant in model.variants]
+    _draw(axes, model, series, "head", f"slope{scale or ', nats per token'}", mark=False)
 
 
 def span_panel(axes: Axes, model: Positions, nats: float) -> None:
     """``draw_span`` into existing axes."""
     series = [spans(variant.values, model.bias_scale, nats) for variant in model.variants]
-    _draw(axes, model, series, _mark_lengths(axes, model))
-    axes.set_xlabel("head")
-    axes.set_ylabel("span, tokens")
+    _draw(axes, model, series, "head", "span, tokens")
 
 
 def wavelengths_panel(axes: Axes, model: Positions) -> None:
     """``draw_wavelengths`` into existing axes."""
     series = [[2 * math.pi / frequency for frequency in variant.values] for variant in model.variants]
-    _draw(axes, model, series, _mark_lengths(axes, model))
-    axes.set_xlabel("pair of channels")
-    axes.set_ylabel("wavelength, tokens")
-
-
-def _figure(model: Positions) -> tuple[Figure, Axes]:
-    below = style.legend_height([variant.label for variant in model.variants], WIDTH)
-    figure = Figure((WIDTH, HEIGHT + below), layout="constrained")
-    return figure, figure.add_subplot()
-
-
-def _finish(figure: Figure, axes: Axes, model: Positions, title: str) -> None:
-    figure.suptitle(plain(model.name), **style.HEADING)
-    axes.set_title(title)
-    style.legend(figure, axes)
+    _draw(axes, model, series, "pair of channels", "wavelength, tokens")
 
 
 def _draw(
-    axes: Axes, model: Positions, series: Sequence[Sequence[float]], lengths: Sequence[float] = ()
+    axes: Axes,
+    model: Positions,
+    series: Sequence[Sequence[float]],
+    across: str,
+    up: str,
+    *,
+    mark: bool = True,
 ) -> None:
-    """Draws one series per variant, with markers only, since there is nothing between two heads.
-
-    Stock markers are filled and the others are hollow, so both are visible where a scaling leaves a head
-    unchanged. The axis also covers ``lengths``.
-    """
+    """Draws one series per variant, with markers only, since there is nothing between two heads."""
+    # Stock markers are filled and the others hollow: both are visible where a scaling changes nothing.
     heads = len(model.stock)
     size = 7.0 if heads <= 20 else 5.0 if heads <= 48 else 3.5
     for index, (variant, values) in enumerate(zip(model.variants, series, strict=True)):
@@ -107,7 +96,10 @@ def _draw(
     step = next(step for step in (1, 2, 4, 8, 16, 64, 256, 512) if heads <= 12 * step)
     axes.xaxis.set_major_locator(FixedLocator(range(0, heads, step)))
     axes.set_xlim(-0.6, heads - 0.4)
+    lengths = _mark_lengths(axes, model) if mark else []
     log2_axis(axes, "y", [*(value for values in series for value in values), *lengths], power_text)
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
 
 
 def _mark_lengths(axes: Axes, model: Positions) -> list[float]:

@@ -6,9 +6,9 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
@@ -25,6 +25,11 @@ from converter.scaling.slopes import NATS
 from converter.source.base import CONFIG
 from converter.source.jsonfile import read_object
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from converter.model import SourceOptions
+
 
 def plot(
     subject: str | Path | Results,
@@ -34,12 +39,8 @@ def plot(
     heads: Sequence[int] | None = None,
     nats: float | None = None,
     form: Format = "png",
-    train_length: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: str | Path | None = None,
     overwrite: bool = False,
+    **source: Unpack[SourceOptions],
 ) -> list[Path]:
     """Draws a model's slopes, attention spans and biases, or the curves of an evaluation.
 
@@ -52,8 +53,8 @@ def plot(
             flattest.
         nats: for a model, the bias in nats at which a head's span ends; 5 by default.
         form: ``png`` or ``svg``.
-        train_length, overrides, revision, token, cache_dir: for a model, as for ``inspect``.
         overwrite: write into a folder that is not empty, over files with the same names.
+        source: for a model, see ``SourceOptions``.
 
     Returns:
         Paths of the files.
@@ -72,18 +73,11 @@ def plot(
         raise UsageError("--heads is empty; give head numbers, e.g. 0,5,11, or drop --heads")
     place = check_folder(out, overwrite=overwrite)
     if isinstance(subject, Results) or Path(subject).is_file():
-        of_model = {
-            "scalings": scalings,
-            "heads": heads,
-            "nats": nats,
-            "train length": train_length,
-            "set": overrides,
-            "revision": revision,
-        }
-        for name, value in of_model.items():
+        held = _name(subject)
+        for name, value in {"scalings": scalings, "heads": heads, "nats": nats, **source}.items():
             if value:
                 raise UsageError(
-                    f"{_name(subject)} holds results, but {name} is for pictures of a model; drop it"
+                    f"{held} holds results, but {name.replace('_', ' ')} is for pictures of a model; drop it"
                 )
         results = subject if isinstance(subject, Results) else Results.from_json(read_object(Path(subject)))
         pictures = curves(results, form)
@@ -92,15 +86,7 @@ def plot(
             raise UsageError(f"{subject} holds results, not a model; give {Path(subject) / RESULTS}")
         if place.is_relative_to(os.path.realpath(subject)):
             raise OutputError(f"--out {out} is inside {subject}, which is only read; name another folder")
-        model = read(
-            str(subject),
-            scalings,
-            train_length=train_length,
-            overrides=overrides,
-            revision=revision,
-            token=token,
-            cache_dir=None if cache_dir is None else Path(cache_dir),
-        )
+        model = read(str(subject), scalings, **source)
         pictures = _rendered(_of_model(model, heads, NATS if nats is None else nats), form)
     return write_files(place, pictures)
 

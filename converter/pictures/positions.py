@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from converter.config import LONGEST, Config
 from converter.model import Model, open_model
 from converter.recipes import AlibiRecipe
 from converter.scaling.request import Request
 from converter.scaling.scaling import Dynamic, Scaling, Unscaled, averaged, rows
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from converter.model import SourceOptions
 
 MULTIPLES = (1, 2, 4)
 """Multiples of the trained length at which a dynamic scaling is shown."""
@@ -48,7 +52,7 @@ class Positions:
     scale: Callable[[Values, Scaling, int], Values] = lambda stock, scaling, tokens: scaling.slopes(
         stock, tokens
     )
-    """``converter.recipes.base.Recipe.scaled``."""
+    """``converter.recipes.recipe.Recipe.scaled``."""
 
     @property
     def variants(self) -> list[Variant]:
@@ -97,45 +101,19 @@ def dynamic_lengths(scaling: Dynamic) -> list[int]:
 def read(
     model: str,
     requests: Sequence[Request] = (),
-    *,
-    train_length: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: Path | None = None,
+    **source: Unpack[SourceOptions],
 ) -> Positions:
     """Reads a checkpoint, stock or converted; from a Hub repository, only the config is downloaded.
 
-    Args:
-        model: a local folder or a Hub id.
-        requests: the scalings to show; by default a converted repository shows its own.
-        train_length, overrides, revision, token, cache_dir: as for ``inspect``.
-
-    Raises:
-        UsageError: a request needs the trained length, which is not known; or this model cannot compute it.
-        SourceError: the checkpoint is missing, unreadable or damaged.
-        UnsupportedModel: the model's positions cannot be scaled.
+    ``requests`` are the scalings to show; without any, a converted repository shows its own.
     """
-    opened = open_model(
-        model,
-        train_length=train_length,
-        overrides=overrides,
-        revision=revision,
-        token=token,
-        cache_dir=cache_dir,
-    )
+    opened = open_model(model, **source)
     scalings = [opened.scaling(request) for request in requests] or [opened.recipe.own_scaling]
     return describe(opened, opened.stored, scalings)
 
 
 def describe(model: Model, stored: Config, scalings: Sequence[Scaling]) -> Positions:
-    """The same for a model that is already open.
-
-    Args:
-        model: the model.
-        stored: the settings that its tensors add to its config, or the whole config of its conversion.
-        scalings: the scalings to show. ``none`` is left out, since stock is always shown.
-    """
+    """The same for a model that is already open, with what its tensors add to its config, ``stored``."""
     recipe, train_length = model.recipe, model.trained.tokens
     bias_scale = 1.0
     if isinstance(recipe, AlibiRecipe):

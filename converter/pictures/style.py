@@ -65,6 +65,22 @@ def look(index: int) -> dict[str, Any]:
     }
 
 
+def intervals(axes: Axes, places: Any, values: Any, index: int, label: str | None = None) -> None:
+    """Draws a series of values [points, 3] with the ends of their intervals."""
+    middle = values[:, 0]
+    axes.errorbar(
+        places,
+        middle,
+        yerr=abs(values.T[1:] - middle),
+        label=label,
+        markersize=4,
+        linewidth=1.2,
+        elinewidth=0.8,
+        capsize=2,
+        **look(index),
+    )
+
+
 def plain(text: str) -> str:
     """A text from a file in a form that is safe in a picture.
 
@@ -78,14 +94,7 @@ def plain(text: str) -> str:
 def log2_axis(
     axes: Axes, which: Literal["x", "y"], values: Sequence[float], text: Callable[[int], str]
 ) -> None:
-    """Makes an axis logarithmic, with ticks at the powers of two around ``values`` (all above 0).
-
-    Args:
-        axes: the axes.
-        which: the axis.
-        values: the values that it shows.
-        text: exponent of a tick -> its label.
-    """
+    """Makes an axis logarithmic, with ticks at the powers of two around ``values`` (all above 0)."""
     shown = [min(max(value, 1 / LARGEST), LARGEST) for value in values]
     low, high = math.floor(math.log2(min(shown))), math.ceil(math.log2(max(shown)))
     step = max(1, math.ceil((high - low) / (MOST_TICKS - 1)))

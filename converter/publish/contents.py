@@ -7,7 +7,7 @@ reports of exports. All other files in the folder are the user's own and are not
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,11 +53,7 @@ class Contents:
         return self.repository.source
 
     def with_linked(self, *, progress: bool = False) -> Contents:
-        """The same with the SHA-256 of linked weights, which the conversion has not read.
-
-        Raises:
-            SourceError: one of them is NaN or infinite.
-        """
+        """The same with the SHA-256 of linked weights, not read before; refuses NaN and infinity."""
         linked = [name for name, digest in self.digests.items() if digest is None]
         total, digests = sum(self.files[name] for name in linked), dict(self.digests)
         with byte_bar("reading linked weights", total, show=progress) as advance:
@@ -67,11 +63,7 @@ class Contents:
         return replace(self, digests=digests)
 
     def check_digests(self, found: Mapping[str, str]) -> None:
-        """Raises ``SourceError`` for a file whose SHA-256 is not the one in the manifest.
-
-        Args:
-            found: file -> its SHA-256 now.
-        """
+        """Raises ``SourceError`` for a file whose SHA-256, found now, is not the one in the manifest."""
         remedy = (
             f"{manifest.ADOPT.format(self.folder)}, otherwise put it back, or convert again (what you add "
             "yourself, `hf upload` sends after the push)"
@@ -115,10 +107,12 @@ def read_contents(folder: Path) -> Contents:
     return contents
 
 
-def verify(contents: Contents, *, progress: bool = False) -> list[Check]:
+def verify(
+    repository: ConvertedRepository, listed: Collection[str], *, progress: bool = False
+) -> list[Check]:
     """Checks a converted repository as the conversion did, and its exports as ``export`` did.
 
-    Nothing in the folder is changed.
+    Nothing in the folder is changed. Exports that are not ``listed`` are not its own, and not checked.
 
     Raises:
         VerificationError, ValidationError: the first check that failed.
@@ -127,13 +121,12 @@ def verify(contents: Contents, *, progress: bool = False) -> list[Check]:
     from converter.exports.onnx.validate import check_again
     from converter.verification import verify as check
 
-    repository = contents.repository
     stored = repository.recipe.stored(repository.folder, repository.checkpoint, repository.config)
     for key, value in stored.items():
         if repository.config.get(key) != value:
             raise VerificationError(f"{CONFIG}: {key} is not what the weights say; convert the source again")
     checks = check(repository)
-    return checks + check_again(repository, contents.digests.keys(), progress=progress)
+    return checks + check_again(repository, listed, progress=progress)
 
 
 def _walk(folder: Path) -> Iterator[str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.hf_api import RepoFile
 
-BRANCH = re.compile(r"(?!refs/|[0-9a-f]{40}$)\w[\w-]*([./][\w-]+)*", re.ASCII)
+BRANCH = re.compile(r"(?!refs/|[0-9a-f]{40}$|.*\.lock(/|$))\w[\w-]*([./][\w-]+)*", re.ASCII)
 """Names of branches that git accepts and the Hub does not reserve."""
 LOST = (
     "the connection to the Hub failed while {id} was pushed to; check it (and HF_HUB_OFFLINE, HF_ENDPOINT) "
@@ -77,17 +77,7 @@ class Hub:
     """A repository on the Hub, for the owner of a token; its methods raise ``PushError``."""
 
     def __init__(self, repo_id: str, *, token: str | None, progress: bool) -> None:
-        """Asks the Hub for the owner of the token.
-
-        Args:
-            repo_id: the repository that will be written to; it need not exist.
-            token: access token; None for HF_TOKEN or the saved login. It is sent to the Hub only.
-            progress: let the client draw bars.
-
-        Raises:
-            PushError: no token, a token that the Hub does not know or that can only read, or not a Hub.
-            UsageError: an impossible name or token.
-        """
+        """Asks the Hub for the owner of the token; refuses one that cannot write, and impossible names."""
         from huggingface_hub import HfApi
 
         if repo_id.count("/") != 1 or not is_repo_id(repo_id):
@@ -142,6 +132,8 @@ class Hub:
             heads = {DEFAULT_REVISION: head}
             if branch not in (None, DEFAULT_REVISION):
                 refs = self._api.list_repo_refs(self.repo_id)
+                if branch in [tag.name for tag in refs.tags]:
+                    raise UsageError(f"--branch {branch} is a tag of {self.repo_id}; name a branch")
                 heads = {found.name: found.target_commit for found in refs.branches}
             branch = branch or DEFAULT_REVISION
             head = heads.get(branch, head)
@@ -176,12 +168,9 @@ class Hub:
         title: str,
         create_pr: bool,
     ) -> tuple[str, str | None]:
-        """Adds one commit to the target, unless somebody else did meanwhile.
+        """Adds a commit to the target, unless somebody else did; returns its id and the pull request's URL.
 
         A new branch is made when all files are sent, and goes again if the commit fails.
-
-        Returns:
-            The commit's id, and the address of the pull request if there is one.
         """
         from huggingface_hub import CommitOperationDelete
 

@@ -137,11 +137,7 @@ def push(
 
 
 def push_result(folder: Path, options: PushOptions, *, progress: bool = False) -> PushResult:
-    """Pushes what a conversion has just written and verified.
-
-    Raises:
-        PushError, Interrupted: as for ``push``; adds that the result is complete, and how to push it.
-    """
+    """Pushes what a conversion has just written and verified; errors say that it is complete."""
     try:
         return _push(folder, options, progress=progress, verified=True)
     except (ConverterError, KeyboardInterrupt) as error:
@@ -153,14 +149,8 @@ def push_result(folder: Path, options: PushOptions, *, progress: bool = False) -
 def preflight(options: PushOptions, source: str | None = None) -> None:
     """Checks before hours of work what would keep a push from working.
 
-    Args:
-        options: of the push.
-        source: Hub id or name of what will be converted. Without ``overwrite``, the target may hold nothing
-            but a conversion of it and descriptions; ``push`` checks whether it is the same conversion.
-
-    Raises:
-        UsageError: an impossible name.
-        PushError: no token, no access, or the target holds something else.
+    Without ``overwrite``, the target may hold nothing but a conversion of ``source`` and descriptions;
+    ``push`` checks whether it is the same conversion.
     """
     hub, target = _open(options, source, progress=False)
     held = sorted(target.files.keys() - {*UNLISTED, GIT_SETTINGS}) if target is not None else []
@@ -184,7 +174,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     if target is not None:
         _compare(options, contents, files, target)
     contents = contents.with_linked(progress=progress)
-    checks = [] if verified else verify(contents, progress=progress)
+    checks = [] if verified else verify(contents.repository, contents.digests.keys(), progress=progress)
     if target is None:
         hub.create(private=options.private)
         target = hub.look(options.branch)

@@ -186,12 +186,7 @@ class Origin:
 
 
 def read_origin(source: Source, base_model: str | None) -> Origin:
-    """The origin of a conversion.
-
-    Args:
-        source: the checkpoint; from the Hub, its card is downloaded.
-        base_model: the Hub id that the user gave.
-    """
+    """The origin of a conversion, whose card is downloaded; ``base_model`` is what the user gave."""
     path, card = source.folder / CARD, ""
     if path.is_file() and path.stat().st_size <= LARGEST_CARD:
         source.fetch([CARD])
@@ -265,14 +260,10 @@ def describe(
 
 
 def adopted(card: str, fresh: str) -> str:
-    """The card of a fine-tuned model.
+    """The card of a fine-tuned model, from the folder's and what ``describe`` says.
 
     A card that a conversion wrote is replaced, but keeps the sections that somebody added. Any other card
     keeps its text and gets the new one as a section.
-
-    Args:
-        card: the folder's card; empty if it has none.
-        fresh: what ``describe`` says; its front matter follows from that of ``card``.
     """
     header, body = _split(card)
     new_header, new_body = _split(fresh)
@@ -290,26 +281,14 @@ def adopted(card: str, fresh: str) -> str:
 
 
 def with_section(card: str, title: str, text: str) -> str:
-    """A card with one more section at its end, which replaces an older one of the same title.
-
-    Args:
-        card: the card, Markdown.
-        title: of the section, without ``##``.
-        text: the section's text, Markdown; it ends with a newline.
-    """
+    """A card with one more section at its end, which replaces an older one of the same title."""
     older = re.compile(rf"\n## {re.escape(title)}\n.*?(?=\n## |\Z)", re.DOTALL)
     rest = older.sub("", card).rstrip("\n")
     return f"{rest}\n\n## {title}\n\n{text}"
 
 
 def with_place(card: str, place: str, revision: str | None = None) -> str:
-    """A card whose examples load the model from another place than the one that it was written for.
-
-    Args:
-        card: the card, Markdown; any other than a converted repository's is not changed.
-        place: folder or Hub id.
-        revision: branch of the Hub id, if it is not the default one.
-    """
+    """A conversion's card whose examples load the model from another folder or Hub id, or its branch."""
     found = LOADED.search(card) if OURS.search(card) else None
     if found is None:
         return card
@@ -327,25 +306,16 @@ def by_hand(card: bytes) -> bool:
 
 
 def shown_folder(given: Path, place: Path) -> str:
-    """A folder as the card shows it, with ``./`` before it.
+    """The folder ``place`` as the card shows it, with ``./`` before it.
 
     For privacy, a folder that is not given by its path below the current one is cut to its own name.
-
-    Args:
-        given: the folder as the user gave it.
-        place: its absolute path.
     """
     outside = given.is_absolute() or ".." in given.parts or str(given).startswith(("~", "."))
     return f"./{place.name if outside else given.as_posix()}"
 
 
 def front_matter(card: str, *, results: bool = False) -> dict[str, Any]:
-    """The front matter of a card; empty if it is missing, too long, or cannot be read and written safely.
-
-    Args:
-        card: the card, Markdown.
-        results: keep the model's evaluation results.
-    """
+    """The front matter of a card, if it can be read and written safely; ``results``: with ``model-index``."""
     import yaml
 
     found = FRONT_MATTER.match(card)

@@ -160,19 +160,10 @@ def code_names(folder: Path, templates: Sequence[str]) -> list[str]:
 
 
 def check_code(folder: Path, config: Config, templates: Sequence[str]) -> None:
-    """Checks that a converted repository holds the code that this version writes; runs none of it.
+    """Refuses a repository with other code than this version writes; runs none of it.
 
     Verification runs this tool's own templates, which says something about the repository only if its copies
     are the same.
-
-    Args:
-        folder: the repository.
-        config: its config.json.
-        templates: names of the code files that it must hold.
-
-    Raises:
-        SourceError: the code differs or is missing, or the config names other code.
-        UnsupportedModel: the config replaces the attention with code from the Hub.
     """
     check_kernels(config)
     names = code_names(folder, templates)

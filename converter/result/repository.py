@@ -42,12 +42,7 @@ LIMITS = {SENTENCE_CONFIG: "max_seq_length", TOKENIZER_CONFIG: "model_max_length
 
 
 def small_files(names: Iterable[str], *, but: Collection[str] = ()) -> list[str]:
-    """The files of a source that are copied as they are: tokenizer, generation config, licence.
-
-    Args:
-        names: the source's files.
-        but: more files that are not copied.
-    """
+    """The files of a source that are copied as they are: tokenizer, generation config, licence."""
     return sorted(
         name
         for name in names
@@ -75,13 +70,7 @@ def write_repository(
 ) -> None:
     """Writes the files of a converted repository except its weights and card.
 
-    Args:
-        folder: the folder to write to.
-        config: the content of config.json.
-        templates: names of the code files that it needs.
-        source: the source; the files in ``copied`` must have been fetched.
-        copied: names of the source's files that are copied unchanged.
-        rewritten: name of another JSON file -> its content.
+    The files in ``copied`` must have been fetched; ``rewritten`` is the content of other JSON files.
     """
     for name, value in {CONFIG: config, **rewritten}.items():
         (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
@@ -103,15 +92,9 @@ class Raised:
 
 
 def raise_limits(source: Source, tokenizer: Tokenizer, reach: int | None, *, decoder: bool) -> Raised:
-    """Raises limits that are lower than ``reach``; none is lowered or added.
+    """Raises limits that are lower than ``reach`` tokens; of a decoder, only the tokenizer's.
 
     A value that is not a positive integer is left as it is, and so is a file that cannot be read.
-
-    Args:
-        source: the checkpoint; from the Hub, the files are downloaded.
-        tokenizer: what becomes of its tokenizer.
-        reach: tokens that the scaling reaches; None if it is not known.
-        decoder: whether the model is causal; then only the tokenizer's limit is raised.
     """
     files: dict[str, dict[str, Any]] = {}
     raised = []

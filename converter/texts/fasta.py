@@ -16,13 +16,7 @@ LINE = re.compile(r"[A-Za-z*-]*")
 def sequences(path: Path, lines: Iterable[str], size: int) -> Iterator[str]:
     """The sequences in upper case, without headers, which begin with ``>``; the lines of each are joined.
 
-    Args:
-        path: the file, for messages.
-        lines: its lines.
-        size: characters, about, after which a longer sequence is cut.
-
-    Raises:
-        UsageError: the file is not FASTA; the message names the line.
+    A sequence is cut after about ``size`` characters. Raises ``UsageError`` that names the line.
     """
     joined: list[str] = []
     letters, started = 0, False

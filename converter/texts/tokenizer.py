@@ -17,15 +17,10 @@ from converter.verification.patched import Patched, templates
 
 
 def load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
-    """Loads a tokenizer without running its repository's code.
+    """Loads the tokenizer in ``folder`` without running its repository's code.
 
-    Args:
-        folder: where its files are.
-        name: what to call the model in messages.
-        patched: the converted repository whose tokenizer it is; None for a rotary model.
-
-    Raises:
-        SourceError: it does not load.
+    ``name`` is for messages; ``patched`` is the converted repository whose tokenizer it is, or None for a
+    rotary model. Raises ``SourceError`` if it does not load.
     """
     settings = folder / TOKENIZER_CONFIG
     try:

@@ -48,7 +48,7 @@ def check(patched: Patched) -> Check:
     scaling = patched.repository.scaling
     if isinstance(scaling, Dynamic):
         scaling = replace(scaling, train_length=TRAIN_LENGTH)
-    model = build(patched.trunk, patched.probe_config(scaling))
+    model = build(patched.backbone, patched.probe_config(scaling))
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         # Larger than a usual initialisation, so attention is far from uniform.

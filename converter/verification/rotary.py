@@ -19,6 +19,7 @@ from converter.rotary.settings import Rotary, attention_factor
 from converter.scaling.scaling import Dynamic, Scaling
 from converter.source.checkpoint import Checkpoint
 from converter.verification.check import Check
+from converter.verification.tensors import fits
 
 # Relative; float32 rounds a power of the base by about this much.
 TOLERANCE = 2e-5
@@ -81,17 +82,16 @@ def model_class(config: Any) -> Any:
 def check_tensors(model: Any, checkpoint: Checkpoint, recipe: RotaryRecipe) -> Check:
     """Checks that every tensor the model expects is stored with its shape, and no other tensor.
 
-    A stored name may lack the trunk's prefix or have an extra one, as transformers allows.
+    A stored name may lack the backbone's prefix or have an extra one, as transformers allows.
 
     Raises:
         VerificationError: a tensor is missing, left over or misshapen; the message names the first.
     """
-    name = type(model).__name__
     if any(re.search(r"\.(experts|block_sparse_moe)\.", stored) for stored in checkpoint.tensors):
         return Check(
             "tensors", "not compared: transformers rearranges experts as it loads them", skipped=True
         )
-    expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    expected = model.state_dict().keys()
     prefix = f"{model.base_model_prefix}."
     stored = {}
     for key, tensor in checkpoint.tensors.items():
@@ -100,18 +100,7 @@ def check_tensors(model: Any, checkpoint: Checkpoint, recipe: RotaryRecipe) -> C
         full = next((spelling for spelling in spellings if spelling in expected), key)
         if full in expected or not recipe.unread.search(key):
             stored[full] = tensor.shape
-    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
-    problems = [f"{key!r} is missing" for key in sorted(expected.keys() - stored.keys() - tied)]
-    problems += [f"{key!r} is left over" for key in sorted(stored.keys() - expected.keys())]
-    problems += [
-        f"{key!r} has shape {list(stored[key])}, not {list(expected[key])}"
-        for key in sorted(expected.keys() & stored.keys())
-        if stored[key] != expected[key]
-    ]
-    if problems:
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise VerificationError(f"the checkpoint does not fit {name}: {problems[0]}{more}")
-    return Check("tensors", f"all {len(stored)} tensors fit {name}; none missing, none left over")
+    return fits(model, stored)
 
 
 def check_frequencies(model: Any, rotary: Rotary, scaling: Scaling) -> Check:

@@ -41,7 +41,7 @@ def check(patched: Patched, source_config: Config) -> Check:
         return Check(NAME, f"transformers' own class rejects this config ({reason})", skipped=True)
     part, models = Slice.of(patched), []
     patched_config = patched.build_config(alibi_scaling=None)
-    for model_class, config in ((stock_class, stock_config), (patched.trunk, patched_config)):
+    for model_class, config in ((stock_class, stock_config), (patched.backbone, patched_config)):
         part.shrink(config)
         model = build(model_class, config, "meta")
         part.fill(model)

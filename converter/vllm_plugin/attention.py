@@ -89,7 +89,7 @@ class Setup:
             factors = factors[..., self.own_heads, :][:, 0].transpose(1, 2)[..., None].unbind()
         if not is_folded(self.config):
             return Channels(None, None, factors)
-        slopes = self.alibi.scaled(values, positions[None])[..., self.own_heads, :]
+        slopes = self.alibi.at(positions[None], values=values)[..., self.own_heads, :]
         queries = query_channels(slopes, self.config.score_scale)[:, 0].transpose(1, 2)
         keys = key_channels(positions[None], None)[0].transpose(0, 1)
         return Channels(queries.to(dtype).unbind(), keys.to(dtype), factors)

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from tests.reference.alibi import attention, press_slopes, query_slopes, tempered
-from tests.reference.layers import Array, Config, Ints, Network, Tensors, gelu_exact, setting
+from tests.reference.layers import ACTIVATIONS, Array, Config, Ints, Network, Tensors, setting
 
 
 def _split(fused: Array, heads: int) -> tuple[Array, Array, Array]:
@@ -24,8 +24,7 @@ def _split(fused: Array, heads: int) -> tuple[Array, Array, Array]:
 def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array, list[Array]]:
     if not config.get("alibi", False):
         raise ValueError("this Falcon has no ALiBi")
-    if config.get("activation", "gelu") != "gelu":
-        raise ValueError(f"no such activation here: {config['activation']!r}")
+    activation = ACTIVATIONS[config.get("activation", "gelu")]
     heads = setting(config, "num_attention_heads", "n_head")
     layers = setting(config, "num_hidden_layers", "n_layer")
     epsilon = setting(config, "layer_norm_epsilon", default=1e-5)
@@ -46,7 +45,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
         attentions.append(probabilities)
         x = x + weights.linear(context, f"h.{n}.self_attention.dense", bias)
         normed = weights.layer_norm(x, f"h.{n}.post_attention_layernorm", epsilon)
-        inner = gelu_exact(weights.linear(normed, f"h.{n}.mlp.dense_h_to_4h", bias))
+        inner = activation(weights.linear(normed, f"h.{n}.mlp.dense_h_to_4h", bias))
         x = x + weights.linear(inner, f"h.{n}.mlp.dense_4h_to_h", bias)
     return weights.layer_norm(x, "ln_f", epsilon), attentions
 

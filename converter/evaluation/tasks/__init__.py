@@ -4,10 +4,10 @@ base.py       what a task is, and how it is offered
 passkey.py    a number hidden in filler text
 lines.py      LongEval lines, generated
 files.py      from a file: your own prompts, LongEval's lines and topics, LongBench's TREC and MultiFieldQA-en
-longembed.py  passkeys and needles as in LongEmbed, for encoders; facts.py has the needles and the hay
+longembed.py  passkeys and needles as in LongEmbed, for encoders
 beir.py       a local folder in BEIR's format, for encoders
 neighbours.py the user's texts, for encoders: do their neighbours change?
-records.py    reads files of JSON Lines
+records.py    reads files of JSON Lines; words.json has the words of generated prompts
 tokens.py     prompts in tokens, as long as allowed, and seeded chance
 scores.py     what an answer or a ranking is worth
 """

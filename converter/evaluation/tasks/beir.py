@@ -39,11 +39,7 @@ class Beir(Retrieval):
 
     @classmethod
     def read(cls, folder: Path) -> Beir:
-        """Reads a folder.
-
-        Raises:
-            SourceError: it is not such a folder, or a line of a file is wrong; the message names it.
-        """
+        """Reads a folder; raises ``SourceError`` that names the file and line."""
         for name in (CORPUS, QUERIES, QRELS):
             if not (folder / name).exists():
                 raise SourceError(

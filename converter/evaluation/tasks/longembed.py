@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
 from converter.errors import UsageError
 from converter.evaluation.tasks.base import Collection, Ids, Metric, Retrieval, TaskType
-from converter.evaluation.tasks.facts import FACTS, SENTENCES
+from converter.evaluation.tasks.records import WORDS
 from converter.evaluation.tasks.tokens import depths, generator, texts_in_tokens
 
 PER_QUERY = 2
@@ -45,18 +45,16 @@ MEADOW = (
 )
 
 
+@dataclass(frozen=True)
 class LongEmbed(Retrieval):
     """Documents of a length that hold one sentence each, and queries for half of these sentences."""
 
+    name: str
+    pairs: Callable[[Random, int], list[tuple[str, str]]]
+    """At most so many different queries, each with the sentence that answers it."""
+    filler: Callable[[Random], Callable[[int], list[str]]]
+    """Number of words -> that many words of one document; more words begin like fewer."""
     metric: Metric = "accuracy"
-
-    @abstractmethod
-    def pairs(self, chance: Random, count: int) -> list[tuple[str, str]]:
-        """Different queries, each with the sentence that answers it."""
-
-    @abstractmethod
-    def filler(self, chance: Random) -> Callable[[int], list[str]]:
-        """Number of words -> that many words of one document; more words begin like fewer."""
 
     def collections(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
@@ -123,51 +121,42 @@ class LongEmbed(Retrieval):
         return best, fits
 
 
-@dataclass(frozen=True)
-class Passkey(LongEmbed):
+def passkeys(chance: Random, count: int) -> list[tuple[str, str]]:
     """Who has which passkey? Only the name tells the documents apart."""
-
-    name: str = "longembed_passkey"
-
-    def pairs(self, chance: Random, count: int) -> list[tuple[str, str]]:
-        """See ``LongEmbed``; there are not more than ``NAMES``."""
-        names = chance.sample(NAMES, min(count, len(NAMES)))
-        keys = ((name, chance.randrange(10_000, 100_000)) for name in names)
-        return [
-            (
-                f"What is the passkey of {name}?",
-                f"The passkey of {name} is {key}. Remember it. {key} is the passkey of {name}.",
-            )
-            for name, key in keys
-        ]
-
-    def filler(self, chance: Random) -> Callable[[int], list[str]]:
-        """See ``LongEmbed``; the same sentences again and again."""
-        return lambda words: list(itertools.islice(itertools.cycle(MEADOW.split()), words))
+    names = chance.sample(NAMES, min(count, len(NAMES)))
+    keys = ((name, chance.randrange(10_000, 100_000)) for name in names)
+    return [
+        (
+            f"What is the passkey of {name}?",
+            f"The passkey of {name} is {key}. Remember it. {key} is the passkey of {name}.",
+        )
+        for name, key in keys
+    ]
 
 
-@dataclass(frozen=True)
-class Needle(LongEmbed):
-    """A fact in an essay that is about other things."""
+def meadow(_: Random) -> Callable[[int], list[str]]:
+    """The same sentences again and again."""
+    return lambda words: list(itertools.islice(itertools.cycle(MEADOW.split()), words))
 
-    name: str = "longembed_needle"
 
-    def pairs(self, chance: Random, count: int) -> list[tuple[str, str]]:
-        """See ``LongEmbed``; there are not more than ``FACTS``."""
-        return chance.sample(FACTS, min(count, len(FACTS)))
+def needles(chance: Random, count: int) -> list[tuple[str, str]]:
+    """Facts."""
+    facts = [(question, answer) for question, answer in WORDS["facts"]]
+    return chance.sample(facts, min(count, len(facts)))
 
-    def filler(self, chance: Random) -> Callable[[int], list[str]]:
-        """See ``LongEmbed``; the sentences in a new order in each round and document."""
-        drawing = Random(chance.random())
-        found: list[str] = []
 
-        def words(count: int) -> list[str]:
-            while len(found) < count:
-                for sentence in drawing.sample(SENTENCES, len(SENTENCES)):
-                    found.extend(sentence.split())
-            return found[:count]
+def hay(chance: Random) -> Callable[[int], list[str]]:
+    """An essay about other things: the sentences in a new order in each round and document."""
+    drawing = Random(chance.random())
+    found: list[str] = []
 
-        return words
+    def words(count: int) -> list[str]:
+        while len(found) < count:
+            for sentence in drawing.sample(WORDS["sentences"], len(WORDS["sentences"])):
+                found.extend(sentence.split())
+        return found[:count]
+
+    return words
 
 
 TYPES = (
@@ -176,7 +165,7 @@ TYPES = (
         prompt="whose passkey? 50 queries, 100 documents that differ in a name and a key",
         right="the document comes first",
         origin="[LongEmbed](https://arxiv.org/abs/2404.12096)",
-        generate=Passkey,
+        generate=partial(LongEmbed, "longembed_passkey", passkeys, meadow),
         embeds=True,
     ),
     TaskType(
@@ -184,7 +173,7 @@ TYPES = (
         prompt="a question about a fact; 50 queries, 100 essays that hold one fact each",
         right="the document comes first",
         origin="LongEmbed",
-        generate=Needle,
+        generate=partial(LongEmbed, "longembed_needle", needles, hay),
         embeds=True,
     ),
 )

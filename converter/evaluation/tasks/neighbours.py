@@ -28,11 +28,7 @@ class Neighbours:
 
     @classmethod
     def read(cls, path: Path) -> Neighbours:
-        """Reads JSON Lines with a string under ``text`` in each, such as BEIR's ``corpus.jsonl``.
-
-        Raises:
-            SourceError: it is not such a file, or has too few texts; the message names the line.
-        """
+        """Reads JSON Lines with a string under ``text`` in each, such as BEIR's ``corpus.jsonl``."""
         lines = tuple(record.text("text") for record in read_records(path)[:MOST])
         if len(lines) < FEWEST:
             raise SourceError(f"{path.name} has {len(lines)} texts; give at least {FEWEST}")

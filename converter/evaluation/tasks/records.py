@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 from converter.errors import SourceError
 from converter.source.jsonfile import LARGEST, parse_object
 
+WORDS: dict[str, Any] = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
+"""What generated prompts are made of: adjectives and nouns; facts, each a question and a sentence that
+answers it without repeating all of its words; and sentences that answer no question."""
 LARGEST_FILE = 256 << 20
 """Most bytes in a file. LongBench's TREC has 8 MB."""
 
@@ -24,21 +28,13 @@ class Record:
     values: dict[str, Any]
 
     def text(self, key: str) -> str:
-        """A string.
-
-        Raises:
-            SourceError: it is missing, or not a string.
-        """
+        """A string; raises ``SourceError`` if it is missing, or not a string."""
         if not _is_text(self.values.get(key)):
             raise self.problem(key, "a string")
         return str(self.values[key])
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A non-empty list of strings.
-
-        Raises:
-            SourceError: it is missing, or not such a list.
-        """
+        """A non-empty list of strings; raises ``SourceError`` if it is missing, or not such a list."""
         values = self.values.get(key)
         if not isinstance(values, list) or not values or not all(map(_is_text, values)):
             raise self.problem(key, "a list of strings")
@@ -51,12 +47,7 @@ class Record:
 
 
 def read_records(path: Path) -> tuple[Record, ...]:
-    """All lines of ``path`` except blank ones.
-
-    Raises:
-        SourceError: the file is unreadable, empty or too large, or a line is not a JSON object; the message
-            names the line.
-    """
+    """All lines of ``path`` except blank ones; raises ``SourceError``, which names the line."""
     records = tuple(
         Record(where, parse_object(line, where)) for where, line in _lines(path) if not line.isspace()
     )

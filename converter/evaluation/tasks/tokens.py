@@ -44,11 +44,7 @@ def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 
 def texts_in_tokens(tokenizer: Any, texts: Sequence[str], length: int) -> list[tuple[int, ...]]:
-    """The tokens of texts to embed, each cut to ``length``, special tokens included.
-
-    Raises:
-        SourceError: the tokenizer makes no token of a text.
-    """
+    """The tokens of texts to embed, each cut to ``length``, special tokens included."""
     found = tokenizer(list(texts), truncation=True, max_length=length, verbose=False)["input_ids"]
     for ids, text in zip(found, texts, strict=True):
         if not ids:
@@ -85,8 +81,8 @@ def too_short(task: Task, length: int, least: int) -> UsageError:
 def _fullest(task: Task, draft: Draft, length: int, least: int) -> Item:
     """The draft with the most units that fit; ``least`` units are known to fit.
 
-    One more unit would not fit. The search steps by the tokens left over divided by the tokens per unit so
-    far, and halves the interval if a step would leave it.
+    The search steps by the tokens left over divided by the tokens per unit so far, and halves the interval if
+    a step would leave it.
     """
     room = length - task.max_new_tokens
     best, fits = draft(least), least

@@ -17,8 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from converter.config import Geometry
-from converter.exports.onnx.alibi import Alibi, Tokens
-from converter.exports.onnx.attention import Cache
+from converter.exports.onnx.alibi import Alibi, Cache, Tokens
 from converter.exports.onnx.graph import ORT, Value
 
 CHANNELS = 8
@@ -37,7 +36,10 @@ def head_size(geometry: Geometry) -> int:
 
 
 class OrtAttention:
-    """See ``Attention``. Cached keys hold their channels, so past positions are never computed again.
+    """Causal attention with ALiBi over cached and new tokens.
+
+    Whatever all layers share is computed once, by the constructor. Layouts are token-major: N = rows times
+    new tokens, then heads, then channels. Cached keys hold their channels of positions.
 
     GroupQueryAttention has two limits. It takes several new tokens over a cache with one row only. Keys and
     values must have the same size, so values are padded with zeros.
@@ -73,6 +75,17 @@ class OrtAttention:
     def __call__(
         self, query: Value, key: Value, value: Value, past: Cache | None, layer: int
     ) -> tuple[Value, Cache]:
+        """Attention of the new tokens.
+
+        Args:
+            query: [N, heads, head_dim].
+            key, value: [N, key-value heads, head_dim].
+            past: the layer's cache; None in a graph without caches.
+            layer: index of the layer, which may have slopes of its own.
+
+        Returns:
+            The heads' outputs [N, heads * head_dim], and the layer's cache with the new tokens.
+        """
         graph, geometry = self.graph, self.geometry
         row = layer if len(self.query_channels) > 1 else 0
         factors = self.query_factors[row]

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
-from converter.exports.onnx.attention import MakeAttention
-from converter.exports.onnx.attention_ort import OrtAttention
-from converter.exports.onnx.attention_portable import PortableAttention
-from converter.exports.onnx.choices import QUANTISED, Profile
+from converter.exports.onnx.choices import QUANTISED
 from converter.exports.onnx.describe import Description
 from converter.exports.onnx.families import network_class
 from converter.exports.onnx.graph import COMPUTE, Graph
@@ -19,8 +16,6 @@ from converter.exports.onnx.weights import DTYPES, Weights
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import first_layers
 from converter.source.pooling import Pooling
-
-FORMS: dict[Profile, MakeAttention] = {"ort": OrtAttention, "portable": PortableAttention}
 
 
 def dtype_of(repository: ConvertedRepository) -> str:
@@ -55,12 +50,8 @@ def build_graph(
         SourceError: a tensor is missing or does not fit the config.
         UnsupportedModel: the config has an option that graphs do not support.
     """
-    config, geometry, scaling, family = (
-        repository.config,
-        repository.geometry,
-        repository.scaling,
-        repository.family,
-    )
+    config, geometry, scaling = repository.config, repository.geometry, repository.scaling
+    family, quantised = repository.family, made.dtype in QUANTISED
     vocabulary = None
     if part is not None:
         layers, tokens = part
@@ -74,7 +65,6 @@ def build_graph(
         follow_links=made.standalone,
         vocabulary=vocabulary,
     )
-    quantised = made.dtype in QUANTISED
     graph = Graph(COMPUTE[made.computes_in])
     parts: dict[str, Any] = {
         "fused": made.profile == "ort",
@@ -87,8 +77,7 @@ def build_graph(
     network = network_class(family)(graph, **parts)
     pooling = Pooling(**made.pooling) if made.pooling else None
     if repository.decoder:
-        form = FORMS[made.profile]
-        network.build(form, scaling, repository.head, last_logits=made.last_logits, pooling=pooling)
+        network.build(scaling, repository.head, last_logits=made.last_logits, pooling=pooling)
     else:
         network.build(scaling, repository.head, pooling)
     if quantised:

@@ -90,10 +90,7 @@ def calibrate(
 class Layers:
     """A model's layers, of which only one has its weights in memory.
 
-    Args:
-        patched: the repository.
-        scaling: of the model.
-        tokens: the token ids that will be used. Their places in this list take their place.
+    ``tokens`` are the ids that will be used. Their places in this list take their place.
     """
 
     def __init__(self, patched: Patched, scaling: Scaling, tokens: list[int]):
@@ -206,8 +203,7 @@ def gptq(weight: torch.Tensor, products: torch.Tensor) -> tuple[torch.Tensor, to
         products: the sum of x xᵀ over the inputs x, float32 [inputs, inputs]; is overwritten.
 
     Returns:
-        Numbers 0 to 15, uint8 [outputs, inputs]; scales, float32 [outputs, blocks]; zero points, uint8
-        [outputs, blocks]. A number n stands for (n - zero point) * scale.
+        Numbers 0 to 15, uint8 [outputs, inputs]; scales, float32, and zero points, uint8 [outputs, blocks].
     """
     left = weight.T.contiguous().clone()  # [inputs, outputs]: what is still to be rounded
     inputs, outputs = left.shape

@@ -26,12 +26,12 @@ from converter.exports.onnx.files import (
     standalone_graph,
 )
 from converter.exports.onnx.options import OnnxOptions
-from converter.exports.onnx.pooling import graph_pooling
 from converter.exports.onnx.requirements import (
     check_installed,
     check_last_logits,
     check_repository,
     for_task,
+    graph_pooling,
 )
 from converter.exports.staging import Draft, draft
 from converter.families.base import TASKS
@@ -153,11 +153,7 @@ def write_graphs(
     *,
     progress: bool,
 ) -> dict[str, Path]:
-    """Builds the graphs and writes them into a draft.
-
-    Returns:
-        Name in the repository -> where the file is for now: graphs, and the data of a standalone one.
-    """
+    """Builds the graphs and writes them into a draft; name in the repository -> where the file is for now."""
     from converter.exports.onnx.build import build_graph
     from converter.exports.onnx.describe import Description
 
@@ -206,11 +202,7 @@ def add_genai(
 ) -> int | None:
     """Adds genai_config.json to a draft, if onnxruntime-genai can serve one of the graphs.
 
-    Args:
-        repository: what the graphs were built from.
-        options: the graphs'.
-        graphs: name in the repository -> where the graph is for now.
-        made: the draft; an older config of a graph that is replaced becomes obsolete.
+    An older config of a graph that is replaced becomes obsolete.
 
     Returns:
         The ``context_length`` of the config, in tokens; None if there is no such file.
@@ -238,14 +230,7 @@ def as_json(content: Any) -> str:
 
 
 def check_others(repository: ConvertedRepository, names: Iterable[str]) -> dict[str, Description]:
-    """Checks the graphs that are there already.
-
-    Args:
-        repository: whose graphs.
-        names: files that will be written.
-
-    Returns:
-        Name -> description of those that this tool wrote and that stay.
+    """The graphs that are there already and stay when files of these names are written, if this tool's own.
 
     Raises:
         OutputError: a graph that would be replaced, but was not written by this tool; or one that would

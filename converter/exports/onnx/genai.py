@@ -79,7 +79,7 @@ def context_length(repository: ConvertedRepository) -> int:
     if trained is None:
         limit = family.length_hint or "max_position_embeddings"
         trained = count(config, limit, default=DEFAULT_LENGTH)
-        if family.raise_length is not None and config.get(limit) is not None:
+        if family.limited and config.get(limit) is not None:
             factor = 1.0  # the conversion has raised this limit already
     return min(round(trained * factor), LARGEST_COUNT)
 

@@ -146,6 +146,26 @@ class Graph:
         """Casts to ``dtype``, the graph's own by default."""
         return self.op("Cast", value, to=int(dtype or self.dtype))
 
+    def wide(self, value: Value) -> Value:
+        """A value of the graph's dtype in float32."""
+        return value if self.dtype == ir.DataType.FLOAT else self.cast(value, ir.DataType.FLOAT)
+
+    def narrow(self, value: Value) -> Value:
+        """A float32 value in the graph's dtype.
+
+        Constants are stored in float32 and cast. So a bfloat16 graph that validation runs in float32 has them
+        exactly.
+        """
+        return value if self.dtype == ir.DataType.FLOAT else self.cast(value)
+
+    def scalar(self, value: Value) -> Value:
+        """[1] as []."""
+        return self.op("Squeeze", value, self.constant([0]))
+
+    def range(self, count: Value) -> Value:
+        """int64 [count]: 0 to ``count`` - 1, of int64 [1]."""
+        return self.op("Range", self.constant(0), self.scalar(count), self.constant(1))
+
     def reshape(self, value: Value, *shape: int) -> Value:
         """Reshapes to known sizes, one of which may be -1."""
         return self.op("Reshape", value, self.constant(shape))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converter.config import Config, is_integer
 from converter.errors import MissingPackage, UnsupportedModel, UsageError
 from converter.exports.onnx.choices import TRUNK
 from converter.exports.onnx.options import OnnxOptions
-from converter.exports.onnx.pooling import check_source
 from converter.families import Family
 from converter.families.base import TASKS
 from converter.recipes import AlibiRecipe, Recipe
 from converter.rotary.settings import SCALING
-from converter.source.base import Source
+from converter.source.base import CONFIG, Source
+from converter.source.pooling import Pooling, read_pooling
+from converter.source.sentence_transformers import MODULES, nested_files
 
 if TYPE_CHECKING:
     from converter.result.converted import ConvertedRepository
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 PACKAGES = ("onnx", "onnx_ir", "onnxruntime")
 OPTIMUM = "optimum-cli export onnx --model DIR"
 """The command that exports rotary models."""
+INSTEAD = "export without --pooled and pool the hidden states as the model's card says"
 
 
 def check_installed(options: OnnxOptions | None = None) -> None:
@@ -67,7 +70,8 @@ def check_recipe(options: OnnxOptions, recipe: Recipe, config: Config, source: S
         check_one_class(config)
         check_last_logits(options, class_for(options.computes, config, recipe.family), recipe.family)
         if options.pooled:
-            check_source(source)
+            source.fetch(name for name in nested_files(source).files if name.endswith(f"/{CONFIG}"))
+            graph_pooling(source.folder)
         return
     rope_scaling = config.get(SCALING)
     if rope_scaling and rope_scaling["type"] == "dynamic":
@@ -154,3 +158,22 @@ def class_for(task: str | None, config: Config, family: Family) -> str:
             "the source with --set pad_token_id=N"
         )
     return named
+
+
+def graph_pooling(folder: Path) -> Pooling:
+    """How the graph of a repository makes one vector of a text.
+
+    Raises:
+        UnsupportedModel: the repository has no files for that, or they ask for what is not computed.
+        SourceError: one of the files is damaged.
+    """
+    try:
+        found = read_pooling(folder)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"--pooled: {error}; {INSTEAD}") from error
+    if found is None:
+        raise UnsupportedModel(
+            f"--pooled needs {MODULES} and 1_Pooling/{CONFIG} of sentence-transformers, which say how to "
+            f"pool, and the repository has no {MODULES}; {INSTEAD}"
+        )
+    return found

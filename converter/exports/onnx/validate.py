@@ -87,19 +87,10 @@ def check_as_written(
     *,
     progress: bool = False,
 ) -> None:
-    """Compares what the graphs and the torch model are made of with the manifest.
+    """Raises ``SourceError`` if what the graphs and the model are made of is not as the manifest lists it.
 
     Linked weights have no SHA-256 there, and files that users may edit (the card, the tokenizer, generation
     configs) are not compared.
-
-    Args:
-        repository: the repository.
-        graphs: names of its graphs.
-        listed: the files in its manifest; empty without one.
-        progress: draw a bar on stderr.
-
-    Raises:
-        SourceError: a file is not as the conversion or export wrote it.
     """
     checkpoint, folder = repository.checkpoint, repository.folder
     names = [CONFIG, *code_names(folder, repository.recipe.templates), *checkpoint.files]
@@ -117,15 +108,7 @@ def check_as_written(
 def check_again(
     repository: ConvertedRepository, listed: Collection[str], *, progress: bool = False
 ) -> list[Check]:
-    """Validates the graphs that an export wrote and the manifest lists.
-
-    Args:
-        repository: what the graphs belong to; nothing in it is changed.
-        listed: names of the files in its manifest; others are ignored.
-        progress: draw progress bars on stderr.
-
-    Returns:
-        What was checked; empty without graphs.
+    """Validates the graphs of a repository that its manifest lists; nothing in it is changed.
 
     Raises:
         ValidationError: a graph that is wrong.

@@ -30,9 +30,8 @@ from converter.exports.onnx.build import build_graph
 from converter.exports.onnx.choices import INTEGER, PROVIDERS, QUANTISED
 from converter.exports.onnx.describe import GraphFile, read_graph
 from converter.exports.onnx.files import standalone_graph
-from converter.exports.onnx.pooling import graph_pooling
 from converter.exports.onnx.quantise import QuantisedGraph
-from converter.exports.onnx.requirements import for_task
+from converter.exports.onnx.requirements import for_task, graph_pooling
 from converter.exports.onnx.session import Session, available, check_available
 from converter.exports.onnx.validation.cases import GREEDY, Answer, Case, Extent, greedy
 from converter.exports.onnx.validation.check import (
@@ -218,7 +217,7 @@ class GraphRun:
         tolerance = TOLERANCES["fp32" if widened else self.made.dtype]
         checks: list[GraphCheck] = []
         answers: dict[str, Sequence[Answer]] = {}
-        ran: dict[str, dict[str, int]] = {}
+        ran: dict[str, Mapping[str, int]] = {}
 
         def attempt(name: str, check: Callable[[], GraphCheck]) -> None:
             try:

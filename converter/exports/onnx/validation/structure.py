@@ -18,7 +18,7 @@ from converter._version import __version__
 from converter.errors import SourceError, UnsupportedModel, ValidationError
 from converter.exports.onnx.build import build_graph
 from converter.exports.onnx.describe import GraphFile
-from converter.exports.onnx.pooling import graph_pooling
+from converter.exports.onnx.requirements import graph_pooling
 from converter.exports.onnx.validation.check import GraphCheck
 from converter.result.converted import ConvertedRepository
 
@@ -51,7 +51,7 @@ def check_structure(file: GraphFile, repository: ConvertedRepository) -> GraphCh
     except SourceError as error:
         raise ValidationError(f"{file.name} does not belong to these weights: {error}; {AGAIN}") from error
     if not made.standalone:
-        _check_pointers(file, built.graph)
+        _check_pointers(file, built.graph, repository)
     different = _difference(file.model.graph, built.graph)
     if different is None:
         return GraphCheck("graph", True, "what is built of these weights and this config")
@@ -69,12 +69,14 @@ def _pooling_now(repository: ConvertedRepository, name: str) -> dict[str, Any]:
         raise ValidationError(f"{name} makes one vector of each text, but {error}") from error
 
 
-def _check_pointers(file: GraphFile, built: ir.Graph) -> None:
+def _check_pointers(file: GraphFile, built: ir.Graph, repository: ConvertedRepository) -> None:
     """Raises ``ValidationError`` unless all external data is where the repository has the tensor."""
     for name, value in file.model.graph.initializers.items():
         if not isinstance(value.const_value, ir.ExternalTensor):
             continue
         right = built.initializers[name].const_value if name in built.initializers else None
+        if right is None and name in repository.checkpoint.tensors:
+            continue  # another graph over these weights
         if not isinstance(right, ir.ExternalTensor) or _pointer(value.const_value) != _pointer(right):
             what = "is not in the weights" if right is None else "is elsewhere in them now"
             raise ValidationError(

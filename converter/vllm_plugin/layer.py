@@ -1,15 +1,50 @@
-"""The MLP that all families share, under the names of their checkpoints."""
+"""The layer and the MLP that families share, under the names of their checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 
-from converter.vllm_plugin.attention import Setup
+from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
+
+
+def layer_norm(config: Any) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+
+
+class Layer(nn.Module):
+    """Attention, then MLP: each reads a norm of the hidden states, and is added to them."""
+
+    names: tuple[str, str, str, str]
+    """The checkpoint's names of the first norm, attention, the second norm and the MLP."""
+    make_norm: Callable[[Any], nn.Module] = staticmethod(layer_norm)
+    """Makes a norm from the config."""
+
+    def __init__(self, setup: Setup, layer: int, prefix: str):
+        super().__init__()
+        first, attention, second, mlp = self.names
+        self.add_module(first, self.make_norm(setup.config))
+        self.add_module(attention, self.make_attention(setup, layer, f"{prefix}.{attention}"))
+        self.add_module(second, self.make_norm(setup.config))
+        self.add_module(mlp, self.make_mlp(setup, f"{prefix}.{mlp}"))
+
+    def make_attention(self, setup: Setup, layer: int, prefix: str) -> SelfAttention:
+        raise NotImplementedError
+
+    def make_mlp(self, setup: Setup, prefix: str) -> MLP:
+        raise NotImplementedError
+
+    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
+        """From and to [T, hidden]."""
+        first, attention, second, mlp = self.names
+        attended = getattr(self, attention)(getattr(self, first)(hidden_states), channels)
+        hidden_states = hidden_states + attended
+        return hidden_states + getattr(self, mlp)(getattr(self, second)(hidden_states))
 
 
 class MLP(nn.Module):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.errors import UsageError
-from converter.exports.onnx import export
 from converter.exports.onnx.files import REPORT
 from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.requirements import check_installed
@@ -32,6 +31,7 @@ from converter.weights.transfer import Dtype
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from converter.exports.onnx.export import ExportResult
     from converter.verification import Check
 
 
@@ -65,7 +65,7 @@ class ConversionResult:
     """What users of the result should know about its tokenizer and about files that were not copied."""
     checks: Sequence[Check]
     """The checks that the result passed; empty without verification."""
-    onnx: export.ExportResult | None
+    onnx: ExportResult | None
     """The ONNX graph; None if none was requested."""
     pushed: PushResult | None
     """What was pushed to the Hub; None if nothing was."""
@@ -188,6 +188,8 @@ def convert(
         _write_card(plan, written, checks, shown_folder(Path(out), place))
         graph = None
         if onnx is not None:
+            from converter.exports.onnx import export
+
             graph = replace(export.write(written.repository, onnx, progress=progress), path=place)
         files = _list_files(folder, written.repository.checkpoint)
     pushed = push_result(place, target, progress=progress) if target is not None else None
@@ -273,7 +275,7 @@ def _result(
     started: float,
     written: Written | None = None,
     checks: Sequence[Check] = (),
-    graph: export.ExportResult | None = None,
+    graph: ExportResult | None = None,
     pushed: PushResult | None = None,
 ) -> ConversionResult:
     """The result of ``convert``; without ``written``, that of a dry run."""

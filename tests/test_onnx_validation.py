@@ -196,15 +196,55 @@ MUTATIONS: dict[str, tuple[str, tuple[Profile, ...], Mutation]] = {
 WRONG = [(name, profile) for name, (_, profiles, _) in MUTATIONS.items() for profile in profiles]
 
 
-@pytest.mark.parametrize(("mutation", "profile"), WRONG)
+CUTS = {
+    "operations": ("OPERATIONS", "first 2 of 4 layers"),
+    "elements": ("ELEMENTS", "first 2 of 4 layers"),
+    "logits": ("LOGITS", "first 64 of 97 tokens of the vocabulary"),
+    "table": ("TABLE", "first 64 of 97 tokens of the vocabulary"),
+}
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``cut(*kinds)``: makes tiny models too large."""
+    return lambda *kinds: [monkeypatch.setattr(cases, CUTS[kind][0], 1) for kind in kinds] and None
+
+
+PART = ("operations", "logits")
+PARTS = [PART, ("operations",), ("elements", "table")]
+
+
+@pytest.mark.parametrize(
+    ("mutation", "profile", "kinds", "dtype"),
+    [
+        *((*wrong, (), None) for wrong in WRONG),
+        *(
+            (mutation, profile, PART, None)
+            for mutation in ("slope of one head", "epsilon", "no bias", "layers swapped", "relu")
+            for profile in PROFILES
+        ),
+        *(("slope of one head", profile, (), torch.bfloat16) for profile in PROFILES),
+    ],
+)
 def test_a_graph_that_computes_something_else(
-    repository: Make, run: Command, plant: Plant, mutation: str, profile: Profile
+    repository: Make,
+    run: Command,
+    plant: Plant,
+    cut: Callable[..., None],
+    mutation: str,
+    profile: Profile,
+    kinds: tuple[str, ...],
+    dtype: torch.dtype | None,
 ) -> None:
     """A mistake of what builds graphs, which only running them tells."""
-    folder = repository(MUTATIONS[mutation][0])
-    plant(MUTATIONS[mutation][2])
+    family, _, mutate = MUTATIONS[mutation]
+    folder = (
+        repository("bloom", n_layer=4) if kinds else repository(family, **{"dtype": dtype} if dtype else {})
+    )
+    plant(mutate, ir.DataType.BFLOAT16 if dtype else None)
     graph = exported(folder, profile)
     content, before = graph.read_bytes(), fingerprint(folder)
+    cut(*kinds)
     result = run("validate", folder)
     assert result.code == 1
     checks = ["load"] if mutation == "invalid" else CHECKS
@@ -525,19 +565,6 @@ def test_a_bfloat16_graph_runs_in_float32_on_the_cpu(
     assert widened["providers"][0]["note"] is None
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_a_wrong_bfloat16_graph_is_caught_on_the_cpu(
-    repository: Make, run: Command, plant: Plant, profile: Profile
-) -> None:
-    folder = repository(dtype=torch.bfloat16)
-    plant(slope_of_one_head, ir.DataType.BFLOAT16)
-    exported(folder, profile)
-    result = run("validate", folder)
-    assert result.code == 1
-    assert result.err.startswith("error: model.onnx: prompt of ")
-    assert (folder / "model_fp32.onnx").exists()
-
-
 def test_all_graphs_are_validated_and_only_the_wrong_one_is_renamed(repository: Make, run: Command) -> None:
     folder = repository(dtype=torch.float16)
     export(folder, OnnxOptions(standalone=True, validate=False))
@@ -564,73 +591,43 @@ def test_python_gives_the_report_and_raises_when_asked(repository: Make) -> None
         report.check()
 
 
-# Large models, of which the first layers and tokens are run
-
-CUTS = {
-    "operations": ("OPERATIONS", "first 2 of 4 layers"),
-    "elements": ("ELEMENTS", "first 2 of 4 layers"),
-    "logits": ("LOGITS", "first 64 of 97 tokens of the vocabulary"),
-    "table": ("TABLE", "first 64 of 97 tokens of the vocabulary"),
-}
-
-
-@pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """``cut(*kinds)``: makes tiny models too large."""
-    return lambda *kinds: [monkeypatch.setattr(cases, CUTS[kind][0], 1) for kind in kinds] and None
+OTHERS = {"n_layer": 4, "dtype": torch.bfloat16, "tie_word_embeddings": False}
 
 
 @pytest.mark.parametrize(
-    ("family", "profile", "kinds"),
-    dealt(
-        tiny.FACTORIES, PROFILES, [("operations",), ("elements", "table"), ("operations", "logits")], each=1
-    ),
+    ("family", "profile", "kinds", "options"),
+    [
+        *(
+            pytest.param(*each.values, {}, marks=each.marks)
+            for each in dealt(
+                tiny.FACTORIES, PROFILES, [("operations",), ("elements", "table"), PART], each=1
+            )
+        ),
+        *(
+            ("bloom", profile, PART, options)
+            for profile in PROFILES
+            for options in ({"last_logits": True}, {"dtype": "fp16"}, {"standalone": True}, {"dtype": "w8a8"})
+        ),
+    ],
 )
-def test_excerpts_of_right_graphs_pass(
+def test_parts_of_right_graphs_pass(
     repository: Make,
     run: Command,
     cut: Callable[..., None],
-    profile: Profile,
     family: str,
+    profile: Profile,
     kinds: tuple[str, ...],
+    options: dict[str, Any],
 ) -> None:
-    folder = repository(family, **{tiny.CHECKPOINTS[family].layers: 4})
-    exported(folder, profile)
+    folder = repository(family, **OTHERS if options else {tiny.CHECKPOINTS[family].layers: 4})
+    exported(folder, profile, **options)
     cut(*kinds)
     result = run("validate", folder)
     assert result.code == 0, result.err
-    [graph] = report_of(folder)["graphs"]
-    assert all(CUTS[kind][1] in graph["extent"] for kind in kinds)
-    if profile == "ort":
-        assert graph["providers"][0]["ran"][CPU]["GroupQueryAttention"] == 2
-
-
-@pytest.mark.parametrize("options", [{"last_logits": True}, {"dtype": "fp16"}, {"standalone": True}], ids=str)
-@pytest.mark.parametrize("profile", PROFILES)
-def test_excerpts_of_other_kinds_of_graphs_pass(
-    repository: Make, run: Command, cut: Callable[..., None], profile: Profile, options: dict[str, Any]
-) -> None:
-    folder = repository("bloom", n_layer=4, dtype=torch.bfloat16, tie_word_embeddings=False)
-    exported(folder, profile, **options)
-    cut("operations", "logits")
-    result = run("validate", folder)
-    assert result.code == 0, result.err
-    assert all("first 2 of 4" in graph["extent"] for graph in report_of(folder)["graphs"])
-
-
-@pytest.mark.parametrize("mutation", ["slope of one head", "epsilon", "no bias", "layers swapped", "relu"])
-@pytest.mark.parametrize("profile", PROFILES)
-def test_excerpts_of_wrong_graphs_fail(
-    repository: Make, run: Command, plant: Plant, cut: Callable[..., None], profile: Profile, mutation: str
-) -> None:
-    folder = repository("bloom", n_layer=4)
-    plant(MUTATIONS[mutation][2])
-    graph = exported(folder, profile)
-    cut("operations", "logits")
-    result = run("validate", folder)
-    assert result.code == 1
-    assert result.err.startswith("error: model.onnx: prompt of ")
-    assert not graph.exists()
+    for graph in report_of(folder)["graphs"]:
+        assert all(CUTS[kind][1] in graph["extent"] for kind in kinds)
+        if profile == "ort":
+            assert graph["providers"][0]["ran"][CPU]["GroupQueryAttention"] == 2
 
 
 # Providers

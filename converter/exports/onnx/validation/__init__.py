@@ -95,6 +95,7 @@ def run(
         for name in [name for name, file in found.items() if file is None and name not in listed]:
             raise ValidationError(f"{name} was not written by ntk-convert, or is damaged")
         checked = {name: GraphRun(file, repository) for name, file in found.items() if file is not None}
+        del found  # graphs may have their weights in them
     # A graph that is not what it should be is not run.
     runs = {name: each for name, each in checked.items() if each.structure.passed}
     cuda = provider == "cuda" or (provider is None and cuda_works())

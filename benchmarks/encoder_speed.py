@@ -336,7 +336,8 @@ def main(lengths: list[int], repeats: int, seconds: float, write: bool, **option
         raise click.UsageError("--original-python and --original-code go together")
     before = report.load()
     with measuring.workplace(options["threads"]) as temporary:
-        setup = Setup(temporary, longest=max(lengths), **options)
+        longest = max(*lengths, 1 + WORDS // WARM_UP_ROWS)
+        setup = Setup(temporary, longest=longest, **options)
         measuring.fresh(prepare, setup)
         sides = list(setup.sides)
         results = measuring.in_turns(partial(measure, setup), sides, lengths, repeats, seconds)

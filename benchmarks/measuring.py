@@ -33,7 +33,7 @@ T = TypeVar("T")
 STOCK = "stock"
 WARM_UP, STEPS = 8, 16
 """Decoded tokens that are not timed, and that are; a prompt to warm up has as many tokens as the first."""
-NO_MEMORY = "out of memory"
+NO_MEMORY, KILLED = "out of memory", "killed"
 HEADROOM = 2 << 30
 """Bytes of free memory that a run on the CPU leaves for other processes."""
 
@@ -309,9 +309,9 @@ def in_turns(
                 continue
             try:
                 found = fresh(measure, side, length)
-            except BrokenProcessPool:  # killed in spite of its limit
-                found = Cell(Measured(failure=NO_MEMORY))
-            if found.failure not in (None, NO_MEMORY):
+            except BrokenProcessPool:  # perhaps for lack of memory, in spite of its limit
+                found = Cell(Measured(failure=KILLED))
+            if found.failure not in (None, NO_MEMORY, KILLED):
                 raise RuntimeError(f"{side}, {length} tokens: {found.prompt.reason or found.token.reason}")
             if found.failure:
                 failures[side] = cell.prompt.failure = found.failure

@@ -61,19 +61,14 @@ def test_help_of_checks(module: Module, name: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("conversion copy", "| `ntk-convert --no-verify` |"),
         ("conversion size", "| `--hard-link` |"),
-        ("conversion fit", "| a step, stated |"),
-        ("torch_speed", "| 32 | stock |"),
         ("torch_speed --family mpt", "| 32 | patched |"),
-        ("onnx_speed graphs", "| transformers-last, denormals kept | 16 |"),
-        ("onnx_speed quantised", "| transformers int4 | 16 |"),
-        ("encoder_speed --quantised", "| ONNX, w8a8 |"),
+        ("encoder_speed", "| ONNX, float32 |"),
         ("vllm_speed", "| transformers, static |"),
     ],
 )
 def test_smallest_run(command: str, expected: str) -> None:
-    """Each script that needs no other environment; most check that all sides compute the same."""
+    """Of scripts that need no other environment and take less than a minute."""
     name, *words = command.split()
     line = [sys.executable, str(BENCHMARKS / f"{name}.py"), *words, "--quick"]
     done = subprocess.run(line, capture_output=True, text=True)

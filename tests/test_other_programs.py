@@ -7,10 +7,9 @@ ONNX backend of sentence-transformers needs, beside an older one. transformers.j
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ TEXTS = [
     " ".join(f"w{4 + (7 * text + index) % 90}" for index in range(n)) for text, n in enumerate((3, 60, 1, 17))
 ]
 ROWS, LENGTH, NEW = 2, 30, 8
+SCRIPT = Path(__file__).with_name("transformers_js.mjs")
 
 
 # --- decoders
@@ -122,15 +122,16 @@ def torch_vectors(folder: Path) -> Any:
 
 
 def with_sentence_transformers(folder: Path, dtype: str) -> Any:
-    pytest.importorskip("optimum.onnxruntime")
-    sentence_transformers = pytest.importorskip("sentence_transformers")
+    import sentence_transformers
+
     options = {"backend": "onnx", "trust_remote_code": True, "model_kwargs": {"file_name": FILES[dtype]}}
     return sentence_transformers.SentenceTransformer(str(folder), **options).encode(TEXTS)
 
 
 def with_optimum(folder: Path, dtype: str) -> Any:
-    optimum = pytest.importorskip("optimum.onnxruntime")
-    model = optimum.ORTModelForFeatureExtraction.from_pretrained(
+    from optimum.onnxruntime import ORTModelForFeatureExtraction
+
+    model = ORTModelForFeatureExtraction.from_pretrained(
         folder, trust_remote_code=True, subfolder="onnx", file_name=FILES[dtype]
     )
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
@@ -140,7 +141,7 @@ def with_optimum(folder: Path, dtype: str) -> Any:
 
 
 def with_fastembed(folder: Path, dtype: str) -> Any:
-    fastembed = pytest.importorskip("fastembed")
+    import fastembed
     from fastembed.common.model_description import ModelSource, PoolingType
 
     fastembed.TextEmbedding.add_custom_model(
@@ -156,27 +157,33 @@ def with_fastembed(folder: Path, dtype: str) -> Any:
 
 
 def with_transformers_js(folder: Path, dtype: str) -> Any:
-    node = shutil.which("node")
-    script = Path(__file__).with_name("transformers_js.mjs")
-    words = [str(node), str(script), str(folder), JAVASCRIPT[dtype], json.dumps(TEXTS)]
-    if not node or subprocess.run([*words[:2]], capture_output=True).returncode == 3:
-        pytest.skip("node or @huggingface/transformers is not installed")
-    done = subprocess.run(words, capture_output=True, text=True, env=os.environ)
-    assert done.returncode == 0, done.stderr
+    words = ["node", str(SCRIPT), str(folder), JAVASCRIPT[dtype], json.dumps(TEXTS)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     return np.array(json.loads(done.stdout.splitlines()[-1]))
 
 
-PROGRAMS: Sequence[Callable[[Path, str], Any]] = (
-    with_sentence_transformers,
-    with_optimum,
-    with_fastembed,
-    with_transformers_js,
-)
+def javascript_is_lacking() -> bool:
+    """Whether there is no node, or it does not find transformers.js."""
+    return not shutil.which("node") or bool(subprocess.run(["node", str(SCRIPT)]).returncode)
+
+
+PROGRAMS: dict[str, Callable[[Path, str], Any]] = {
+    "sentence_transformers": with_sentence_transformers,
+    "optimum": with_optimum,
+    "fastembed": with_fastembed,
+    "transformers.js": with_transformers_js,
+}
+NEEDS = {"sentence_transformers": "optimum.onnxruntime", "optimum": "optimum.onnxruntime"}
 
 
 @pytest.mark.parametrize("dtype", LEAST)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__.removeprefix("with_"))
-def test_vectors_are_those_of_torch(encoder: Path, program: Callable[[Path, str], Any], dtype: str) -> None:
-    found, right = program(encoder, dtype), torch_vectors(encoder)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_vectors_are_those_of_torch(request: pytest.FixtureRequest, program: str, dtype: str) -> None:
+    if program == "transformers.js" and javascript_is_lacking():
+        pytest.skip("node does not find @huggingface/transformers")
+    if program != "transformers.js":
+        pytest.importorskip(NEEDS.get(program, program))
+    folder = request.getfixturevalue("encoder")  # only where a program reads it
+    found, right = PROGRAMS[program](folder, dtype), torch_vectors(folder)
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(right, axis=1)
     assert ((found * right).sum(1) / lengths).min() >= LEAST[dtype]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from converter.config import LONGEST, PROVENANCE, Config, Geometry, Provenance
+from converter.config import LONGEST, PROVENANCE, Config, Geometry, Provenance, is_count
 from converter.errors import SourceError, UsageError
 from converter.families import SLOPES, Family, converted, recognise
 from converter.families.base import UNREAD
@@ -93,8 +93,9 @@ class AlibiRecipe:
             return recorded
         if source.repo_id is not None and source.repo_id in family.train_lengths:
             return TrainLength(family.train_lengths[source.repo_id], f"known checkpoint {source.repo_id}")
-        stated = family.config_length(config)
-        if stated is not None:
+        own = config.get("alibi_scaling") if family.own_scaling else None
+        stated = own.get("train_seq_len") if isinstance(own, dict) else None
+        if is_count(stated):
             return TrainLength(stated, "config.json's alibi_scaling")
         hint = config.get(family.length_hint) if family.length_hint else None
         says = ""

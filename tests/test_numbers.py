@@ -33,10 +33,10 @@ from tests.runners import HEADS, LAYERS, OUTPUTS, MakeRunner, Runner, Torch, exp
 EVERY = (*SCALINGS, *FITTED)
 # Numbers of heads that are powers of two, and others with more and fewer heads than the next one.
 DECODER_RUNS = (
-    *("sdpa-16", "sdpa-12", "sdpa-40", "static-12", "eager-12"),
+    *("sdpa-16", "sdpa-12", "sdpa-40", "static-12"),
     *("flash_attention_2-4", "flex_attention-12", "ort-12", "portable-12"),
 )
-ENCODER_RUNS = ("sdpa-12", "eager-8", "training-6", "ort-12", "portable-6")
+ENCODER_RUNS = ("sdpa-12", "training-8", "ort-12", "portable-6")
 DECODED = (40, *range(41, 49))
 """A prompt, then one token at a time."""
 CHUNKS = (1, 8, 20, 33, 34, 48)

@@ -87,7 +87,6 @@ def original(job: Job) -> Embed:
 
 
 def session(graph: Path, threads: int = 1) -> Any:
-    """With the settings that the docs advise."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -78,11 +78,7 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 
 def agreed(found: Mapping[str, Value]) -> Value | None:
-    """The value that all names of one setting agree on; None if there are no names.
-
-    Raises:
-        SourceError: two names have different values.
-    """
+    """The value that all names of one setting agree on, or a ``SourceError``; None if there are no names."""
     if len(set(found.values())) > 1:
         spelled = " and ".join(f"{name} {value}" for name, value in found.items())
         raise SourceError(f"config.json contradicts itself: {spelled}; remove the wrong one")
@@ -96,29 +92,20 @@ def count(config: Config, *names: str, default: int | None = None) -> int:
         SourceError: the key is missing and there is no default, the value is not an integer from 1 to
             ``LARGEST_COUNT``, or two names have different values.
     """
-    found: dict[str, int] = {}
-    for name in names:
-        value = config.get(name)
-        if value is not None and not is_count(value, LARGEST_COUNT):
+    found = {name: config[name] for name in names if config.get(name) is not None}
+    for name, value in found.items():
+        if not is_count(value, LARGEST_COUNT):
             raise SourceError(
                 f"config.json: {name} is {value!r}, expected an integer from 1 to {LARGEST_COUNT}"
             )
-        if value is not None:
-            found[name] = value
-    result = agreed(found)
-    if result is not None:
-        return result
-    if default is None:
+    result = agreed(found) or default
+    if result is None:
         raise SourceError(f"config.json has no {' or '.join(names)}; the checkpoint is incomplete")
-    return default
+    return result
 
 
 def head_dim(hidden_size: int, num_heads: int) -> int:
-    """``hidden_size / num_heads``.
-
-    Raises:
-        SourceError: the hidden size is not a multiple of the number of heads.
-    """
+    """``hidden_size / num_heads``, or a ``SourceError`` if that is not a whole number."""
     if hidden_size % num_heads:
         raise SourceError(
             f"config.json: hidden size {hidden_size} is not a multiple of the number of heads, {num_heads}"
@@ -174,11 +161,7 @@ class Provenance:
 
 
 def read_provenance(config: Config) -> Provenance | None:
-    """The origin that a converted config records; None if it records none.
-
-    Raises:
-        SourceError: the record is damaged; the message shows the value.
-    """
+    """The origin that a converted config records, or a ``SourceError``; None if it records none."""
     entry = config.get(PROVENANCE)
     if entry is None:
         return None

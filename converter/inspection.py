@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from converter.config import Config
 from converter.model import Model, ModelOptions, open_with_request
-from converter.recipes.recipe import Recipe
+from converter.recipes import Recipe
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Dynamic, Scaling, Unscaled, averaged, rows
 from converter.source.checkpoint import weight_index

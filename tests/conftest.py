@@ -57,7 +57,9 @@ ANY_VERSION = {
     *("staging", "stored", "transfer", "weights", "wheel"),
 }
 
+Pristine = Callable[..., Path]
 MakeSource = Callable[..., Path]
+RunCli = Callable[..., "Run"]
 Refuses = Callable[..., Exception]
 
 

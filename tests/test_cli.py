@@ -17,15 +17,13 @@ import converter
 from converter import ConversionResult, Inspection, convert, inspect
 from converter.cli import cli
 from tests import tiny
-from tests.conftest import MakeSource, Run, fingerprint
+from tests.conftest import MakeSource, Pristine, RunCli, fingerprint
 
 ROOT = Path(__file__).parent.parent
 FAST = ("--scale", "2", "--no-verify")
 
 
-def test_convert_is_the_default_command(
-    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_convert_is_the_default_command(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     source = pristine("bloom")
     for number, words in enumerate(
         [("convert", source, *FAST), (source, *FAST), (*FAST, source), ("--no-verify", "--scale=2", source)]
@@ -38,9 +36,7 @@ def test_convert_is_the_default_command(
 
 
 @pytest.mark.parametrize("family", tiny.STOCK)
-def test_a_verified_conversion(
-    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path, family: str
-) -> None:
+def test_a_verified_conversion(pristine: Pristine, run: RunCli, tmp_path: Path, family: str) -> None:
     result = run(pristine(family), "--scale", "2", "--out", tmp_path / "out", "--json")
     assert result.code == 0, result.err
     checks = {check["name"]: check for check in result.json["checks"]}
@@ -51,9 +47,7 @@ def test_a_verified_conversion(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
-def test_json_is_one_object_on_stdout(
-    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_json_is_one_object_on_stdout(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     source, out = pristine("bloom"), tmp_path / "out"
     result = run(source, *FAST, "--train-length", "64", "--out", out, "--json")
     assert result.out.count("\n") == 1
@@ -68,9 +62,7 @@ def test_json_is_one_object_on_stdout(
     assert values["dry_run"] is False
 
 
-def test_summary_on_stderr_and_quiet(
-    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_summary_on_stderr_and_quiet(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     source = pristine("bloom")
     said = run(source, *FAST, "--out", tmp_path / "a")
     assert "not verified" in said.err
@@ -82,7 +74,7 @@ def test_summary_on_stderr_and_quiet(
     assert (quiet.out, quiet.err) == (f"{tmp_path / 'c'}\n", "")
 
 
-def test_dry_run_writes_nothing(make_source: MakeSource, run: Callable[..., Run], tmp_path: Path) -> None:
+def test_dry_run_writes_nothing(make_source: MakeSource, run: RunCli, tmp_path: Path) -> None:
     source = make_source("mpt", {"max_seq_len": 64})
     before, names = fingerprint(tmp_path), sorted(tmp_path.rglob("*"))
     result = run(source, "--scale", "2", "--out", tmp_path / "out", "--dry-run")
@@ -105,7 +97,7 @@ def test_dry_run_writes_nothing(make_source: MakeSource, run: Callable[..., Run]
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("fmt", ["safetensors", "bin"])
 def test_dry_run_says_what_the_real_run_writes(
-    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path, fmt: str, sharded: bool
+    pristine: Pristine, run: RunCli, tmp_path: Path, fmt: str, sharded: bool
 ) -> None:
     words = (pristine("bloom", fmt=fmt, sharded=sharded), *FAST, "--out", tmp_path / "out", "--json")
     planned, done = run(*words, "--dry-run").json, run(*words).json
@@ -115,7 +107,7 @@ def test_dry_run_says_what_the_real_run_writes(
     assert planned["config_changes"] == done["config_changes"]
 
 
-def test_overwrite(pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path) -> None:
+def test_overwrite(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "stale").write_text("old")
@@ -127,16 +119,14 @@ def test_overwrite(pristine: Callable[..., Path], run: Callable[..., Run], tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
-def test_out_through_a_link(pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path) -> None:
+def test_out_through_a_link(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     assert run(pristine("bloom"), *FAST, "--out", tmp_path / "link").out == f"{tmp_path / 'real'}\n"
     assert (tmp_path / "link/config.json").exists()
 
 
-def test_python_and_command_line_give_the_same(
-    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_python_and_command_line_give_the_same(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     source = pristine("bloom")
     result = convert(source, tmp_path / "out", scale=2, verify=False)
     assert isinstance(result, ConversionResult)
@@ -159,7 +149,7 @@ def test_the_package_s_members() -> None:
 
 
 @pytest.fixture
-def page(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def page(run: RunCli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """``page(*words)``: what ``--help`` prints on a terminal of 80 columns."""
 
     def call(*words: str) -> str:
@@ -209,27 +199,32 @@ def test_help_lists_every_command_with_its_whole_summary(page: Callable[..., str
 @pytest.mark.parametrize(
     ("words", "command"),
     [
-        (["--frobnicate"], "convert"),
-        (["model"], "convert"),
-        (["convert"], "convert"),
-        (["inspect"], "inspect"),
-        (["inspect", "model", "--scale", "two"], "inspect"),
-        (["push", "folder"], "push"),
-        (["eval", "model", "--lengths", "1k"], "eval"),
-        (["eval", "model", "--tasks", "reading"], "eval"),
-        (["tune", "model"], "tune"),
-        (["plot", "model"], "plot"),
-        (["export"], "export"),
-        (["validate"], "validate"),
-        (["families", "bloom", "mpt"], "families"),
+        ("--frobnicate", "convert"),
+        ("model", "convert"),
+        ("convert", "convert"),
+        ("--scale 2", "convert"),
+        ("inspect", "inspect"),
+        ("inspect model --scale two", "inspect"),
+        ("push folder", "push"),
+        ("eval model --lengths 1k", "eval"),
+        ("eval model --tasks reading", "eval"),
+        ("tune model", "tune"),
+        ("plot model", "plot"),
+        ("export", "export"),
+        ("validate", "validate"),
+        ("families bloom mpt", "families"),
     ],
 )
-def test_wrong_usage_points_to_the_command_s_own_help(
-    run: Callable[..., Run], words: list[str], command: str
-) -> None:
-    result = run(*words)
+def test_wrong_usage_points_to_the_command_s_own_help(run: RunCli, words: str, command: str) -> None:
+    result = run(*words.split())
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert re.search(rf"[.?)] See ntk-convert {command} --help\.\n$", result.err)
+
+
+def test_no_words_at_all(run: RunCli) -> None:
+    result = run()
+    assert (result.code, result.out) == (2, "")
+    assert "Usage: ntk-convert" in result.err
 
 
 @pytest.mark.parametrize(
@@ -243,8 +238,14 @@ def test_wrong_usage_points_to_the_command_s_own_help(
     ],
 )
 def test_a_mistyped_command(
-    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, meant: str
+    run: RunCli,
+    pristine: Pristine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    word: str,
+    meant: str,
 ) -> None:
+    """Unless there is a folder of that name."""
     monkeypatch.chdir(tmp_path)
     result = run(word, "--out", "out")
     assert (result.code, result.out) == (2, "")
@@ -252,27 +253,20 @@ def test_a_mistyped_command(
         f"error: there is no command {word!r}; did you mean {meant}? "
         f"For a model of that name, type ntk-convert convert {word}. See ntk-convert --help.\n"
     )
-
-
-def test_a_folder_may_be_called_almost_like_a_command(
-    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "inspekt").symlink_to(pristine("bloom"))
-    assert run("inspekt", *FAST, "--out", "out").code == 0
+    (tmp_path / word).symlink_to(pristine("bloom"))
+    assert run(word, *FAST, "--out", "out").code == 0
 
 
 @pytest.mark.parametrize(
     "words",
-    [[name] for name in ("gpt2", "distilgpt2", "ctrl", "t5-small", "bert-base-uncased", "org/inspekt")]
-    + [["convert", "inspekt"]],
+    ["gpt2", "distilgpt2", "ctrl", "t5-small", "bert-base-uncased", "org/inspekt", "convert inspekt"],
 )
-def test_hub_ids_are_not_taken_for_mistyped_commands(run: Callable[..., Run], words: list[str]) -> None:
+def test_hub_ids_are_not_taken_for_mistyped_commands(run: RunCli, words: str) -> None:
     """They are accepted as MODEL: the error is about the option."""
-    assert "No such option" in run(*words, "--frobnicate").err
+    assert "No such option" in run(*words.split(), "--frobnicate").err
 
 
-def test_a_mistyped_option(run: Callable[..., Run]) -> None:
+def test_a_mistyped_option(run: RunCli) -> None:
     error = run("inspect", "model", "--scal", "2").err
     assert "--scale" in error.replace("--scal'", "").replace("--scal ", "")
 
@@ -281,9 +275,7 @@ def test_a_mistyped_option(run: Callable[..., Run]) -> None:
 
 
 @pytest.fixture
-def complete(
-    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., list[str]]:
+def complete(run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """``complete(line, shell="bash")``: what the shell is offered for the last word, in ``tmp_path``."""
     for name in ("expert", "bloom-ntk"):
         (tmp_path / name).mkdir()
@@ -302,60 +294,43 @@ def complete(
     return call
 
 
-FOLDER_LINES = [
-    "ntk-convert ./b",
-    "ntk-convert blo",
-    "ntk-convert convert b",
-    "ntk-convert inspect b",
-    "ntk-convert tune b",
-    "ntk-convert export b",
-    "ntk-convert validate b",
-    "ntk-convert push b",
-    "ntk-convert eval ./bloom-ntk b",
-    "ntk-convert ./bloom-ntk --out b",
-    "ntk-convert ./bloom-ntk --cache-dir b",
+COMMANDS = [f"plain,{name}" for name in sorted(cli.commands)]
+SUMMARY = "Export a converted model, as an ONNX graph."
+COMPLETIONS: list[tuple[str, list[str]]] = [
+    # Folders and files
+    *(
+        (line, [f"dir,{line.split()[-1]}"])
+        for line in (
+            *("./b", "blo", "convert b", "inspect b", "tune b", "export b", "validate b", "push b"),
+            *("eval ./bloom-ntk b", "./bloom-ntk --out b", "./bloom-ntk --cache-dir b"),
+        )
+    ),
+    *((line, ["file,ex"]) for line in ("plot ex", "eval m --text ex", "tune m --prompts ex")),
+    # The first word: a command, an option of convert, or a folder
+    ("", [*COMMANDS, "plain,bloom-ntk/", "plain,expert/"]),
+    ("exp", ["plain,export", "plain,expert/"]),
+    ("insp", ["plain,inspect"]),
+    ("--h", ["plain,--help", "plain,--hard-link"]),
+    ("--sc", ["plain,--scale"]),
+    # Options and their choices
+    ("./bloom-ntk --ove", ["plain,--overwrite"]),
+    ("push ./bloom-ntk USER/NAME --b", ["plain,--branch"]),
+    ("inspect ./bloom-ntk --method n", ["plain,ntk", "plain,ntk-published", "plain,none"]),
 ]
 
 
-@pytest.mark.parametrize("line", FOLDER_LINES)
-def test_folders_complete(complete: Callable[..., list[str]], line: str) -> None:
-    assert complete(line) == [f"dir,{line.rsplit(maxsplit=1)[-1]}"]
-
-
 @pytest.mark.parametrize(
-    "line", ["ntk-convert plot ex", "ntk-convert eval m --text ex", "ntk-convert tune m --prompts ex"]
+    ("shell", "line", "offered"),
+    [
+        *(("bash", line, offered) for line, offered in COMPLETIONS),
+        ("zsh", "exp", ["plain", "export", SUMMARY, "plain", "expert/", "_"]),
+        ("zsh", "./b", ["dir", "./b", "_"]),
+        ("fish", "exp", [f"plain,export\t{SUMMARY}", "plain,expert/"]),
+        ("fish", "./b", ["dir,./b"]),
+    ],
 )
-def test_files_complete(complete: Callable[..., list[str]], line: str) -> None:
-    assert complete(line) == ["file,ex"]
-
-
-def test_the_first_word_completes_as_a_command_an_option_or_a_folder(
-    complete: Callable[..., list[str]],
-) -> None:
-    everything = [f"plain,{name}" for name in sorted(cli.commands)] + ["plain,bloom-ntk/", "plain,expert/"]
-    assert complete("ntk-convert ") == everything
-    assert complete("ntk-convert exp") == ["plain,export", "plain,expert/"]
-    assert complete("ntk-convert insp") == ["plain,inspect"]
-    assert complete("ntk-convert --h") == ["plain,--help", "plain,--hard-link"]
-    assert complete("ntk-convert --sc") == ["plain,--scale"]
-
-
-def test_options_and_choices_complete(complete: Callable[..., list[str]]) -> None:
-    assert complete("ntk-convert ./bloom-ntk --ove") == ["plain,--overwrite"]
-    assert complete("ntk-convert push ./bloom-ntk USER/NAME --b") == ["plain,--branch"]
-    assert complete("ntk-convert inspect ./bloom-ntk --method n") == [
-        "plain,ntk",
-        "plain,ntk-published",
-        "plain,none",
-    ]
-
-
-def test_zsh_and_fish_complete_too(complete: Callable[..., list[str]]) -> None:
-    summary = "Export a converted model, as an ONNX graph."
-    assert complete("ntk-convert exp", "zsh") == ["plain", "export", summary, "plain", "expert/", "_"]
-    assert complete("ntk-convert exp", "fish") == [f"plain,export\t{summary}", "plain,expert/"]
-    assert complete("ntk-convert ./b", "zsh") == ["dir", "./b", "_"]
-    assert complete("ntk-convert ./b", "fish") == ["dir,./b"]
+def test_completion(complete: Callable[..., list[str]], shell: str, line: str, offered: list[str]) -> None:
+    assert complete(f"ntk-convert {line}", shell) == offered
 
 
 def test_completion_imports_nothing_heavy() -> None:
@@ -375,18 +350,11 @@ def test_completion_imports_nothing_heavy() -> None:
     assert not {"numpy", "torch", "transformers", "huggingface_hub"} & imported
 
 
-def test_version(run: Callable[..., Run]) -> None:
+def test_version(run: RunCli) -> None:
     assert run("--version").out == f"ntk-convert, version {converter.__version__}\n"
 
 
-@pytest.mark.parametrize("words", [[], ["convert"], ["inspect"], ["--scale", "2"], ["model"]])
-def test_incomplete_command_lines(run: Callable[..., Run], words: list[str]) -> None:
-    result = run(*words)
-    assert (result.code, result.out) == (2, "")
-    assert result.err
-
-
-def test_a_failure_shows_its_traceback_only_when_asked(run: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_failure_shows_its_traceback_only_when_asked(run: RunCli, tmp_path: Path) -> None:
     words = ("inspect", tmp_path)
     assert run(*words).err.count("\n") == 1
     loud = run(*words, "-v").err
@@ -395,7 +363,7 @@ def test_a_failure_shows_its_traceback_only_when_asked(run: Callable[..., Run], 
 
 
 def test_a_bug_is_one_line_too(
-    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pristine: Pristine, run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError("two\nlines")
@@ -410,7 +378,7 @@ def test_a_bug_is_one_line_too(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_closed_pipe_gives_no_traceback(pristine: Callable[..., Path]) -> None:
+def test_a_closed_pipe_gives_no_traceback(pristine: Pristine) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "converter", "inspect", str(pristine("bloom"))]

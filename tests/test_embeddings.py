@@ -316,34 +316,33 @@ def test_the_sequences_of_a_fasta_file(tmp_path: Path) -> None:
     for file in (path, packed):
         [window] = read_windows(Letters(), [file], 14, 9)
         assert "".join(map(chr, window)) == "ACGTACGNTTG-A*"
-    for content, message in (
-        ("ACGT\n", "line 1 has no header"),
-        (">one\nACGT\nplain text, not a sequence\n", "line 3 has characters that no sequence has"),
-    ):
-        path.write_text(content)
-        with pytest.raises(UsageError, match=message):
-            read_windows(Letters(), [path], 2, 1)
-
-
-def test_text_of_another_kind_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "genome.fa"
     path.write_text(f">one\nNN{'ACGT' * 3}\n")
     assert read_windows(Letters(), [path], 8, 1).shape == (1, 8)
-    path.write_text(f">one\nNNN{'ACGT' * 3}\n")
-    with pytest.raises(UsageError, match="38 % of the tokens are N, which means unknown; give text of"):
-        read_windows(Letters(), [path], 8, 1)
 
 
-def test_damaged_packed_texts_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "text.gz"
-    for content, message in (
-        (b"plain text", "cannot be read: Not a gzipped file"),
-        (gzip.compress(b"text " * 99)[:-9], "cannot be read: Compressed file ended"),
-        (gzip.compress(b"\xff"), "is not UTF-8 text"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(UsageError, match=message):
-            read_windows(Letters(), [path], 2, 1)
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("genome.fa", b"ACGT\n", "line 1 has no header"),
+        (
+            "genome.fa",
+            b">one\nACGT\nplain text, not a sequence\n",
+            "line 3 has characters that no sequence has",
+        ),
+        (
+            "genome.fa",
+            b">one\nNNNACGTACGTACGT\n",
+            "38 % of the tokens are N, which means unknown; give text of",
+        ),
+        ("text.gz", b"plain text", "cannot be read: Not a gzipped file"),
+        ("text.gz", gzip.compress(b"text " * 99)[:-9], "cannot be read: Compressed file ended"),
+        ("text.gz", gzip.compress(b"\xff"), "is not UTF-8 text"),
+    ],
+)
+def test_texts_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        read_windows(Letters(), [tmp_path / name], 8 if b"NNN" in content else 2, 1)
 
 
 # Neighbours
@@ -352,11 +351,7 @@ def test_damaged_packed_texts_are_refused(tmp_path: Path) -> None:
 def test_neighbours_by_hand() -> None:
     angles = np.linspace(0, np.pi, 14)
     before = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    assert agreement(before, before) == (
-        (1.0,) * 14,
-        (1.0,) * 14,
-        pytest.approx((1.0,) * 14),
-    )
+    assert agreement(before, before) == ((1.0,) * 14, (1.0,) * 14, pytest.approx((1.0,) * 14))
     after = before.copy()
     after[0] = before[13]
     same, ten, cosine = agreement(after, before)
@@ -454,12 +449,7 @@ def test_embeddings_need_no_head(source: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(
-    words: tuple[str, ...],
-    message: str,
-    code: int,
-    source: Path,
-    tmp_path: Path,
-    refused: Callable[..., str],
+    words: tuple[str, ...], message: str, code: int, source: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     jina = tiny.ENCODERS["jina_bert"]
     places: dict[str, Callable[[], Path]] = {

@@ -1,4 +1,7 @@
-"""The converted encoders: loading, outputs, training, compiling, embeddings; test_numbers.py has the rest."""
+"""The converted encoders: loading, outputs, compiling, embeddings.
+
+test_numbers.py and test_training.py have the rest.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
     AttentionInterface,
     AutoModel,
@@ -28,7 +30,6 @@ from tests.conftest import MakeSource
 from tests.dealt import dealt
 from tests.patched import Convert, assert_logits, batch
 from tests.runners import HEADS, LAYERS, auto_class
-from tests.test_training import assert_same_gradients, gradients
 
 FAMILIES = tuple(tiny.ENCODERS)
 
@@ -284,75 +285,6 @@ def test_a_new_head_s_bias_starts_at_zero(converted: Convert, name: str) -> None
     model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
     assert (prediction_bias(model) == 0).all()
     assert model.cls.predictions.transform.dense.weight.abs().max() < 1
-
-
-# Training
-
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-
-
-@pytest.mark.parametrize("scaling", ["ntk", "ntk-position"])
-@pytest.mark.parametrize("layer", LAYERS)
-def test_gradients_are_those_of_plain_attention(
-    converted: Convert, layer: str, scaling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one piece, and for factors that differ between queries in blocks."""
-    name, changes = LAYERS[layer]
-    folder = converted(name, 12, scaling, **changes, **NO_DROPOUT)
-    fused = load(folder).train()
-    monkeypatch.setattr(module_of(fused, "ntk_symmetric"), "CPU_BLOCK", 16)
-    ids, mask = batch(rows=2, length=40)
-    plain = load(folder, attn_implementation="eager").train()
-    assert_same_gradients(gradients(fused, ids, mask)[1], gradients(plain, ids, mask)[1])
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("layer", LAYERS)
-def test_gradient_checkpointing(converted: Convert, layer: str, reentrant: bool) -> None:
-    name, changes = LAYERS[layer]
-    model = load(converted(name, 4, "ntk-position", **changes, **NO_DROPOUT)).train()
-    ids, mask = batch(rows=2, length=40)
-    _, right = gradients(model, ids, mask)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-    runs: list[int] = []
-    model.bert.encoder.layer[0].attention.output.dense.register_forward_pre_hook(lambda *_: runs.append(1))
-    assert_same_gradients(gradients(model, ids, mask)[1], right)
-    assert len(runs) == 2, "the first layer was not run again in the backward pass"
-
-
-@pytest.mark.parametrize("key", NO_DROPOUT)
-@pytest.mark.parametrize("layer", LAYERS)
-def test_dropout_acts_in_training_only(converted: Convert, layer: str, key: str) -> None:
-    name, changes = LAYERS[layer]
-    model = load(converted(name, 4, "ntk", **changes, **{**NO_DROPOUT, key: 0.5}))
-    ids, mask = batch(rows=2, length=40)
-    with torch.no_grad():
-        assert torch.equal(model(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
-        model.train()
-        first, second = (model(ids, attention_mask=mask).logits for _ in range(2))
-        assert not torch.allclose(first, second, atol=1e-2)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_lora_adapter(converted: Convert, tmp_path: Path, name: str) -> None:
-    folder = converted(name)
-    ids, mask = batch(rows=2, length=40)
-    targets = [*tiny.CHECKPOINTS[name].queries]
-    model = get_peft_model(load(folder), LoraConfig(target_modules=targets, r=4))
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    losses = []
-    for _ in range(5):
-        loss = model(input_ids=ids, attention_mask=mask, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    model.eval().save_pretrained(tmp_path / "adapter")
-    with torch.no_grad():
-        right = model(input_ids=ids, attention_mask=mask).logits
-        again = PeftModel.from_pretrained(load(folder), tmp_path / "adapter").eval()
-        assert_logits(again(input_ids=ids, attention_mask=mask).logits, right, mask)
 
 
 # Embeddings

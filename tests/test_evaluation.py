@@ -288,11 +288,7 @@ def plain_rotary(source: Path, folder: Path, changes: dict[str, Any]) -> Any:
 # Windows of a text
 
 
-@given(
-    count=st.integers(1, 4),
-    longest=st.integers(2, 60),
-    data=st.data(),
-)
+@given(count=st.integers(1, 4), longest=st.integers(2, 60), data=st.data())
 def test_every_length_sees_the_same_tokens(count: int, longest: int, data: st.DataObject) -> None:
     length = data.draw(st.integers(2, longest))
     windows = np.arange(count * longest).reshape(count, longest)
@@ -524,6 +520,25 @@ def test_the_table_and_the_csv_have_every_value(results: Results) -> None:
         if (each.scaling, each.task, each.length) == ("none", "words", 20)
     ]
     assert f"{100 * none.value:.1f} ({100 * none.low:.1f} to {100 * none.high:.1f})" in table[2]
+    # The second row has its differences from the first on the same items.
+    number = r"[+-]\d+\.\d"
+    assert len(re.findall(rf"\d+\.\d, {number} \({number} to {number}\)", table[3])) == 2
+    ratio = r"x \d\.\d{3} \(\d\.\d{3} to \d\.\d{3}\)"
+    assert len(re.findall(rf"\d, {ratio}", results.table("perplexity").splitlines()[3])) == 2
+
+
+@pytest.mark.parametrize(("trained", "lengths"), [(256, {20}), (10, {20, 40})])
+def test_a_task_without_a_right_answer_stops_where_it_should_be_possible(
+    trained: int, lengths: set[int]
+) -> None:
+    class Never(Words):
+        def score(self, _: Item, __: str) -> float:
+            return 0.0
+
+    options: dict[str, Any] = {"methods": ["none", "linear"], "scales": [2], "train_length": trained}
+    found = evaluate([EXAMPLE], tasks=[Never()], lengths=[20, 40], items=3, **options)
+    assert {each.length for each in found.measurements} == lengths
+    assert len(found.measurements) == 2 * len(lengths)
 
 
 @pytest.mark.parametrize(

@@ -261,28 +261,6 @@ def test_passkey_has_the_published_form() -> None:
         assert question == "What is the pass key? The pass key is"
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        (" 12345.", 1),
-        (" <12345> and 67890", 1),
-        ("012345", 1),
-        (" 67890, or 12345", 0),
-        ("12 345", 0),
-        ("123456", 0),
-        ("", 0),
-        ("none", 0),
-    ],
-)
-@NUMBERS
-def test_the_first_number_is_the_answer(name: str, text: str, score: float) -> None:
-    assert tasks.make_task(name).score(Item((0,), ("12345",)), text) == score
-
-
-def test_zero_is_a_number() -> None:
-    assert scores.first_number("is 00.") == "0"
-
-
 # lines
 
 
@@ -373,8 +351,10 @@ def test_published_lines_are_taken_as_they_are(tmp_path: Path) -> None:
     assert length == len(second.ids)
     assert (first.answers, first.depth) == (("3",), None)
     assert (second.answers, second.depth) == (("17",), 44 / 84)
-    assert task.score(second, "It is <17>.") == 1
-    assert task.score(second, "3, 17") == 0
+    case = {"prompt": "We discuss the role of art in society. First?", "topics": ["The role of ART"]}
+    topics = tasks.make_task("topics", written(tmp_path, case))
+    [[item]] = topics.items(BYTES, [], 9, 0).values()
+    assert item.depth == 11 / 45
 
 
 def test_the_published_file_of_lines_can_be_used() -> None:
@@ -386,30 +366,6 @@ def test_the_published_file_of_lines_can_be_used() -> None:
 
 
 # topics
-
-
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ("The first topic is the role of art in society.", 1),
-        (" THE ROLE OF ART\nIN SOCIETY", 1),
-        ("Role of art in society", 1),
-        ("role-of-art in society", 1),
-        ("The role of art", 0),
-        ("The role of articles in society", 0),
-        ("control of art in society", 0),
-        ("", 0),
-    ],
-)
-def test_a_topic_is_right_if_it_is_named(tmp_path: Path, text: str, score: float) -> None:
-    case = {
-        "prompt": "We discuss the role of art in society. First?",
-        "topics": ["The role of art in society", "b"],
-    }
-    task = tasks.make_task("topics", written(tmp_path, case))
-    [[item]] = task.items(BYTES, [], 9, 0).values()
-    assert item.depth == 11 / 45
-    assert task.score(item, text) == score
 
 
 def test_the_published_file_of_topics_can_be_used() -> None:
@@ -424,41 +380,7 @@ def test_the_published_file_of_topics_can_be_used() -> None:
 # LongBench
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "score"),
-    [
-        ("The cat sat on a mat.", "a cat on the mat", 2 * 3 / (4 + 3)),
-        ("no no yes", "no", 2 * 1 / (3 + 1)),
-        ("no no yes", "no no", 2 * 2 / (3 + 2)),
-        ("The U.S.", "us", 1),
-        ("another theatre", "other atre", 0),
-        ("the", "the", 0),
-        ("", "x", 0),
-    ],
-)
-def test_f1_of_words(text: str, answer: str, score: float) -> None:
-    assert scores.qa_f1(text, answer) == pytest.approx(score)
-
-
 CLASSES = ("City", "Other location", "location", "Date")
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "score"),
-    [
-        (" City\nQuestion: When?\nType: Date", "City", 1),
-        ("\n\n City\n", "City", 1),
-        (" \nCity", "City", 0),
-        ("Date or City", "City", 1 / 2),
-        ("Date or City", "Other location", 0),
-        ("Other location", "Other location", 1),
-        ("Other location", "location", 1 / 2),
-        ("city", "City", 0),
-        ("", "City", 0),
-    ],
-)
-def test_classification(text: str, answer: str, score: float) -> None:
-    assert scores.classification_score(text, answer, CLASSES) == score
 
 
 def trec_case(context: str = "Question: a\nType: City", **changes: object) -> dict[str, object]:
@@ -471,34 +393,31 @@ def trec_case(context: str = "Question: a\nType: City", **changes: object) -> di
     return {**case, **changes}
 
 
-def test_trec(tmp_path: Path) -> None:
-    task = tasks.make_task("trec", written(tmp_path, trec_case(), trec_case(answers=["City", "Date"])))
-    assert (task.name, task.metric, task.max_new_tokens) == ("trec", "score", 64)
-    first, second = task.items(BYTES, [1000], 9, 0)[1000]
-    assert text_of(first) == (
-        "Please determine the type of the question below. Here are some examples of questions.\n\n"
-        "Question: a\nType: City\nQuestion: b\nType:"
-    )
-    assert task.score(first, " City\n") == 0
-    assert task.score(second, " City\nDate") == 1
-
-
-def test_multifieldqa(tmp_path: Path) -> None:
-    case = {
-        "context": "{braces} stay.",
-        "input": "Why?",
-        "answers": ["x", "the red car"],
-        "all_classes": None,
-    }
-    task = tasks.make_task("multifieldqa_en", written(tmp_path, case))
-    assert (task.name, task.metric, task.max_new_tokens) == ("multifieldqa_en", "f1", 64)
+@pytest.mark.parametrize(
+    ("name", "metric", "case", "prompt"),
+    [
+        (
+            "trec",
+            "score",
+            trec_case(),
+            "Please determine the type of the question below. Here are some examples of questions.\n\n"
+            "Question: a\nType: City\nQuestion: b\nType:",
+        ),
+        (
+            "multifieldqa_en",
+            "f1",
+            {"context": "{braces} stay.", "input": "Why?", "answers": ["x"], "all_classes": None},
+            "Read the following text and answer briefly.\n\n{braces} stay.\n\n"
+            "Now, answer the following question based on the above text, only give me the answer and do not "
+            "output any other words.\n\nQuestion: Why?\nAnswer:",
+        ),
+    ],
+)
+def test_prompts_of_longbench(tmp_path: Path, name: str, metric: str, case: object, prompt: str) -> None:
+    task = tasks.make_task(name, written(tmp_path, case))
+    assert (task.name, task.metric, task.max_new_tokens) == (name, metric, 64)
     [item] = task.items(BYTES, [1000], 9, 0)[1000]
-    assert text_of(item) == (
-        "Read the following text and answer briefly.\n\n{braces} stay.\n\n"
-        "Now, answer the following question based on the above text, only give me the answer and do not "
-        "output any other words.\n\nQuestion: Why?\nAnswer:"
-    )
-    assert task.score(item, "A red car.") == 1
+    assert text_of(item) == prompt
 
 
 def test_the_middle_is_cut_out_and_the_halves_are_tokenised_again() -> None:
@@ -562,14 +481,70 @@ def test_prompts_of_the_user_s_own(tmp_path: Path) -> None:
     assert [len(items) for items in task.items(CLOSED, [], 1, 0).values()] == [1, 1, 1]
 
 
+# Scores
+
+
+KEYS = {"lines": "expected_number", "topics": "topics", "prompts": "answer"}
+"""Where a case has its answer; else under ``answers``."""
+TOPIC = ["The role of art in society", "b"]
+
+
 @pytest.mark.parametrize(
-    ("text", "score"),
-    [("24", 1), (" \n24 LINE", 1), ("24.", 1), ("240", 0), ("24th", 0), ("2", 0), ("is 24", 0), ("", 0)],
+    ("name", "answer", "text", "score"),
+    [
+        ("lines", 12345, " 12345.", 1),
+        ("lines", 12345, " <12345> and 67890", 1),
+        ("lines", 12345, "012345", 1),
+        ("lines", 12345, " 67890, or 12345", 0),
+        ("lines", 12345, "12 345", 0),
+        ("lines", 12345, "123456", 0),
+        ("lines", 12345, "", 0),
+        ("lines", 12345, "none", 0),
+        ("lines", 0, "is 00.", 1),
+        ("topics", TOPIC, "The first topic is the role of art in society.", 1),
+        ("topics", TOPIC, " THE ROLE OF ART\nIN SOCIETY", 1),
+        ("topics", TOPIC, "Role of art in society", 1),
+        ("topics", TOPIC, "role-of-art in society", 1),
+        ("topics", TOPIC, "The role of art", 0),
+        ("topics", TOPIC, "The role of articles in society", 0),
+        ("topics", TOPIC, "control of art in society", 0),
+        ("topics", TOPIC, "", 0),
+        ("multifieldqa_en", ["a cat on the mat"], "The cat sat on a mat.", 2 * 3 / (4 + 3)),
+        ("multifieldqa_en", ["no"], "no no yes", 0.5),
+        ("multifieldqa_en", ["no no"], "no no yes", 2 * 2 / (3 + 2)),
+        ("multifieldqa_en", ["us"], "The U.S.", 1),
+        ("multifieldqa_en", ["other atre"], "another theatre", 0),
+        ("multifieldqa_en", ["the"], "the", 0),
+        ("multifieldqa_en", ["x", "the red car"], "A red car.", 1),
+        ("multifieldqa_en", ["x", "the red car"], "", 0),
+        ("trec", ["City"], " City\nQuestion: When?\nType: Date", 1),
+        ("trec", ["City"], "\n\n City\n", 1),
+        ("trec", ["City"], " \nCity", 0),
+        ("trec", ["City"], "Date or City", 0.5),
+        ("trec", ["City"], "city", 0),
+        ("trec", ["City"], "", 0),
+        ("trec", ["Other location"], "Date or City", 0),
+        ("trec", ["Other location"], "Other location", 1),
+        ("trec", ["location"], "Other location", 0.5),
+        ("trec", ["City", "Date"], " City\nDate", 1),
+        ("prompts", ["7", "24"], "24", 1),
+        ("prompts", ["7", "24"], " \n24 LINE", 1),
+        ("prompts", ["7", "24"], "24.", 1),
+        ("prompts", ["7", "24"], "240", 0),
+        ("prompts", ["7", "24"], "24th", 0),
+        ("prompts", ["7", "24"], "2", 0),
+        ("prompts", ["7", "24"], "is 24", 0),
+        ("prompts", ["7", "24"], "", 0),
+    ],
 )
-def test_a_continuation_begins_with_the_answer(tmp_path: Path, text: str, score: float) -> None:
-    task = tasks.make_task("prompts", written(tmp_path, {"prompt": "a", "answer": ["7", "24"]}))
-    [[item]] = task.items(BYTES, [], 1, 0).values()
-    assert task.score(item, text) == score
+def test_what_an_answer_is_worth(tmp_path: Path, name: str, answer: Any, text: str, score: float) -> None:
+    common = {"prompt": "a", "correct_line": "b", "context": "c", "input": "d", "all_classes": CLASSES}
+    task = tasks.make_task(name, written(tmp_path, {**common, KEYS.get(name, "answers"): answer}))
+    [[item]] = task.items(BYTES, [1000], 9, 0).values()
+    assert task.score(item, text) == pytest.approx(score)
+    if name == "lines":
+        for generated in ("lines", "passkey"):
+            assert tasks.make_task(generated).score(item, text) == score
 
 
 def test_the_example_answers_prompts(tmp_path: Path) -> None:

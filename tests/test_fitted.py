@@ -18,14 +18,7 @@ from converter import adopt, convert, inspect
 from converter.errors import SourceError, UsageError
 from converter.pictures.positions import read
 from converter.scaling.request import GivenSlopes, Request, request_for
-from converter.scaling.scaling import (
-    Dynamic,
-    Static,
-    averaged,
-    first_layers,
-    query_factors,
-    read_scaling,
-)
+from converter.scaling.scaling import Dynamic, Static, averaged, first_layers, query_factors, read_scaling
 from converter.scaling.slopes import stock_slopes
 from converter.source.slopes_file import read_slopes_file
 from tests import tiny
@@ -268,8 +261,7 @@ def test_the_trained_length_stays_bit_for_bit(tmp_path: Path, family: str) -> No
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("dynamic", "dtype"),
-    dealt([None, "position"], [torch.bfloat16, torch.float16], each=1),
+    ("dynamic", "dtype"), dealt([None, "position"], [torch.bfloat16, torch.float16], each=1)
 )
 def test_half_precision_stays_near_float32(
     pristine: Callable[..., Path], tmp_path: Path, dynamic: str | None, dtype: torch.dtype

@@ -323,17 +323,7 @@ def test_the_command_line(written: tuple[Path, Path], run: Callable[..., Run], t
     source, text = written
     out = tmp_path / "out"
     words = command(source, text)
-    result = run(
-        *words,
-        "--steps",
-        10,
-        "--static",
-        "--shared",
-        "--temperatures",
-        "--out",
-        out,
-        "--json",
-    )
+    result = run(*words, "--steps", 10, "--static", "--shared", "--temperatures", "--out", out, "--json")
     assert result.code == 0, result.err
     assert "fitting 8 numbers to" in result.err
     assert "for the weights" in result.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +15,10 @@ import torch
 from transformers import AutoTokenizer
 
 from converter import OnnxOptions, convert
-from converter.exports.onnx.build import build_graph
 from converter.exports.onnx.choices import Profile
-from converter.exports.onnx.graph import METADATA
-from converter.result.converted import open_converted
 from tests import tiny
 from tests.dealt import dealt
+from tests.onnx_graphs import build
 from tests.patched import FAMILIES, Convert, load
 
 pytest.importorskip("onnxruntime")
@@ -42,14 +39,7 @@ def example() -> ModuleType:
 
 
 def export(folder: Path, *, profile: Profile = "ort", dtype: str = "fp32", last_logits: bool = False) -> Path:
-    graph = build_graph(
-        open_converted(folder),
-        profile=profile,
-        dtype=dtype,
-        last_logits=last_logits,
-        convert_weights=False,
-    )
-    graph.save(folder / "model.onnx", {METADATA: json.dumps({"profile": profile})})
+    build(folder, profile, dtype, last_logits=last_logits, name="model.onnx")
     return folder
 
 

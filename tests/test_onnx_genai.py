@@ -187,7 +187,7 @@ def test_which_graph_is_served(converted: Convert) -> None:
     assert served() == "model_fp32.onnx"
     assert served(standalone=True) == "model_fp32.onnx"
     assert served(dtype="w8a8") == "onnx/model_int8.onnx"
-    # A trunk generates nothing, whatever else the repository has.
+    # A backbone generates nothing, whatever else the repository has.
     assert served(standalone=True, task="feature-extraction") == "onnx/model_int8.onnx"
     assert "genai" not in (folder / "README.md").read_text(encoding="utf-8")
 

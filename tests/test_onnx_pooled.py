@@ -44,7 +44,7 @@ def with_modules(folder: Path, pooling: dict[str, Any] = POOLING, *more: str) ->
 def encoder(
     folder: Path, *more: str, family: str = "jina_bert", pooling: dict[str, Any] = POOLING, **options: Any
 ) -> Path:
-    """A converted trunk with the files of sentence-transformers."""
+    """A converted backbone with the files of sentence-transformers."""
     source = tiny.ENCODERS[family](folder / "source", 4, **{"head": "Model", **options})
     convert(
         with_modules(source, pooling, *more),
@@ -204,7 +204,7 @@ def test_a_conversion_does_not_begin_without_a_known_pooling(
         assert expected[what] in line
 
 
-def test_a_model_with_a_head_has_its_trunk_pooled(refused: Any, run: Any, tmp_path: Path) -> None:
+def test_a_model_with_a_head_has_its_backbone_pooled(refused: Any, run: Any, tmp_path: Path) -> None:
     out = encoder(tmp_path, head="MaskedLM")
     assert "give --onnx-task feature-extraction with it" in refused(
         "export", out, "--pooled", "--onnx-task", "fill-mask", code=2

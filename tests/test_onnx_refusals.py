@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable
@@ -16,31 +17,137 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from converter.errors import UsageError
-from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.decoder import Decoder
 from converter.exports.onnx.encoder import Encoder
 from converter.exports.onnx.families import network_class
 from converter.exports.onnx.options import OnnxOptions
 from converter.families import FAMILIES
 from tests.conftest import MakeSource, Run, edit_json, fingerprint
-from tests.onnx_graphs import (
-    PROFILES,
-    TRAIN_LENGTH,
-    Make,
-)
+from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Make
 
-ROOT = Path(__file__).parent.parent
 CONVERT = ("--scale", "2", "--train-length", TRAIN_LENGTH)
-CARD = "README.md"
-GENAI, REPORT = "genai_config.json", "onnx_validation.json"
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+REPORT = "onnx_validation.json"
+WEIGHT = "transformer.h.1.mlp.dense_h_to_4h.weight"
 
 Command = Callable[..., Run]
+Refused = Callable[..., str]
+Change = Callable[[Path], object]
 
 
-def test_what_is_no_converted_repository(
-    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path
+def resave(folder: Path, change: Callable[[dict[str, Any]], Any], **metadata: str) -> None:
+    """Writes the weights anew, changed."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **metadata})
+
+
+def weights(change: Callable[[dict[str, Any]], Any]) -> Change:
+    return lambda folder: resave(folder, change)
+
+
+def config(**changes: Any) -> Change:
+    return lambda folder: edit_json(folder / "config.json", changes)
+
+
+def spoil(tensors: dict[str, Any], value: float) -> None:
+    tensors["transformer.h.0.mlp.dense_h_to_4h.bias"][3] = value
+
+
+def pickled(folder: Path) -> None:
+    """A graph can only point into safetensors."""
+    tensors = load_file(folder / "model.safetensors")
+    torch.save({k: torch.from_numpy(v) for k, v in tensors.items()}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def shortened(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-7])
+
+
+def foreign(folder: Path) -> None:
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    values = [onnx.helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
+    graph = onnx.helper.make_graph([node], "g", values[:1], values[1:])
+    onnx.save(onnx.helper.make_model(graph), folder / "model.onnx")
+
+
+def nothing(folder: Path) -> None:
+    pass
+
+
+def as_float64(tensors: dict[str, Any], *names: str) -> None:
+    tensors.update({name: tensors[name].astype(np.float64) for name in names or tensors})
+
+
+NOT_OURS = "was not written by ntk-convert"
+PORTABLE = ("--onnx-profile", "portable")
+BROKEN: dict[str, tuple[str, Change, tuple[str, ...], str]] = {
+    "a tensor is missing": (
+        "bloom",
+        weights(lambda tensors: tensors.pop(WEIGHT)),
+        (),
+        "no tensor 'h.1.mlp.dense_h_to_4h.weight'",
+    ),
+    "a tensor of another shape": (
+        "bloom",
+        weights(lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT][:-1].copy()})),
+        (),
+        f"{WEIGHT!r} has shape [127, 32], not [128, 32]",
+    ),
+    "a tensor of float64": ("bloom", weights(lambda ts: as_float64(ts, WEIGHT)), (), f"{WEIGHT!r} is F64"),
+    "weights of float64": ("bloom", weights(as_float64), (), "the weights are F64"),
+    "weights cut off": ("bloom", shortened, (), "model.safetensors"),
+    "no weights": ("bloom", lambda folder: (folder / "model.safetensors").unlink(), (), "weights"),
+    "pickled weights": ("bloom", pickled, (), "safetensors"),
+    "a larger vocabulary": ("bloom", config(vocab_size=98), (), "[97, 32], not [98, 32]"),
+    "no vocabulary": ("bloom", config(vocab_size=None), (), "vocab_size"),
+    "more layers": ("bloom", config(n_layer=3), (), "no tensor 'h.2."),
+    "an activation": ("falcon", config(activation="tanh"), (), "no graph for the activation 'tanh'"),
+    **{
+        f"{value} in {profile}": (
+            "bloom",
+            weights(lambda tensors, value=value: spoil(tensors, value)),
+            ("--onnx-profile", profile),
+            "model.onnx: prompt of",
+        )
+        for value in (np.nan, np.inf)
+        for profile in PROFILES
+    },
+    "an empty graph": ("bloom", lambda folder: (folder / "model.onnx").write_bytes(b""), (), NOT_OURS),
+    "bytes": ("bloom", lambda folder: (folder / "model.onnx").write_bytes(b"foreign"), (), NOT_OURS),
+    "another tool's graph": ("bloom", foreign, (), NOT_OURS),
+    "last logits of a backbone": (
+        "bloom",
+        nothing,
+        ("--last-logits", "--onnx-task", "feature-extraction"),
+        "--last-logits is for language models, and NtkBloomModel is not one",
+    ),
+    "a profile": ("bloom", nothing, ("--onnx-profile", "openvino"), "'openvino'"),
+    "a dtype": ("bloom", nothing, ("--onnx-dtype", "fp8"), "'fp8'"),
+    "a provider": ("bloom", nothing, ("--provider", "tpu"), "'tpu'"),
+}
+
+
+@pytest.mark.parametrize(("family", "change", "words", "message"), BROKEN.values(), ids=BROKEN.keys())
+def test_export_refuses(
+    repository: Make, refused: Refused, family: str, change: Change, words: tuple[str, ...], message: str
 ) -> None:
+    folder = repository(family)
+    change(folder)
+    usage = (words and words[0] != "--onnx-profile") or "openvino" in words
+    assert message in refused("export", folder, *words, code=2 if usage else 1)
+    if message == NOT_OURS:
+        assert message in refused("validate", folder)
+
+
+@pytest.mark.parametrize("field", [{"dtype": "fp8"}, {"profile": "openvino"}, {"provider": "tpu"}], ids=str)
+def test_unknown_choices(field: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(field.values()))):
+        OnnxOptions(**field)
+
+
+def test_what_is_no_converted_repository(make_source: MakeSource, refused: Refused, tmp_path: Path) -> None:
     source = make_source()
     (tmp_path / "empty").mkdir()
     for command in ("export", "validate"):
@@ -56,45 +163,39 @@ def test_every_family_has_a_graph() -> None:
         assert issubclass(network_class(family), kinds[family.kind])
 
 
-def test_a_language_model_whose_config_names_the_trunk(
-    make_source: MakeSource, run: Command, refused: Callable[..., str], tmp_path: Path
+def test_a_language_model_whose_config_names_the_backbone(
+    make_source: MakeSource, run: Command, refused: Refused, tmp_path: Path
 ) -> None:
     """As TurkuNLP's gpt3-finnish do: transformers' auto class gives them a head, which is tied."""
-    source = make_source("bloom", head="Model")
-    remedy = (
-        """--onnx-task feature-extraction; if it is a language model whose head is the embedding table, """
-    )
+    source, out = make_source("bloom", head="Model"), tmp_path / "out"
+    remedy = "--onnx-task feature-extraction; if it is a language model whose head is the embedding table, "
     remedy += """convert the source with --set 'architectures=["BloomForCausalLM"]'"""
-    assert remedy in refused(source, *CONVERT, "--out", tmp_path / "out", "--onnx")
-    words = (*CONVERT, "--set", 'architectures=["BloomForCausalLM"]', "--out", tmp_path / "out", "--onnx")
+    assert remedy in refused(source, *CONVERT, "--out", out, "--onnx")
+    words = (*CONVERT, "--set", 'architectures=["BloomForCausalLM"]', "--out", out, "--onnx")
     assert run(source, *words).code == 0
-    assert (tmp_path / "out" / "model.onnx").is_file()
+    assert (out / "model.onnx").is_file()
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnx_ir", "onnxruntime"])
 def test_missing_packages_are_named_with_their_installation(
     repository: Make,
     pristine: Callable[..., Path],
-    refused: Callable[..., str],
+    refused: Refused,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     package: str,
 ) -> None:
-    folder = repository()
-    import importlib.util
-
-    find = importlib.util.find_spec
+    folder, find = repository(), importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *rest: None if name == package else find(name, *rest)
     )
     conversion = (pristine("bloom"), *CONVERT, "--out", tmp_path / "out", "--onnx")
     for words in (("export", folder), ("validate", folder), conversion):
-        line = refused(*words)
-        assert f"pip install {package.replace('_', '-')} " in line
+        assert f"pip install {package.replace('_', '-')} " in refused(*words)
 
 
 @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="CUDA")
-def test_a_provider_that_is_not_there(repository: Make, refused: Callable[..., str], run: Command) -> None:
+def test_a_provider_that_is_not_there(repository: Make, refused: Refused, run: Command) -> None:
     folder = repository()
     assert "has no CUDAExecutionProvider here" in refused("export", folder, "--provider", "cuda")
     assert run("export", folder, "--provider", "cpu").code == 0
@@ -102,179 +203,68 @@ def test_a_provider_that_is_not_there(repository: Make, refused: Callable[..., s
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "message"),
     [
-        ("--onnx-dtype", "fp8"),
-        ("--onnx-profile", "openvino"),
-        ("--provider", "tpu"),
+        *(
+            (words, "need --onnx")
+            for words in (
+                ("--onnx-dtype", "fp16"),
+                PORTABLE,
+                ("--onnx-standalone",),
+                ("--last-logits",),
+                ("--provider", "cpu"),
+            )
+        ),
+        (
+            ("--onnx", "--last-logits", "--onnx-task", "feature-extraction"),
+            "--last-logits is for language models, and NtkBloomModel is not one",
+        ),
     ],
+    ids=str,
 )
-def test_unknown_choices(repository: Make, refused: Callable[..., str], words: tuple[str, ...]) -> None:
-    assert repr(words[1]) in refused("export", repository(), *words, code=2)
-    field = words[0].removeprefix("--onnx-").removeprefix("--")
-    with pytest.raises(UsageError, match=words[1]):
-        OnnxOptions(**{field: words[1]})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--onnx-dtype", "fp16"),
-        ("--onnx-profile", "portable"),
-        ("--onnx-standalone",),
-        ("--last-logits",),
-        ("--provider", "cpu"),
-    ],
-)
-def test_options_of_a_graph_without_one(
-    make_source: MakeSource, refused: Callable[..., str], tmp_path: Path, words: tuple[str, ...]
+def test_convert_refuses(
+    make_source: MakeSource, refused: Refused, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
-    assert "need --onnx" in refused(make_source(), *CONVERT, "--out", tmp_path / "out", *words, code=2)
+    assert message in refused(make_source(), *CONVERT, "--out", tmp_path / "out", *words, code=2)
 
 
-def test_last_logits_of_what_has_none(
-    repository: Make, make_source: MakeSource, refused: Callable[..., str], tmp_path: Path
-) -> None:
-    line = "--last-logits is for language models, and NtkBloomModel is not one"
-    words = ("--last-logits", "--onnx-task", "feature-extraction")
-    assert line in refused("export", repository(), *words, code=2)
-    assert line in refused(make_source(), *CONVERT, "--out", tmp_path / "out", "--onnx", *words, code=2)
-
-
-@pytest.mark.parametrize("content", [b"", b"foreign", "valid"])
-def test_a_foreign_graph_is_not_overwritten(
-    repository: Make, refused: Callable[..., str], content: bytes | str
-) -> None:
-    folder = repository()
-    if isinstance(content, str):
-        node = onnx.helper.make_node("Identity", ["x"], ["y"])
-        values = [onnx.helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
-        onnx.save(
-            onnx.helper.make_model(onnx.helper.make_graph([node], "g", values[:1], values[1:])),
-            folder / "model.onnx",
-        )
-    else:
-        (folder / "model.onnx").write_bytes(content)
-    assert "was not written by ntk-convert" in refused("export", folder)
-    assert "was not written by ntk-convert" in refused("validate", folder)
-
-
-def test_a_folder_without_a_graph_has_nothing_to_validate(
-    repository: Make, refused: Callable[..., str]
-) -> None:
+def test_a_folder_without_a_graph_has_nothing_to_validate(repository: Make, refused: Refused) -> None:
     assert "has no ONNX graph" in refused("validate", repository())
 
 
-def resave(folder: Path, change: Callable[[dict[str, Any]], Any], **metadata: str) -> None:
-    """Writes the weights anew, changed."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **metadata})
-
-
-def test_a_graph_of_other_weights(repository: Make, run: Command, refused: Callable[..., str]) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda folder: resave(folder, lambda tensors: None, note="x" * 100),
+            "model.onnx does not belong to these weights",
+        ),
+        (config(alibi_scaling={"type": "ntk", "factor": 3.0}), 'was made for alibi_scaling {"type": "ntk", '),
+    ],
+    ids=["other weights", "another scaling"],
+)
+def test_a_graph_of_something_else(
+    repository: Make, run: Command, refused: Refused, change: Change, message: str
+) -> None:
     folder = repository()
     assert run("export", folder).code == 0
-    resave(folder, lambda tensors: None, note="x" * 100)
-    (folder / REPORT).unlink()  # which says that the graph is right, and would not stay
+    change(folder)
+    assert run("validate", folder).code == 1
+    assert not (folder / REPORT).exists(), "it says that the graph is right, and that is no longer so"
     line = refused("validate", folder)
-    assert "model.onnx does not belong to these weights" in line
+    assert message in line
     assert "ntk-convert export" in line
     assert run("export", folder).code == 0
 
 
-def test_a_report_that_is_no_longer_so_does_not_stay(repository: Make, run: Command) -> None:
-    folder = repository()
-    assert run("export", folder).code == 0
-    resave(folder, lambda tensors: None, note="x" * 100)
-    assert run("validate", folder).code == 1
-    assert not (folder / REPORT).exists()
-
-
-def test_a_graph_of_another_scaling(repository: Make, run: Command, refused: Callable[..., str]) -> None:
-    folder = repository()
-    assert run("export", folder).code == 0
-    edit_json(folder / "config.json", {"alibi_scaling": {"type": "ntk", "factor": 3.0}})
-    (folder / REPORT).unlink()  # which says that the graph is right, and would not stay
-    line = refused("validate", folder)
-    assert 'was made for alibi_scaling {"type": "ntk", "factor": 2.0}' in line
-    assert run("export", folder).code == 0
-
-
-def test_an_activation_without_a_graph(repository: Make, refused: Callable[..., str]) -> None:
-    folder = repository("falcon")
-    edit_json(folder / "config.json", {"activation": "tanh"})
-    assert "no graph for the activation 'tanh'" in refused("export", folder)
-
-
-def test_damaged_weights(repository: Make, refused: Callable[..., str]) -> None:
-    folder = repository()
-    name = "transformer.h.1.mlp.dense_h_to_4h.weight"
-    whole = (folder / "model.safetensors").read_bytes()
-
-    resave(folder, lambda tensors: tensors.pop(name))
-    assert "no tensor 'h.1.mlp.dense_h_to_4h.weight'" in refused("export", folder)
-
-    (folder / "model.safetensors").write_bytes(whole)
-    resave(folder, lambda tensors: tensors.update({name: tensors[name][:-1].copy()}))
-    assert f"{name!r} has shape [127, 32], not [128, 32]" in refused("export", folder)
-
-    (folder / "model.safetensors").write_bytes(whole)
-    resave(folder, lambda tensors: tensors.update({name: tensors[name].astype(np.float64)}))
-    assert f"{name!r} is F64" in refused("export", folder)
-
-    (folder / "model.safetensors").write_bytes(whole)
-    resave(folder, lambda tensors: tensors.update({k: v.astype(np.float64) for k, v in tensors.items()}))
-    assert "the weights are F64" in refused("export", folder)
-
-    (folder / "model.safetensors").write_bytes(whole[:-7])
-    assert "model.safetensors" in refused("export", folder)
-
-    (folder / "model.safetensors").unlink()
-    assert "weights" in refused("export", folder)
-
-
-def test_weights_that_were_pickled(repository: Make, refused: Callable[..., str]) -> None:
-    """A graph can only point into safetensors."""
-    folder = repository()
-    tensors = load_file(folder / "model.safetensors")
-    torch.save({k: torch.from_numpy(v) for k, v in tensors.items()}, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    assert "safetensors" in refused("export", folder)
-
-
-def test_a_config_that_does_not_fit(repository: Make, refused: Callable[..., str]) -> None:
-    folder = repository()
-    edit_json(folder / "config.json", {"vocab_size": 98})
-    assert "[97, 32], not [98, 32]" in refused("export", folder)
-    edit_json(folder / "config.json", {"vocab_size": None})
-    assert "vocab_size" in refused("export", folder)
-    edit_json(folder / "config.json", {"vocab_size": 97, "n_layer": 3})
-    assert "no tensor 'h.2." in refused("export", folder)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("profile", PROFILES)
-def test_weights_that_are_no_numbers(
-    repository: Make, refused: Callable[..., str], profile: Profile, value: float
-) -> None:
-    folder = repository()
-
-    def spoil(tensors: dict[str, Any]) -> None:
-        tensors["transformer.h.0.mlp.dense_h_to_4h.bias"][3] = value
-
-    resave(folder, spoil)
-    assert "model.onnx: prompt of" in refused("export", folder, "--onnx-profile", profile)
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written(repository: Make, refused: Callable[..., str]) -> None:
+def test_a_folder_that_cannot_be_written(repository: Make, refused: Refused) -> None:
     folder = repository()
     folder.chmod(0o500)
     assert "no permission" in refused("export", folder)
 
 
-def test_a_full_disk(repository: Make, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(repository: Make, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = repository()
     usage = shutil.disk_usage(folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))

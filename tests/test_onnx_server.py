@@ -28,8 +28,7 @@ from tests.test_onnx_example import NEW, expected
 pytest.importorskip("onnxruntime")
 
 from generate_onnx import Model
-from onnx_slots import Service
-from serve_onnx import Server
+from serve_onnx import Server, Service
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "serve_onnx.py"
 LENGTHS = (60, 43, 12, 1, 33, 17)
@@ -261,7 +260,7 @@ def test_more_requests_than_slots(converted: Convert) -> None:
 
 
 def test_a_slot_that_does_not_become_free(converted: Convert, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnx_slots.PATIENCE", 0.05)
+    monkeypatch.setattr("serve_onnx.PATIENCE", 0.05)
     with served(export(converted("bloom", 4, "ntk")), slots=1, waiting=1) as server:
         with server.service.slot():
             status, answer = ask(server.server_port, {"input_ids": [5]})

@@ -100,11 +100,7 @@ def legend_texts(figure: Figure) -> list[str]:
 def test_slopes_and_spans_of_every_head(heads: int) -> None:
     drawn = model(heads, Static("ntk", 4.0), Static("linear", 2.0))
     stock = reference(heads)
-    expected = {
-        "stock": stock,
-        "ntk, factor 4": reference_ntk(stock, 4),
-        "linear, factor 2": stock / 2,
-    }
+    expected = {"stock": stock, "ntk, factor 4": reference_ntk(stock, 4), "linear, factor 2": stock / 2}
     slopes, spans = draw_slopes(drawn), draw_span(drawn, nats=3.0)
     found, reach = series(slopes.axes[0]), series(spans.axes[0])
     assert list(found) == list(reach) == list(expected) == legend_texts(slopes) == legend_texts(spans)
@@ -482,24 +478,43 @@ def test_plot_results(run: Callable[..., Run], refused: Callable[..., str], tmp_
     assert f"give {file}" in refused("plot", tmp_path, *new, code=2)
 
 
-def test_refusals(refused: Callable[..., str], make_source: Callable[..., Path], tmp_path: Path) -> None:
-    source = make_source("bloom", num_heads=4)
-    new = ("--out", tmp_path / "new")
-    scaled = ("plot", source, "--scales", "2")
-    assert "0 to 3" in refused(*scaled, "--heads", "4", *new, code=2)
-    assert "0 to 3" in refused(*scaled, "--heads", "-1", *new, code=2)
-    assert "--heads" in refused(*scaled, "--heads", ",", *new, code=2)
+@pytest.mark.parametrize(
+    ("words", "message", "code"),
+    [
+        (("--heads", "4"), "0 to 3", 2),
+        (("--heads", "-1"), "0 to 3", 2),
+        (("--heads", ","), "--heads", 2),
+        (("--nats", "0"), "--nats", 2),
+        (("--nats", "nan"), "--nats", 2),
+        (("--rates", "1"), "--rates", 2),
+        (("--dynamic", "length"), "--train-length", 2),
+        (("--out", "no/where"), "does not exist", 1),
+        (("--out", "SOURCE/pictures"), "only read", 1),
+        (("--out", "SOURCE"), "not empty", 1),
+        (("--out", "SOURCE", "--overwrite"), "only read", 1),
+        (("--out", "SOURCE/config.json"), "is a file", 1),
+    ],
+)
+def test_what_cannot_be_plotted(
+    refused: Callable[..., str],
+    make_source: Callable[..., Path],
+    tmp_path: Path,
+    words: tuple[str, ...],
+    message: str,
+    code: int,
+) -> None:
+    source = str(make_source("bloom", num_heads=4))
+    found = [word.replace("SOURCE", source).replace("no/", f"{tmp_path}/no/") for word in words]
+    line = refused("plot", source, "--scales", "2", "--out", tmp_path / "new", *found, code=code)
+    assert message in line
+
+
+def test_scalings_that_cannot_be_plotted(
+    refused: Callable[..., str], pristine: Callable[..., Path], tmp_path: Path
+) -> None:
+    new, source = ("--out", tmp_path / "new"), pristine("bloom")
     assert "needs a strength" in refused("plot", source, "--methods", "linear", *new, code=2)
-    assert "--nats" in refused(*scaled, "--nats", "0", *new, code=2)
-    assert "--nats" in refused(*scaled, "--nats", "nan", *new, code=2)
-    assert "--train-length" in refused("plot", source, "--dynamic", "length", *new, code=2)
-    assert "--rates" in refused("plot", source, "--scales", "2", "--rates", "1", *new, code=2)
     assert "out of range" in refused("plot", source, "--scales", "0.5", *new, code=2)
-    assert "does not exist" in refused(*scaled, "--out", tmp_path / "no" / "where")
-    assert "only read" in refused(*scaled, "--out", source / "pictures")
-    assert "not empty" in refused(*scaled, "--out", source)
-    assert "only read" in refused(*scaled, "--out", source, "--overwrite")
-    assert "is a file" in refused(*scaled, "--out", source / "config.json")
     assert "no folder" in refused("plot", tmp_path / "nothing", *new)
 
 

@@ -431,6 +431,16 @@ def test_somebody_else_writes_at_the_same_time(
     assert push(*words).code == 0
 
 
+def test_a_public_repository_that_somebody_else_creates(hub: HubServer, push: Push, tmp_path: Path) -> None:
+    def create(request: Request) -> None:
+        if "/repos/create" in request.path:
+            theirs(hub, tmp_path / "theirs")
+
+    hub.before = create
+    refused(push("--private"), ID, "public")
+    assert set(hub.files(ID)) == {GIT, CARD}
+
+
 @pytest.fixture
 def process(
     hub: HubServer, environment: dict[str, str], work: Path, out: Path

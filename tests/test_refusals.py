@@ -22,7 +22,7 @@ import pytest
 from converter import convert, inspect
 from converter.errors import ConverterError, UsageError
 from converter.rotary.models import REFUSED
-from tests.conftest import MakeSource, Refuses, Run, edit_json
+from tests.conftest import MakeSource, Refuses, RunCli, edit_json
 
 ROOT = Path(__file__).parent.parent
 LARGE = 10**30
@@ -470,7 +470,7 @@ def test_model_not_found_offline(model: str, command: list[str], tmp_path: Path)
 
 
 @pytest.mark.parametrize("token", ["hf_ secret", "hf_sécret", "hf_secret\n"])
-def test_a_token_that_cannot_be_one_is_not_shown(token: str, run: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_token_that_cannot_be_one_is_not_shown(token: str, run: RunCli, tmp_path: Path) -> None:
     result = run("nobody/no-such-model", "--scale", "2", "--out", tmp_path / "out", "--token", token)
     assert result.code == 2
     assert "--token is not an access token" in result.err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,12 +30,10 @@ from converter.source.checkpoint import read_checkpoint
 from converter.verification.check import Check
 from converter.verification.rotary import verify
 from tests import tiny
-from tests.conftest import MakeSource, Run, edit_json
+from tests.conftest import MakeSource, Pristine, RunCli, edit_json
 from tests.dealt import dealt
 from tests.reference import rotary as reference
 from tests.tiny import rotary as tiny_rotary
-
-Pristine = Callable[..., Path]
 
 BASES = st.floats(min_value=100, max_value=1e8)
 DIMS = st.integers(min_value=2, max_value=256).map(lambda half: 2 * half)
@@ -204,7 +201,7 @@ def test_every_supported_type_has_a_tiny_checkpoint() -> None:
         {"dynamic": "length"},
         {"dynamic": "length", "rate": 2},
     ],
-    ids=["none", "ntk", "linear", "yarn", "yarn with a ramp", "dynamic", "dynamic at rate 2"],
+    ids=str,
 )
 def test_logits(model_type: str, options: dict[str, Any], pristine: Pristine, tmp_path: Path) -> None:
     source = pristine(model_type)
@@ -255,61 +252,72 @@ def test_a_static_scaling_decodes_over_a_cache(pristine: Pristine, tmp_path: Pat
     assert torch.allclose(whole, step, atol=1e-4)
 
 
-def test_what_the_config_says(pristine: Pristine, tmp_path: Path) -> None:
-    result = convert(pristine("llama"), tmp_path / "out", scale=2)
-    config = config_of(tmp_path / "out")
-    base = 10_000 * 2 ** (16 / 14)
-    assert config["rope_theta"] == pytest.approx(base)
-    assert config["max_position_embeddings"] == 2 * tiny_rotary.LENGTH
-    assert "rope_scaling" not in config
-    assert config["ntk_convert"]["rotary"] == {
-        "scaling": {"type": "ntk", "factor": 2.0},
-        "source_config": {"max_position_embeddings": 64, "rope_theta": 10000.0},
-    }
-    assert set(result.config_changes) == {"rope_theta", "max_position_embeddings", "ntk_convert"}
-    assert result.family == "rotary"
-    assert result.train_length_origin == "config.json's max_position_embeddings"
-    assert result.rotary is not None
-    assert result.rotary.scaled_base == pytest.approx(base)
+def near(value: float) -> Any:
+    return pytest.approx(value)
 
 
-def test_a_dynamic_config_starts_where_it_scales(pristine: Pristine, tmp_path: Path) -> None:
-    convert(pristine("gpt_neox"), tmp_path / "out", dynamic="length", rate=2)
-    config = config_of(tmp_path / "out")
-    assert config["max_position_embeddings"] == tiny_rotary.LENGTH // 2
-    assert config["rope_scaling"] == {"rope_type": "dynamic", "type": "dynamic", "factor": 1.0}
-    assert config["rotary_emb_base"] == 10_000
+def linear(rope_type: str, factor: float, **more: float) -> dict[str, Any]:
+    return {"rope_scaling": {"rope_type": rope_type, "type": rope_type, "factor": factor, **more}}
 
 
-def test_the_config_of_yarn(pristine: Pristine, tmp_path: Path) -> None:
-    result = convert(pristine("llama"), tmp_path / "out", scale=4, method="by-parts", train_length=32)
-    config = config_of(tmp_path / "out")
-    assert config["rope_scaling"] == {
-        "rope_type": "yarn",
-        "type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 32,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-    }
-    assert (config["rope_theta"], config["max_position_embeddings"]) == (10_000, 128)
-    assert result.rotary is not None
-    assert (result.rotary.ramp, result.rotary.divisor) == ((1.0, 32.0), 4.0)
-    assert result.rotary.attention == pytest.approx(0.1 * math.log(4) + 1)
-    assert "wavelengths up to 1 tokens kept, from 32 on multiplied by 4" in str(result.rotary)
-    assert inspect(tmp_path / "out").frequencies.factor == 4
+RAISED = 10_000 * 2 ** (16 / 14)
+YARN = {"original_max_position_embeddings": 32, "beta_fast": 32.0, "beta_slow": 1.0}
+LENGTH = "max_position_embeddings"
 
 
-def test_other_lengths(pristine: Pristine, tmp_path: Path) -> None:
-    def length(name: str, **options: Any) -> int:
-        convert(pristine("llama"), tmp_path / name, verify=False, **options)
-        return int(config_of(tmp_path / name)["max_position_embeddings"])
+@pytest.mark.parametrize(
+    ("model_type", "options", "changes"),
+    [
+        ("llama", {"scale": 2}, {"rope_theta": near(RAISED), LENGTH: 128}),
+        # A dynamic config starts where it scales.
+        ("gpt_neox", {"dynamic": "length", "rate": 2}, {**linear("dynamic", 1.0), LENGTH: 32}),
+        ("llama", {"scale": 2.5, "method": "linear"}, {**linear("linear", 2.5), LENGTH: 160}),
+        (
+            "llama",
+            {"scale": 4, "method": "by-parts", "train_length": 32},
+            {**linear("yarn", 4.0, **YARN), LENGTH: 128},
+        ),
+        ("llama", {"target_length": 160}, {"rope_theta": near(10_000 * 2.5 ** (16 / 14)), LENGTH: 160}),
+        # A config may allow more tokens than were trained. Only a dynamic scaling lowers that limit.
+        ("llama", {"scale": 2, "train_length": 16}, {"rope_theta": near(RAISED)}),
+        ("llama", {"dynamic": "length", "train_length": 16}, {**linear("dynamic", 1.0), LENGTH: 16}),
+        ("llama", {"method": "none"}, {}),
+    ],
+)
+def test_what_changes_in_the_config(
+    model_type: str, options: dict[str, Any], changes: dict[str, Any], pristine: Pristine, tmp_path: Path
+) -> None:
+    source = pristine(model_type)
+    result = convert(source, tmp_path / "out", verify=False, **options)
+    before, after = config_of(source), config_of(tmp_path / "out")
+    record = after.pop("ntk_convert")["rotary"]
+    assert after == {**before, **changes}
+    assert record["source_config"] == {key: before.get(key) for key in changes}
+    assert record["scaling"] == result.scaling.to_json()
+    assert set(result.config_changes) == {*changes, "ntk_convert"}
 
-    assert length("target", target_length=160) == 160
-    # A config may allow more tokens than were trained. Only a dynamic scaling lowers that limit.
-    assert length("given", scale=2, train_length=16) == 64
-    assert length("dynamic", dynamic="length", train_length=16) == 16
-    assert length("none", method="none") == 64
+
+@pytest.mark.parametrize(
+    ("options", "text", "numbers"),
+    [
+        ({"scale": 2}, "base 10000 raised to 22081.79", {"scaled_base": near(RAISED), "divisor": 1.0}),
+        (
+            {"scale": 4, "method": "by-parts", "train_length": 32},
+            "YaRN: wavelengths up to 1 tokens kept, from 32 on multiplied by 4; queries and keys multiplied",
+            {"ramp": (1.0, 32.0), "divisor": 4.0, "attention": near(0.1 * math.log(4) + 1)},
+        ),
+        ({"scale": 2, "method": "linear"}, "positions divided by 2, base 10000 kept", {"divisor": 2.0}),
+        ({"dynamic": "length", "rate": 2}, "beyond 32 tokens", {"dynamic_from": 32}),
+        ({"method": "none"}, "base 10000 kept", {"scaled_base": 10_000, "divisor": 1.0}),
+    ],
+)
+def test_how_positions_change(
+    options: dict[str, Any], text: str, numbers: dict[str, Any], pristine: Pristine
+) -> None:
+    change = inspect(pristine("llama"), **options).rotary
+    assert change is not None
+    assert str(change).startswith(text) or text in str(change)
+    assert {name: getattr(change, name) for name in numbers} == numbers
 
 
 def test_a_second_spelling_is_kept_true(make_source: MakeSource, tmp_path: Path) -> None:
@@ -356,44 +364,31 @@ def test_what_a_config_leaves_out(model_type: str, make_source: MakeSource, tmp_
 # What people see
 
 
-def test_the_command_line_names_rotary(pristine: Pristine, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_the_command_line_names_rotary(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
     result = run(pristine("llama"), "--scale", 2, "--out", tmp_path / "out")
     assert result.code == 0, result.err
     assert "rotary positions, not ALiBi: base 10000 raised to 22081.79" in result.err
     assert "trust_remote_code" not in result.err
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "ntk rotary scaling" in card
-    assert "base 10000 raised to 22081.79" in card
-    assert "config.json's max_position_embeddings" in card
-    assert "trust_remote_code" not in card
-    assert "ALiBi" not in card
-    assert "custom_code" not in card
+    for words in ("ntk rotary scaling", "base 10000 raised to 22081.79", f"config.json's {LENGTH}"):
+        assert words in card
+    for words in ("trust_remote_code", "ALiBi", "custom_code"):
+        assert words not in card
 
 
-def test_dry_run(pristine: Pristine, tmp_path: Path, run: Callable[..., Run]) -> None:
-    words = (
-        pristine("llama"),
-        "--scale",
-        2,
-        "--method",
-        "linear",
-        "--out",
-        tmp_path / "out",
-        "--dry-run",
-    )
-    text = run(*words).out
+def test_dry_run(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
+    options = ("--scale", 2, "--method", "linear", "--out", tmp_path / "out", "--dry-run")
+    text = run(pristine("llama"), *options).out
     assert "rotary positions, not ALiBi: positions divided by 2, base 10000 kept" in text
     assert '+ rope_scaling: {"rope_type": "linear", "type": "linear", "factor": 2.0}' in text
-    value = run(*words, "--json").json
-    assert value["family"] == "rotary"
-    assert value["alibi_scaling"] is None
+    value = run(pristine("llama"), *options, "--json").json
+    assert (value["family"], value["alibi_scaling"], value["checks"]) == ("rotary", None, [])
     assert value["rotary"]["divisor"] == 2
     assert value["rotary"]["scaling"] == {"type": "linear", "factor": 2.0}
-    assert value["checks"] == []
     assert not (tmp_path / "out").exists()
 
 
-def test_inspect(pristine: Pristine, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_inspect(pristine: Pristine, tmp_path: Path, run: RunCli) -> None:
     source = pristine("gpt_neox")
     found = inspect(source, scale=2)
     assert (found.family, found.model_type, found.converted) == ("rotary", "gpt_neox", False)
@@ -441,44 +436,46 @@ def test_trained_length(
 
 # Verification
 
-
-def test_verification_measures_the_running_class(pristine: Pristine, tmp_path: Path) -> None:
-    source = pristine("llama")
-    convert(source, tmp_path / "out", scale=2)
-    verified(source, tmp_path / "out", Static("ntk", 2.0))
-    for wrong in (Static("ntk", 2.001), Static("linear", 2.0), UNSCALED):
-        with pytest.raises(VerificationError, match="turns pair"):
-            verified(source, tmp_path / "out", wrong)
-    edit_json(tmp_path / "out" / "config.json", {"head_dim": 32})
-    with pytest.raises(VerificationError, match="has shape"):
-        verified(source, tmp_path / "out", Static("ntk", 2.0))
+NTK, DYNAMIC = {"scale": 2}, {"dynamic": "length"}
+YARNED = {"scale": 2, "method": "by-parts"}
 
 
-def test_verification_sees_a_dynamic_scaling_that_starts_elsewhere(
-    pristine: Pristine, tmp_path: Path
+def rope(**changes: float) -> dict[str, Any]:
+    return {"rope_scaling": {**linear("yarn", 2.0, **YARN)["rope_scaling"], **YARN_64, **changes}}
+
+
+YARN_64 = {"original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong", "changes", "words"),
+    [
+        *(
+            (NTK, wrong, {}, "turns pair")
+            for wrong in (Static("ntk", 2.001), Static("linear", 2.0), UNSCALED)
+        ),
+        (NTK, None, {"head_dim": 32}, "has shape"),
+        (DYNAMIC, None, {LENGTH: 128}, "at 128 tokens"),
+        (YARNED, None, rope(attention_factor=1.0), "multiplies queries and keys by 1, not 1.069"),
+        (YARNED, None, rope(beta_fast=2.0), "turns pair"),  # 4 rounds to the same pairs as 32
+        (YARNED, None, rope(original_max_position_embeddings=32), "turns pair"),
+        (YARNED, None, rope(factor=2.01), "turns pair"),
+    ],
+)
+def test_verification_measures_the_running_class(
+    options: dict[str, Any],
+    wrong: Scaling | None,
+    changes: dict[str, Any],
+    words: str,
+    pristine: Pristine,
+    tmp_path: Path,
 ) -> None:
-    source = pristine("llama")
-    convert(source, tmp_path / "out", dynamic="length")
-    scaling = Dynamic("ntk", "length", rate=1.0, train_length=64)
-    verified(source, tmp_path / "out", scaling)
-    edit_json(tmp_path / "out" / "config.json", {"max_position_embeddings": 128})
-    with pytest.raises(VerificationError, match="at 128 tokens"):
-        verified(source, tmp_path / "out", scaling)
-
-
-def test_verification_measures_the_attention_factor(pristine: Pristine, tmp_path: Path) -> None:
-    source = pristine("llama")
-    result = convert(source, tmp_path / "out", scale=2, method="by-parts")
-    rope_scaling = config_of(tmp_path / "out")["rope_scaling"]
-    for change, words in (
-        ({"attention_factor": 1.0}, "multiplies queries and keys by 1, not 1.069"),
-        ({"beta_fast": 2.0}, "turns pair"),  # 4 rounds to the same pairs as 32
-        ({"original_max_position_embeddings": 32}, "turns pair"),
-        ({"factor": 2.01}, "turns pair"),
-    ):
-        edit_json(tmp_path / "out" / "config.json", {"rope_scaling": {**rope_scaling, **change}})
-        with pytest.raises(VerificationError, match=words):
-            verified(source, tmp_path / "out", result.scaling)
+    source, out = pristine("llama"), tmp_path / "out"
+    scaling = convert(source, out, **options).scaling
+    verified(source, out, scaling)
+    edit_json(out / "config.json", changes)
+    with pytest.raises(VerificationError, match=words):
+        verified(source, out, wrong or scaling)
 
 
 def test_experts_are_said_to_be_skipped(pristine: Pristine, tmp_path: Path) -> None:

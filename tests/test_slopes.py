@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,16 @@ from hypothesis import strategies as st
 
 from converter.scaling import slopes as formulas
 from converter.scaling.scaling import METHODS
+from templates import ntk_alibi
 from tests.reference import alibi as reference
 
 SCALED = [method for method in METHODS if method != "none"]
-# Of by-parts, in tokens; no other method uses it.
 RAMP = (8.0, 200.0)
+"""Of by-parts, in tokens; no other method uses it."""
+POWERS_OF_TWO = [1, 2, 4, 8, 16, 32, 64, 128]
+heads = st.integers(1, 256)
+factors = st.floats(1.0, 1e4)
+bias_maxima = st.sampled_from([4.0, 8.0, 16.0])
 
 
 def stock_slopes(num_heads: int, bias_max: float = 8.0) -> np.ndarray:
@@ -29,12 +35,6 @@ def exponents(method: str, slopes: np.ndarray, ramp: formulas.Ramp = RAMP) -> np
 def scaled_slopes(slopes: np.ndarray, method: str, factor: float, ramp: formulas.Ramp = RAMP) -> np.ndarray:
     stock = tuple(slopes.tolist())
     return np.array(formulas.with_exponents(stock, formulas.exponents(method, stock, ramp), factor))
-
-
-POWERS_OF_TWO = [1, 2, 4, 8, 16, 32, 64, 128]
-heads = st.integers(1, 256)
-factors = st.floats(1.0, 1e4)
-bias_maxima = st.sampled_from([4.0, 8.0, 16.0])
 
 
 @st.composite
@@ -58,18 +58,6 @@ def llm_foundry(num_heads: int, bias_max: float) -> np.ndarray:
     return np.array(full)
 
 
-@pytest.mark.parametrize("num_heads", POWERS_OF_TWO)
-def test_stock_slopes_of_a_power_of_two_are_the_paper_s(num_heads: int) -> None:
-    expected = [2 ** (-8 * h / num_heads) for h in range(1, num_heads + 1)]
-    np.testing.assert_allclose(stock_slopes(num_heads), expected, rtol=1e-15)
-
-
-def test_stock_slopes_of_twelve_heads() -> None:
-    first = [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8]
-    extra = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
-    np.testing.assert_allclose(stock_slopes(12), first + extra, rtol=1e-15)
-
-
 @given(heads, bias_maxima)
 def test_stock_slopes_are_llm_foundry_s_for_any_maximum(num_heads: int, bias_max: float) -> None:
     np.testing.assert_allclose(
@@ -77,43 +65,59 @@ def test_stock_slopes_are_llm_foundry_s_for_any_maximum(num_heads: int, bias_max
     )
 
 
-def test_no_heads_have_no_slopes() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        stock_slopes(0)
+@pytest.mark.parametrize(
+    ("num_heads", "expected"),
+    [
+        *((number, [2 ** (-8 * h / number) for h in range(1, number + 1)]) for number in POWERS_OF_TWO),
+        (12, [*(2.0**-h for h in range(1, 9)), 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
+    ],
+)
+def test_stock_slopes_are_the_paper_s(num_heads: int, expected: list[float]) -> None:
+    np.testing.assert_allclose(stock_slopes(num_heads), expected, rtol=1e-15)
 
 
-@given(any_slopes(), factors)
-def test_ntk_keeps_the_steepest_and_divides_the_flattest_by_the_factor(
-    slopes: np.ndarray, factor: float
-) -> None:
+@given(any_slopes(), factors, st.randoms(use_true_random=False))
+def test_ntk(slopes: np.ndarray, factor: float, random: Any) -> None:
+    """The steepest stays, the flattest is divided by the factor, and the ranking stays, in any order."""
     scaled = scaled_slopes(slopes, "ntk", factor)
     steepest, flattest = slopes.argmax(), slopes.argmin()
     if slopes[steepest] > slopes[flattest]:
         assert scaled[steepest] == slopes[steepest]
     np.testing.assert_allclose(scaled[flattest], slopes[flattest] / factor, rtol=1e-9)
+    assert np.all(scaled <= slopes * (1 + 1e-12))
+    assert np.all(scaled >= slopes / factor * (1 - 1e-12))
+    ranks = np.argsort(slopes)
+    assert np.all(np.diff(scaled[ranks]) >= -1e-12 * scaled[ranks][1:])
+    order = np.arange(len(slopes))
+    random.shuffle(order)
+    np.testing.assert_allclose(scaled_slopes(slopes[order], "ntk", factor), scaled[order], rtol=1e-12)
+
+
+@given(any_slopes(), factors, any_ramp())
+def test_by_parts(slopes: np.ndarray, factor: float, ramp: formulas.Ramp) -> None:
+    """Near heads stay and far ones are divided; between, a head is scaled more the flatter it is."""
+    scaled = scaled_slopes(slopes, "by-parts", factor, ramp)
+    spans = 5 / slopes
+    near, far = spans < ramp[0] * (1 - 1e-12), spans > ramp[1] * (1 + 1e-12)
+    np.testing.assert_array_equal(scaled[near], slopes[near])
+    np.testing.assert_allclose(scaled[far], slopes[far] / factor, rtol=1e-12)
+    between = ~(near | far)
+    assert np.all(scaled[between] <= slopes[between] * (1 + 1e-9))
+    assert np.all(scaled[between] >= slopes[between] / factor * (1 - 1e-9))
+    strengths = exponents("by-parts", slopes, ramp)
+    assert np.all(np.diff(strengths[np.argsort(-slopes)]) >= 0)
+    # A head does not depend on the others.
+    alone = [exponents("by-parts", slopes[[head]], ramp)[0] for head in range(len(slopes))]
+    np.testing.assert_array_equal(strengths, alone)
 
 
 @given(any_slopes(), factors)
-def test_ntk_keeps_the_ranking_and_stays_between_stock_and_linear(slopes: np.ndarray, factor: float) -> None:
-    scaled = scaled_slopes(slopes, "ntk", factor)
-    assert np.all(scaled <= slopes * (1 + 1e-12))
-    assert np.all(scaled >= slopes / factor * (1 - 1e-12))
-    order = np.argsort(slopes)
-    assert np.all(np.diff(scaled[order]) >= -1e-12 * scaled[order][1:])
-
-
-@given(any_slopes(), factors, st.randoms(use_true_random=False))
-def test_ntk_does_not_depend_on_the_order_of_heads(slopes: np.ndarray, factor: float, random: object) -> None:
-    order = np.arange(len(slopes))
-    random.shuffle(order)  # type: ignore[attr-defined]
-    np.testing.assert_allclose(
-        scaled_slopes(slopes[order], "ntk", factor), scaled_slopes(slopes, "ntk", factor)[order], rtol=1e-12
-    )
-
-
-@given(any_slopes(), st.sampled_from(METHODS))
-def test_factor_one_changes_nothing(slopes: np.ndarray, method: str) -> None:
-    np.testing.assert_array_equal(scaled_slopes(slopes, method, 1.0), slopes)
+def test_linear_divides_every_head_and_a_factor_of_one_changes_nothing(
+    slopes: np.ndarray, factor: float
+) -> None:
+    np.testing.assert_allclose(scaled_slopes(slopes, "linear", factor), slopes / factor, rtol=1e-12)
+    for method in METHODS:
+        np.testing.assert_array_equal(scaled_slopes(slopes, method, 1.0), slopes)
 
 
 @given(st.sampled_from(POWERS_OF_TWO[1:]), factors)
@@ -125,52 +129,6 @@ def test_ntk_is_the_published_formula_for_powers_of_two(num_heads: int, factor: 
     np.testing.assert_allclose(scaled_slopes(slopes, "ntk-published", factor), formula, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("num_heads", "effective"), [(40, 3.01), (12, 2.42), (112, 2.20)])
-def test_published_form_divides_the_flattest_head_by_less(num_heads: int, effective: float) -> None:
-    slopes = stock_slopes(num_heads)
-    divided = slopes / scaled_slopes(slopes, "ntk-published", 4.0)
-    assert divided[slopes.argmin()] == pytest.approx(effective, abs=0.005)
-    whole = 2 ** math.floor(math.log2(num_heads))
-    np.testing.assert_array_equal(divided[whole:], 1.0)
-
-
-@given(any_slopes(), factors)
-def test_linear_divides_every_head(slopes: np.ndarray, factor: float) -> None:
-    np.testing.assert_allclose(scaled_slopes(slopes, "linear", factor), slopes / factor, rtol=1e-12)
-
-
-@pytest.mark.parametrize("method", ["ntk", "by-parts", "linear", "ntk-published"])
-def test_one_head_is_divided_by_the_factor(method: str) -> None:
-    assert scaled_slopes(stock_slopes(1), method, 4.0) == pytest.approx(2**-8 / 4)
-
-
-def test_equal_slopes_are_all_divided() -> None:
-    np.testing.assert_allclose(scaled_slopes(np.full(5, 0.5), "ntk", 4.0), 0.125)
-
-
-@given(any_slopes(), factors, any_ramp())
-def test_by_parts_keeps_near_heads_and_divides_far_ones(
-    slopes: np.ndarray, factor: float, ramp: formulas.Ramp
-) -> None:
-    scaled = scaled_slopes(slopes, "by-parts", factor, ramp)
-    spans = 5 / slopes
-    near, far = spans < ramp[0] * (1 - 1e-12), spans > ramp[1] * (1 + 1e-12)
-    np.testing.assert_array_equal(scaled[near], slopes[near])
-    np.testing.assert_allclose(scaled[far], slopes[far] / factor, rtol=1e-12)
-    between = ~(near | far)
-    assert np.all(scaled[between] <= slopes[between] * (1 + 1e-9))
-    assert np.all(scaled[between] >= slopes[between] / factor * (1 - 1e-9))
-
-
-@given(any_slopes(), any_ramp())
-def test_by_parts_scales_a_head_more_the_flatter_it_is(slopes: np.ndarray, ramp: formulas.Ramp) -> None:
-    strengths = exponents("by-parts", slopes, ramp)
-    assert np.all(np.diff(strengths[np.argsort(-slopes)]) >= 0)
-    # A head does not depend on the others.
-    alone = [exponents("by-parts", slopes[[head]], ramp)[0] for head in range(len(slopes))]
-    np.testing.assert_array_equal(strengths, alone)
-
-
 @given(st.integers(2, 128), factors)
 def test_by_parts_over_all_spans_is_ntk(num_heads: int, factor: float) -> None:
     slopes = stock_slopes(num_heads)
@@ -180,48 +138,44 @@ def test_by_parts_over_all_spans_is_ntk(num_heads: int, factor: float) -> None:
     )
 
 
-def test_by_parts_by_hand() -> None:
-    # Spans of 8 heads: 10, 20, ..., 1280 tokens. From 20 to 320: t = 0, 0, 1/4, 1/2, 3/4, 1, 1, 1.
-    divided = stock_slopes(8) / scaled_slopes(stock_slopes(8), "by-parts", 16.0, (20.0, 320.0))
-    np.testing.assert_allclose(divided, [1, 1, 2, 4, 8, 16, 16, 16], rtol=1e-12)
+@pytest.mark.parametrize(("num_heads", "effective"), [(40, 3.01), (12, 2.42), (112, 2.20)])
+def test_published_form_divides_the_flattest_head_by_less(num_heads: int, effective: float) -> None:
+    slopes = stock_slopes(num_heads)
+    divided = slopes / scaled_slopes(slopes, "ntk-published", 4.0)
+    assert divided[slopes.argmin()] == pytest.approx(effective, abs=0.005)
+    whole = 2 ** math.floor(math.log2(num_heads))
+    np.testing.assert_array_equal(divided[whole:], 1.0)
 
 
-def test_unknown_method() -> None:
+@pytest.mark.parametrize(
+    ("slopes", "method", "factor", "ramp", "divisors"),
+    [
+        *((stock_slopes(1), method, 4.0, RAMP, [4]) for method in SCALED),  # one head alone
+        (np.full(5, 0.5), "ntk", 4.0, RAMP, [4] * 5),  # equal slopes
+        # Spans of 8 heads: 10, 20, ..., 1280 tokens. From 20 to 320: t = 0, 0, 1/4, 1/2, 3/4, 1, 1, 1.
+        (stock_slopes(8), "by-parts", 16.0, (20.0, 320.0), [1, 1, 2, 4, 8, 16, 16, 16]),
+    ],
+)
+def test_by_hand(slopes: np.ndarray, method: str, factor: float, ramp: Any, divisors: list[float]) -> None:
+    np.testing.assert_allclose(slopes / scaled_slopes(slopes, method, factor, ramp), divisors, rtol=1e-12)
+
+
+def test_what_has_no_slopes() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        stock_slopes(0)
     with pytest.raises(ValueError, match="'yarn'"):
         exponents("yarn", stock_slopes(4))
     with pytest.raises(ValueError, match="ramp"):
         formulas.exponents("by-parts", (0.5, 0.25))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"ramp": None},
-        {"ramp": [64]},
-        {"ramp": [64, 64]},
-        {"ramp": [0, 64]},
-        {"ramp": [64, math.inf]},
-        {"ramp": [math.nan, 64]},
-        {"ramp": [2000, 4000]},
-        {"type": "ntk"},
-    ],
-    ids=str,
-)
-def test_the_template_refuses_a_ramp_that_it_cannot_honour(changes: dict[str, object]) -> None:
-    from templates import ntk_alibi
-
-    scaling = {"type": "by-parts", "factor": 2.0, "ramp": [64, 256]}
-    assert ntk_alibi.Alibi(ntk_alibi.stock_slopes(8), scaling).exponents[0][-1] == 1
-    with pytest.raises((ValueError, TypeError)):
-        ntk_alibi.Alibi(ntk_alibi.stock_slopes(8), {**scaling, **changes})
+# The templates, which state the formulas again
 
 
 @given(heads, bias_maxima, st.sampled_from(SCALED), factors)
 def test_the_template_states_the_same_formula(
     num_heads: int, bias_max: float, method: str, factor: float
 ) -> None:
-    from templates import ntk_alibi
-
     slopes = ntk_alibi.stock_slopes(num_heads, bias_max)
     np.testing.assert_allclose(slopes, stock_slopes(num_heads, bias_max), rtol=1e-14)
     ramp = {"ramp": list(RAMP)} if method == "by-parts" else {}
@@ -229,3 +183,19 @@ def test_the_template_states_the_same_formula(
     np.testing.assert_allclose(scaled, scaled_slopes(np.array(slopes), method, factor), rtol=1e-12)
     stated_once_more = reference.scaled_slopes(np.array(slopes), method, factor, RAMP)
     np.testing.assert_allclose(scaled, stated_once_more, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"ramp": ramp} for ramp in (None, [64], [64, 64], [0, 64], [64, math.inf], [math.nan, 64])),
+        {"ramp": [2000, 4000]},
+        {"type": "ntk"},
+    ],
+    ids=str,
+)
+def test_the_template_refuses_a_ramp_that_it_cannot_honour(changes: dict[str, object]) -> None:
+    scaling = {"type": "by-parts", "factor": 2.0, "ramp": [64, 256]}
+    assert ntk_alibi.Alibi(ntk_alibi.stock_slopes(8), scaling).exponents[0][-1] == 1
+    with pytest.raises((ValueError, TypeError)):
+        ntk_alibi.Alibi(ntk_alibi.stock_slopes(8), {**scaling, **changes})

@@ -1,7 +1,9 @@
-"""Gradients through the folded path, dropout, checkpointing, adapters."""
+"""Gradients through the fused paths, dropout, checkpointing, adapters."""
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +17,32 @@ from templates.ntk_attention import AlibiAttention
 from templates.ntk_plan import plan_attention
 from tests import tiny
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load
+from tests.runners import LAYERS, auto_class
 
-DROPOUT = {name: tiny.CHECKPOINTS[name].dropout for name in FAMILIES if tiny.CHECKPOINTS[name].dropout}
-QUERIES = {name: tiny.CHECKPOINTS[name].queries for name in FAMILIES}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+MODELS = {name: (name, {}) for name in FAMILIES} | {
+    layer: (name, {**changes, **NO_DROPOUT}) for layer, (name, changes) in LAYERS.items()
+}
+"""Decoders, and every layer of encoders: name -> the tiny checkpoint, and changes of its config."""
+DROPOUT = [
+    *((name, dropout) for name in FAMILIES if (dropout := tiny.CHECKPOINTS[name].dropout)),
+    *((layer, {key: 0.5}) for layer in LAYERS for key in NO_DROPOUT),
+]
+
+
+@pytest.fixture
+def model(converted: Convert):
+    """``model(name, heads, scaling)``: what loads one of ``MODELS``."""
+
+    def make(name, heads, scaling):
+        name, changes = MODELS[name]
+        return partial(load, converted(name, heads, scaling, **changes), auto_class(name))
+
+    return make
+
+
+def queries(name):
+    return tiny.CHECKPOINTS[MODELS[name][0]].queries
 
 
 def gradients(model, ids, mask):
@@ -36,30 +61,38 @@ def assert_same_gradients(first, second):
         assert (gradient - second[name]).abs().max().item() <= 1e-4 * scale, name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_are_those_of_plain_attention(converted: Convert, family: str) -> None:
-    folder = converted(family, 12, "ntk-position")
+@pytest.mark.parametrize(
+    ("name", "scaling"),
+    [*((name, "ntk-position") for name in MODELS), *((layer, "ntk") for layer in LAYERS)],
+)
+def test_gradients_are_those_of_plain_attention(model, monkeypatch, name: str, scaling: str) -> None:
+    make = model(name, 12, scaling)
     ids, mask = batch(rows=2, length=40)
-    loss, fused = gradients(load(folder).train(), ids, mask)
-    plain_loss, plain = gradients(load(folder, attn_implementation="eager").train(), ids, mask)
+    fused = make().train()
+    if name in LAYERS:  # factors that differ between queries are computed in blocks
+        module = sys.modules[type(fused).__module__.rpartition(".")[0] + ".ntk_symmetric"]
+        monkeypatch.setattr(module, "CPU_BLOCK", 16)
+    loss, found = gradients(fused, ids, mask)
+    plain_loss, plain = gradients(make(attn_implementation="eager").train(), ids, mask)
     assert loss == pytest.approx(plain_loss, abs=1e-4)
-    assert_same_gradients(fused, plain)
+    assert_same_gradients(found, plain)
 
 
 @pytest.mark.parametrize(
-    ("family", "scaling", "reentrant"),
+    ("name", "scaling", "reentrant"),
     [
-        *((family, "ntk", reentrant) for family in FAMILIES for reentrant in (True, False)),
+        *((name, "ntk", reentrant) for name in FAMILIES for reentrant in (True, False)),
+        *((layer, "ntk-position", reentrant) for layer in LAYERS for reentrant in (True, False)),
         ("bloom", "fitted-position", True),
     ],
 )
-def test_gradient_checkpointing(converted: Convert, family: str, scaling: str, reentrant: bool) -> None:
-    model = load(converted(family, 4, scaling)).train()
+def test_gradient_checkpointing(model, name: str, scaling: str, reentrant: bool) -> None:
+    model = model(name, 4, scaling)().train()
     ids, mask = batch(rows=2, length=40)
     loss, expected = gradients(model, ids, mask)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     runs = []
-    module = next(module for name, module in model.named_modules() if name.endswith(QUERIES[family][0]))
+    module = next(module for path, module in model.named_modules() if path.endswith(queries(name)[0]))
     module.register_forward_pre_hook(lambda *_: runs.append(1))
     again, checkpointed = gradients(model, ids, mask)
     assert len(runs) == 2, "the first layer was not run again in the backward pass"
@@ -67,9 +100,9 @@ def test_gradient_checkpointing(converted: Convert, family: str, scaling: str, r
     assert_same_gradients(checkpointed, expected)
 
 
-@pytest.mark.parametrize("family", DROPOUT)
-def test_dropout_acts_in_training_only(converted: Convert, family: str) -> None:
-    model = load(converted(family, 4, "ntk"), **DROPOUT[family])
+@pytest.mark.parametrize(("name", "dropout"), DROPOUT)
+def test_dropout_acts_in_training_only(model, name: str, dropout: dict) -> None:
+    model = model(name, 4, "ntk")(**dropout)
     ids, mask = batch(rows=2, length=40)
     with torch.no_grad():
         assert torch.equal(model(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
@@ -90,16 +123,16 @@ def test_attention_dropout_keeps_the_mean() -> None:
     assert (mean - expected).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_lora_adapter(converted: Convert, tmp_path: Path, family: str) -> None:
-    folder = converted(family, 4, "ntk")
+@pytest.mark.parametrize("name", [*FAMILIES, *tiny.ENCODERS])
+def test_lora_adapter(model, tmp_path: Path, name: str) -> None:
+    make, decoder = model(name, 4, "ntk"), name in FAMILIES
     ids, mask = batch(rows=2, length=40)
-    settings = LoraConfig(task_type="CAUSAL_LM", target_modules=[*QUERIES[family]], r=4)
-    model = get_peft_model(load(folder), settings)
+    task = "CAUSAL_LM" if decoder else None
+    model = get_peft_model(make(), LoraConfig(task_type=task, target_modules=[*queries(name)], r=4))
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
     for _ in range(5):
-        loss = model(ids, attention_mask=mask, labels=ids).loss
+        loss = model(input_ids=ids, attention_mask=mask, labels=ids).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -107,11 +140,13 @@ def test_lora_adapter(converted: Convert, tmp_path: Path, family: str) -> None:
     assert losses[-1] < losses[0]
     model.eval().save_pretrained(tmp_path / "adapter")
     with torch.no_grad():
-        expected = model(ids, attention_mask=mask).logits
-        reloaded = PeftModel.from_pretrained(load(folder), tmp_path / "adapter").eval()
-        assert_logits(reloaded(ids, attention_mask=mask).logits, expected, mask)
-        assert reloaded.generate(input_ids=ids, attention_mask=mask, max_new_tokens=3).shape == (2, 43)
-        assert_logits(reloaded.merge_and_unload()(ids, attention_mask=mask).logits, expected, mask)
+        expected = model(input_ids=ids, attention_mask=mask).logits
+        reloaded = PeftModel.from_pretrained(make(), tmp_path / "adapter").eval()
+        assert_logits(reloaded(input_ids=ids, attention_mask=mask).logits, expected, mask)
+        if decoder:
+            assert reloaded.generate(input_ids=ids, attention_mask=mask, max_new_tokens=3).shape == (2, 43)
+        merged = reloaded.merge_and_unload()
+        assert_logits(merged(input_ids=ids, attention_mask=mask).logits, expected, mask)
 
 
 def test_the_trainer_runs(converted: Convert, tmp_path: Path) -> None:

@@ -79,11 +79,7 @@ def _pooled(states: torch.Tensor, real: torch.Tensor, pooling: Pooling) -> torch
     """Vectors of length 1, [rows, modes * hidden]; every mode but ``max`` is a weighted sum of the states."""
     place = real.cumsum(1)
     last = real.sum(1, keepdim=True)
-    weights = {
-        "cls": place == 1,
-        "lasttoken": place == last,
-        "weightedmean": place,
-    }
+    weights = {"cls": place == 1, "lasttoken": place == last, "weightedmean": place}
 
     def vector(mode: str) -> torch.Tensor:
         if mode == "max":

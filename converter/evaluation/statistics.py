@@ -21,7 +21,7 @@ WORTH, WORTH_RATIO = 0.1, 0.98
 POWER = 0.8
 """The chance that ``needed`` items show the gain."""
 FEWEST = 6
-"""Items that must all get better for p < 0.05."""
+"""Items that must all get better for p < 0.05; fewer show nothing."""
 MOST_DIFFERING = 20_000
 
 Interval = tuple[float, float]
@@ -101,6 +101,7 @@ def judge(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> Ju
     """
     found = compare(metric, scores, baseline)
     small = found.low > WORTH_RATIO if metric == PERPLEXITY else found.high < WORTH
+    small = small and len(scores) >= FEWEST
     verdict: Verdict = "cannot tell"
     if found.gains:
         verdict = "helps"

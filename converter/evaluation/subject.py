@@ -36,7 +36,7 @@ from converter.scaling.request import Request, request_for
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
 from converter.scaling.slopes import Slopes
 from converter.scaling.train_length import TrainLength
-from converter.source.base import CONFIG, Source, plain_text
+from converter.source.base import CONFIG, plain_text
 from converter.source.checkpoint import read_checkpoint
 from converter.source.pooling import Pooling
 from converter.source.tokenizer import TEMPLATE
@@ -200,7 +200,10 @@ class Subject:
         number = len(list(self.work.iterdir()))
         folder = self.work / f"rotary-{number}"
         if self.recipe.converted:
-            _link(self.model.source, folder)
+            folder.mkdir()
+            source = self.model.source
+            for name in (CONFIG, *source.weights()):  # and no other file
+                (folder / name).symlink_to((source.folder / name).resolve())
             verify(open_converted(folder))
         else:
             _convert(self.model, folder, scaling)
@@ -212,11 +215,7 @@ class Subject:
         try:
             with quiet():
                 model, found = model_class.from_pretrained(
-                    folder,
-                    dtype=self._dtype,
-                    use_safetensors=True,
-                    output_loading_info=True,
-                    **arguments,
+                    folder, dtype=self._dtype, use_safetensors=True, output_loading_info=True, **arguments
                 )
         except torch.OutOfMemoryError:
             raise
@@ -235,13 +234,9 @@ class Subject:
 
 @contextlib.contextmanager
 def open_subject(
-    model: str | Path,
-    hardware: Hardware,
-    *,
-    progress: bool = False,
-    **source: Unpack[SourceOptions],
+    model: str | Path, hardware: Hardware, *, progress: bool = False, **options: Unpack[SourceOptions]
 ) -> Iterator[Subject]:
-    """Opens a checkpoint, stock or converted, for evaluation; see ``SourceOptions`` for ``source``.
+    """Opens a checkpoint, stock or converted, for evaluation; see ``SourceOptions``.
 
     Raises:
         SourceError: the checkpoint is missing, unreadable or damaged, or its tokenizer does not load.
@@ -249,45 +244,39 @@ def open_subject(
             embeds texts or predicts masked tokens.
         UsageError: the trained length is not valid, or a value of ``overrides`` cannot be set.
     """
-    opened = open_model(model, progress=progress, **source)
-    files, config, recipe = opened.source, opened.config, opened.recipe
+    opened = open_model(model, progress=progress, **options)
+    source, config, recipe = opened.source, opened.config, opened.recipe
     if recipe.decoder and auto_class(config) not in (CAUSAL, "AutoModel"):
         raise UnsupportedModel(
-            f"{files.name} has no language model, which evaluation needs: config.json says "
+            f"{source.name} has no language model, which evaluation needs: config.json says "
             f"{plain_text(config['architectures'][0])}"
         )
     if not (recipe.converted or opened.tokenizer.here):
         raise SourceError(
-            f"{files.name} has no tokenizer that loads without its own code, and evaluation needs one"
+            f"{source.name} has no tokenizer that loads without its own code, and evaluation needs one"
         )
-    files.fetch([CONFIG, *small_files(files.files, but=NOT_COPIED), *files.weights()])
+    source.fetch([CONFIG, *small_files(source.files, but=NOT_COPIED), *source.weights()])
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as name, contextlib.ExitStack() as stack:
         work = Path(name)
-        folder, patched = files.folder, None
+        folder, patched = source.folder, None
         if isinstance(recipe, AlibiRecipe):
             if recipe.converted:
-                files.fetch([*recipe.templates, *({TEMPLATE} & files.files.keys()), *opened.nested.files])
+                source.fetch([*recipe.templates, *({TEMPLATE} & source.files.keys()), *opened.nested.files])
                 repository = open_converted(folder)
             else:
                 folder = work / "model"
                 repository = _convert(opened, folder, UNSCALED, progress=progress)
             patched = stack.enter_context(Patched.load(repository))
-            if not recipe.decoder:
-                _check_encoder(patched, files.name)
-        tokenizer = load_tokenizer(folder, files.name, patched)
+            headless = patched.architecture is patched.backbone
+            if not (recipe.decoder or headless or auto_class(patched.config) == MASKED):
+                raise UnsupportedModel(
+                    f"{source.name} neither embeds texts nor predicts masked tokens "
+                    f"({patched.architecture.__name__}); evaluation needs one of them"
+                )
+        tokenizer = load_tokenizer(folder, source.name, patched)
         subject = Subject(opened, tokenizer, hardware, work, patched)
         yield subject
         subject._loaded = None
-
-
-def _check_encoder(patched: Patched, name: str) -> None:
-    """Refuses encoders that neither embed texts nor predict masked tokens."""
-    masked = auto_class(patched.config) == MASKED
-    if not masked and patched.architecture is not patched.backbone:
-        raise UnsupportedModel(
-            f"{name} neither embeds texts nor predicts masked tokens ({patched.architecture.__name__}); "
-            "evaluation needs one of them"
-        )
 
 
 def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = False) -> ConvertedRepository:
@@ -298,13 +287,6 @@ def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = F
     repository = write(plan, folder, progress=progress).repository
     verify(repository, model.config)
     return repository
-
-
-def _link(source: Source, folder: Path) -> None:
-    """Links the config and weights of a converted repository, and no other file."""
-    folder.mkdir()
-    for name in (CONFIG, *source.weights()):
-        (folder / name).symlink_to((source.folder / name).resolve())
 
 
 def release(device: torch.device) -> None:

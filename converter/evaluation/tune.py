@@ -48,9 +48,9 @@ class Choice:
     """"retrieval" or "perplexity"."""
     scaling: Scaling
     judgement: Judgement
-    """At the target length, by this measure; for prompts from a file, at their longest length."""
+    """At the target length; for prompts from a file, at their longest length."""
     other: Comparison | None
-    """At the target length by the other measure; None if there is none."""
+    """The same by the other measure; None if there is none."""
     short: int | None
     """The shortest length that was measured, in tokens; None if all exceed the trained length."""
     at_short: Mapping[str, Comparison]
@@ -166,7 +166,7 @@ def tune(
         finalists = 1 + bool(exam.tasks) + bool(exam.windows.size)
         work = choosing.tokens * len(scalings) + judging.tokens * finalists
         with explained():
-            say(_announcement(subject, exam, len(scalings), work))
+            say(_announcement(subject, choosing, len(scalings), work))
             with token_bar("tuning", work, show=progress) as advance:
                 stock = judging.measure(subject, UNSCALED, advance, first=True)
                 failed = [each.task for each in stock if each.length <= trained and each.value == 0]
@@ -231,7 +231,7 @@ def _halves(exam: Exam, trained: int, target: int) -> tuple[Exam, Exam]:
 
 def _announcement(subject: Subject, exam: Exam, scalings: int, work: int) -> str:
     """How much is measured, and how long it takes by the time of the first prompt of each task."""
-    first = exam.at_longest().sliced(lambda _: slice(0, 1))
+    first = exam.sliced(lambda _: slice(0, 1))
     subject.scaled(UNSCALED)  # loaded before the time is taken
     started = time.monotonic()
     first.measure(subject, UNSCALED)

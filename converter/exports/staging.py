@@ -46,10 +46,6 @@ class Draft:
 def draft(folder: Path, name: str) -> Iterator[Draft]:
     """Puts an export in place when the block ends, or leaves the repository as it was if the block raises.
 
-    Args:
-        folder: the repository.
-        name: name of the export.
-
     Raises:
         OutputError: the folder cannot be written to.
         Interrupted: the user stopped it; says whether the export is in place.

@@ -101,8 +101,6 @@ class Family:
     """Why the hint is not trusted, for the message that asks for the real number."""
     limited: bool = True
     """Whether the hint is a limit that has to be raised: tools that read it truncate or refuse beyond it."""
-    config_length: Callable[[Config], int | None] = lambda config: None
-    """The trained length in tokens if the config states it reliably, else None."""
     rewrite: Callable[[dict[str, Any]], dict[str, Any]] = dict
     """Takes the respelled config; returns it with what the template does not read in the same way."""
     fit: Callable[[Config, Mapping[str, Tensor]], dict[str, Any]] = lambda config, tensors: {}
@@ -118,7 +116,8 @@ class Family:
     """Name of the tensor that stores the slopes, without the backbone's prefix; None if there is none. Its
     values replace those of the formula; a conversion writes them into config.json as ``SLOPES``."""
     own_scaling: bool = False
-    """Whether the source's own code reads ``alibi_scaling`` from its config, as BTLM's does."""
+    """Whether the source's code reads ``alibi_scaling`` from its config, as BTLM's does. The trained length
+    is then its ``train_seq_len``, if there is one."""
     unread: tuple[str, ...] = ()
     """Patterns of stored tensors that no computation uses, such as the buffer of a causal mask."""
     tokenizer_class: str = "PreTrainedTokenizerFast"

@@ -144,13 +144,6 @@ def rewrite(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in OLD_SCALES} | scales(config)
 
 
-def config_length(config: Config) -> int | None:
-    """The ``train_seq_len`` of ``alibi_scaling``, in a source or a converted repository."""
-    scaling = config.get("alibi_scaling")
-    length = scaling.get("train_seq_len") if isinstance(scaling, dict) else None
-    return length if is_count(length) else None
-
-
 def _linear(scaling: object) -> bool:
     """Whether the original code accepts it: ``type`` and either ``factor`` or ``train_seq_len``, above 1."""
     if not isinstance(scaling, dict) or scaling.get("type") != "linear" or len(scaling) != 2:
@@ -226,7 +219,6 @@ FAMILY = Family(
     spellings={"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
     trained_slopes=trained_slopes,
     length_hint="n_positions",
-    config_length=config_length,
     rewrite=rewrite,
     embeddings="wte.weight",
     stored_slopes="relative_pe.slopes",

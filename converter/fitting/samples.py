@@ -29,20 +29,11 @@ class Samples(Protocol):
     """Batches to learn from, and items to stop and to judge by."""
 
     @property
-    def name(self) -> str:
-        """What the samples are, for messages."""
-        ...
-
+    def name(self) -> str: ...  # for messages
     @property
-    def stopping(self) -> Any:
-        """The items to stop by."""
-        ...
-
+    def stopping(self) -> Any: ...  # items
     @property
-    def judging(self) -> Any:
-        """The items to judge by."""
-        ...
-
+    def judging(self) -> Any: ...  # items
     @property
     def predicted(self) -> int:
         """How many tokens there are to learn from, those that only give context aside."""

@@ -51,11 +51,7 @@ class TrainableAlibi:
     """
 
     def __init__(
-        self,
-        stock: Slopes,
-        form: Static | Dynamic,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
+        self, stock: Slopes, form: Static | Dynamic, device: torch.device, dtype: torch.dtype = torch.float32
     ) -> None:
         self.form = form
         self.dynamic = form.dynamic if isinstance(form, Dynamic) else None

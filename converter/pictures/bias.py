@@ -109,12 +109,7 @@ def _draw(axes: Axes, model: Positions, panel: Panel, head: int, extent: int, na
     positions = np.arange(count) * extent // count
     matrix = bias_matrix(model, panel.scaling, head, panel.tokens, positions)
     image = axes.imshow(
-        matrix,
-        cmap=COLOURS,
-        vmin=DARKEST,
-        vmax=0.0,
-        extent=(0, extent, extent, 0),
-        interpolation="nearest",
+        matrix, cmap=COLOURS, vmin=DARKEST, vmax=0.0, extent=(0, extent, extent, 0), interpolation="nearest"
     )
     queries = positions[positions < panel.tokens]
     reach = spans(query_slopes(model, panel.scaling, head, panel.tokens, queries), 1.0, nats)

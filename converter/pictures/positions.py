@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from converter.config import LONGEST, Config
+from converter.evaluation.results import scaling_label
 from converter.model import Model, open_model
 from converter.recipes import AlibiRecipe
 from converter.scaling.request import Request
@@ -52,7 +53,7 @@ class Positions:
     scale: Callable[[Values, Scaling, int], Values] = lambda stock, scaling, tokens: scaling.slopes(
         stock, tokens
     )
-    """``converter.recipes.recipe.Recipe.scaled``."""
+    """``Recipe.scaled`` of the model."""
 
     @property
     def variants(self) -> list[Variant]:
@@ -85,7 +86,7 @@ class Positions:
 
 def shown(scaling: Scaling) -> str:
     """A scaling as pictures call it."""
-    return f"{scaling}{mean_of(scaling)}"
+    return f"{scaling_label(str(scaling))}{mean_of(scaling)}"
 
 
 def mean_of(scaling: Scaling) -> str:
@@ -98,11 +99,7 @@ def dynamic_lengths(scaling: Dynamic) -> list[int]:
     return [min(multiple * scaling.train_length, LONGEST) for multiple in MULTIPLES]
 
 
-def read(
-    model: str,
-    requests: Sequence[Request] = (),
-    **source: Unpack[SourceOptions],
-) -> Positions:
+def read(model: str, requests: Sequence[Request] = (), **source: Unpack[SourceOptions]) -> Positions:
     """Reads a checkpoint, stock or converted; from a Hub repository, only the config is downloaded.
 
     ``requests`` are the scalings to show; without any, a converted repository shows its own.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from converter.config import Config
 from converter.recipes.alibi import AlibiRecipe
-from converter.recipes.recipe import Recipe
 from converter.recipes.rotary import RotaryRecipe
 from converter.rotary import settings
+
+Recipe = AlibiRecipe | RotaryRecipe
+"""How one checkpoint is converted."""
 
 __all__ = ["AlibiRecipe", "Recipe", "RotaryRecipe", "of_checkpoint", "of_source"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from converter.config import LONGEST, PROVENANCE, Config, Geometry, Provenance
+from converter.config import LONGEST, PROVENANCE, Config, Geometry, Provenance, is_count
 from converter.errors import SourceError, UsageError
 from converter.families import SLOPES, Family, converted, recognise
 from converter.families.base import UNREAD
@@ -28,7 +28,7 @@ from converter.source.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class AlibiRecipe:
-    """See ``converter.recipes.recipe.Recipe``."""
+    """How one ALiBi checkpoint is converted: its config has been read and accepted."""
 
     family: Family
     config: Config
@@ -49,27 +49,32 @@ class AlibiRecipe:
 
     @property
     def name(self) -> str:
+        """For people."""
         return self.family.name
 
     @property
     def model_type(self) -> str:
+        """The ``model_type`` of the result."""
         return self.family.model_type
 
     @property
     def templates(self) -> tuple[str, ...]:
+        """Names of the code files that are copied into the result."""
         return self.family.templates
 
     @property
     def defaults(self) -> Defaults:
-        """See examples/evidence/README.md and encoders.md."""
+        """What scales the model where the user leaves it open (examples/evidence/README.md, encoders.md)."""
         return Defaults("position", BY_PARTS, RAMP) if self.decoder else Defaults("length", NTK, RAMP)
 
     @property
     def geometry(self) -> Geometry:
+        """The sizes of its attention; raises ``SourceError`` for a missing or impossible one."""
         return self.family.geometry(self.config)
 
     @property
     def own_scaling(self) -> Scaling:
+        """The scaling that the checkpoint already has."""
         own = self.converted or self.family.own_scaling
         scaling = read_scaling(self.config.get("alibi_scaling") if own else None)
         if (problem := self._misfit(scaling)) is not None:
@@ -88,8 +93,9 @@ class AlibiRecipe:
             return recorded
         if source.repo_id is not None and source.repo_id in family.train_lengths:
             return TrainLength(family.train_lengths[source.repo_id], f"known checkpoint {source.repo_id}")
-        stated = family.config_length(config)
-        if stated is not None:
+        own = config.get("alibi_scaling") if family.own_scaling else None
+        stated = own.get("train_seq_len") if isinstance(own, dict) else None
+        if is_count(stated):
             return TrainLength(stated, "config.json's alibi_scaling")
         hint = config.get(family.length_hint) if family.length_hint else None
         says = ""
@@ -104,6 +110,7 @@ class AlibiRecipe:
         return TrainLength(None, f"not known{says}")
 
     def check_scaling(self, scaling: Scaling) -> None:
+        """Raises ``UsageError`` for a scaling that this model cannot compute."""
         if (problem := self._misfit(scaling)) is not None:
             raise UsageError(f"the slopes are not this model's: they have {problem}")
         if scaling.ramp is None:
@@ -129,7 +136,10 @@ class AlibiRecipe:
         return None
 
     def reach(self, scaling: Scaling, train_length: int | None) -> int | None:
-        """The trained length, or else the config's own limit, times the factor."""
+        """The tokens to which a static scaling raises the limits on input; None if it raises none.
+
+        The trained length, or else the config's own limit, times the factor.
+        """
         trained = train_length or self.config.get(self.family.length_hint or "")
         if not (isinstance(scaling, Static) and isinstance(trained, int)):
             return None
@@ -138,6 +148,7 @@ class AlibiRecipe:
     def scaled_config(
         self, scaling: Scaling, train_length: int | None, source: Source, tokenizer: Tokenizer
     ) -> dict[str, Any]:
+        """The result's config.json, without the keys that ``stored`` adds."""
         family = self.family
         result = family.normalise(self.config)
         if tokenizer.here and (tokenizer.ours or "tokenizer_class" not in result):
@@ -157,6 +168,7 @@ class AlibiRecipe:
         return result
 
     def stored(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
+        """The keys that the stored tensors add to the result's config; refuses tensors that contradict it."""
         if not checkpoint.tensors:  # .bin files show their tensors only once they are converted
             return {}
         check_positions(checkpoint.tensors)
@@ -166,24 +178,29 @@ class AlibiRecipe:
 
     @property
     def unread(self) -> re.Pattern[str]:
+        """Finds the names of stored tensors that no model computes with, such as buffers of causal masks."""
         return re.compile("|".join((UNREAD, *self.family.unread)))
 
     @property
     def exact_tensors(self) -> tuple[str, ...]:
+        """Names of the tensors that keep their dtype when the weights are cast to another."""
         # The converted model reads its slopes from this tensor, so they must stay exact.
         stored = self.family.stored_slopes
         return () if stored is None else tuple(self.family.tensor_names(stored))
 
     @property
     def tied_tensors(self) -> tuple[str, ...]:
+        """Possible names of the language model's head if the result ties it to the embeddings, else none."""
         # Without the key, the templates' config classes use true, as those of transformers do.
         ties = self.family.normalise(self.config).get("tie_word_embeddings", True) is True
         return (self.family.head,) if ties else ()
 
     def stock(self, stored: Config) -> Slopes:
+        """The slopes or frequencies as trained; ``stored`` is what the method ``stored`` returned."""
         return self.family.stock_slopes({**self.config, **stored})
 
     def scaled(self, stock: Slopes, scaling: Scaling, tokens: int, layer: int = 0) -> Slopes:
+        """The slopes or frequencies of a layer for a sequence of ``tokens`` tokens."""
         return stretched(scaling, self._bias_scale).slopes(stock, tokens, layer)
 
     @property
@@ -191,14 +208,16 @@ class AlibiRecipe:
         return self.family.bias_scale(self.geometry.head_dim)
 
     def change(self, scaling: Scaling) -> None:
-        return None
+        """None: only rotary positions are changed through the config."""
 
     @property
     def decoder(self) -> bool:
+        """Whether it is causal."""
         return self.family.kind == "decoder"
 
     @property
     def notes(self) -> Sequence[str]:
+        """What a user should know about this source; each is a sentence without its full stop."""
         doubt = self.family.doubt(self.config)
         notes = [] if doubt is None else [doubt]
         own = self.config.get("alibi_scaling") if self.family.own_scaling else None
@@ -210,4 +229,5 @@ class AlibiRecipe:
         return notes
 
     def words(self, scaling: Scaling, trained: TrainLength, config: Config) -> Words:
+        """The texts for the result's card; ``config`` is the result's."""
         return alibi_words(self.family, scaling, config)

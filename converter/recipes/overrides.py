@@ -7,26 +7,23 @@ any other refusal: see ``_check_refusals``.
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
 from converter.config import PROVENANCE, Config
-from converter.errors import SourceError, Undecided, UnsupportedModel, UsageError
+from converter.errors import ConverterError, SourceError, Undecided, UnsupportedModel, UsageError
 from converter.families import SLOPES
 from converter.families.refusals import QUANTISED
 from converter.families.templates import config_keys
-from converter.recipes import of_source
-from converter.recipes.alibi import AlibiRecipe
-from converter.recipes.recipe import Recipe
+from converter.recipes import AlibiRecipe, Recipe, of_source
 from converter.source import jsonfile
 
 FIXED = ("model_type", "auto_map", "alibi_scaling", "_name_or_path", PROVENANCE, SLOPES, *QUANTISED)
 """Keys that say what a checkpoint is and where it comes from; a user's word cannot change that."""
-MOST = 10
-"""Most values that may be given at once."""
+ABSURD = "\0"
+"""A value that no key of a config has."""
 GENERAL = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "use_cache"),
     *("id2label", "label2id", "num_labels", "problem_type"),
@@ -69,16 +66,13 @@ def overridden(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not overrides:
         return dict(config)
-    if len(overrides) > MOST:
-        raise UsageError(f"--set gives {len(overrides)} values; give at most {MOST}, or edit config.json")
     for key, value in overrides.items():
         _check_settable(key, value)
     result = _with(config, overrides)
-    reads: set[str] = set()
-    recipe = of_source(_Watched(result, reads))
+    recipe = of_source(result)
     _check_refusals(config, overrides)
     for key in overrides:
-        _check_read(recipe, reads, key)
+        _check_read(result, recipe, key)
     return result
 
 
@@ -98,39 +92,45 @@ def _check_settable(key: str, value: Any) -> None:
 
 
 def _check_refusals(config: Config, overrides: Mapping[str, Any]) -> None:
-    """Raises ``UnsupportedModel`` if the source is accepted only because the values contradict it.
+    """Raises ``UnsupportedModel`` if the source is accepted only because a value contradicts it.
 
-    The config must be accepted as it is, or raise ``Undecided`` or ``SourceError``. Such an error may hide a
-    refusal. So the values are added one by one, in every order, until the config is accepted.
+    An accepted config has no refusal to lift. One that leaves something open, or has an impossible value, may
+    hide a refusal, which shows when all values but the one that lifts it are set.
     """
-    accepted: list[set[str]] = []
-    for number in range(len(overrides)):
-        for part in map(set, itertools.combinations(overrides, number)):
-            if any(smaller <= part for smaller in accepted):
-                continue
-            try:
-                of_source(_with(config, {key: overrides[key] for key in overrides if key in part}))
-            except (Undecided, SourceError):
-                continue
-            except UnsupportedModel as error:
-                raise UnsupportedModel(f"{error}; --set cannot change that") from error
-            accepted.append(part)
+    parts = [{name: overrides[name] for name in overrides if name != left_out} for left_out in overrides]
+    for part in ({}, *parts):
+        try:
+            of_source(_with(config, part))
+        except (Undecided, SourceError):
+            continue
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{error}; --set cannot change that") from error
+        if not part:
+            return
 
 
-def _check_read(recipe: Recipe, reads: set[str], key: str) -> None:
-    """Raises ``UsageError`` for a key that has no effect on the result."""
-    known = GENERAL | reads
+def _check_read(config: Config, recipe: Recipe, key: str) -> None:
+    """Raises ``UsageError`` for a key that has no effect on the result, as far as an absurd value shows."""
+    known = set(GENERAL)
     if isinstance(recipe, AlibiRecipe):
         known |= config_keys(recipe.family)
-    parent, _, _ = key.rpartition(".")
-    whole = parent in known and not any(name.startswith(f"{parent}.") for name in reads)
-    if key in known or (parent and whole):
+    if key in known:
         return
-    near = get_close_matches(key, sorted(known), n=1)
+    try:
+        of_source(_with(config, {key: ABSURD}))
+    except ConverterError:
+        return
+    near = get_close_matches(key, sorted((known | _keys(config)) - {key}), n=1)
     raise UsageError(
         f"--set {key}: nothing reads this key of {_kind(recipe)}"
         + (f"; did you mean {near[0]}?" if near else "; drop it")
     )
+
+
+def _keys(config: Config) -> set[str]:
+    """The keys of a config, with dots for those in objects."""
+    inner = {f"{key}.{name}" for key, value in config.items() if isinstance(value, dict) for name in value}
+    return {*config, *inner}
 
 
 def _kind(recipe: Recipe) -> str:
@@ -165,28 +165,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, str) and value.isprintable() and parse(f"key={value}")[1] == value:
         return value
     return json.dumps(value)
-
-
-class _Watched(dict[str, Any]):
-    """A config that notes which of its keys are read, with dots for those in objects."""
-
-    def __init__(self, values: Config, reads: set[str], prefix: str = ""):
-        super().__init__(
-            {
-                key: _Watched(value, reads, f"{prefix}{key}.") if isinstance(value, dict) else value
-                for key, value in values.items()
-            }
-        )
-        self._reads, self._prefix = reads, prefix
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self._reads.add(f"{self._prefix}{key}")
-        return super().get(key, default)
-
-    def __getitem__(self, key: str) -> Any:
-        self._reads.add(f"{self._prefix}{key}")
-        return super().__getitem__(key)
-
-    def __contains__(self, key: object) -> bool:
-        self._reads.add(f"{self._prefix}{key}")
-        return super().__contains__(key)

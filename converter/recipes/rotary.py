@@ -44,7 +44,7 @@ BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attention\.bias|masked_bias)$
 
 @dataclass(frozen=True)
 class RotaryRecipe:
-    """See ``converter.recipes.recipe.Recipe``."""
+    """How one rotary checkpoint is converted; members without a word are explained in ``AlibiRecipe``."""
 
     config: Config
     """The source's config; for a converted repository, that of the source it was made from."""

@@ -18,11 +18,7 @@ LEARNED = re.compile(r"(^|\.)(wpe|position_embeddings|embed_positions)\.weight$"
 
 
 def check_positions(names: Iterable[str]) -> None:
-    """Refuses weights that were trained with positions other than ALiBi, whatever their config says.
-
-    Raises:
-        UnsupportedModel: a tensor belongs to other positions; the message names it.
-    """
+    """Refuses weights that were trained with positions other than ALiBi, whatever their config says."""
     for name in names:
         kind = "rotary" if ROTARY.search(name) else "learned" if LEARNED.search(name) else None
         if kind is not None:
@@ -33,13 +29,7 @@ def check_positions(names: Iterable[str]) -> None:
 
 
 def read_slopes(folder: Path, checkpoint: Checkpoint, family: Family, num_heads: int) -> Slopes | None:
-    """The slopes that the checkpoint stores, in the order of the heads; None if it stores none.
-
-    Args:
-        folder: the checkpoint's folder.
-        checkpoint: its safetensors files.
-        family: the family, which names the tensor.
-        num_heads: the number of slopes that there must be.
+    """The ``num_heads`` slopes that the checkpoint stores, in the order of the heads; None if it stores none.
 
     Raises:
         SourceError: the tensor has another number of values, or they are not positive and finite.
@@ -50,12 +40,10 @@ def read_slopes(folder: Path, checkpoint: Checkpoint, family: Family, num_heads:
     tensor = next(filter(None, found), None)
     if tensor is None:
         return None
-    problem = SourceError(f"the tensor {tensor.name!r} does not hold {num_heads} positive slopes")
-    if math.prod(tensor.shape) != num_heads:  # checked before reading, since the tensor may have any size
-        raise problem
-    slopes = _values(folder, tensor)
-    if not all(0 < slope < math.inf for slope in slopes):
-        raise problem
+    # The number is checked before they are read, since the tensor may have any size.
+    slopes = _values(folder, tensor) if math.prod(tensor.shape) == num_heads else ()
+    if not slopes or not all(0 < slope < math.inf for slope in slopes):
+        raise SourceError(f"the tensor {tensor.name!r} does not hold {num_heads} positive slopes")
     return slopes
 
 

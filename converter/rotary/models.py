@@ -80,7 +80,7 @@ MODELS: dict[str, RotaryModel] = {
 }
 
 FIXED = "its code computes fixed rotary frequencies and reads no scaling from config.json"
-FOREIGN = "transformers has no class for it, and the checkpoint's own code is not known to read a scaling"
+FOREIGN = "transformers has no class for it, and the checkpoint's remote code is not known to read a scaling"
 SEVERAL = "it has different rotary bases for local and global layers, and it is unclear which to scale"
 HYBRID = "only some of its layers use attention, and scaling it was not tested"
 SCALED = "it already has a scaling of its own (YaRN or Llama 3's), which a second one would distort"

@@ -103,7 +103,7 @@ class Change:
 
 
 def recognises(config: Config) -> bool:
-    """Whether this is a rotary model type known by name, supported or refused."""
+    """Whether this is a rotary model type that is known, supported or rejected."""
     model_type = config.get("model_type")
     return isinstance(model_type, str) and (model_type in MODELS or model_type in REFUSED)
 
@@ -167,12 +167,7 @@ def read(config: Config) -> Rotary:
 
 
 def check_scaling(rotary: Rotary, scaling: Scaling) -> None:
-    """Refuses a scaling that transformers cannot compute from a config.
-
-    Raises:
-        UsageError: the scaling does not exist for rotary models, or not for this model type; the message
-            says what to give instead.
-    """
+    """Refuses a scaling that transformers cannot compute from a config; says what to give instead."""
     problem = _problem(rotary, scaling)
     if problem is not None:
         raise UsageError(problem)
@@ -244,13 +239,9 @@ def _dynamic_problem(model_type: str, reads: Sequence[str], scaling: Dynamic) ->
 def scaled_config(
     config: Config, rotary: Rotary, scaling: Scaling, train_length: int | None
 ) -> dict[str, Any]:
-    """The source's config with scaled positions; unknown keys are kept.
+    """The source's config with scaled positions, for a scaling that ``check_scaling`` accepts.
 
-    Args:
-        config: the source's config; it is not modified.
-        rotary: what ``read`` returned for it.
-        scaling: a scaling that ``check_scaling`` accepts.
-        train_length: trained length in tokens, None if it is not known.
+    Unknown keys are kept. ``train_length`` is in tokens, None if it is not known.
     """
     result = {key: value for key, value in config.items() if key != PARAMETERS}
     made, rope_scaling, length = change(rotary, scaling), None, rotary.max_length
@@ -359,7 +350,7 @@ def check_code(config: Config) -> None:
     for auto_class, target in named.items():
         if auto_class == "AutoConfig" or str(auto_class).startswith("AutoModel"):
             raise UnsupportedModel(
-                f"config.json loads the checkpoint's own code (auto_map: {target}), which may compute other "
+                f"config.json loads remote code (auto_map: {target}), which may compute other "
                 "rotary positions; if transformers' own class runs the model too, remove auto_map"
             )
 

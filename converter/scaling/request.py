@@ -208,16 +208,10 @@ class Request:
     def resolve(self, trained: TrainLength, name: str, defaults: Defaults) -> Scaling:
         """The scaling of one model that these options ask for.
 
-        Without a strength the scaling is dynamic. Up to the trained length, the model then computes what the
-        stock model does; beyond it, the measured models retrieved as well as with a static factor or better
-        (examples/evidence/README.md). In a decoder the factor grows by position, because only then do cached
-        keys stay right while the text grows. In an encoder it grows by length, because the first tokens look
-        as far ahead as the last ones look back.
-
-        Args:
-            trained: the model's trained length, as far as it is known.
-            name: the model's name, for messages.
-            defaults: the model's; see ``Recipe.defaults``.
+        Without a strength the scaling is dynamic: up to the trained length, the model then computes what the
+        stock model does (see examples/evidence/README.md). In a decoder the factor grows by position, because
+        only then do cached keys stay right while the text grows. In an encoder it grows by length, because
+        the first tokens look as far ahead as the last ones look back.
 
         Raises:
             UsageError: the trained length is needed but not known, the target is below the trained length,
@@ -272,12 +266,9 @@ class Request:
 
 
 def request_for(scaling: Scaling, trained: int | None, *, told: bool = True) -> Request:
-    """The request that resolves to ``scaling``.
+    """The request that resolves to ``scaling``, the one of a model with the trained length ``trained``.
 
-    Args:
-        scaling: the scaling of one model.
-        trained: the model's trained length in tokens, if it is known.
-        told: whether the request names the trained length, since the checkpoint does not tell it.
+    ``told`` says whether the request names that length, since the checkpoint does not tell it.
     """
     length = trained if told else None
     if isinstance(scaling, Unscaled):
@@ -295,15 +286,7 @@ def request_for(scaling: Scaling, trained: int | None, *, told: bool = True) -> 
 def command_line(
     model: str, request: Request, out: str, *, revision: str | None = None, more: Sequence[str] = ()
 ) -> str:
-    """The command line of a conversion.
-
-    Args:
-        model: Hub id or folder.
-        request: the scaling options.
-        out: the folder for ``--out``.
-        revision: the revision of a Hub id.
-        more: further options, appended as they are.
-    """
+    """The command line of a conversion; ``more`` are further options, appended as they are."""
     import shlex
 
     words = ["ntk-convert", model, *(["--revision", revision] if revision else []), *request.words]

@@ -147,11 +147,7 @@ def exponents_of(scaling: Static | Dynamic, stock: Slopes, layer: int = 0) -> tu
 def query_factors(scaling: Scaling, heads: int, tokens: int = 0, layer: int = 0) -> tuple[float, ...]:
     """``a ** u`` of each head of a layer, which multiplies its queries; 1 without temperatures.
 
-    Args:
-        scaling: of the model.
-        heads: number of heads.
-        tokens: in the sequence, or the query's position + 1.
-        layer: index of the layer.
+    ``tokens`` are those in the sequence, or the query's position + 1.
     """
     if scaling.temperatures is None:
         return (1.0,) * heads

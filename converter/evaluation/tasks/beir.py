@@ -58,11 +58,7 @@ class Beir(Retrieval):
         return cls(documents, queries, grades)
 
     def collections(
-        self,
-        tokenizer: Any,
-        lengths: Sequence[int],
-        count: int,
-        seed: int,
+        self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
     ) -> Mapping[int, Collection]:
         """See ``Retrieval``; the first length to which no document must be cut ends the series.
 

@@ -70,10 +70,7 @@ class BlockwiseAttention:
         return graph.op("Unsqueeze", slopes, graph.constant([3]))
 
     def _scaled(self, query: Value, layer: int) -> Value:
-        """Queries [N, H, D] as [B, H, S, D], scaled in float32.
-
-        A scale rounded to half precision would be an error that all scores share.
-        """
+        """Queries [N, H, D] as [B, H, S, D], scaled in float32, as all scores share the scale."""
         graph = self.graph
         scaled = graph.op("Mul", graph.wide(query), graph.float32(self.softmax_scale))
         factors = self.query_factors[layer if len(self.query_factors) > 1 else 0]
@@ -82,12 +79,7 @@ class BlockwiseAttention:
         return self._by_head(graph.narrow(scaled))
 
     def _all_blocks(self, one: Callable[[], Value], step: Callable[[Value], Value]) -> Value:
-        """The outputs of all blocks, [N, H * D].
-
-        Args:
-            one: makes [B, Q, H, D] for the only block.
-            step: makes the same for the block with a number, int64 [].
-        """
+        """The outputs of all blocks, [N, H * D]; ``one`` and ``step`` make [B, Q, H, D] for a block."""
         graph = self.graph
 
         def many() -> Value:
@@ -104,18 +96,10 @@ class BlockwiseAttention:
         return self.graph.op("Min", self.graph.op("Add", start, self.within), self.last)
 
     def _attend(self, queries: Value, index: Value, cache: Cache, distance: Value, layer: int) -> Value:
-        """The outputs of one block.
+        """The outputs [B, Q, H, D] of the block of queries ``index``, int64 [Q].
 
-        Args:
-            queries: scaled, [B, H, S, D].
-            index: int64 [Q]: the queries of the block.
-            cache: [B, G, K, D].
-            distance: float32 [B or 1, 1, Q, K], negative; ``FAR`` where a query may not look. Masks are
-                applied here, where there is no dimension of heads, so they cost almost nothing.
-            layer: index of the layer.
-
-        Returns:
-            [B, Q, H, D].
+        ``distance`` is float32 [B or 1, 1, Q, K], negative, and ``FAR`` where a query may not look. Masks are
+        applied here, where there is no dimension of heads, so they cost almost nothing.
         """
         graph, geometry = self.graph, self.geometry
         heads, groups, size = geometry.num_heads, geometry.num_kv_heads, geometry.head_dim
@@ -177,10 +161,7 @@ class PortableAttention(BlockwiseAttention):
             return self._attend(queries, index, present, distance, layer)
 
         def step(number: Value) -> Value:
-            """A block, without the keys beyond its last query, which it may not see.
-
-            Copying the other keys costs less than computing scores that a mask discards.
-            """
+            """A block, without the keys beyond its last query; copying the others costs less."""
             start = graph.op("Mul", number, self.block)
             end = graph.op("Add", graph.op("Add", start, self.block), self.tokens.first_new)
             cache = Cache(*(self._first(end, states, axis=2) for states in present))

@@ -19,11 +19,7 @@ from converter.source.pooling import Pooling
 
 
 def dtype_of(repository: ConvertedRepository) -> str:
-    """The dtype of most weights, as in ``COMPUTE``.
-
-    Raises:
-        SourceError: a dtype that no graph computes in.
-    """
+    """The dtype of most weights, as in ``COMPUTE``; raises ``SourceError`` if no graph computes in it."""
     names = {dtype: name for name, dtype in COMPUTE.items()}
     stored = repository.checkpoint.dtypes[0]
     if stored not in DTYPES:

@@ -101,7 +101,7 @@ class Layers:
             config.use_cache = False
         model = build(patched.architecture, config, device="meta")
         self._patched = patched
-        self._trunk = model.base_model
+        self._backbone = model.base_model
         self.layers = list(self._modules)
         """The modules, with weights on the device "meta" until they are loaded."""
         self.keywords: list[dict[str, Any]] = []
@@ -113,8 +113,8 @@ class Layers:
         tables = family.tensor_names(family.embeddings)
         below = {id(parameter) for layer in self.layers for parameter in layer.parameters()}
         outside = {}
-        prefix = self._names[self._trunk]
-        for name, parameter in self._trunk.named_parameters(prefix=prefix):
+        prefix = self._names[self._backbone]
+        for name, parameter in self._backbone.named_parameters(prefix=prefix):
             stored = patched.stored_name(name)
             if id(parameter) in below or stored is None:
                 continue
@@ -125,9 +125,9 @@ class Layers:
 
     @property
     def _modules(self) -> nn.ModuleList:
-        trunk = self._trunk
+        backbone = self._backbone
         modules: nn.ModuleList = (
-            trunk.decoder_layers if self._patched.repository.decoder else trunk.encoder.layer
+            backbone.decoder_layers if self._patched.repository.decoder else backbone.encoder.layer
         )
         return modules
 
@@ -138,7 +138,7 @@ class Layers:
         for index, stand_in in enumerate(seen):
             modules[index] = stand_in
         try:
-            self._trunk(ids)
+            self._backbone(ids)
         finally:
             for index, layer in enumerate(self.layers):
                 modules[index] = layer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from converter.exports.onnx.choices import QUANTISED
+from converter.exports.onnx.choices import QUANTISED, Profile
 from converter.exports.onnx.files import GRAPH
 from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.session_options import ENTRIES
@@ -49,28 +49,10 @@ def section(
 ) -> str:
     """The section's text, Markdown without the title.
 
-    Args:
-        options: what graph was asked for.
-        dtype: the graph's dtype, ``native`` resolved.
-        pooling: how the graphs make one vector of each text; None if they do not.
-        graphs: names of the graphs that are written.
-        cached: whether they have a cache.
-        others: of those that were there before and stay.
-        report: of the graphs' validation, if there was one.
-        context_length: of genai_config.json, in tokens; None if there is no such file.
+    ``others`` are graphs that were there before and stay; ``context_length`` is that of genai_config.json, in
+    tokens, None if there is no such file.
     """
-    kind = {
-        "ort": "onnxruntime's GroupQueryAttention with ALiBi folded into extra channels: caches are "
-        "[batch, heads, length, head size + 8, rounded up to a multiple of 8], and past and present may "
-        "share one buffer",
-        "portable": "standard ONNX operators only: caches are [batch, heads, length, head size]",
-    }[options.profile]
-    if not cached:
-        kind = {
-            "ort": "operators of onnxruntime where they are faster, no cache",
-            "portable": "standard ONNX operators only, no cache",
-        }[options.profile]
-    lines = [f"Profile `{options.profile}`: {kind}.", ""]
+    lines = [f"Profile `{options.profile}`: {_kind(options.profile, dtype, cached=cached)}.", ""]
     for name in graphs:
         if options.copies_weights:
             how = ", calibrated on a text (GPTQ)" if options.calibrate else ""
@@ -103,6 +85,21 @@ def section(
     if context_length is None:
         return text
     return text + GENAI.format(max_length=min(MAX_LENGTH, context_length), context_length=context_length)
+
+
+def _kind(profile: Profile, dtype: str, *, cached: bool) -> str:
+    """What the operators and caches of a profile are."""
+    if profile == "ort":
+        if not cached:
+            return "operators of onnxruntime where they are faster, no cache"
+        return (
+            "onnxruntime's GroupQueryAttention with ALiBi folded into extra channels: caches are [batch, "
+            "heads, length, head size + 8, rounded up to a multiple of 8], and past and present may share "
+            "one buffer"
+        )
+    more = ", and com.microsoft's MatMulNBits for quantised weights" if dtype in QUANTISED else " only"
+    caches = ": caches are [batch, heads, length, head size]" if cached else ", no cache"
+    return f"standard ONNX operators{more}{caches}"
 
 
 def _worst(graph: GraphReport, place: ProviderReport) -> str:

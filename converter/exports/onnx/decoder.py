@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -47,7 +47,7 @@ class Decoder(Network, ABC):
         return logits
 
     def final(self, residual: Residual, head: str) -> Value:
-        """What a head sees, [any, hidden], or what a trunk computes (``head`` is ``Model``)."""
+        """What a head sees, [any, hidden], or what a backbone computes (``head`` is ``Model``)."""
         del head
         return residual.norm(self.final_norm)
 
@@ -63,11 +63,8 @@ class Decoder(Network, ABC):
     ) -> None:
         """Builds the graph; that of a causal language model has a cache.
 
-        Args:
-            scaling: the model's own.
-            head: the end of its class's name: ``ForCausalLM``, ``Model``, ...
-            last_logits: a language model computes the logits of each row's last token only.
-            pooling: how a trunk's hidden states also become one vector of each text; None for no such vector.
+        ``head`` is the end of its class's name: ``ForCausalLM``, ``Model``, ... With ``pooling``, the hidden
+        states of a backbone also become one vector of each text.
         """
         graph, geometry = self.graph, self.geometry
         cached = head == "ForCausalLM"
@@ -147,27 +144,10 @@ class Decoder(Network, ABC):
 
     # Building blocks.
 
-    def heads(self, states: Value, sizes: Sequence[int]) -> list[Value]:
-        """Splits the channels of fused heads.
-
-        Args:
-            states: [N, groups, sum of sizes, head_dim].
-            sizes: heads of a group in each part.
-
-        Returns:
-            Each part, [N, groups * its size, head_dim].
-        """
-        graph = self.graph
-        names = [f"part_{number}" for number in range(len(sizes))]
-        parts = graph.ops("Split", states, graph.constant(list(sizes)), outputs=names, axis=2)
-        groups = self.geometry.num_kv_heads
-        return [
-            graph.reshape(part, -1, groups * size, self.geometry.head_dim)
-            for part, size in zip(parts, sizes, strict=True)
-        ]
-
-    def scaled(self, logits: Value, scale: float | str | None) -> Value:
-        """Logits scaled by MPT's ``logit_scale``."""
-        if scale is None:
-            return logits
-        return self.factor(logits, self.hidden**-0.5 if scale == "inv_sqrt_d_model" else float(scale))
+    def heads(self, fused: Value) -> list[Value]:
+        """Query, key and value [N, heads, head_dim] of [N, 3 * hidden], which is stored head by head."""
+        graph, heads, size = self.graph, self.geometry.num_heads, self.geometry.head_dim
+        names = [f"part_{number}" for number in range(3)]
+        fused = graph.reshape(fused, -1, heads, 3, size)
+        parts = graph.ops("Split", fused, graph.constant([1, 1, 1]), outputs=names, axis=2)
+        return [graph.reshape(part, -1, heads, size) for part in parts]

@@ -16,9 +16,6 @@ from converter.exports.onnx.network import Network, Residual, unit_length
 from converter.scaling.scaling import Scaling
 from converter.source.pooling import Pooling
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu"}
-"""transformers' names -> ours."""
-
 Attend = Callable[[Value, Value, Value], Value]
 """Attention of query, key and value [N, heads, head_dim] -> [N, hidden]."""
 
@@ -50,13 +47,7 @@ class Encoder(Network, ABC):
         """One layer, [N, hidden] to [N, hidden]; the names of its tensors start with ``prefix``."""
 
     def build(self, scaling: Scaling, head: str, pooling: Pooling | None) -> None:
-        """Builds the graph.
-
-        Args:
-            scaling: the model's own.
-            head: the end of its class's name: ``Model``, ``ForMaskedLM``, ...
-            pooling: how a trunk's hidden states also become one vector of each text; None for no such vector.
-        """
+        """Builds the graph; see ``Decoder.build``."""
         graph, geometry = self.graph, self.geometry
         shape: list[Dimension] = ["batch_size", "sequence_length"]
         ids, mask, types = (
@@ -121,8 +112,7 @@ class Encoder(Network, ABC):
 
     @property
     def hidden_activation(self) -> str:
-        kind = str(self.config.get("hidden_act") or "gelu")
-        return ACTIVATIONS.get(kind, kind)
+        return str(self.config.get("hidden_act") or "gelu")
 
     # Building blocks.
 
@@ -146,9 +136,3 @@ class Encoder(Network, ABC):
         return self.after(
             states, self.linear(inner, f"{prefix}.wo", width, self.hidden), f"{prefix}.layernorm"
         )
-
-    def by_heads(self, *parts: Value) -> list[Value]:
-        """Parts [N, hidden] as [N, heads, head_dim]."""
-        return [
-            self.graph.reshape(part, -1, self.geometry.num_heads, self.geometry.head_dim) for part in parts
-        ]

@@ -202,10 +202,7 @@ def add_genai(
 ) -> int | None:
     """Adds genai_config.json to a draft, if onnxruntime-genai can serve one of the graphs.
 
-    An older config of a graph that is replaced becomes obsolete.
-
-    Returns:
-        The ``context_length`` of the config, in tokens; None if there is no such file.
+    Returns its ``context_length``, in tokens; None if there is no such file.
     """
     from converter.exports.onnx.genai import context_length, genai_config
 
@@ -254,12 +251,7 @@ def check_others(repository: ConvertedRepository, names: Iterable[str]) -> dict[
 
 
 def check_no_links(repository: ConvertedRepository, options: OnnxOptions) -> None:
-    """Checks that onnxruntime would find the weights, and that nobody else's files would change.
-
-    Raises:
-        OutputError: the graph would be written into a folder that is a link, or next to weights that are
-            links, which onnxruntime does not follow.
-    """
+    """Raises ``OutputError`` for links: onnxruntime follows none to weights, and their files are others'."""
     if options.copies_weights:
         if (repository.folder / STANDALONE).is_symlink():
             raise OutputError(

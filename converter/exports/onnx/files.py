@@ -50,10 +50,7 @@ def standalone_graph(dtype: str) -> str:
 def in_one_file(elements: int, dtype: str, *, cached: bool) -> bool:
     """Whether such a graph has its weights inside, because those who load it fetch one file.
 
-    Args:
-        elements: number of weights.
-        dtype: of the graph.
-        cached: whether the model has a cache; loaders of language models know the second file.
+    Loaders of language models (``cached``) know the second file.
     """
     # A bfloat16 graph is run in float32 by validation, which must fit as well.
     return not cached and elements * (4 if dtype == "bf16" else BYTES[dtype]) <= ONE_FILE
@@ -64,10 +61,7 @@ def planned_files(
 ) -> list[str]:
     """Names of the files that an export would write.
 
-    Args:
-        options: of the graph.
-        recipe, config: as for ``check_recipe``, which accepted them.
-        elements: safetensors dtype of the weights -> number of elements; empty if they are not known.
+    ``elements``: safetensors dtype of the weights -> number of elements; empty if they are not known.
     """
     from converter.exports.onnx.requirements import class_for, has_cache
 
@@ -84,13 +78,7 @@ def planned_files(
 
 
 def graph_bytes(options: OnnxOptions, checkpoint: Checkpoint, dtype: str | None) -> int:
-    """Disk space that the graph's own weights need, in bytes.
-
-    Args:
-        options: of the graph.
-        checkpoint: the source's; the parameters of ``.bin`` files are taken to have two bytes each.
-        dtype: safetensors dtype that the weights will have; None for the checkpoint's own.
-    """
+    """Bytes that the graph's own weights need; ``dtype`` as in safetensors, None for the checkpoint's."""
     from converter.source.checkpoint import ITEM_BYTES
 
     if not options.copies_weights:

@@ -25,12 +25,7 @@ DEFAULT_LENGTH = 2048
 
 
 def genai_config(repository: ConvertedRepository, *, file_name: str) -> dict[str, Any]:
-    """The content of genai_config.json for a graph that computes attention with GroupQueryAttention.
-
-    Args:
-        repository: a converted repository.
-        file_name: the graph, relative to the repository.
-    """
+    """The content of genai_config.json for ``file_name``, a graph with GroupQueryAttention."""
     geometry = repository.geometry
     vocabulary = count(repository.config, "vocab_size")
     longest = context_length(repository)
@@ -87,8 +82,7 @@ def context_length(repository: ConvertedRepository) -> int:
 def _special_tokens(repository: ConvertedRepository, vocabulary: int) -> dict[str, Any]:
     """The ids of special tokens, from generation_config.json or else from config.json.
 
-    genai needs an end token within the vocabulary, and it cannot read ``null``. A model without an end token
-    gets the padding token instead; a model without either gets token 0.
+    genai needs an end token within the vocabulary and reads no ``null``: padding or token 0 replaces it.
     """
     path = repository.folder / "generation_config.json"
     generation = read_object(path) if path.is_file() else {}

@@ -79,13 +79,7 @@ class Graph:
         name: str | None = None,
         **attributes: Any,
     ) -> Value:
-        """Adds a node with one output and returns the output.
-
-        Args:
-            inputs: None leaves an optional input out.
-            name: of the node within the open scope; its operator by default.
-            attributes: as in the operator's documentation; None leaves an attribute out.
-        """
+        """Adds a node with one output and returns the output; see ``ops``."""
         [output] = self.ops(op_type, *inputs, outputs=["output"], domain=domain, name=name, **attributes)
         return output
 
@@ -98,10 +92,10 @@ class Graph:
         name: str | None = None,
         **attributes: Any,
     ) -> tuple[Value, ...]:
-        """Adds a node with several outputs; see ``op``.
+        """Adds a node with several outputs.
 
-        Args:
-            outputs: their names; None leaves an optional output out, which is not returned.
+        None leaves an optional input, output or attribute out; outputs that are left out are not returned.
+        The node is called ``name``, or as its operator, within the open scope.
         """
         path = self._unique("/" + "/".join([*self._scopes, name or op_type]))
         values = [ir.val("" if output is None else f"{path}_{output}") for output in outputs]
@@ -114,12 +108,7 @@ class Graph:
         return tuple(value for value in values if value.name)
 
     def constant(self, content: Any, dtype: ir.DataType | None = None) -> Value:
-        """A small constant; equal constants are shared.
-
-        Args:
-            content: numbers or an array; Python ints and lists of them are int64.
-            dtype: the graph's own by default for anything but integers.
-        """
+        """A small constant, by default int64 or the graph's dtype; equal constants are shared."""
         array = np.asarray(content)
         if dtype is None:
             dtype = ir.DataType.INT64 if array.dtype.kind == "i" else self.dtype
@@ -151,11 +140,7 @@ class Graph:
         return value if self.dtype == ir.DataType.FLOAT else self.cast(value, ir.DataType.FLOAT)
 
     def narrow(self, value: Value) -> Value:
-        """A float32 value in the graph's dtype.
-
-        Constants are stored in float32 and cast. So a bfloat16 graph that validation runs in float32 has them
-        exactly.
-        """
+        """A float32 value in the graph's dtype; constants are kept in float32, which validation may need."""
         return value if self.dtype == ir.DataType.FLOAT else self.cast(value)
 
     def scalar(self, value: Value) -> Value:
@@ -171,12 +156,9 @@ class Graph:
         return self.op("Reshape", value, self.constant(shape))
 
     def loop(self, trips: Value, step: Callable[[Value], Value]) -> Value:
-        """Runs ``step`` for 0 to ``trips`` - 1 and stacks what it returns along a new first axis.
+        """Runs ``step`` for 0 to ``trips`` - 1 (int64 scalars) and stacks what it returns along a new axis.
 
-        Args:
-            trips: int64 scalar.
-            step: from the iteration's number (int64 scalar) to a value whose shape never varies. It may
-                use any value made before.
+        That is the first axis. ``step`` may use any value made before, and its result has a fixed shape.
         """
         number = ir.val(self._unique("iteration"), ir.DataType.INT64, [])
         going = ir.val(self._unique("going"), ir.DataType.BOOL, [])
@@ -184,12 +166,7 @@ class Graph:
         return self.op("Loop", trips, self.constant(True, ir.DataType.BOOL), body=body)
 
     def choose(self, condition: Value, then: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
-        """Runs one of two branches, which may use any value made before.
-
-        Args:
-            condition: bool [] or [1].
-            then, otherwise: make a value of the same dtype and number of dimensions.
-        """
+        """Runs one of two branches, which make values of the same dtype and number of dimensions."""
         branches: dict[str, Any] = {
             "then_branch": self._body([], lambda: [then()]),
             "else_branch": self._body([], lambda: [otherwise()]),
@@ -207,11 +184,7 @@ class Graph:
         return body
 
     def model(self, metadata: Mapping[str, str] | None = None) -> ir.Model:
-        """The finished graph.
-
-        Args:
-            metadata: properties of the model.
-        """
+        """The finished graph, with ``metadata`` as its properties."""
         used = {node.domain for node in ir.traversal.RecursiveGraphIterator(self.main)}
         if ORT not in used:
             self.main.opset_imports.pop(ORT, None)
@@ -232,15 +205,10 @@ class Graph:
         one_file: bool = False,
         progress: bool = False,
     ) -> None:
-        """Writes the graph.
+        """Writes the graph, which points to the weights where they are.
 
-        Args:
-            path: the file.
-            metadata: written as properties of the model.
-            copy_weights: copy all weights; otherwise the graph points to the weights where they are.
-            one_file: copy them into the graph's own file, through memory, at most 2 GB; otherwise into a file
-                beside it, whose name has ``_data`` at the end.
-            progress: draw a bar while weights are copied.
+        With ``copy_weights`` they are copied into a file beside it, ``_data`` at the end of its name; with
+        ``one_file`` into the graph's own file, through memory, at most 2 GB.
         """
         model = self.model(metadata)
         if one_file:

@@ -20,7 +20,13 @@ from converter.source.pooling import SENTENCES, Pooling
 
 Norm = Literal["layer", "rms"]
 """LayerNorm, or the norm by the root mean square alone (Zhang and Sennrich 2019, arXiv 1910.07467)."""
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+ACTIVATIONS = {
+    **{name: name for name in ("gelu", "gelu_tanh", "relu", "silu")},
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "swish": "silu",
+}
+"""Names of activations in configs -> those of ``Network.activation``."""
 SHORTEST = 1e-12
 """torch's normalize divides a vector by its length, but not by less than this."""
 FEWEST = 1e-9
@@ -30,13 +36,8 @@ FEWEST = 1e-9
 class Network:
     """Base of the families' graphs.
 
-    Args:
-        graph: empty.
-        fused: use onnxruntime's fused norms and activations.
-        config: of the converted repository.
-        family, geometry: of the model.
-        weights: the repository's tensors.
-        convert_weights: convert weights to the graph's dtype when they are written, not when they are loaded.
+    ``fused``: use onnxruntime's fused norms and activations. ``convert_weights``: convert weights to the
+    graph's dtype when they are written, not when they are loaded.
     """
 
     def __init__(
@@ -121,6 +122,12 @@ class Network:
         names = [f"part_{number}" for number in range(len(sizes))]
         return self.graph.ops("Split", states, self.graph.constant(list(sizes)), outputs=names, axis=1)
 
+    def by_heads(self, query: Value, key: Value, value: Value) -> list[Value]:
+        """Query, key and value [N, heads * head_dim] as [N, heads, head_dim]."""
+        geometry, reshape = self.geometry, self.graph.reshape
+        parts = [reshape(part, -1, geometry.num_kv_heads, geometry.head_dim) for part in (key, value)]
+        return [reshape(query, -1, geometry.num_heads, geometry.head_dim), *parts]
+
     def norm_parameters(self, name: str, width: int, kind: Norm) -> tuple[Value, Value | None]:
         """Weight and bias of a norm over ``width`` channels."""
         weight = self.parameter(f"{name}.weight", width)
@@ -158,7 +165,8 @@ class Network:
 
     def activation(self, states: Value, kind: str) -> Value:
         """One of ``ACTIVATIONS``; ``gelu`` is exact, not approximated."""
-        graph = self.graph
+        graph, name = self.graph, kind
+        kind = ACTIVATIONS.get(name, "")
         if kind == "gelu":
             return graph.op("Gelu", states, domain=ORT) if self.fused else self._gelu(states, "none")
         if kind == "gelu_tanh":
@@ -170,7 +178,7 @@ class Network:
             return graph.op("Relu", states)
         if kind == "silu":
             return graph.op("Mul", states, graph.op("Sigmoid", states))
-        raise UnsupportedModel(f"no graph for the activation {kind!r}; only for {', '.join(ACTIVATIONS)}")
+        raise UnsupportedModel(f"no graph for the activation {name!r}; only for {', '.join(ACTIVATIONS)}")
 
     # Outputs of a graph without a cache. They are float32, whatever the graph computes in: so are those of
     # half-precision graphs on the Hub, and transformers.js and fastembed pool what they get.
@@ -188,7 +196,7 @@ class Network:
         self.graph.output(self.graph.wide(scores), "logits", ir.DataType.FLOAT, ["batch_size", width])
 
     def hidden_states(self, states: Value, tokens: Tokens, pooling: Pooling | None) -> None:
-        """Declares a trunk's outputs: its states [N, hidden] and, with a pooling, one vector of each text."""
+        """Declares a backbone's outputs: states [N, hidden] and, with a pooling, one vector of each text."""
         result = self.token_output(states, "last_hidden_state", tokens, self.hidden)
         if pooling is None:
             return
@@ -206,11 +214,7 @@ class Network:
             graph.output(result, name, ir.DataType.FLOAT, ["batch_size", "sequence_length"])
 
     def finish(self, head: str, states: Value, tokens: Tokens, pooling: Pooling | None) -> None:
-        """From the states [N, hidden] to the outputs of a head that decoders and encoders have.
-
-        Raises:
-            UnsupportedModel: there is no graph for the head.
-        """
+        """From the states [N, hidden] to the outputs of a head that decoders and encoders have."""
         if head == "Model":
             self.hidden_states(states, tokens, pooling)
         elif head == "ForTokenClassification":
@@ -244,10 +248,7 @@ class Network:
         return graph.cast(wide)
 
     def factor(self, states: Value, factor: float) -> Value:
-        """``states`` times a number.
-
-        It is computed in float32. A factor in half precision would be an error that all results share.
-        """
+        """``states`` times a number, in float32: one in half precision would be an error of all results."""
         if factor == 1:
             return states
         graph = self.graph
@@ -317,13 +318,7 @@ def unit_length(graph: Graph, vectors: Value) -> Value:
 
 
 def sentence_vectors(tokens: Tokens, states: Value, pooling: Pooling) -> Value:
-    """One vector of each text, float32 [B, modes * hidden].
-
-    Args:
-        tokens: of the graph; none is cached, and padding may be on either side.
-        states: float32 [B, S, hidden].
-        pooling: how.
-    """
+    """One vector of each text, float32 [B, modes * hidden], of states float32 [B, S, hidden]."""
     graph = tokens.graph
     vectors = [
         _largest(tokens, states) if mode == "max" else _sum(tokens, states, mode) for mode in pooling.modes

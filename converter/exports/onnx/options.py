@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converter.errors import UsageError
-from converter.exports.onnx.choices import DTYPES, PROFILES, PROVIDERS, QUANTISED, TASKS, TRUNK, Profile
+from converter.exports.onnx.choices import BACKBONE, DTYPES, PROFILES, PROVIDERS, QUANTISED, TASKS, Profile
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class OnnxOptions:
                 raise UsageError(f"{name} {value!r} is unknown; choose one of {choices}")
         if self.calibrate and self.dtype != "int4":
             raise UsageError("--calibrate is for int4 weights; give --onnx-dtype int4 with it")
-        if self.pooled and self.task not in (None, TRUNK):
-            raise UsageError(f"--pooled is for graphs of hidden states; give --onnx-task {TRUNK} with it")
+        if self.pooled and self.task not in (None, BACKBONE):
+            raise UsageError(f"--pooled is for graphs of hidden states; give --onnx-task {BACKBONE} with it")
 
     @property
     def computes(self) -> str | None:
         """The task that was asked for; pooling needs the hidden states of the backbone."""
-        return TRUNK if self.pooled else self.task
+        return BACKBONE if self.pooled else self.task
 
     @property
     def copies_weights(self) -> bool:

@@ -106,12 +106,7 @@ def _initialiser(value: Value | None) -> ir.TensorProtocol | None:
 
 
 class _Streamed(ir.LazyTensor):
-    """The numbers of a quantised weight, made while they are written.
-
-    Args:
-        pieces: makes their bytes, in the order of the file.
-        dtype, shape: of the tensor.
-    """
+    """The numbers of a quantised weight, which ``pieces`` makes in their order while they are written."""
 
     def __init__(
         self, pieces: Callable[[], Iterator[NDArray[Any]]], dtype: ir.DataType, shape: tuple[int, ...]
@@ -169,10 +164,10 @@ class _Weights:
             self.graph.register_initializer(ir.val(name, const_value=tensor))
         return self.graph.initializers[name]
 
-    def numbers(self, content: Any) -> Value:
-        """An initialiser of int64 numbers."""
-        name = "_".join(str(number) for number in content)
-        return self.keep(f"quantised_{name}", ir.tensor(np.array(content, np.int64)))
+    def constant(self, content: Any, dtype: type = np.int64) -> Value:
+        """An initialiser of numbers."""
+        name = "_".join(str(number) for number in np.ravel(content))
+        return self.keep(f"quantised_{np.dtype(dtype).name}_{name}", ir.tensor(np.array(content, dtype)))
 
     # Weights in blocks.
 
@@ -204,13 +199,13 @@ class _Weights:
             self.op(node, "Gather", part, node.inputs[1], axis=0)
             for part in (weight.packed, weight.scales, weight.zeros)
         )
-        scales, zeros = (self.op(node, "Unsqueeze", part, self.numbers([2])) for part in (scales, zeros))
+        scales, zeros = (self.op(node, "Unsqueeze", part, self.constant([2])) for part in (scales, zeros))
         packed, zeros = (self.op(node, "Cast", part, to=int(ir.DataType.FLOAT)) for part in (packed, zeros))
         values = self.op(node, "Mul", self.op(node, "Sub", packed, zeros), scales)
-        rows = self.op(node, "Reshape", values, self.numbers([0, -1]))
+        rows = self.op(node, "Reshape", values, self.constant([0, -1]))
         if weight.stored.inputs % BLOCK == 0:
             return rows
-        ends = (self.numbers([end]) for end in (0, weight.stored.inputs, 1))
+        ends = (self.constant([end]) for end in (0, weight.stored.inputs, 1))
         return self.op(node, "Slice", rows, *ends)
 
     def blocks(self, tensor: ir.TensorProtocol, bits: Bits, *, by_column: bool) -> _Blocks:
@@ -275,45 +270,33 @@ class _Weights:
         assert activations is not None
         rows, by_token = self.rounded(node, activations)
         if fused:
-            parts = (rows, packed, self.float32("one", 1.0), by_output, self.middle)
+            parts = (rows, packed, self.constant(1.0, np.float32), by_output, self.constant(MIDDLE, np.uint8))
             product = self.op(node, "MatMulIntegerToFloat", *parts, domain=ORT)
         else:
-            product = self.op(node, "MatMulInteger", rows, packed, self.middle)
+            product = self.op(node, "MatMulInteger", rows, packed, self.constant(MIDDLE, np.uint8))
             product = self.op(node, "Cast", product, to=int(ir.DataType.FLOAT))
             product = self.op(node, "Mul", product, by_output)
         product = self.op(node, "Mul", product, by_token)
         if width == outputs:
             return product
-        return self.op(node, "Slice", product, *(self.numbers([end]) for end in (0, outputs, 1)))
+        return self.op(node, "Slice", product, *(self.constant([end]) for end in (0, outputs, 1)))
 
     def rounded(self, node: ir.Node, values: Value) -> tuple[Value, Value]:
         """Activations as numbers, uint8 [..., inputs], and the scale of each token, float32 [..., 1]."""
         if values not in self._activations:
-            largest = self.op(node, "ReduceMax", self.op(node, "Abs", values), self.numbers([-1]), keepdims=1)
-            largest = self.op(node, "Max", largest, self.float32("smallest", SMALLEST))
-            scales = self.op(node, "Mul", largest, self.float32("step", 1 / LARGEST_ACTIVATION))
+            one, middle = self.constant(1.0, np.float32), self.constant(MIDDLE, np.uint8)
+            sizes = self.op(node, "Abs", values)
+            largest = self.op(node, "ReduceMax", sizes, self.constant([-1]), keepdims=1)
+            largest = self.op(node, "Max", largest, self.constant(SMALLEST, np.float32))
+            scales = self.op(node, "Mul", largest, self.constant(1 / LARGEST_ACTIVATION, np.float32))
             parts = self.op(node, "Div", values, scales)
-            numbers = self.op(node, "QuantizeLinear", parts, self.float32("one", 1.0), self.middle)
+            numbers = self.op(node, "QuantizeLinear", parts, one, middle)
             self._activations[values] = numbers, scales
         return self._activations[values]
 
-    def float32(self, name: str, value: float) -> Value:
-        """A constant."""
-        return self.keep(f"integer_{name}", ir.tensor(np.float32(value)))
-
-    @property
-    def middle(self) -> Value:
-        """What stands for 0."""
-        return self.keep("integer_middle", ir.tensor(np.uint8(MIDDLE)))
-
 
 class QuantisedGraph:
-    """What the weights of a quantised graph stand for.
-
-    Args:
-        initialisers: of the graph; no weight is read yet.
-        calibrated: whether the layers' weights of 4 bits were rounded by what the layers compute on a text.
-    """
+    """What the weights of a quantised graph stand for; none is read before it is asked for."""
 
     def __init__(self, initialisers: Mapping[str, Value], *, calibrated: bool):
         self.calibrated = calibrated

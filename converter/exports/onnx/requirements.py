@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from converter.config import Config, is_integer
 from converter.errors import MissingPackage, UnsupportedModel, UsageError
-from converter.exports.onnx.choices import TRUNK
+from converter.exports.onnx.choices import BACKBONE
 from converter.exports.onnx.options import OnnxOptions
 from converter.families import Family
 from converter.families.base import TASKS
@@ -29,10 +29,7 @@ INSTEAD = "export without --pooled and pool the hidden states as the model's car
 
 
 def check_installed(options: OnnxOptions | None = None) -> None:
-    """Checks what can be known before anything is read.
-
-    Args:
-        options: of the export; None to check for the packages alone.
+    """Checks what can be known before anything is read; without options, for the packages alone.
 
     Raises:
         MissingPackage: onnx, onnx-ir or onnxruntime is not installed.
@@ -104,11 +101,7 @@ def check_one_class(config: Config) -> None:
 
 
 def for_task(repository: ConvertedRepository, task: str | None) -> ConvertedRepository:
-    """The repository as a graph sees it: its config names the class that computes the task.
-
-    Raises:
-        UnsupportedModel: see ``class_for``.
-    """
+    """The repository as a graph sees it: its config names the class that computes the task."""
     named = class_for(task, repository.config, repository.family)
     return replace(repository, config={**repository.config, "architectures": [named]})
 
@@ -127,8 +120,8 @@ def has_cache(named: str, family: Family) -> bool:
 def class_for(task: str | None, config: Config, family: Family) -> str:
     """The class of a converted model that computes a task; the config's own for None.
 
-    A checkpoint stores the tensors of its own class, which verification checks. Those of the trunk are among
-    them; any other head would have random weights.
+    A checkpoint stores the tensors of its own class, which verification checks. Those of the backbone are
+    among them; any other head would have random weights.
 
     Raises:
         UnsupportedModel: the checkpoint has no tensors for the task, or its classifier cannot find the end of
@@ -148,8 +141,8 @@ def class_for(task: str | None, config: Config, family: Family) -> str:
         original = json.dumps([family.language_model.removeprefix("Ntk")])
         raise UnsupportedModel(
             f"architectures names a model without a head ({own}); for a graph of its hidden states give "
-            f"--onnx-task {TRUNK}; if it is a language model whose head is the embedding table, convert the "
-            f"source with --set 'architectures={original}'"
+            f"--onnx-task {BACKBONE}; if it is a language model whose head is the embedding table, convert "
+            f"the source with --set 'architectures={original}'"
         )
     classifies = family.kind == "decoder" and named == f"{start}ForSequenceClassification"
     if classifies and not is_integer(config.get("pad_token_id")):

@@ -95,8 +95,7 @@ class Steps:
 def quantised(stored: Stored, steps: Steps) -> Iterator[NDArray[np.uint8]]:
     """Quantises a weight in blocks and fills ``steps``.
 
-    Yields:
-        The numbers of some outputs, from first to last, as MatMulNBits stores them, [outputs, bytes].
+    Yields the numbers of some outputs, from first to last, as MatMulNBits stores them, [outputs, bytes].
     """
     if stored.calibrated is not None:
         with safe_open(stored.calibrated, framework="numpy") as file:

@@ -180,12 +180,7 @@ class SharedCache:
 
 
 def stacked(results: Sequence[Array], tokens: int) -> Array:
-    """The results of a model as one array [B, S or 1, any].
-
-    Args:
-        results: logits or hidden states [B, S, any]; scores of rows [B, any]; or two scores of tokens [B, S].
-        tokens: S.
-    """
+    """Results of a model as one array [B, S or 1, any]; two are the scores of an answer's ends, [B, S]."""
     if len(results) > 1:
         return np.stack(results, axis=-1)
     [result] = results

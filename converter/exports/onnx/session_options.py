@@ -34,10 +34,7 @@ def session_options() -> Any:
 
 @contextlib.contextmanager
 def denormals_as_zero() -> Iterator[None]:
-    """The calling thread takes denormal numbers for zero, as the threads of a session with ``ENTRIES`` do.
-
-    Afterwards it does what it did before, even if a session was made that changed it.
-    """
+    """The calling thread takes denormal numbers for zero meanwhile, as a session's own threads do."""
     import torch
 
     before = bool(np.float32(1e-38) / np.float32(8) == 0)

@@ -20,12 +20,8 @@ DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataT
 class Weights:
     """Finds tensors by the names that the model's code uses.
 
-    Args:
-        folder: where the checkpoint is.
-        checkpoint: its tensors.
-        prefix: of the backbone's tensors, ending in a dot.
-        follow_links: name the files that links lead to, for a graph that copies the weights.
-        vocabulary: rows of the tables, of which a graph may take only the first; None to take all.
+    ``prefix`` is the backbone's, ending in a dot. ``follow_links``: name the files that links lead to, for a
+    graph that copies the weights. ``vocabulary``: rows of the tables, of which a graph may take the first.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 from vllm.config import VllmConfig
 
 from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
@@ -12,6 +13,10 @@ from converter.vllm_plugin.layer import MLP, Layer, gelu, layer_norm
 
 class BloomLayer(Layer):
     names = ("input_layernorm", "self_attention", "post_attention_layernorm", "mlp")
+    input_layernorm: nn.Module
+    self_attention: nn.Module
+    post_attention_layernorm: nn.Module
+    mlp: nn.Module
 
     def __init__(self, setup: Setup, layer: int, prefix: str):
         super().__init__(setup, layer, prefix)

@@ -34,9 +34,7 @@ class Baichuan(Decoder):
 
         normed = residual.norm(f"{prefix}.input_layernorm")
         fused = self.linear(normed, f"{prefix}.self_attn.W_pack", hidden, 3 * hidden, bias=False)
-        sizes = (-1, self.geometry.num_heads, self.geometry.head_dim)
-        query, key, value = (self.graph.reshape(part, *sizes) for part in self.split(fused, *[hidden] * 3))
-        output = attend(query, key, value)
+        output = attend(*self.by_heads(*self.split(fused, hidden, hidden, hidden)))
         residual.add(self.linear(output, f"{prefix}.self_attn.o_proj", hidden, hidden, bias=False))
 
         normed = residual.norm(f"{prefix}.post_attention_layernorm")

@@ -12,15 +12,14 @@ class Bloom(Decoder):
         return self.norm(hidden, "word_embeddings_layernorm")
 
     def layer(self, residual: Residual, prefix: str, attend: Attend) -> None:
-        hidden, geometry = self.hidden, self.geometry
+        hidden = self.hidden
         after_norm = self.config.get("apply_residual_connection_post_layernorm", False)
 
         normed = residual.norm(f"{prefix}.input_layernorm")
         if after_norm:
             residual.restart(normed)
         fused = self.linear(normed, f"{prefix}.self_attention.query_key_value", hidden, 3 * hidden)
-        fused = self.graph.reshape(fused, -1, geometry.num_heads, 3, geometry.head_dim)
-        output = attend(*self.heads(fused, (1, 1, 1)))
+        output = attend(*self.heads(fused))
         residual.add(self.linear(output, f"{prefix}.self_attention.dense", hidden, hidden))
 
         normed = residual.norm(f"{prefix}.post_attention_layernorm")

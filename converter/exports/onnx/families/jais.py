@@ -24,9 +24,7 @@ class Jais(Decoder):
         hidden, width = self.hidden, count(self.config, "n_inner", default=4 * self.hidden)
 
         fused = self.conv1d(residual.norm(f"{prefix}.ln_1"), f"{prefix}.attn.c_attn", hidden, 3 * hidden)
-        sizes = (-1, self.geometry.num_heads, self.geometry.head_dim)
-        query, key, value = (self.graph.reshape(part, *sizes) for part in self.split(fused, *[hidden] * 3))
-        output = attend(query, key, value)
+        output = attend(*self.by_heads(*self.split(fused, hidden, hidden, hidden)))
         residual.add(self.conv1d(output, f"{prefix}.attn.c_proj", hidden, hidden))
 
         normed = residual.norm(f"{prefix}.ln_2")

@@ -27,7 +27,7 @@ class Refact(Decoder):
         return weight, bias
 
     def final(self, residual: Residual, head: str) -> Value:
-        """The final norm belongs to the heads: a trunk has none."""
+        """The final norm belongs to the heads: a backbone has none."""
         return residual.value if head == "Model" else super().final(residual, head)
 
     @property
@@ -59,15 +59,7 @@ class Refact(Decoder):
             key, value = (
                 self.linear(states, f"{prefix}.{part}", hidden, size, bias=False) for part in ("k", "v")
             )
-        query, key, value = (
-            self.graph.reshape(part, -1, heads, size)
-            for part, heads in (
-                (query, self.geometry.num_heads),
-                (key, 1),
-                (value, 1),
-            )
-        )
-        return attend(query, key, value)
+        return attend(*self.by_heads(query, key, value))
 
     def inner(self, states: Value, prefix: str) -> Value:
         hidden, width = self.hidden, self.width

@@ -173,16 +173,11 @@ def cuda_works() -> bool:
 
 
 class GraphRun:
-    """One graph under onnxruntime.
-
-    Raises:
-        ValidationError, UnsupportedModel: see ``run``.
-    """
+    """One graph under onnxruntime; raises what ``run`` raises."""
 
     def __init__(self, file: GraphFile, repository: ConvertedRepository):
         made = file.made
-        self.file = file
-        self.made = made
+        self.path, self.name, self.made = file.path, file.name, made
         self.view = for_task(repository, made.task)
         """The repository with the class that computes the graph's task."""
         self.structure = check_structure(file, self.view)
@@ -194,7 +189,7 @@ class GraphRun:
     @property
     def model(self) -> Hashable:
         """What torch model the graph is compared with."""
-        return self.view.head, self.pooling, self.file.name if self.quantised else None
+        return self.view.head, self.pooling, self.name if self.quantised else None
 
     @property
     def on_cuda(self) -> bool:
@@ -208,11 +203,7 @@ class GraphRun:
         return made.profile != "ort" or made.computes_in != "fp32" or not self.view.decoder
 
     def on(self, provider: str, right: Expected) -> ProviderReport:
-        """Runs all cases on one provider.
-
-        Raises:
-            ProviderError: the provider fell back to the CPU.
-        """
+        """Runs all cases on one provider; raises ``ProviderError`` if it fell back to the CPU."""
         widened = provider == "cpu" and self.made.computes_in == "bf16"
         tolerance = TOLERANCES["fp32" if widened else self.made.dtype]
         checks: list[GraphCheck] = []
@@ -257,7 +248,7 @@ class GraphRun:
 
     def open(self, provider: str, scope: Extent, *, widened: bool, profile: Path | None = None) -> Session:
         """A session of the graph's file, or of one that is built again because the file cannot be run."""
-        path = self.file.path
+        path = self.path
         folder = path.parent if self.made.standalone else self.view.folder
         if scope.whole and not widened:
             # A graph that is not in place yet points to weights of the folder where it will be.
@@ -265,7 +256,7 @@ class GraphRun:
             return Session(source, provider, folder=folder, profile=profile)
         model = build_graph(self.view, self.made, part=(scope.layers, scope.vocabulary)).model()
         if self.made.standalone:
-            take_weights(model.graph, self.file.model.graph)
+            take_weights(model.graph, ir.load(path).graph)
         if widened:
             in_float32(model.graph)
         return Session(ir.to_proto(model).SerializeToString(), provider, folder=folder, profile=profile)
@@ -347,12 +338,7 @@ class GraphRun:
 
 
 def check_placement(ran: Mapping[str, Mapping[str, int]], provider: str) -> GraphCheck:
-    """Whether the heavy operators ran on the provider that was asked for.
-
-    Args:
-        ran: onnxruntime's provider -> operator -> count.
-        provider: a key of ``PROVIDERS``.
-    """
+    """Whether the heavy operators ran on the provider that was asked for."""
     elsewhere = [
         f"{operator} on {name}"
         for name, operators in ran.items()

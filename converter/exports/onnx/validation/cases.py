@@ -147,13 +147,9 @@ class Case:
 def choose_cases(
     run: Extent, *, cached: bool, one_row_chunks: bool, padding: int | None = None
 ) -> Iterator[Case]:
-    """The cases that every graph runs.
+    """The cases that every graph runs; ``padding`` is the id of padded tokens, if it matters.
 
-    Args:
-        run: gives the lengths and the vocabulary.
-        cached: include the cases that need a cache.
-        one_row_chunks: chunked prefill with one row only; GroupQueryAttention takes no more.
-        padding: id of padded tokens, if it matters.
+    ``one_row_chunks``: chunked prefill with one row only; GroupQueryAttention takes no more.
     """
     generator = np.random.default_rng(0)
 
@@ -189,8 +185,7 @@ def padded(rows: int, length: int) -> Array:
 def greedy(engine: Engine, run: Extent) -> tuple[Array, Array]:
     """Continues a prompt that ends just before ``joint``, always with the most likely token.
 
-    Returns:
-        The tokens, [GREEDY], and the logits they were chosen from, [GREEDY, vocabulary].
+    Returns the tokens, [GREEDY], and the logits they were chosen from, [GREEDY, vocabulary].
     """
     length = max(run.joint - GREEDY // 2, 4)
     ids = np.random.default_rng(1).integers(0, run.vocabulary, size=(1, length))

@@ -112,11 +112,7 @@ class Reference:
             yield cls(model, names, has_cache=repository.has_cache, pooling=pooling)
 
     def quantise(self, graph: QuantisedGraph) -> GraphCheck:
-        """Gives weights the values that a quantised graph stores.
-
-        Returns:
-            Whether these are the weights, rounded to the nearest; or near them, if they were calibrated.
-        """
+        """Gives weights the values that a graph stores, if they are the checkpoint's, rounded."""
         by_column = {id(module.weight) for module in self.model.modules() if isinstance(module, Conv1D)}
         largest = 0.0
         for parameter_name, parameter in self.model.named_parameters():
@@ -195,15 +191,7 @@ def run_torch(
     *,
     one_row_chunks: bool,
 ) -> Expected:
-    """Runs the torch model and frees it.
-
-    Args:
-        repository: the repository.
-        pooling: how the hidden states also become one vector of each text.
-        quantised: the graph, if its weights are quantised. The model then computes with the values that it
-            stores.
-        one_row_chunks: see ``choose_cases``.
-    """
+    """Runs the torch model and frees it; with a quantised graph, on the values that it stores."""
     scope = extent(repository)
     padding = repository.config["pad_token_id"] if ends_by_id(repository) else None
     cached = repository.has_cache

@@ -19,7 +19,7 @@ from converter.errors import SourceError, UnsupportedModel, ValidationError
 from converter.exports.onnx.build import build_graph
 from converter.exports.onnx.describe import GraphFile
 from converter.exports.onnx.requirements import graph_pooling
-from converter.exports.onnx.validation.check import GraphCheck
+from converter.exports.onnx.validation.check import GraphCheck, one_line
 from converter.result.converted import ConvertedRepository
 
 AGAIN = "export it again: ntk-convert export DIR"
@@ -50,9 +50,14 @@ def check_structure(file: GraphFile, repository: ConvertedRepository) -> GraphCh
         built = build_graph(repository, made).model()
     except SourceError as error:
         raise ValidationError(f"{file.name} does not belong to these weights: {error}; {AGAIN}") from error
-    if not made.standalone:
-        _check_pointers(file, built.graph, repository)
-    different = _difference(file.model.graph, built.graph)
+    try:
+        if not made.standalone:
+            _check_pointers(file, built.graph, repository)
+        different = _difference(file.model.graph, built.graph)
+    except ValidationError:
+        raise
+    except Exception as error:  # what is raised depends on which part of the file is damaged
+        return GraphCheck("file", False, one_line(error))
     if different is None:
         return GraphCheck("graph", True, "what is built of these weights and this config")
     detail = f"{different} is not what ntk-convert {__version__} builds"
@@ -109,10 +114,11 @@ def _same_tensor(found: ir.Value, right: ir.Value) -> bool:
     ours, theirs = found.const_value, right.const_value
     if ours is None or theirs is None or _described(ours) != _described(theirs):
         return False
-    if not isinstance(theirs, ir.Tensor) or ours.dtype == ir.DataType.BFLOAT16:
+    if not isinstance(theirs, ir.Tensor):
         return True
     # Slopes are powers, which another processor may round another way.
-    return bool(np.allclose(ours.numpy(), theirs.numpy(), rtol=1e-6, atol=0, equal_nan=True))
+    found_values, values = ours.numpy().astype(np.float64), theirs.numpy().astype(np.float64)
+    return bool(np.allclose(found_values, values, rtol=1e-6, atol=0, equal_nan=True))
 
 
 def _described(tensor: ir.TensorProtocol) -> tuple[Any, ...]:

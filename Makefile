@@ -61,7 +61,7 @@ test-slow: .venv/ready
 	.venv/bin/python $(PYTEST) -m slow
 
 # In an environment of its own: torchao prints warnings when it is imported, which other tests would see.
-# optimum needs an older transformers, so it has another one.
+# optimum and fastembed need older packages, so they have another one.
 test-engines: .venv-engines/ready .venv-optimum/ready
 	.venv-engines/bin/python $(PYTEST) -m slow tests/test_quantised.py tests/test_serve.py tests/test_other_programs.py
 	.venv-optimum/bin/python $(PYTEST) -m slow tests/test_other_programs.py
@@ -106,7 +106,7 @@ wheel: .venv/ready
 
 .venv-optimum/ready: pyproject.toml constraints-4.57.txt
 	$(PYTHON) -m venv .venv-optimum
-	.venv-optimum/bin/python -m pip install --quiet --constraint constraints-4.57.txt --editable ".[dev,onnx]" optimum-onnx==0.1.0
+	.venv-optimum/bin/python -m pip install --quiet --constraint constraints-4.57.txt --editable ".[dev,onnx]" optimum-onnx==0.1.0 fastembed==0.9.1
 	touch $@
 
 # The packages that are removed are builds for other versions of torch; transformers imports them if it can.

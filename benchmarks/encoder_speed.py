@@ -27,7 +27,7 @@ import numpy as np
 import report
 import torch
 from measuring import Cell, Measured
-from report import ratio
+from report import number, ratio
 
 VOCABULARY = 30528
 START, FIRST_WORD, WORDS = 1, 1000, 1024
@@ -87,7 +87,6 @@ def original(job: Job) -> Embed:
 
 
 def session(graph: Path, threads: int = 1) -> Any:
-    """With the settings that the docs advise."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -311,7 +310,7 @@ def rows_of(cells: Mapping[str, Cell], count: int) -> Iterator[list[str]]:
         gap = None if side == BERT else difference(cell, base)
         yield [
             side,
-            cell.failure or ratio(count, cell.prompt.median).rstrip("x"),
+            cell.failure or number(count / (cell.prompt.median or 1)),
             ratio(cell.prompt.median, base.prompt.median),
             *(cell.prompt.megabytes, ratio(cell.prompt.extra, base.prompt.extra)),
             f"{cell.resident / 1e6:.0f}",

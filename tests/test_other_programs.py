@@ -1,7 +1,7 @@
 """Other programs load our graphs and compute what the model in torch computes, where they are installed.
 
-``make test-engines`` installs them: OpenVINO and fastembed beside the newest transformers; optimum, which the
-ONNX backend of sentence-transformers needs, beside an older one. transformers.js runs if ``node`` finds it.
+``make test-engines`` installs OpenVINO beside the newest transformers. optimum, which the ONNX backend of
+sentence-transformers needs, and fastembed stand beside older packages. transformers.js runs if node finds it.
 """
 
 from __future__ import annotations

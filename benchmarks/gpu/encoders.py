@@ -12,7 +12,7 @@ import report
 import torch
 from encoder_speed import in_batches, make_models, make_texts, padding
 from measuring import Cell
-from report import Document, ratio
+from report import Document, number, ratio
 
 from gpu.part import Settings, shared
 
@@ -52,7 +52,7 @@ def run(settings: Settings, document: Document) -> None:
                 if not nearest >= NEAREST[dtype]:
                     document.fail(dtype, f"a vector's cosine with that of the CPU is {nearest:.4f}")
             cell = cells[name] = measure(model, texts[length], batch, until)
-            speed = cell.failure or ratio(len(sizes), cell.prompt.median).rstrip("x")
+            speed = cell.failure or number(len(sizes) / (cell.prompt.median or 1))
             row = [str(length), dtype, name, f"{padding(sizes, batch):.0%}", speed]
             rows.append([*row, ratio(cell.prompt.median, cells[OURS].prompt.median), cell.prompt.megabytes])
             measuring.release()

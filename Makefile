@@ -4,7 +4,7 @@
 #   make test         lint, types, imports and tests on the newest transformers
 #   make test-4.57    the tests that depend on transformers, on its oldest supported version
 #   make test-slow    the tests that take minutes
-#   make test-engines the tests that need servers, or packages that quantise
+#   make test-engines the tests that need servers, packages that quantise, or programs that load graphs
 #   make test-ort-1.22 graphs and exports with the oldest supported onnxruntime
 #   make test-vllm    the tests of the vLLM plugin, in engines of vLLM on the CPU
 #   make hostile      hostile input and faults, and a table of what was tried and survived
@@ -61,8 +61,10 @@ test-slow: .venv/ready
 	.venv/bin/python $(PYTEST) -m slow
 
 # In an environment of its own: torchao prints warnings when it is imported, which other tests would see.
-test-engines: .venv-engines/ready
-	.venv-engines/bin/python $(PYTEST) -m slow tests/test_quantised.py tests/test_serve.py
+# optimum needs an older transformers, so it has another one.
+test-engines: .venv-engines/ready .venv-optimum/ready
+	.venv-engines/bin/python $(PYTEST) -m slow tests/test_quantised.py tests/test_serve.py tests/test_other_programs.py
+	.venv-optimum/bin/python $(PYTEST) -m slow tests/test_other_programs.py
 
 # The graphs are made in .venv, and run there and in the other environment.
 test-ort-1.22: .venv/ready .venv-ort-1.22/ready
@@ -82,8 +84,8 @@ evidence: .venv/ready
 
 benchmark: .venv/ready
 	.venv/bin/python benchmarks/torch_speed.py
-	.venv/bin/python benchmarks/conversion.py
-	.venv/bin/python benchmarks/onnx_speed.py
+	.venv/bin/python benchmarks/conversion.py copy
+	.venv/bin/python benchmarks/onnx_speed.py graphs
 
 gpu: $(if $(GIVEN),,.venv/ready)
 	$(or $(GIVEN),.venv/bin/python) benchmarks/on_gpu.py --device $(DEVICE) $(OPTIONS)
@@ -100,6 +102,11 @@ wheel: .venv/ready
 .venv-engines/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-engines
 	.venv-engines/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,onnx,engines]"
+	touch $@
+
+.venv-optimum/ready: pyproject.toml constraints-4.57.txt
+	$(PYTHON) -m venv .venv-optimum
+	.venv-optimum/bin/python -m pip install --quiet --constraint constraints-4.57.txt --editable ".[dev,onnx]" optimum-onnx==0.1.0
 	touch $@
 
 # The packages that are removed are builds for other versions of torch; transformers imports them if it can.
@@ -123,4 +130,4 @@ wheel: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-4.57 .venv-ort-1.22 .venv-engines .venv-vllm build dist demo-out demo-out.jsonl
+	rm -rf .venv .venv-4.57 .venv-ort-1.22 .venv-engines .venv-optimum .venv-vllm build dist demo-out demo-out.jsonl

@@ -7,9 +7,7 @@ and on its conversions. It fails if a test fails that the stock classes pass.
     git clone --depth 1 --branch v5.23.0 https://github.com/huggingface/transformers
     python benchmarks/common_tests.py --checkout transformers
 
-The tests are those of the installed release. Most come from its source archive on the package index. The
-checkout has the others, which the archive lacks. They are unpacked into a cache folder, together with a
-package that they need. This environment stays as it is.
+The checkout must have the tag of the installed release, or one near it. Its tests need ``parameterized``.
 """
 
 from __future__ import annotations
@@ -17,28 +15,20 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from report import clean_up_when_terminated, load, table, write
+from measuring import workplace
+from report import finish, load, table
 
 from converter import convert, families
 from converter.families.base import Family
 from tests import tiny
-
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "ntk-convert-common-tests")
-FROM_CHECKOUT = ("__init__.py", "exporters", "generation", "utils")
-"""Of the folder tests/, what the common tests import and the source archive lacks; 4.57 has no exporters."""
-PACKAGES = ("parameterized",)
-"""What the common tests need and neither transformers nor this project does."""
 
 FAMILIES = {family.name: family for family in families.FAMILIES}
 STOCK = {"decoder": "bloom", "encoder": "distilbert"}
@@ -54,28 +44,6 @@ Outcomes = dict[str, tuple[str, str]]
 """Test -> "passed", "failed" or "skipped", and why."""
 Results = dict[str, dict[str, Outcomes]]
 """Family -> side -> outcomes."""
-
-
-def unpack_tests(checkout: Path, cache: Path) -> Path:
-    """The folder that holds transformers' ``tests``; the source archive is downloaded once."""
-    release = version("transformers")
-    archive = cache / f"transformers-{release}.tar.gz"
-    pip = [sys.executable, "-m", "pip"]
-    if not archive.exists():
-        wanted = ["--no-deps", "--no-binary", "transformers", f"transformers=={release}"]
-        subprocess.run([*pip, "download", "--quiet", "--dest", str(cache), *wanted], check=True)
-        target = ["--no-deps", "--target", str(cache / "packages")]
-        subprocess.run([*pip, "install", "--quiet", *target, *PACKAGES], check=True)
-    folder = cache / f"transformers-{release}"
-    shutil.rmtree(folder, ignore_errors=True)
-    with tarfile.open(archive) as tar:
-        members = [each for each in tar.getmembers() if each.name.startswith(f"{folder.name}/tests/")]
-        tar.extractall(cache, members, filter="data")
-    for name in FROM_CHECKOUT:
-        source, target = checkout / "tests" / name, folder / "tests" / name
-        if source.exists() and not target.exists():
-            (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
-    return folder
 
 
 def stock_of(name: str) -> str:
@@ -111,7 +79,7 @@ def run_tests(tests: Path, checkpoint: Path, options: Sequence[str]) -> Outcomes
     """Runs the common tests of a checkpoint's classes in a new process."""
     environment = {
         "CHECKPOINT": str(checkpoint),
-        "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent / "packages")]),
+        "PYTHONPATH": str(tests),
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(checkpoint.parent / "hub"),
         "OMP_NUM_THREADS": "1",
@@ -194,7 +162,7 @@ def sections(results: Results, release: str) -> list[str]:
     head = ("test", "converted", "stock", "conversions", "reason")
     rows = failures(results)
     return [
-        f"The tests are those of transformers {version('transformers')}; tests/generation is from {release}. "
+        f"transformers {version('transformers')} with the tests of {release}. "
         "The cells count the tests that passed / failed / were skipped. The classes are those of tiny "
         "checkpoints: converted without scaling (none), and with one that grows (dynamic) with the position, "
         "or with the length for encoders.",
@@ -208,7 +176,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run transformers' common tests on converted repositories.")
     parser.add_argument("names", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)} (default: all)")
     parser.add_argument("--checkout", type=Path, required=True, help="checkout of transformers' repository")
-    parser.add_argument("--cache", type=Path, default=CACHE, help=f"folder for the tests (default: {CACHE})")
     parser.add_argument("-k", metavar="EXPRESSION", help="run only these tests, as pytest -k selects them")
     parser.add_argument("--write", action="store_true", help="write results/common_tests-VERSION-KIND.md")
     arguments = parser.parse_args()
@@ -217,23 +184,17 @@ def main() -> int:
     if not (arguments.checkout / "tests/generation").is_dir():
         parser.error(f"{arguments.checkout} has no folder tests/generation")
     names = arguments.names or list(FAMILIES)
-    clean_up_when_terminated()
     busy = load()
-    arguments.cache.mkdir(parents=True, exist_ok=True)
-    tests = unpack_tests(arguments.checkout, arguments.cache.resolve())
-    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-") as work:
+    with workplace() as work:
         chosen = ["-k", arguments.k] if arguments.k else []
-        results = measure(names, tests, Path(work), chosen)
+        results = measure(names, arguments.checkout.resolve(), work, chosen)
     for kind in SCALINGS:
         part = {name: sides for name, sides in results.items() if FAMILIES[name].kind == kind}
         if not part:
             continue
         found = sections(part, release_of(arguments.checkout))
-        print("\n\n".join(found))
-        if arguments.write:
-            name = f"common_tests-{version('transformers')}-{kind}"
-            path = write(name, f"transformers' common tests on converted {kind}s", found, busy)
-            print(f"\nwritten: {path.name}")
+        title = f"transformers' common tests on converted {kind}s"
+        finish(f"common_tests-{version('transformers')}-{kind}", title, found, busy, write=arguments.write)
     return int(any(row[1:3] == ["failed", "passed"] for row in failures(results)))
 
 

@@ -1,200 +1,217 @@
-"""Compares time and memory of a conversion with ``cp -r``, and with load and save in transformers.
+"""What a conversion takes, beside copying, for models of all sizes; and the memory of ``ntk-convert fit``.
 
-    python benchmarks/conversion.py
-    python benchmarks/conversion.py --gigabytes 1 --bin-gigabytes 0.5 --repeats 3
+    python benchmarks/conversion.py copy        # beside cp -r
+    python benchmarks/conversion.py size        # 350 GB beside 3 GB
+    python benchmarks/conversion.py fit         # memory of a fit of BLOOM-1b7's sizes, beside what it states
 
-The checkpoint is a BLOOM of the requested size with random bfloat16 weights, so a conversion verifies it like
-a real one. All commands run as users run them, each in a new process.
+Checkpoints have BLOOM's layout and random bfloat16 weights, so a conversion verifies them like real ones. All
+commands run as users run them, each in a new process.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import click
+import measuring
 import report
 import torch
-from safetensors.torch import save_file
 
-Format = Literal["safetensors", "bin"]
-
-HIDDEN, HEADS, VOCABULARY = 2048, 16, 32768
 SAMPLING = 0.005
 """Seconds between two samples of a process's memory."""
-CONVERT = [sys.executable, "-m", "converter", "{source}", "--scale", "2", "--out", "{out}", "-q"]
-TRANSFORMERS = """
-import sys
-from transformers import AutoModelForCausalLM
-AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto").save_pretrained(sys.argv[2])
-"""
-COMMANDS = {
-    "cp -r": ["cp", "-r", "{source}", "{out}"],
-    "ntk-convert": CONVERT,
-    "ntk-convert --no-verify": [*CONVERT, "--no-verify"],
-    "transformers load + save": [sys.executable, "-c", TRANSFORMERS, "{source}", "{out}"],
+CLI = [sys.executable, "-m", "converter"]
+CONVERT = [*CLI, "{source}", "--scale", "2", "--out", "{out}", "-q"]
+COPYING = {
+    "`cp -r`": ["cp", "-r", "{source}", "{out}"],
+    "`ntk-convert`": CONVERT,
+    "`ntk-convert --no-verify`": [*CONVERT, "--no-verify"],
 }
-BASELINES: dict[Format, str] = {"safetensors": "cp -r", "bin": "transformers load + save"}
+"""The first is the base of the ratios."""
+SIZES = {
+    "`inspect`": [*CLI, "inspect", "{source}"],
+    "`--dry-run`": [*CONVERT, "--dry-run"],
+    "`--hard-link --no-verify`": [*CONVERT, "--hard-link", "--no-verify"],
+    "`--hard-link`": [*CONVERT, "--hard-link"],
+    "copy, `--no-verify`": [*CONVERT, "--no-verify"],
+    "copy": CONVERT,
+    "`--dtype fp16 --no-verify`": [*CONVERT, "--dtype", "fp16", "--no-verify"],
+}
+COPIES = ("copy, `--no-verify`", "copy", "`--dtype fp16 --no-verify`")
+"""Left out if the disk has too little space. A conversion checks for it even if files have holes."""
+ROW_STEP = 48
+"""Verification runs this many tokens, spread over the vocabulary."""
+WINDOWS = 16
+"""The fewest that ``fit`` takes: to learn from, to stop by and to judge by."""
+STATED = re.compile(r"about (.+) for the weights and (.+) for a step")
+
+Shapes = dict[str, tuple[int, ...]]
+"""Name of a tensor -> its shape."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run of a command; memory is in bytes, and 0 if there is no /proc."""
+class Layout:
+    """The sizes of a BLOOM in bfloat16."""
 
-    returned: float
-    """Seconds until the process ended."""
-    stored: float
-    """Seconds until everything it wrote was also on the disk."""
-    resident: int
-    """Peak of all its pages in memory (VmHWM), including those of mapped files and its workers."""
-    anonymous: int
-    """Peak of the memory that it allocated (RssAnon, sampled), without mapped files."""
+    hidden: int
+    heads: int
+    layers: int
+    vocabulary: int
+
+    def norm(self, name: str) -> Shapes:
+        return {f"{name}.weight": (self.hidden,), f"{name}.bias": (self.hidden,)}
+
+    def layer(self, number: int) -> Shapes:
+        at, wide = f"transformer.h.{number}", 4 * self.hidden
+        found = self.norm(f"{at}.input_layernorm") | self.norm(f"{at}.post_attention_layernorm")
+        for name, shape in {
+            "self_attention.query_key_value": (3 * self.hidden, self.hidden),
+            "self_attention.dense": (self.hidden, self.hidden),
+            "mlp.dense_h_to_4h": (wide, self.hidden),
+            "mlp.dense_4h_to_h": (self.hidden, wide),
+        }.items():
+            found |= {f"{at}.{name}.weight": shape, f"{at}.{name}.bias": shape[:1]}
+        return found
+
+    @property
+    def parts(self) -> list[Shapes]:
+        """The tensors of the embeddings, of each layer, and of the last norm."""
+        embeddings: Shapes = {"transformer.word_embeddings.weight": (self.vocabulary, self.hidden)}
+        return [
+            embeddings | self.norm("transformer.word_embeddings_layernorm"),
+            *map(self.layer, range(self.layers)),
+            self.norm("transformer.ln_f"),
+        ]
+
+    def write_config(self, folder: Path) -> None:
+        config = {
+            "architectures": ["BloomForCausalLM"],
+            "model_type": "bloom",
+            "hidden_size": self.hidden,
+            "n_head": self.heads,
+            "n_layer": self.layers,
+            "vocab_size": self.vocabulary,
+            "seq_length": 2048,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 3,
+        }
+        (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def layer_shapes(layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the tensors in one BLOOM layer."""
-    matrices = {
-        "self_attention.query_key_value": (3 * HIDDEN, HIDDEN),
-        "self_attention.dense": (HIDDEN, HIDDEN),
-        "mlp.dense_h_to_4h": (4 * HIDDEN, HIDDEN),
-        "mlp.dense_4h_to_h": (HIDDEN, 4 * HIDDEN),
-    }
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        yield from norm_shapes(f"transformer.h.{layer}.{name}")
-    for name, shape in matrices.items():
-        yield f"transformer.h.{layer}.{name}.weight", shape
-        yield f"transformer.h.{layer}.{name}.bias", shape[:1]
+LAYOUTS = {
+    "tiny": Layout(64, 4, 2, 512),
+    "3GB": Layout(2048, 16, 28, 32768),
+    "30GB": Layout(4096, 32, 70, 250880),
+    "350GB": Layout(14336, 112, 70, 250880),
+}
+BLOOM_1B7 = Layout(hidden=2048, heads=16, layers=24, vocabulary=250880)
 
 
-def norm_shapes(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", (HIDDEN,)
-    yield f"{name}.bias", (HIDDEN,)
+def bytes_of(shapes: Shapes) -> int:
+    return 2 * sum(torch.Size(shape).numel() for shape in shapes.values())
 
 
-def write_checkpoint(folder: Path, gigabytes: float, shards: int, fmt: Format) -> int:
-    """Writes a sharded BLOOM of about ``gigabytes``; returns the bytes of the largest shard."""
-    layer_bytes = 2 * sum(torch.Size(shape).numel() for _, shape in layer_shapes(0))
-    layers = max(1, round((gigabytes * 1e9 - 2 * VOCABULARY * HIDDEN) / layer_bytes))
-    shapes = [("transformer.word_embeddings.weight", (VOCABULARY, HIDDEN))]
-    shapes += norm_shapes("transformer.word_embeddings_layernorm")
-    for layer in range(layers):
-        shapes += layer_shapes(layer)
-    shapes += norm_shapes("transformer.ln_f")
-    config = {
-        "architectures": ["BloomForCausalLM"],
-        "model_type": "bloom",
-        "hidden_size": HIDDEN,
-        "n_head": HEADS,
-        "n_layer": layers,
-        "vocab_size": VOCABULARY,
-        "seq_length": 2048,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 3,
-    }
+def write_checkpoint(folder: Path, layout: Layout, *, holes: bool) -> None:
+    """Writes files of the full size with random weights.
+
+    With ``holes``, only what verification runs is data: the first layer, the norms outside of layers, and
+    some rows of the embeddings.
+    """
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    layout.write_config(folder)
+    # The values repeat after a prime number of them, so no two rows of a matrix are the same.
+    generator = torch.Generator().manual_seed(0)
+    values = torch.empty(7_999_993, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+    parts, weight_map = layout.parts, {}
+    for number, shapes in enumerate(parts, start=1):
+        name = f"model-{number:05}-of-{len(parts):05}.safetensors"
+        weight_map |= dict.fromkeys(shapes, name)
+        offsets, end = {}, 0
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        for tensor, shape in shapes.items():
+            offsets[tensor], start = end, end
+            end += bytes_of({tensor: shape})
+            header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with (folder / name).open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            data = file.tell()
+            file.truncate(data + end)
+            for tensor, shape in shapes.items() if not holes or number in (1, 2, len(parts)) else ():
+                if holes and shape == (layout.vocabulary, layout.hidden):
+                    for row in range(0, layout.vocabulary, layout.vocabulary // ROW_STEP):
+                        file.seek(data + offsets[tensor] + 2 * row * layout.hidden)
+                        file.write(as_bytes(values[row : row + layout.hidden]))
+                    continue
+                file.seek(data + offsets[tensor])
+                left = torch.Size(shape).numel()
+                # The weights of norms are near one, everything else near zero.
+                centre = 1.0 if len(shape) == 1 and tensor.endswith("weight") else 0.0
+                while left:
+                    block = values[:left] + centre
+                    file.write(as_bytes(block))
+                    left -= len(block)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    stem, suffix = ("model", "safetensors") if fmt == "safetensors" else ("pytorch_model", "bin")
-    total = 2 * sum(torch.Size(shape).numel() for _, shape in shapes)
-    limit = total / shards
-    weight_map, largest, done = {}, 0, 0
-    for number in range(1, shards + 1):
-        file = f"{stem}-{number:05}-of-{shards:05}.{suffix}"
-        tensors: dict[str, torch.Tensor] = {}
-        while shapes and (done < number * limit or number == shards):
-            name, shape = shapes.pop(0)
-            tensors[name] = random_tensor(name, shape)
-            done += tensors[name].nbytes
-        if fmt == "safetensors":
-            save_file(tensors, folder / file, metadata={"format": "pt"})
-        else:
-            torch.save(tensors, folder / file)
-        weight_map |= dict.fromkeys(tensors, file)
-        largest = max(largest, (folder / file).stat().st_size)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index, indent=2))
-    return largest
+
+def as_bytes(values: torch.Tensor) -> bytes:
+    return values.contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def random_tensor(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A random bfloat16 tensor; the weights of norms are near one, everything else near zero."""
-    centre = 1.0 if len(shape) == 1 and name.endswith("weight") else 0.0
-    return torch.empty(shape, dtype=torch.bfloat16).normal_(centre, 0.02)
+class Cost(NamedTuple):
+    """One run of a command and its child processes; memory is in bytes, and 0 if there is no /proc."""
+
+    seconds: float
+    resident: int
+    """Peak of all pages in memory (VmHWM), including those of mapped files."""
+    anonymous: int
+    """Peak of what was allocated (RssAnon, sampled), without mapped files."""
+    printed: str
 
 
-def run(words: Sequence[str], source: Path, out: Path) -> Run:
-    """Runs a command with the source in the page cache, and waits until its output is on the disk.
+def watch(words: Sequence[str], cwd: Path | None = None, right: str = "$^", **places: Path) -> Cost:
+    """Runs a command, in whose words ``places`` are filled in.
+
+    Args:
+        right: pattern of what it prints if its failure is none.
 
     Raises:
         ClickException: the command failed.
     """
-    for path in source.iterdir():
-        with path.open("rb", buffering=0) as file:
-            while file.read(8 << 20):
-                pass
-    started = time.perf_counter()
-    returned, resident, anonymous = watch(words, source, out)
-    flush(out)
-    return Run(returned, time.perf_counter() - started, resident, anonymous)
-
-
-def watch(words: Sequence[str], source: Path, out: Path) -> tuple[float, int, int]:
-    """Runs a command; returns its seconds, and its peaks of resident and anonymous memory in bytes.
-
-    Raises:
-        ClickException: the command failed.
-    """
-    command = [word.format(source=source, out=out) if "{" in word else word for word in words]
-    environment = {**os.environ, "PYTHONPATH": str(report.ROOT), "HF_HUB_OFFLINE": "1"}
-    started = time.perf_counter()
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    command = [word.format(**places) if re.fullmatch(r"{\w+}", word) else word for word in words]
+    paths = [str(report.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     resident = anonymous = 0
-    while process.poll() is None:
-        peak, own = memory(process.pid)
-        resident, anonymous = max(resident, peak), max(anonymous, own)
-        time.sleep(SAMPLING)
-    seconds = time.perf_counter() - started
-    if process.returncode:
-        assert process.stderr is not None
-        raise click.ClickException(f"{command} failed: {process.stderr.read().decode()[-2000:]}")
-    return seconds, resident, anonymous
-
-
-def memory(pid: int) -> tuple[int, int]:
-    """VmHWM and RssAnon of a process and its descendants, in bytes.
-
-    ``ru_maxrss`` is of no use: a child starts with its parent's value, and this parent has made tensors.
-    """
-    found = {"VmHWM:": 0, "RssAnon:": 0}
-    for one in family(pid):
-        with suppress(OSError):
-            for line in Path(f"/proc/{one}/status").read_text().splitlines():
-                key, _, rest = line.partition("\t")
-                if key in found:
-                    found[key] += int(rest.split()[0]) << 10
-    return found["VmHWM:"], found["RssAnon:"]
-
-
-def family(pid: int) -> Iterator[int]:
-    """A process and all its descendants."""
-    yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in children.read_text().split():
-                yield from family(int(child))
+    with tempfile.TemporaryFile() as printed:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command, env=environment, cwd=cwd, stdout=printed, stderr=subprocess.STDOUT
+        )
+        while process.poll() is None:
+            peak, own = measuring.memory_of(process.pid)
+            resident, anonymous = max(resident, peak), max(anonymous, own)
+            time.sleep(SAMPLING)
+        seconds = time.perf_counter() - started
+        printed.seek(0)
+        text = printed.read().decode(errors="replace")
+    if process.returncode and not re.search(right, text):
+        raise click.ClickException(f"{command} failed: {text[-2000:]}")
+    return Cost(seconds, resident, anonymous, text)
 
 
 def flush(folder: Path) -> None:
@@ -205,67 +222,144 @@ def flush(folder: Path) -> None:
         os.close(descriptor)
 
 
-def compare(folder: Path, gigabytes: float, shards: int, fmt: Format, repeats: int) -> str:
-    """Runs the baseline and the conversions in turn; returns a Markdown section."""
-    names = [BASELINES[fmt], "ntk-convert", "ntk-convert --no-verify"]
-    source = folder / "source"
-    largest = write_checkpoint(source, gigabytes, shards, fmt)
-    flush(source)
-    runs: dict[str, list[Run]] = {name: [] for name in names}
-    for _ in range(repeats):
-        for name in names:
-            out = folder / "out"
-            result = run(COMMANDS[name], source, out)
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+@main.command()
+@click.option("--layout", type=click.Choice(list(LAYOUTS)), default="3GB", show_default=True)
+@report.numbers(repeats=5)
+@report.common(layout="tiny", repeats=1)
+def copy(layout: str, repeats: int, write: bool) -> None:
+    """Compares conversion with ``cp -r``."""
+    before = report.load()
+    runs: dict[str, list[tuple[Cost, float]]] = {name: [] for name in COPYING}
+    with measuring.workplace() as temporary:
+        source, out = temporary / "source", temporary / "out"
+        write_checkpoint(source, LAYOUTS[layout], holes=False)
+        flush(source)
+        sizes = [path.stat().st_size for path in source.glob("*.safetensors")]
+        for _, name in measuring.turns(list(COPYING), repeats):
+            for path in source.iterdir():  # into the page cache
+                with path.open("rb", buffering=0) as file:
+                    while file.read(8 << 20):
+                        pass
+            started = time.perf_counter()
+            cost = watch(COPYING[name], source=source, out=out)
+            flush(out)
+            runs[name].append((cost, time.perf_counter() - started))
             shutil.rmtree(out)
-            runs[name].append(result)
-            click.echo(f"{fmt}: {name}: {result.returned:.2f} s, on disk {result.stored:.2f} s", err=True)
-    total = sum(path.stat().st_size for path in source.iterdir())
-    shutil.rmtree(source)
-
-    rows = []
-    baseline = [median(runs[names[0]], key) for key in ("returned", "stored")]
-    for name in names:
-        both = [median(runs[name], key) for key in ("returned", "stored")]
-        row = [f"`{name}`" if name != BASELINES["bin"] else name]
-        for seconds, reference in zip(both, baseline, strict=True):
-            row += [f"{seconds:.2f}", f"{seconds / reference:.2f}x"]
-        peaks = [max(getattr(one, key) for one in runs[name]) for key in ("resident", "anonymous")]
-        rows.append([*row, *(f"{peak / 1e6:.0f}" if name != "cp -r" else "-" for peak in peaks)])
+            report.say(f"{name}: {cost.seconds:.2f} s, on disk {runs[name][-1][1]:.2f} s")
+    rows, base = [], None
+    for name, found in runs.items():
+        returned = statistics.median(cost.seconds for cost, _ in found)
+        stored = statistics.median(each for _, each in found)
+        base = base or (returned, stored)
+        peaks = [max(cost.resident for cost, _ in found), max(cost.anonymous for cost, _ in found)]
+        row = [name, f"{returned:.2f}", report.ratio(returned, base[0])]
+        row += [f"{stored:.2f}", report.ratio(stored, base[1])]
+        rows.append([*row, *("-" if "cp -r" in name else f"{peak / 1e6:.0f}" for peak in peaks)])
     head = ["command", "s, returned", "ratio", "s, on disk", "ratio", "peak resident MB", "peak anonymous MB"]
-    return (
-        f"`.{fmt}`: {total / 1e9:.2f} GB in {shards} files, the largest {largest / 1e6:.0f} MB. Times are "
-        f"medians of {repeats} runs in turn, ratios are to the first line, peaks are the largest of all "
-        "runs:\n\n" + report.table(head, rows)
+    sections = [
+        f"{sum(sizes) / 1e9:.2f} GB in {len(sizes)} files; medians of {repeats} runs in turn, ratios to the "
+        "first line, the largest peaks:",
+        report.table(head, rows),
+    ]
+    report.finish("conversion", "Conversion: time and memory", sections, before, write=write)
+
+
+@main.command()
+@click.option("--layouts", default="3GB,30GB,350GB", show_default=True, help="Layouts to measure.")
+@report.numbers(repeats=2)
+@report.common(layouts="tiny", repeats=1)
+def size(layouts: str, repeats: int, write: bool) -> None:
+    """Runs the same commands on checkpoints of very different sizes, whose files have holes."""
+    before, said = report.load(), []
+    found: dict[str, dict[str, Cost]] = {}
+    with measuring.workplace() as temporary:
+        for name in layouts.split(","):
+            place = temporary / name
+            place.mkdir()
+            words, found[name] = measure_size(name, place, repeats)
+            said.append(f"* {words}")
+    rows = []
+    for title in SIZES:
+        row = [title]
+        for key, scale, digits in (("seconds", 1.0, 1), ("resident", 1e-6, 0), ("anonymous", 1e-6, 0)):
+            for costs in found.values():
+                value = getattr(costs[title], key) * scale if title in costs else None
+                row.append("-" if value is None else f"{value:.{digits}f}")
+        rows.append(row)
+    head = ["command"]
+    for unit in ("seconds", "peak resident MB", "peak anonymous MB"):
+        head += [f"{unit}, {name}" for name in found]
+    text = f"Fastest of {repeats} runs of each command, the largest peaks of all:"
+    sections = ["\n".join(said), text, report.table(head, rows)]
+    report.finish("size", "Conversion of 350 GB beside 3 GB", sections, before, write=write)
+
+
+def measure_size(name: str, folder: Path, repeats: int) -> tuple[str, dict[str, Cost]]:
+    """A description of the layout; and for every command, the fastest time and the largest peaks."""
+    source, out, layout = folder / "source", folder / "out", LAYOUTS[name]
+    write_checkpoint(source, layout, holes=True)
+    sizes = {path.name: path.stat().st_size for path in sorted(source.glob("*.safetensors"))}
+    total = sum(sizes.values())
+    costs = {}
+    for title, command in SIZES.items():
+        if title in COPIES and shutil.disk_usage(folder).free < 1.1 * total:
+            continue
+        runs = []
+        for _ in range(repeats):
+            runs.append(watch(command, source=source, out=out))
+            shutil.rmtree(out, ignore_errors=True)
+        seconds, resident, anonymous, _ = zip(*runs, strict=True)
+        costs[title] = Cost(min(seconds), max(resident), max(anonymous), "")
+        report.say(f"{name}: {title}: {costs[title]}")
+    shutil.rmtree(source)
+    words = (
+        f"**{name}**: {total / 1e9:.1f} GB in {len(sizes)} files, the largest "
+        f"{max(sizes.values()) / 1e9:.2f} GB; {total / 2e9:.1f} billion parameters, {layout.layers} layers "
+        f"of {layout.hidden} channels and {layout.heads} heads"
     )
+    return words, costs
 
 
-def median(runs: Sequence[Run], key: str) -> float:
-    return statistics.median(getattr(one, key) for one in runs)
+@main.command()
+@report.numbers(length=8192, layers=BLOOM_1B7.layers, vocabulary=BLOOM_1B7.vocabulary, steps=2)
+@report.common(length=256, layers=1, vocabulary=512, steps=1)
+def fit(length: int, steps: int, write: bool, **sizes: int) -> None:
+    """Measures what a fit allocates beside what it states; its slopes mean nothing here."""
+    sys.path.append(str(report.ROOT / "examples"))
+    from text_task import build_tokenizer, read_corpus
 
-
-@click.command()
-@click.option("--gigabytes", default=3.0, show_default=True, help="Size of the safetensors; 0 skips them.")
-@click.option("--bin-gigabytes", default=1.5, show_default=True, help="Size of the .bin files; 0 skips them.")
-@click.option("--shards", default=3, show_default=True, help="Files in each checkpoint.")
-@click.option("--repeats", default=5, show_default=True, help="Runs of each command.")
-@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
-@click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/.")
-def main(
-    gigabytes: float, bin_gigabytes: float, shards: int, repeats: int, folder: Path | None, write: bool
-) -> None:
-    """Compares conversion with ``cp -r`` (safetensors), and with transformers' load and save (.bin)."""
-    report.clean_up_when_terminated()
-    load_before = report.load()
-    sections = []
-    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:
-        sizes: dict[Format, float] = {"safetensors": gigabytes, "bin": bin_gigabytes}
-        for fmt, size in sizes.items():
-            if size:
-                sections.append(compare(Path(temporary), size, shards, fmt, repeats))
-    click.echo("\n" + "\n\n".join(sections))
-    if write:
-        path = report.write("conversion", "Conversion: time and memory", sections, load_before)
-        click.echo(f"wrote results/{path.name}", err=True)
+    before, layout = report.load(), replace(BLOOM_1B7, **sizes)
+    with measuring.workplace() as temporary:
+        model = temporary / "model"
+        write_checkpoint(model, layout, holes=False)
+        build_tokenizer().save(str(model / "tokenizer.json"))
+        (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        text = read_corpus().training[: WINDOWS * length]
+        (temporary / "text.txt").write_text(text, encoding="utf-8", newline="\n")
+        command = [*CLI, "fit", "model", "--target-length", str(length), "--text", "text.txt"]
+        command += ["--train-length", str(min(2048, length // 2)), "--steps", str(steps), "--minutes", "600"]
+        command += ["--dtype", "bf16", "--device", "cpu", "--out", "out"]
+        cost = watch(command, temporary, right="no fitted slopes are better")
+    found = STATED.search(cost.printed)
+    if found is None:
+        raise click.ClickException(f"fit did not state its memory:\n{cost.printed}")
+    rows = [
+        ["weights, stated", found[1]],
+        ["a step, stated", found[2]],
+        ["peak measured, without the mapped weights", f"{cost.anonymous / 1e9:.1f} GB"],
+    ]
+    sections = [
+        f"BLOOM's layout with {layout.layers} layers of {layout.hidden} channels, {layout.heads} heads and a "
+        f"vocabulary of {layout.vocabulary}, bf16, on the CPU: `fit --target-length {length}` with "
+        f"{steps} steps and {WINDOWS} windows took {cost.seconds:.0f} s in all.",
+        report.table(["", "memory"], rows),
+    ]
+    report.finish("fit_size", "Memory of a fit", sections, before, write=write)
 
 
 if __name__ == "__main__":

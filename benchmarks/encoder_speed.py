@@ -1,59 +1,177 @@
-"""Compares a converted encoder with its original code, a stock BERT and ONNX graphs, on unequal texts.
+"""Texts per second and memory of a converted encoder, beside its original code, stock BERT and ONNX graphs.
 
-    python benchmarks/encoder_speed.py --original-python PATH --original-code PATH --quantised --write
+    python benchmarks/encoder_speed.py --original-python PATH --original-code PATH --quantised
     python benchmarks/encoder_speed.py --layers 2 --lengths 128,512 --repeats 1     # a few minutes
 
 The model is a JinaBERT with random weights, by default of the base model's size. For each length there are
 texts with a quarter of that many tokens up to all of them. Every side embeds the same texts in batches of
 the same size, and pools by the mean. Each run is a process of its own, and the sides take turns; the tables
-show medians, and ratios of runs of the same turn.
+show medians.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import statistics
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import click
-import encoder_attention
-import limits
+import measuring
 import numpy as np
-import originals
 import report
-from encoder_side import FIRST_WORD, START, WORDS, Job, Measured
-from torch_speed import fresh, integers, number, say
+import torch
+from measuring import Cell, Measured
+from report import ratio
 
 VOCABULARY = 30528
+START, FIRST_WORD, WORDS = 1, 1000, 1024
+"""Id of every text's first token; the first of the ids that texts are made of; and the number of these."""
+WARM_UP_ROWS = 16
+"""Texts of the run before the measurement. They hold all words, so that run reads all weights into memory."""
 CODE = "jina-present"
 """The original in original_code.py. It passes the whole bias to torch's fused kernel, as the mask."""
 TOLERANCE = 1e-4
 """Largest difference between the vectors of two sides in float32, relative to the largest number in them."""
-UNSORTED, CONVERTED, SENTENCES = (
-    "converted, unsorted",
-    "converted, sorted",
-    "converted, sentence-transformers",
-)
-BERT, ORIGINAL, GRAPH = "BERT, sentence-transformers", "original code", "ONNX, float32"
+CONVERTED, UNSORTED = "converted, sorted", "converted, unsorted"
+BERT, ORIGINAL, GRAPH = "BERT", "original code", "ONNX, float32"
 QUANTISED = {"ONNX, int8": ("int8", "model_quantized.onnx"), "ONNX, w8a8": ("w8a8", "model_int8.onnx")}
 """Side -> the graph's dtype, and its file in the folder ``onnx``."""
-SHARES = {
-    "ours": "Toeplitz view",
-    "ours, padding": "Toeplitz view, padding channels",
-    "no bias": "no bias (not ALiBi)",
+PACKAGES = ("onnxruntime",)
+
+Texts = Sequence[Sequence[int]]
+"""The token ids of each text."""
+Embed = Callable[[Texts, int], np.ndarray]
+"""Texts and the number of them in a batch -> vectors [texts, hidden], in the order of the texts."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process measures; the original code has an environment of its own, so it is passed as JSON."""
+
+    side: str
+    """A key of ``SIDES``."""
+    model: str
+    """The side's model: a folder, or the file of a graph."""
+    texts: str
+    """A JSON file with the texts."""
+    rows: int
+    """Texts in a batch."""
+    threads: int
+    ordered: bool = False
+    """Sort the texts by length first, so that those in a batch have similar lengths."""
+    code: str = ""
+    """The folder with the original code's repositories."""
+
+
+def converted(job: Job) -> Embed:
+    """A model as ``AutoModel`` loads it."""
+    from transformers import AutoModel
+
+    options = {} if Path(job.model).name == "bert" else {"trust_remote_code": True}
+    model = AutoModel.from_pretrained(job.model, **options).eval()
+    return in_batches(lambda ids, mask: model(ids, attention_mask=mask).last_hidden_state, job.ordered)
+
+
+def original(job: Job) -> Embed:
+    """The model's own code with the checkpoint that was converted."""
+    from originals import importable, original_run
+
+    run = original_run(importable(CODE, job.code), Path(job.model), "Model")
+    return in_batches(lambda ids, mask: run(ids, mask, None)[0], job.ordered)
+
+
+def session(graph: Path, threads: int = 1) -> Any:
+    """With the settings that the docs advise."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 4  # lack of memory is shown in the table
+    return onnxruntime.InferenceSession(str(graph), options, ["CPUExecutionProvider"])
+
+
+def graph(job: Job) -> Embed:
+    """A pooled graph in onnxruntime."""
+    opened = session(Path(job.model), job.threads)
+    names = {value.name for value in opened.get_inputs()}
+
+    def pooled(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        vectors: np.ndarray = opened.run(["sentence_embedding"], {name: feed[name] for name in names})[0]
+        return vectors
+
+    return batched(pooled, job.ordered)
+
+
+SIDES: dict[str, Callable[[Job], Embed]] = {
+    "converted": converted,
+    "original": original,
+    "graph": graph,
 }
-"""Name of an attention kernel in the table -> its name in encoder_attention.py."""
-MODULES = {"": "Transformer", "1_Pooling": "Pooling"}
-"""Folder -> what sentence-transformers loads from it."""
-PACKAGES = ("onnxruntime", "sentence-transformers")
+
+
+def in_batches(run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ordered: bool) -> Embed:
+    """The means of a torch model's hidden states [rows, tokens, hidden]."""
+
+    @torch.inference_mode()
+    def pooled(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        real = torch.from_numpy(mask)
+        weights = real[..., None].float()
+        means: np.ndarray = ((run(torch.from_numpy(ids), real) * weights).sum(1) / weights.sum(1)).numpy()
+        return means
+
+    return batched(pooled, ordered)
+
+
+def batched(pooled: Callable[[np.ndarray, np.ndarray], np.ndarray], ordered: bool) -> Embed:
+    """Pads batches on the right for a function of ids and mask, each int64 [rows, tokens]."""
+
+    def embed(texts: Texts, rows: int) -> np.ndarray:
+        order = list(range(len(texts)))
+        if ordered:
+            order.sort(key=lambda index: -len(texts[index]))
+        vectors: dict[int, np.ndarray] = {}
+        for start in range(0, len(order), rows):
+            batch = order[start : start + rows]
+            lengths = np.array([len(texts[index]) for index in batch])
+            mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+            ids = np.zeros_like(mask)
+            ids[mask.astype(bool)] = np.concatenate([np.array(texts[index]) for index in batch])
+            vectors.update(zip(batch, pooled(ids, mask), strict=True))
+        return np.stack([vectors[index] for index in range(len(texts))])
+
+    return embed
+
+
+def measure_job(job: Job) -> Cell:
+    """Runs all texts once; the cell has their vectors as its logits."""
+    measuring.limit_memory()
+    torch.set_num_threads(job.threads)
+    texts = json.loads(Path(job.texts).read_text(encoding="utf-8"))
+    words = np.arange(FIRST_WORD, FIRST_WORD + WORDS).reshape(WARM_UP_ROWS, -1).tolist()
+    cell = Cell()
+    with measuring.noting_failure(cell.prompt):
+        embed = SIDES[job.side](job)
+        embed([[START, *row] for row in words], WARM_UP_ROWS)
+        before = measuring.start_peak()
+        # With one thread, the processor's time is the run's; other work on the machine matters less to it.
+        clock = time.process_time if job.threads == 1 else time.perf_counter
+        started = clock()
+        vectors = embed(texts, job.rows)
+        cell.prompt.seconds.append(clock() - started)
+        cell.resident = measuring.peak()
+        cell.prompt.extra, cell.logits = cell.resident - before, [vectors]
+    return cell
+
+
+# --- all sides
 
 
 @dataclass(frozen=True)
@@ -68,13 +186,11 @@ class Setup:
     inner: int
     threads: int
     longest: int
+    batch_tokens: int
+    batches: int
     quantised: bool
     original_python: str | None
     original_code: Path | None
-
-    @property
-    def hidden(self) -> int:
-        return self.heads * self.head_dim
 
     @property
     def sides(self) -> dict[str, Mapping[str, Any]]:
@@ -83,108 +199,69 @@ class Setup:
         sides: dict[str, Mapping[str, Any]] = {
             CONVERTED: {"side": "converted", "model": model, "ordered": True},
             UNSORTED: {"side": "converted", "model": model},
-            SENTENCES: {"side": "sentence-transformers", "model": model},
-            BERT: {"side": "sentence-transformers", "model": str(self.folder / "bert")},
-            GRAPH: {"side": "graph", "model": str(self.folder / "model" / "model.onnx"), "ordered": True},
+            BERT: {"side": "converted", "model": str(self.folder / "bert"), "ordered": True},
+            GRAPH: {"side": "graph", "model": f"{model}/model.onnx", "ordered": True},
         }
         for side, (_, file) in QUANTISED.items() if self.quantised else ():
-            path = self.folder / "model" / "onnx" / file
-            sides[side] = {"side": "graph", "model": str(path), "ordered": True}
+            sides[side] = {"side": "graph", "model": f"{model}/onnx/{file}", "ordered": True}
         if self.original_python:
-            words = {"original": CODE, "code": str(self.original_code)}
-            source = str(self.folder / "source")
-            sides[ORIGINAL] = {"side": "original", "model": source, "ordered": True, **words}
+            source, code = str(self.folder / "source"), str(self.original_code)
+            sides[ORIGINAL] = {"side": "original", "model": source, "ordered": True, "code": code}
         return sides
-
-    def limit(self, machine: limits.Machine, side: str, lengths: Sequence[int]) -> float:
-        sizes = limits.Encoder(self.hidden, self.layers, self.inner, gated=side != BERT)
-        return sizes.seconds(machine, lengths)
-
-
-@dataclass
-class Cell:
-    """One side at one length."""
-
-    runs: list[Measured] = field(default_factory=list)
-    """The run of each turn."""
-    vectors: np.ndarray | None = None
-    """float32 [texts, hidden]."""
-    failure: str | None = None
-
-    def median(self, of: Callable[[Measured], float]) -> float:
-        return statistics.median(of(run) for run in self.runs)
-
-    def ratio(self, other: Cell, of: Callable[[Measured], float]) -> float | None:
-        """How many times ``other`` this is, by the median of the turns that both have."""
-        if self.failure or other.failure:
-            return None
-        pairs = zip(self.runs, other.runs, strict=False)
-        return statistics.median(of(mine) / (of(its) or 1) for mine, its in pairs)
-
-
-Results = dict[int, dict[str, Cell]]
-"""Length -> side -> measurements."""
 
 
 def prepare(setup: Setup) -> None:
     """Writes the checkpoint, converts and exports it, and writes the BERT; call it in a fresh process."""
-    import torch
+    from converter import OnnxOptions, convert, export
+
+    make_models(
+        setup.folder,
+        heads=setup.heads,
+        layers=setup.layers,
+        hidden=setup.heads * setup.head_dim,
+        inner=setup.inner,
+        longest=setup.longest,
+    )
+    pool_by_mean(setup.folder / "source")
+    model = setup.folder / "model"
+    convert(setup.folder / "source", model, method="none", verify=False)
+    export(model, OnnxOptions(pooled=True, validate=False))
+    for dtype, _ in QUANTISED.values() if setup.quantised else ():
+        export(model, OnnxOptions(pooled=True, dtype=dtype, standalone=True, validate=False))
+
+
+def make_models(folder: Path, *, heads: int, layers: int, hidden: int, inner: int, longest: int) -> None:
+    """Writes ``source``, a JinaBERT, and ``bert``, transformers' own BERT that is as wide and as deep."""
     from transformers import BertConfig, BertModel
 
-    from converter import OnnxOptions, convert, export
     from tests import tiny
 
-    longest = {"max_position_embeddings": setup.longest}
-    sizes = {"num_hidden_layers": setup.layers, "vocab_size": VOCABULARY, "intermediate_size": setup.inner}
-    sizes |= {"hidden_size": setup.hidden, **longest}
-    source = setup.folder / "source"
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": inner}
+    sizes |= {"vocab_size": VOCABULARY, "max_position_embeddings": longest}
     # The original code makes a bias for this many tokens when it is loaded: by default 8192, as published.
-    tiny.ENCODERS["jina_bert"](
-        source, setup.heads, head="Model", model_max_length=setup.longest, hidden_dropout_prob=0.0, **sizes
-    )
+    own = {"model_max_length": longest, "hidden_dropout_prob": 0.0}
+    tiny.ENCODERS["jina_bert"](folder / "source", heads, head="Model", **own, **sizes)
     torch.manual_seed(0)
-    stock = BertConfig(num_attention_heads=setup.heads, **sizes)
-    BertModel(stock).save_pretrained(setup.folder / "bert")
-    for folder in (source, setup.folder / "bert"):
-        complete(folder, setup)
-    convert(source, setup.folder / "model", method="none", verify=False)
-    export(setup.folder / "model", OnnxOptions(pooled=True, validate=False))
-    for dtype, _ in QUANTISED.values() if setup.quantised else ():
-        export(setup.folder / "model", OnnxOptions(pooled=True, dtype=dtype, standalone=True, validate=False))
+    BertModel(BertConfig(num_attention_heads=heads, **sizes), add_pooling_layer=False).save_pretrained(
+        folder / "bert"
+    )
 
 
-def complete(folder: Path, setup: Setup) -> None:
-    """Adds the tokenizer and the files of sentence-transformers, with pooling by the mean."""
-    from tests import tiny
-
-    tiny.tokenizer(folder, VOCABULARY)
-    file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text(encoding="utf-8"))
-    # As the published tokenizers of encoders.
-    settings |= {"padding_side": "right", "model_max_length": setup.longest}
+def pool_by_mean(folder: Path) -> None:
+    """Adds what sentence-transformers says of pooling, for the graphs."""
     (folder / "1_Pooling").mkdir()
-    for name, content in {
-        "tokenizer_config.json": settings,
-        "modules.json": [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for index, (path, kind) in enumerate(MODULES.items())
-        ],
-        "sentence_bert_config.json": {"max_seq_length": setup.longest, "do_lower_case": False},
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": setup.hidden,
-            "pooling_mode_mean_tokens": True,
-        },
-    }.items():
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    modules = {"": "Transformer", "1_Pooling": "Pooling"}
+    kinds = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in modules.items()]
+    (folder / "modules.json").write_text(json.dumps(kinds), encoding="utf-8")
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode": "mean"}', encoding="utf-8")
 
 
 def make_texts(length: int, count: int) -> list[list[int]]:
-    """Random texts of a quarter of ``length`` tokens up to all of them; the first has all of them."""
+    """Random texts of a quarter of ``length`` tokens up to all of them, in any order; one has all of them."""
     generator = np.random.default_rng(length)
     sizes = [length, *generator.integers(length // 4, length, size=count - 1, endpoint=True)]
     words = [generator.integers(FIRST_WORD, FIRST_WORD + WORDS, size=size - 1).tolist() for size in sizes]
     texts = [[START, *text] for text in words]
-    # In any order, as texts come.
     return [texts[index] for index in generator.permutation(count)]
 
 
@@ -194,69 +271,31 @@ def padding(lengths: Sequence[int], rows: int) -> float:
     return 1 - sum(lengths) / sum(max(batch) * len(batch) for batch in batches)
 
 
-def run(setup: Setup, side: str, texts: Path, rows: int) -> tuple[Measured, np.ndarray | None]:
-    """Embeds the texts once, in a new process; also returns the vectors.
-
-    Raises:
-        SystemExit: it failed, and not for lack of memory.
-    """
-    own = setup.sides[side]
-    vectors = setup.folder / "vectors.npy"
-    job = Job(texts=str(texts), rows=rows, threads=setup.threads, vectors=str(vectors), **own)
-    file = setup.folder / "job.json"
-    file.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    python = setup.original_python if side == ORIGINAL else sys.executable
-    script = Path(__file__).with_name("encoder_side.py")
-    done = subprocess.run([str(python), str(script), str(file)], capture_output=True, text=True)
-    if done.returncode == -9:  # killed in spite of the limit
-        return Measured(failure="out of memory"), None
+def measure(setup: Setup, side: str, length: int) -> Cell:
+    """Embeds the texts of a length once; call it in a fresh process."""
+    rows = max(1, setup.batch_tokens // length)
+    file = setup.folder / f"texts-{length}.json"
+    file.write_text(json.dumps(make_texts(length, setup.batches * rows)), encoding="utf-8")
+    job = Job(texts=str(file), rows=rows, threads=setup.threads, **setup.sides[side])
+    if side != ORIGINAL:
+        return measure_job(job)
+    words = [str(setup.original_python), __file__, "--job", json.dumps(asdict(job))]
+    done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{side}:\n{done.stderr}")
-    measured = Measured(**json.loads(done.stdout.strip().splitlines()[-1]))
-    return measured, None if measured.failure else np.load(vectors)
-
-
-def measure(
-    setup: Setup, texts: Mapping[int, list[list[int]]], rows: Mapping[int, int], repeats: int, limit: float
-) -> Results:
-    """Runs all sides in turn at each length; no new turn of a length starts after ``limit`` seconds."""
-    results: Results = {}
-    failures: dict[str, str] = {}
-    for length, known in texts.items():
-        file = setup.folder / f"texts-{length}.json"
-        file.write_text(json.dumps(known), encoding="utf-8")
-        # Longer texts would fail too.
-        cells = results[length] = {side: Cell(failure=failures.get(side)) for side in setup.sides}
-        started = monotonic()
-        for turn in range(repeats):
-            if turn and monotonic() - started > limit:
-                break
-            for side, cell in cells.items():
-                if cell.failure:
-                    continue
-                measured, cell.vectors = run(setup, side, file, rows[length])
-                if measured.failure:
-                    failures[side] = cell.failure = measured.failure
-                else:
-                    cell.runs.append(measured)
-                say(f"{length} tokens, turn {turn + 1}, {side}: " + described(measured))
-    return results
-
-
-def described(measured: Measured) -> str:
-    if measured.failure:
-        return measured.failure
-    return f"{number(measured.seconds)} s, {measured.extra / 1e6:.0f} MB"
+        raise click.ClickException(f"{side}:\n{done.stderr}")
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    vectors = [np.array(each, np.float32) for each in found.pop("logits")]
+    return Cell(Measured(**found.pop("prompt")), Measured(**found.pop("token")), vectors, **found)
 
 
 def difference(cell: Cell, other: Cell) -> float | None:
     """Largest difference of the vectors, relative to the largest number in ``other``'s."""
-    if cell.vectors is None or other.vectors is None:
+    if cell.failure or other.failure:
         return None
-    return float(np.abs(cell.vectors - other.vectors).max() / np.abs(other.vectors).max())
+    return measuring.difference(other.logits[0], cell.logits[0])
 
 
-def check(results: Results) -> None:
+def check(results: Mapping[int, Mapping[str, Cell]]) -> None:
     """Fails if two sides with the same weights in float32 have different vectors."""
     for length, cells in results.items():
         for side, cell in cells.items():
@@ -265,148 +304,65 @@ def check(results: Results) -> None:
                 raise click.ClickException(f"{side} at {length} tokens: vectors are off by {gap:.1e}")
 
 
-def rows_of(
-    setup: Setup, cells: Mapping[str, Cell], lengths: Sequence[int], machine: limits.Machine
-) -> Iterator[list[str]]:
-    """The lines of a length's table, one for each side."""
+def rows_of(cells: Mapping[str, Cell], count: int) -> Iterator[list[str]]:
+    """The lines of a length's table, one for each side; ``count`` is the number of texts."""
     base = cells[CONVERTED]
     for side, cell in cells.items():
-        if cell.failure:
-            yield [side, cell.failure, *["-"] * 7]
-            continue
-        seconds = cell.median(lambda run: run.seconds)
         gap = None if side == BERT else difference(cell, base)
         yield [
             side,
-            number(len(lengths) / seconds),
-            number(seconds),
-            times(cell.ratio(base, lambda run: run.seconds)),
-            f"{cell.median(lambda run: run.extra) / 1e6:.0f}",
-            times(cell.ratio(base, lambda run: run.extra)),
-            f"{cell.median(lambda run: run.peak) / 1e6:.0f}",
-            # The limit is that of float32.
-            "-" if side in QUANTISED else f"{setup.limit(machine, side, lengths) / seconds:.0%}",
+            cell.failure or ratio(count, cell.prompt.median).rstrip("x"),
+            ratio(cell.prompt.median, base.prompt.median),
+            *(cell.prompt.megabytes, ratio(cell.prompt.extra, base.prompt.extra)),
+            f"{cell.resident / 1e6:.0f}",
             "-" if gap is None else f"{gap:.0e}",
         ]
 
 
-def times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}x"
-
-
-def overview(texts: Mapping[int, list[list[int]]], rows: Mapping[int, int], results: Results) -> str:
-    """What was embedded at each length, and what sorting saved."""
-    lines = []
-    for length, known in texts.items():
-        sizes = [len(text) for text in known]
-        ordered = sorted(sizes, reverse=True)
-        cells = results[length]
-        ratio = cells[UNSORTED].ratio(cells[CONVERTED], lambda run: run.seconds)
-        lines.append(
-            [
-                *(str(count) for count in (length, len(known), rows[length], sum(sizes))),
-                *(f"{padding(some, rows[length]):.0%}" for some in (sizes, ordered)),
-                times(ratio),
-                str(len(cells[CONVERTED].runs)),
-            ]
-        )
-    head = ["tokens at most", "texts", "in a batch", "tokens of all", "padding", "padding if sorted"]
-    return report.table([*head, "time unsorted / sorted", "turns"], lines)
-
-
-def kernels(setup: Setup, lengths: Sequence[int], machine: limits.Machine) -> str:
-    """The attention of one layer by itself, beside its part of the limit."""
-    sizes = limits.Encoder(setup.hidden, 1, setup.inner, gated=True)
-    lines = []
-    for length in lengths:
-        line = [str(length)]
-        for name, way in SHARES.items():
-            arguments = (way, setup.heads, setup.head_dim, length, "float32", 4, setup.threads)
-            found = fresh(encoder_attention.measure, *arguments)
-            share = 1000 * sizes.attention_seconds(machine, [length]) / found.milliseconds
-            line += [number(found.milliseconds), f"{share:.0%}"]
-            say(f"attention of {length} tokens, {name}: {line[-2]} ms, {line[-1]} of the limit")
-        lines.append(line)
-    return report.table(["tokens", *(word for name in SHARES for word in (f"{name} ms", "share"))], lines)
-
-
-def measure_machine(threads: int) -> limits.Machine:
-    found: limits.Machine = fresh(limits.measure, threads)
-    return found
-
-
 @click.command(help=__doc__)
-@click.option("--layers", default=12, show_default=True)
-@click.option("--heads", default=12, show_default=True)
-@click.option("--head-dim", default=64, show_default=True)
-@click.option("--inner", default=3072, show_default=True, help="Width of the feed-forward layers.")
-@click.option("--lengths", default="128,512,2048,8192", show_default=True, callback=integers, help="Tokens.")
-@click.option("--batch-tokens", default=16384, show_default=True, help="A batch has this / length texts.")
-@click.option("--batches", default=2, show_default=True, help="Batches of each length.")
-@click.option("--threads", default=1, show_default=True)
-@click.option("--repeats", default=3, show_default=True, help="Turns of each side.")
-@click.option(
-    "--seconds", default=1800.0, show_default=True, help="Start no new turn of a length after this."
-)
+@report.numbers(layers=12, heads=12, head_dim=64, inner=3072, threads=1, repeats=3, seconds=1800.0)
+@report.numbers(batch_tokens=16384, batches=2)
+@report.lengths("128,512,2048,8192")
 @click.option("--quantised", is_flag=True, help="Measure the graphs of 8 bits too.")
-@click.option("--original-python", help="Interpreter of the environment for the original code.")
+@click.option("--original-python", help="Python of originals.py's environment; with --original-code.")
 @click.option(
     "--original-code",
-    type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
-    help="Folder with the original code, as originals.py --setup fetches it.",
+    type=click.Path(path_type=Path, exists=True, resolve_path=True),
+    help="Folder with the code that originals.py --setup fetches.",
 )
-@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
-@click.option("--write", is_flag=True, help="Write results/encoder_speed-cpu.md.")
-def main(
-    lengths: list[int],
-    batch_tokens: int,
-    batches: int,
-    repeats: int,
-    seconds: float,
-    folder: Path | None,
-    write: bool,
-    **options: Any,
-) -> None:
+@report.common(layers=1, heads=2, head_dim=16, inner=32, lengths="16,32", batch_tokens=64, repeats=1)
+def main(lengths: list[int], repeats: int, seconds: float, write: bool, **options: Any) -> None:
     if bool(options["original_python"]) != bool(options["original_code"]):
         raise click.UsageError("--original-python and --original-code go together")
-    report.clean_up_when_terminated()
-    load_before = report.load()
-    rows = {length: max(1, batch_tokens // length) for length in lengths}
-    texts = {length: make_texts(length, batches * rows[length]) for length in lengths}
-    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:
-        # transformers caches a repository's code by name; a new cache is never stale.
-        os.environ["HF_MODULES_CACHE"] = str(Path(temporary, "modules"))
-        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        os.environ |= {"OMP_NUM_THREADS": str(options["threads"]), "TOKENIZERS_PARALLELISM": "false"}
-        setup = Setup(Path(temporary), longest=max(lengths), **options)
-        machine = measure_machine(setup.threads)
-        fresh(prepare, setup)
-        results = measure(setup, texts, rows, repeats, seconds)
+    before = report.load()
+    with measuring.workplace(options["threads"]) as temporary:
+        setup = Setup(temporary, longest=max(lengths), **options)
+        measuring.fresh(prepare, setup)
+        sides = list(setup.sides)
+        results = measuring.in_turns(partial(measure, setup), sides, lengths, repeats, seconds)
         check(results)
-        machine = machine.or_better(measure_machine(setup.threads))
-        kernel_table = kernels(setup, lengths, machine)
-    old = ""
-    if setup.original_python:
-        old = f" The original code ran under {originals.start(setup.original_python, 'versions')}."
     sections = [
         f"JinaBERT, {setup.heads} heads x {setup.head_dim}, {setup.layers} layers, feed-forward layers of "
-        f"{setup.inner}, float32, not scaled, {setup.threads} CPU thread(s).{old} The fastest product of "
-        f"matrices has {machine.operations / 1e9:.0f} GFLOP/s. *x* compares with the first line.",
-        overview(texts, rows, results),
+        f"{setup.inner}, float32, not scaled, {setup.threads} CPU thread(s). *x* compares with the first "
+        "line. *Difference*: of the vectors, relative to the largest number in those of the first line."
     ]
-    head = ["texts/s", "seconds", "x", "extra MB", "x", "peak MB", "share", "difference"]
     for length, cells in results.items():
-        sizes = [len(text) for text in texts[length]]
-        lines = rows_of(setup, cells, sizes, machine)
-        sections.append(report.table([f"up to {length} tokens", *head], lines))
-    sections.append(
-        f"The attention of one layer by itself, one row without padding:\n\n{kernel_table}",
-    )
-    click.echo("\n\n".join(sections))
-    if write:
-        title = "A converted encoder beside others"
-        say(f"wrote {report.write('encoder_speed-cpu', title, sections, load_before, PACKAGES).name}")
+        rows = max(1, setup.batch_tokens // length)
+        sizes = [len(text) for text in make_texts(length, setup.batches * rows)]
+        empty = [padding(some, rows) for some in (sizes, sorted(sizes, reverse=True))]
+        head = [f"up to {length} tokens", "texts/s", "x", "extra MB", "x", "peak MB", "difference"]
+        sections.append(
+            f"{len(sizes)} texts in batches of {rows}; {empty[0]:.0%} padding, sorted {empty[1]:.0%}; "
+            f"{len(cells[CONVERTED].prompt.seconds)} turn(s):\n\n"
+            + report.table(head, rows_of(cells, len(sizes)))
+        )
+    title = "A converted encoder beside others"
+    report.finish("encoder_speed-cpu", title, sections, before, PACKAGES, write=write)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["--job"]:
+        found = asdict(measure_job(Job(**json.loads(sys.argv[2]))))
+        print(f"\n{json.dumps(found, default=np.ndarray.tolist)}", flush=True)
+    else:
+        main()

@@ -2,7 +2,7 @@
 
     python benchmarks/on_gpu.py
     python benchmarks/on_gpu.py --device cpu                # a trial, in a minute or two
-    python benchmarks/on_gpu.py --parts attention,kernels --minutes 5
+    python benchmarks/on_gpu.py --part attention --part graphs --minutes 5
 
 Each part runs in a process of its own, gets a share of the time, and writes its result file again and again
 as it goes. So a part that crashes or hangs loses nothing of the others, and little of its own.
@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import warnings
 from contextlib import suppress
@@ -24,38 +23,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+import measuring
 import report
-from gpu.settings import Settings, shared
+import torch
+from gpu.part import Settings, shared
 
-PARTS = {
-    "tests": 70,
-    "attention": 170,
-    "kernels": 40,
-    "batching": 55,
-    "vllm": 90,
-    "graphs": 135,
-    "encoders": 40,
-}
+PARTS = {"tests": 70, "attention": 210, "throughput": 145, "graphs": 135, "encoders": 40}
 """Part, a module in ``gpu/`` -> its share of the time. What a part leaves is divided among those after it."""
-SPARE = 25.0
-"""Seconds that are not divided: starting, and ending parts that are late."""
-LATE = 4.0
-"""Seconds after its time at which a part is ended."""
-MEMORY_DISK, ROOM = Path("/dev/shm"), 40 << 30
-"""Temporary files go to the first, which is memory, if this many bytes are free there."""
+PACKAGES = ("accelerate", "flash-attn", "kernels", "onnxruntime", "onnxruntime-gpu", "triton", "vllm")
+SPARE, LATE = 25.0, 4.0
+"""Seconds that are not divided, for starting and ending; seconds after its time at which a part is ended."""
+TRIAL = "A trial on the CPU with tiny sizes: it shows that the parts run, and nothing about a GPU."
 
 
 def run_part(name: str, settings: Settings) -> None:
     """Runs one part and exits with 1 if something failed; for a process of its own."""
     os.setsid()  # so that it can be ended with its own processes
-    import torch
-    from gpu.document import Document
-
+    part = importlib.import_module(f"gpu.{name}")
+    document = report.Document(f"gpu-{name}", f"GPU: {part.TITLE}", settings.results, PACKAGES)
     if settings.trial:  # compiling would take longer than all else together
+        document.head.insert(1, TRIAL)
         torch.compiler.set_stance("force_eager")
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-    part = importlib.import_module(f"gpu.{name}")
-    document = Document(settings, name, part.TITLE)
     try:
         part.run(settings, document)
     except Exception as error:
@@ -83,81 +72,46 @@ def ended(process: multiprocessing.process.BaseProcess, seconds: float) -> str |
     return "failed; its result says what" if code else None
 
 
-def chosen(_: click.Context, __: click.Parameter, value: str) -> list[str]:
-    parts = [word for word in value.split(",") if word]
-    if unknown := sorted(set(parts) - set(PARTS)):
-        raise click.BadParameter(f"{', '.join(unknown)}; known are {', '.join(PARTS)}")
-    return parts
-
-
-def check_torch(device: str) -> None:
-    """Refuses to start where no part can run."""
-    try:
-        import torch
-    except ImportError as error:
-        raise click.ClickException(
-            f"{sys.executable} has no {error.name}; name a Python that has it: make gpu PYTHON=PATH"
-        ) from error
-    if device == "cuda" and not torch.cuda.is_available():
-        raise click.ClickException("torch finds no CUDA device; for a trial without one: make gpu DEVICE=cpu")
-
-
-@click.command()
+@click.command(help=__doc__)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
-@click.option("--parts", default=",".join(PARTS), show_default=True, callback=chosen)
+@click.option("--part", "parts", type=click.Choice(list(PARTS)), multiple=True, help="Only this one.")
 @click.option("--minutes", default=9.0, show_default=True, help="The whole run ends within this time.")
 @click.option(
-    "--optimum-python", metavar="PATH", help="Python with optimum-onnx; without it, optimum is left out."
-)
-@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
-@click.option(
-    "--results",
-    type=click.Path(path_type=Path),
-    help=f"Folder to write to; by default {report.RESULTS.name}/, or for a trial none.",
+    "--results", type=click.Path(path_type=Path), help="Folder to write to.  [results/; a trial: none]"
 )
 def main(
     device: str,
-    parts: list[str],
+    parts: tuple[str, ...],
     minutes: float,
-    optimum_python: str | None,
-    folder: Path | None,
     results: Path | None,
 ) -> None:
-    """Measures converted models on a GPU, beside stock ones and other exporters."""
-    started = time.monotonic()
-    report.clean_up_when_terminated()
-    check_torch(device)
-    if folder is None and MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM:
-        folder = MEMORY_DISK
+    started, parts = time.monotonic(), parts or tuple(PARTS)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise click.ClickException("torch finds no CUDA device; for a trial without one: make gpu DEVICE=cpu")
     if results is None and device == "cuda":
         results = report.RESULTS
     until = started + 60 * minutes - SPARE
     wrong: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="ntk-gpu-", dir=folder) as temporary:
-        os.environ["HF_MODULES_CACHE"] = str(Path(temporary, "modules"))
-        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        os.environ.setdefault("KINETO_LOG_LEVEL", "4")  # torch's profiler reports each start and stop
-        if device == "cpu":
-            os.environ["OMP_NUM_THREADS"] = "1"
-        base = Settings(device, Path(temporary), results, until, optimum_python)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "4")  # torch's profiler reports each start and stop
+    with measuring.workplace(1 if device == "cpu" else os.cpu_count() or 1) as temporary:
+        base = Settings(device, temporary, results, until)
         context = multiprocessing.get_context("spawn")
         for name, part_until in shared(parts, until, [PARTS[name] for name in parts]):
             begun = time.monotonic()
-            click.echo(f"--- {name}: at most {part_until - begun:.0f} s", err=True)
-            own = Path(temporary, name)
+            report.say(f"--- {name}: at most {part_until - begun:.0f} s")
+            own = temporary / name
             own.mkdir()
             settings = replace(base, folder=own, until=part_until)
             process = context.Process(target=run_part, args=(name, settings), name=name)
             process.start()
             problem = ended(process, part_until + LATE - time.monotonic())
             shutil.rmtree(own, ignore_errors=True)
-            click.echo(f"--- {name}: {time.monotonic() - begun:.0f} s", err=True)
+            report.say(f"--- {name}: {time.monotonic() - begun:.0f} s")
             if problem:
                 wrong[name] = problem
-    click.echo(f"{time.monotonic() - started:.0f} s in all", err=True)
+    report.say(f"{time.monotonic() - started:.0f} s in all")
     for name, problem in wrong.items():
-        click.echo(f"{name} {problem}", err=True)
+        report.say(f"{name} {problem}")
     sys.exit(1 if wrong else 0)
 
 

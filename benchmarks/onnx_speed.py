@@ -1,50 +1,65 @@
-"""Compares time and memory of the graph from ``ntk-convert export`` with graphs of other exporters.
+"""Time and memory of our ONNX graphs, beside those of other exporters.
 
-    python benchmarks/onnx_speed.py --optimum-python PATH
-    python benchmarks/onnx_speed.py --layers 2 --lengths 128,512 --vocabulary 1024
+    python benchmarks/onnx_speed.py graphs --optimum-python PATH
+    python benchmarks/onnx_speed.py quantised          # int8, w8a8 and int4
 
-The others are transformers' own ``OnnxExporter`` and optimum-onnx, which has its own environment. All graphs
-have the same random weights and run in the same onnxruntime on the CPU, each with denormal numbers kept and
-taken for zero. A fresh process measures each of these at each length, and they take turns; the tables show
-medians, and beside them what the machine could do at best.
+The others are transformers' own ``OnnxExporter``, quantised with onnxruntime's tools, and optimum-onnx, which
+has its own environment. All graphs have the same random weights and run in the same onnxruntime on the CPU. A
+fresh process measures each of them at each length, and they take turns; the tables show medians.
 """
 
 from __future__ import annotations
 
-import os
+import json
+import logging
+import math
 import re
-import statistics
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import conversion
-import limits
+import measuring
 import numpy as np
 import report
 import torch
-from peak import limit_memory, proc
-from torch_speed import factor, fresh, integers, number, say
+from conversion import watch
+from measuring import STEPS, STOCK, WARM_UP, Cell, Setup, fresh
+from report import number, ratio, say
 
-STOCK = "stock"
-"""Folder of the checkpoint that all graphs are exported from."""
-WARM_UP = 8
-"""Tokens of the run before a measurement, and untimed steps before the timed ones."""
-DECODE_STEPS = 16
-"""Timed tokens in each process."""
 TOLERANCE = 1e-3
 """Largest difference of the last token's logits between graphs, relative to the largest logit."""
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
+DENORMAL_AS_ZERO = "session.set_denormal_as_zero"
+KEPT = ", denormals kept"
+"""End of a side's name: the graph of the name before it, in onnxruntime's default."""
+PACKAGES = ("onnx", "onnxruntime")
 
-OURS = [sys.executable, "-m", "converter", "export", "{out}", "--no-validate"]
-# The scripts must not contain braces: in the words of a command, braces are replaced by folders.
+
+class Graph(NamedTuple):
+    """Where a graph is; a folder named ``-last`` has one that returns only the last token's logits."""
+
+    folder: str
+    file: str = "model.onnx"
+
+    @property
+    def is_ours(self) -> bool:
+        return self.folder.startswith("ours")
+
+
+PEERS = ("ours", "transformers", "optimum", "ours-last", "transformers-last")
+GRAPHS = {name: Graph(name) for name in PEERS} | {
+    "ours int8": Graph("ours-last", "onnx/model_quantized.onnx"),
+    "ours w8a8": Graph("ours-last", "onnx/model_int8.onnx"),
+    "ours int4": Graph("ours-last", "onnx/model_q4.onnx"),
+    "transformers int8": Graph("transformers-last", "model_quantized.onnx"),
+    "transformers int4": Graph("transformers-last", "model_q4.onnx"),
+}
 TRANSFORMERS = """
 import sys
 import torch
@@ -77,111 +92,50 @@ source, out, dtype, device = sys.argv[1:]
 task = "text-generation-with-past"
 main_export(source, out, task=task, dtype=dtype, device=device, do_validation=False)
 """
-OPTIMUM_PYTHON, OPTIMUM_DTYPE, DEVICE = "{optimum}", "{dtype}", "{device}"
-"""Words of a command that stand for settings."""
-EXPORTS = {
-    "ours": OURS,
-    "transformers": [sys.executable, "-c", TRANSFORMERS, "{source}", "{out}"],
-    "optimum": [OPTIMUM_PYTHON, "-c", OPTIMUM, "{source}", "{out}", OPTIMUM_DTYPE, DEVICE],
-    "ours-last": [*OURS, "--last-logits"],
-    "transformers-last": [sys.executable, "-c", TRANSFORMERS, "{source}", "{out}", "last"],
-}
-"""Graph -> the command that writes it. A graph named ``-last`` returns only the last token's logits."""
 OPTIMUM_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
-@dataclass(frozen=True)
-class Setup:
-    """The settings that a measuring process needs."""
-
-    folder: Path
-    """Holds the checkpoint and a folder for each graph."""
-    heads: int
-    head_dim: int
-    layers: int
-    vocabulary: int
-    threads: int
-    repeats: int
-    seconds: float
-    dtype: str = "float32"
-    device: str = "cpu"
-    """``cpu`` or ``cuda``: where weights are made, and onnxruntime's provider."""
-
-
-@dataclass
-class Measured:
-    """One graph at one length."""
-
-    prefill: list[float] = field(default_factory=list)
-    """Seconds of each timed prompt."""
-    extra: int | None = None
-    """Bytes at a prompt's peak beyond those in use before."""
-    steps: list[float] = field(default_factory=list)
-    """Seconds of each token decoded after the prompt."""
-    logits: list[np.ndarray] = field(default_factory=list)
-    """Logits after the prompt and after the last decoded token, each float32 [vocabulary]."""
-    failure: str | None = None
-    """The reason why a measurement is missing; shown in the table."""
-
-
-class Side(NamedTuple):
-    """What is measured."""
-
-    graph: str
-    zero: bool
-    """Whether onnxruntime takes denormal numbers for zero."""
-
-    @property
-    def denormals(self) -> str:
-        return "zero" if self.zero else "kept"
-
-
-Results = dict[int, dict[Side, Measured]]
-"""Length -> side -> measurements."""
-
-
-def make_checkpoints(setup: Setup, graphs: Sequence[str]) -> None:
+def make_checkpoints(setup: Setup, folders: Sequence[str]) -> None:
     """Writes a BLOOM with random weights, and converts it once for each of our graphs."""
-    from transformers import BloomConfig, BloomForCausalLM
+    ours = {name: {"method": "none"} for name in folders if Graph(name).is_ours}
+    measuring.make_repositories(setup, ours)
+    for name in folders:
+        (setup.folder / name).mkdir(exist_ok=True)
 
-    from converter import convert
 
-    config = BloomConfig(
-        vocab_size=setup.vocabulary,
-        hidden_size=setup.heads * setup.head_dim,
-        n_head=setup.heads,
-        n_layer=setup.layers,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
+def export_command(setup: Setup, name: str, optimum_python: str | None) -> list[str]:
+    """The command that writes one of ``PEERS``."""
+    source, out = setup.folder / STOCK, setup.folder / name
+    last = name.endswith("-last")
+    if Graph(name).is_ours:
+        words = [sys.executable, "-m", "converter", "export", str(out), "--no-validate"]
+        return [*words, *(["--last-logits"] if last else [])]
+    words = [str(source), str(out)]
+    if name == "optimum":
+        return [str(optimum_python), "-c", OPTIMUM, *words, OPTIMUM_DTYPES[setup.dtype], setup.device]
+    return [sys.executable, "-c", TRANSFORMERS, *words, *(["last"] if last else [])]
+
+
+def quantise(setup: Setup) -> None:
+    """Writes our quantised graphs, and quantises the peer's as the documentation of onnxruntime shows."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    for dtype in ("int8", "w8a8", "int4"):
+        subprocess.run([*export_command(setup, "ours-last", None), "--onnx-dtype", dtype, "-q"], check=True)
+    logging.disable(logging.INFO)
+    folder = setup.folder / "transformers-last"
+    quantize_dynamic(
+        folder / "model.onnx",
+        folder / "model_quantized.onnx",
+        weight_type=QuantType.QInt8,
+        use_external_data_format=True,
     )
-    torch.manual_seed(0)
-    with torch.device(setup.device):
-        model = BloomForCausalLM(config).to(getattr(torch, setup.dtype))
-    for parameter in model.parameters():
-        if parameter.dim() == 2:  # large, so attention is peaked and a wrong bias shows
-            torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)
-    model.save_pretrained(setup.folder / STOCK)
-    for graph in graphs:
-        if graph.startswith("ours"):
-            convert(setup.folder / STOCK, setup.folder / graph, method="none", verify=False)
-
-
-def export(setup: Setup, graph: str, optimum_python: str | None) -> conversion.Run:
-    """Exports a graph in a separate process."""
-    out = setup.folder / graph
-    out.mkdir(exist_ok=True)
-    return conversion.run(export_command(setup, graph, optimum_python), setup.folder / STOCK, out)
-
-
-def export_command(setup: Setup, graph: str, optimum_python: str | None) -> list[str]:
-    """The command that exports a graph; ``{source}`` and ``{out}`` in it stand for folders."""
-    settings = {
-        OPTIMUM_PYTHON: optimum_python or "",
-        OPTIMUM_DTYPE: OPTIMUM_DTYPES[setup.dtype],
-        DEVICE: setup.device,
-    }
-    return [settings.get(word, word) for word in EXPORTS[graph]]
+    model = onnx.load(folder / "model.onnx")
+    quantiser = MatMulNBitsQuantizer(model, bits=4, block_size=32, is_symmetric=False, accuracy_level=4)
+    quantiser.process()
+    quantiser.model.save_model_to_file(str(folder / "model_q4.onnx"), use_external_data_format=True)
 
 
 class Cached:
@@ -191,44 +145,33 @@ class Cached:
     new cache, which is passed to the next step without a copy through NumPy.
 
     Args:
-        setup: the settings.
-        graph: its name.
+        setup: where it runs.
+        graph: which one.
         zero: take denormal numbers for zero; it has no effect unless this is the process's first session.
-        file: of the graph, in its folder.
         profile: write onnxruntime's profile to a file whose name starts like this.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        graph: str,
-        *,
-        zero: bool = True,
-        file: str = "model.onnx",
-        profile: Path | None = None,
-    ):
+    def __init__(self, setup: Setup, graph: Graph, *, zero: bool = True, profile: Path | None = None):
         import onnxruntime
 
-        from converter.exports.onnx.session import PROVIDERS
-        from converter.exports.onnx.session_options import session_options
-
-        options = session_options() if zero else onnxruntime.SessionOptions()
+        options = onnxruntime.SessionOptions()
+        if zero:
+            options.add_session_config_entry(DENORMAL_AS_ZERO, "1")
         options.intra_op_num_threads, options.inter_op_num_threads = setup.threads, 1
         options.log_severity_level = 4  # failures are shown in the table
         if profile is not None:
             options.enable_profiling, options.profile_file_prefix = True, str(profile)
-        path = setup.folder / graph / file
         if setup.device == "cuda":
             onnxruntime.preload_dlls()  # those that torch brought
-        provider = PROVIDERS[setup.device]
         # On CUDA, onnxruntime would ask for more memory than it needs, in steps of powers of two.
         settings = {"arena_extend_strategy": "kSameAsRequested"} if setup.device == "cuda" else {}
-        providers = [(provider, settings)]
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        provider = PROVIDERS[setup.device]
+        path = str(setup.folder / graph.folder / graph.file)
+        self.session = onnxruntime.InferenceSession(path, options, providers=[(provider, settings)])
         if self.session.get_providers()[0] != provider:
             raise RuntimeError(f"onnxruntime fell back from {provider}")
         self.device = setup.device
-        self.in_place = graph.startswith("ours")
+        self.in_place = graph.is_ours
         self.pasts = {slot(value.name): value for value in self.session.get_inputs() if slot(value.name)}
         self.outputs = [value.name for value in self.session.get_outputs()]
         self.cache: dict[str, Any] = {}
@@ -237,8 +180,6 @@ class Cached:
     def clear(self, capacity: int = 0) -> None:
         """Empties the cache; ``capacity`` is the number of tokens that a buffer must hold."""
         from onnxruntime import OrtValue
-
-        from converter.exports.onnx.session import ONNX_TYPES
 
         self.length = 0
         self.cache.clear()
@@ -251,10 +192,9 @@ class Cached:
     def step(self, ids: np.ndarray) -> Any:
         """Adds tokens [1, S] to the cache; returns their logits as an OrtValue."""
         self.length += ids.shape[1]
-        mask = np.ones((1, self.length), np.int64)
         binding = self.session.io_binding()
         binding.bind_cpu_input("input_ids", ids)
-        binding.bind_cpu_input("attention_mask", mask)
+        binding.bind_cpu_input("attention_mask", np.ones((1, self.length), np.int64))
         for key, past in self.pasts.items():
             binding.bind_ortvalue_input(past.name, self.cache[key])
         for name in self.outputs:
@@ -269,6 +209,16 @@ class Cached:
             self.cache = {key: value for name, value in returned.items() if (key := slot(name))}
         return returned["logits"]
 
+    def prompt(self, ids: np.ndarray, capacity: int) -> Any:
+        """Runs a prompt over an empty cache with room for all tokens; the logits."""
+        self.clear(capacity)
+        return self.step(ids)
+
+    def profiled(self) -> list[dict[str, Any]]:
+        """The events of the profile, which ends here."""
+        found: list[dict[str, Any]] = json.loads(Path(self.session.end_profiling()).read_text("utf-8"))
+        return found
+
 
 def slot(name: str) -> str | None:
     """The "LAYER key" or "LAYER value" of a cache's input or output in any naming scheme, or None."""
@@ -277,302 +227,191 @@ def slot(name: str) -> str | None:
 
 
 def tokens(setup: Setup, count: int) -> np.ndarray:
-    """Token ids, int64 [1, count]; the same for all graphs."""
-    return np.random.default_rng(count).integers(setup.vocabulary, size=(1, count))
-
-
-def measure(setup: Setup, side: Side, length: int) -> Measured:
-    """Measures memory with one prompt, and time with another and its decoded tokens; needs a fresh process.
-
-    Raises:
-        RuntimeError: there is no /proc, which is needed to measure memory.
-    """
-    limit_memory()
-    measured = Measured()
-    try:
-        cached = Cached(setup, side.graph, zero=side.zero)
-        cached.clear(WARM_UP)
-        cached.step(tokens(setup, WARM_UP))  # loads the weights into memory, so they do not count as extra
-        steps = WARM_UP + DECODE_STEPS
-        ids = tokens(setup, length + steps)
-        before = proc("/proc/self/status", "VmRSS")
-        if not before:
-            raise RuntimeError("memory is measured with Linux's /proc")
-        Path("/proc/self/clear_refs").write_text("5")
-        prefill(cached, ids, length)
-        measured.extra = proc("/proc/self/status", "VmHWM") - before
-        taken, logits = prefill(cached, ids, length)
-        measured.prefill.append(taken)
-        measured.logits.append(last(logits))
-        del logits
-        for step in range(steps):
-            taken, logits = timed(cached, ids[:, length + step, None])
-            measured.steps += [taken] if step >= WARM_UP else []
-        measured.logits.append(last(logits))
-    except Exception as error:  # onnxruntime's exceptions have no common base class
-        if not re.search(r"alloc|memory", f"{type(error).__name__} {error}"):
-            raise
-        measured.failure = "out of memory"
-    return measured
-
-
-def prefill(cached: Cached, ids: np.ndarray, length: int) -> tuple[float, Any]:
-    """Runs a prompt over an empty cache with room for all tokens; the time includes making the cache."""
-    started = time.perf_counter()
-    cached.clear(ids.shape[1])
-    logits = cached.step(ids[:, :length])
-    return time.perf_counter() - started, logits
-
-
-def timed(cached: Cached, token: np.ndarray) -> tuple[float, Any]:
-    """Adds a token [1, 1]; the seconds that it took, and its logits."""
-    started = time.perf_counter()
-    logits = cached.step(token)
-    return time.perf_counter() - started, logits
+    """Token ids, int64 [1, count]; the same for all graphs, and for torch."""
+    ids: np.ndarray = measuring.tokens(setup, count).cpu().numpy()
+    return ids
 
 
 def last(logits: Any) -> np.ndarray:
     """The last token's logits in float32; a copy."""
     if logits.data_type() == "tensor(bfloat16)":  # which NumPy does not have
-        return torch.from_dlpack(logits)[0, -1].float().numpy()
-    return logits.numpy()[0, -1].astype(np.float32)
+        found: np.ndarray = torch.from_dlpack(logits)[0, -1].float().numpy()
+    else:
+        found = logits.numpy()[0, -1].astype(np.float32)
+    return found
+
+
+def measure(setup: Setup, side: str, length: int) -> Cell:
+    """Measures memory with a prompt, and time with another and tokens after it; needs a fresh process."""
+    measuring.limit_memory()
+    cell = Cell()
+    with measuring.noting_failure(cell.prompt):
+        cached = Cached(setup, GRAPHS[side.removesuffix(KEPT)], zero=not side.endswith(KEPT))
+        cached.prompt(tokens(setup, WARM_UP), WARM_UP)  # loads the weights, so they do not count as extra
+        ids = tokens(setup, length + WARM_UP + STEPS)
+        before = measuring.start_peak()
+        cached.prompt(ids[:, :length], ids.shape[1])
+        cell.prompt.extra = measuring.peak() - before
+        measure_steps(cached, ids, length, 1, cell)
+        cell.resident = measuring.peak()
+    return cell
+
+
+def measure_steps(cached: Cached, ids: np.ndarray, length: int, runs: int, cell: Cell) -> None:
+    """Times some prompts, and then tokens over the cache of the last one."""
+    clock = "cpu"  # onnxruntime returns when the logits are there, on a GPU too
+    for _ in range(runs):
+        taken, logits = measuring.timed(clock, partial(cached.prompt, ids[:, :length], ids.shape[1]))
+        cell.prompt.seconds.append(taken)
+    cell.logits.append(last(logits))
+    for step in range(WARM_UP + STEPS):
+        taken, logits = measuring.timed(clock, partial(cached.step, ids[:, length + step, None]))
+        cell.token.seconds += [taken] if step >= WARM_UP else []
+    cell.logits.append(last(logits))
 
 
 @torch.inference_mode()
-def stock_logits(setup: Setup, length: int) -> list[np.ndarray]:
-    """The logits that ``measure`` must find, from transformers' class in torch."""
-    from transformers import AutoModelForCausalLM
-
+def stock_logits(setup: Setup, length: int, dtype: str = "float32") -> list[np.ndarray]:
+    """The logits that ``measure`` must find, from transformers in torch."""
     torch.set_num_threads(setup.threads)
-    model = AutoModelForCausalLM.from_pretrained(setup.folder / STOCK, dtype=torch.float32).eval()
-    ids = torch.from_numpy(tokens(setup, length + WARM_UP + DECODE_STEPS)).to(setup.device)
-    logits = model.to(setup.device)(ids, use_cache=False).logits[0].cpu()
+    ids = torch.from_numpy(tokens(setup, length + WARM_UP + STEPS)).to(setup.device)
+    logits = measuring.load(setup, STOCK, dtype)(ids, use_cache=False).logits[0].float().cpu()
     return [logits[length - 1].numpy(), logits[-1].numpy()]
 
 
-def difference(reference: Sequence[np.ndarray], measured: Measured) -> float:
+def difference(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
     """Largest difference, relative to the largest logit."""
-    pairs = zip(reference, measured.logits, strict=True)
-    return max(float(np.abs(one - other).max() / np.abs(one).max()) for one, other in pairs)
+    return max(map(measuring.difference, reference, found), default=math.nan)
 
 
-def measure_all(setup: Setup, graphs: Sequence[str], lengths: Sequence[int]) -> tuple[Results, float]:
-    """Measures the graphs in turn, and checks that they all compute the same.
-
-    Returns:
-        The measurements, and the largest difference of logits: for the shortest prompt, to torch; for longer
-        ones, to the first graph.
+def check(setup: Setup, results: Mapping[int, Mapping[str, Cell]]) -> float:
+    """The largest difference of logits: to torch for the shortest prompt, between graphs for longer ones.
 
     Raises:
         ClickException: the logits of a graph differ.
     """
-    sides = [Side(graph, zero) for graph in graphs for zero in (False, True)]
-    results: Results = {length: {side: Measured() for side in sides} for length in lengths}
-    failures: dict[str, str] = {}
-    largest = 0.0
-    reference = fresh(stock_logits, setup, lengths[0])
-    for length, cells in results.items():
-        started = time.monotonic()
-        for turn in range(setup.repeats):
-            if turn and time.monotonic() - started > setup.seconds:
-                break
-            for side, cell in cells.items():
-                graph = side.graph
-                cell.failure = failures.get(graph)
-                if cell.failure:
-                    continue
-                try:
-                    found = fresh(measure, setup, side, length)
-                except BrokenProcessPool:  # the process was killed in spite of the limit
-                    found = Measured(failure="out of memory")
-                if found.failure:
-                    failures[graph] = cell.failure = found.failure  # longer prompts would fail too
-                    say(f"{length}: {graph} {found.failure}")
-                    continue
-                reference = reference or found.logits
-                gap = difference(reference, found)
-                if not gap <= TOLERANCE:
-                    raise click.ClickException(
-                        f"after {length} tokens the logits of {graph} differ by {gap:.1e} of the largest"
-                    )
-                largest = max(largest, gap)
-                cell.prefill += found.prefill
-                cell.steps += found.steps
-                cell.extra = max(cell.extra or 0, found.extra or 0)
-                say(
-                    f"{length}: {graph}, denormals {side.denormals}: {number(found.prefill[0])} s, "
-                    f"{number((found.extra or 0) / 1e6)} MB extra, "
-                    f"{number(1000 * statistics.median(found.steps))} ms a token"
-                )
-        reference = []
-    return results, largest
-
-
-def baseline(graph: str, graphs: Sequence[str]) -> str | None:
-    """The graph of ours that a graph is compared with: the one that returns as many logits."""
-    like = "ours-last" if graph.endswith("-last") else "ours"
-    return like if like in graphs and like != graph else None
-
-
-HEAD = [
-    *("graph", "tokens", "denormals", "prefill s", "ratio", "at best s", "share", "extra MB", "ratio"),
-    *("decode ms", "ratio", "at best ms", "share", "runs"),
-]
-
-
-def rows_of(results: Results, model: limits.Bloom, machine: limits.Machine) -> Iterator[list[str]]:
-    """The lines of the table, one per length and side."""
+    largest, reference = 0.0, fresh(stock_logits, setup, min(results))
     for length, cells in results.items():
         for side, cell in cells.items():
-            names = [side.graph, str(length), side.denormals]
-            if cell.failure:
-                yield [*names, cell.failure, *["-"] * (len(HEAD) - len(names) - 1)]
-                continue
-            like = baseline(side.graph, [other.graph for other in cells])
-            ours = cells.get(Side(like or "", side.zero), Measured())
-            time_, our_time = (median(one.prefill) for one in (cell, ours))
-            step, our_step = (median(one.steps) for one in (cell, ours))
-            logits = 1 if side.graph.endswith("-last") else length
-            least = model.prefill_seconds(machine, length, logits)
-            # The timed tokens are those after the warm-up; this is the one in their middle.
-            least_step = model.decode_seconds(machine, length + WARM_UP + (DECODE_STEPS + 1) / 2)
-            yield [
-                *names,
-                number(time_ or 0),
-                factor(time_, our_time),
-                number(least),
-                share(least, time_),
-                number((cell.extra or 0) / 1e6),
-                factor(cell.extra, ours.extra),
-                number(1000 * (step or 0)),
-                factor(step, our_step),
-                number(1000 * least_step),
-                share(least_step, step),
-                str(len(cell.prefill)),
-            ]
+            if not cell.failure:
+                reference = reference or cell.logits
+                gap = difference(reference, cell.logits)
+                if not gap <= TOLERANCE:
+                    raise click.ClickException(f"{side} at {length} tokens: logits differ by {gap:.1e}")
+                largest = max(largest, gap)
+        reference = []
+    return largest
 
 
-def share(least: float, taken: float | None) -> str:
-    """How much of the limit was reached, in percent."""
-    return f"{100 * least / taken:.0f} %" if taken else "-"
+# --- the command line
 
 
-def median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
+@click.group(help=__doc__)
+def main() -> None:
+    pass
 
 
-def export_rows(setup: Setup, exports: dict[str, conversion.Run]) -> Iterator[list[str]]:
-    """The lines of the table of exports."""
-    for graph, run in exports.items():
-        written = sum(path.stat().st_size for path in (setup.folder / graph).glob("*.onnx*"))
-        ours = exports.get(baseline(graph, list(exports)) or "")
-        sizes = [f"{size / 1e6:.0f}" for size in (run.resident, run.anonymous)]
-        ratio = factor(run.returned, ours and ours.returned)
-        yield [graph, number(run.returned), ratio, *sizes, number(written / 1e6)]
+QUICK = {"layers": 1, "heads": 2, "head_dim": 32, "vocabulary": 512, "lengths": "16"}
 
 
-def optimum_versions(python: str) -> str:
-    """The versions in optimum's environment.
-
-    Raises:
-        ClickException: there is no such environment, or it does not have optimum-onnx.
-    """
-    packages = ("optimum-onnx", "transformers", "torch")
-    code = f"from importlib.metadata import version; print(*map(version, {packages}))"
-    try:
-        found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise click.ClickException(f"--optimum-python {python} has no optimum-onnx: {error}") from error
-    return "optimum-onnx {} with transformers {} and torch {}".format(*found.stdout.split())
-
-
-def words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
-    chosen = [word for word in value.split(",") if word]
-    if unknown := sorted(set(chosen) - set(EXPORTS)):
-        raise click.BadParameter(f"{', '.join(unknown)}; known are {', '.join(EXPORTS)}")
-    return chosen
-
-
-@click.command()
-@click.option("--graphs", default=",".join(EXPORTS), show_default=True, callback=words)
-@click.option(
-    "--optimum-python", metavar="PATH", help="Python with optimum-onnx; without it, optimum is left out."
-)
-@click.option("--layers", default=6, show_default=True)
-@click.option("--heads", default=16, show_default=True)
-@click.option("--head-dim", default=64, show_default=True)
-@click.option("--vocabulary", default=32000, show_default=True, help="Vocabulary size; BLOOM has 250880.")
-@click.option("--lengths", default="512,2048,4096,8192", show_default=True, callback=integers)
-@click.option("--threads", default=1, show_default=True, help="Threads of onnxruntime.")
-@click.option("--repeats", default=3, show_default=True, help="Turns of each graph.")
-@click.option("--seconds", default=240.0, show_default=True, help="Start no new turn of a length after this.")
-@click.option("--folder", type=click.Path(path_type=Path, exists=True), help="Folder for temporary files.")
-@click.option("--write", is_flag=True, help="Write the tables to benchmarks/results/.")
-def main(
-    graphs: list[str],
+@main.command()
+@click.option("--optimum-python", metavar="PATH", help="Python with optimum-onnx; else optimum is left out.")
+@report.numbers(layers=6, heads=16, head_dim=64, vocabulary=32000, threads=1, repeats=3, seconds=240.0)
+@report.lengths("512,2048,4096,8192")
+@report.common(**QUICK, repeats=1)
+def graphs(
     optimum_python: str | None,
     lengths: list[int],
-    folder: Path | None,
+    repeats: int,
+    seconds: float,
     write: bool,
     **options: Any,
 ) -> None:
     """Compares our graphs with those of transformers and optimum: export, prefill, memory and decoding."""
-    report.clean_up_when_terminated()
-    load_before = report.load()
-    environment = ""
-    if "optimum" in graphs:
-        if optimum_python:
-            environment = f"; {optimum_versions(optimum_python)}"
-        else:
-            say("optimum is left out, because --optimum-python is not given")
-            graphs.remove("optimum")
-    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-", dir=folder) as temporary:
-        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        os.environ["OMP_NUM_THREADS"] = str(options["threads"])
-        setup = Setup(Path(temporary), **options)
-        fresh(make_checkpoints, setup, graphs)
-        exports = {}
-        for graph in graphs:
-            exports[graph] = export(setup, graph, optimum_python)
-            say(f"export: {graph} {number(exports[graph].returned)} s")
-        exported = list(export_rows(setup, exports))
-        machine = fresh(limits.measure, setup.threads)
-        results, gap = measure_all(setup, graphs, lengths)
-        machine = machine.or_better(fresh(limits.measure, setup.threads))
-
-    model = limits.Bloom(setup.heads * setup.head_dim, setup.layers, setup.vocabulary)
-    weights = setup.layers * 12 * (setup.heads * setup.head_dim) ** 2 * 4 / 1e6
-    all_logits = 4 * setup.vocabulary * lengths[-1] / 1e6
+    before = report.load()
+    chosen = [name for name in PEERS if name != "optimum" or optimum_python]
+    with measuring.workplace(options["threads"]) as temporary:
+        setup = Setup(temporary, **options)
+        fresh(make_checkpoints, setup, chosen)
+        exported, taken = [], {}
+        for name in chosen:
+            cost = watch(export_command(setup, name, optimum_python))
+            written = sum(path.stat().st_size for path in (temporary / name).glob("*.onnx*"))
+            taken[name] = cost.seconds
+            peaks = [f"{each / 1e6:.0f}" for each in (cost.resident, cost.anonymous)]
+            seconds_ = [number(cost.seconds), ratio(cost.seconds, taken.get(like(name)))]
+            exported.append([name, *seconds_, *peaks, number(written, 1e-6)])
+            say(f"export: {name} {number(cost.seconds)} s")
+        sides = [name + end for name in chosen for end in ("", KEPT)]
+        results = measuring.in_turns(partial(measure, setup), sides, lengths, repeats, seconds)
+        gap = check(setup, results)
+    rows = []
+    for length, cells in results.items():
+        for side, cell in cells.items():
+            name = side.removesuffix(KEPT)
+            base = cells.get(like(name) + side.removeprefix(name))
+            rows.append([side, str(length), *cell.columns(base), str(len(cell.prompt.seconds))])
+    size = f"{setup.layers}x{setup.hidden}"
     sections = [
-        f"{setup.heads} heads x {setup.head_dim}, hidden {setup.heads * setup.head_dim}, {setup.layers} "
-        f"layers ({weights:.0f} MB), vocabulary {setup.vocabulary}, float32, CPU with {setup.threads} "
-        f"thread(s), onnxruntime {version('onnxruntime')}{environment}; the same random weights for all, "
-        f"scaling none. The last logits of all graphs agree within {gap:.1e} of the largest, after the "
-        f"prompt and after {WARM_UP + DECODE_STEPS} decoded tokens; for {lengths[0]} tokens, they also agree "
-        "with torch.",
-        "Ratios are to `ours`, or to `ours-last` for graphs named `-last`. A graph without `-last` returns "
-        f"the logits of all tokens ({all_logits:.0f} MB for {lengths[-1]}), which count in its time and "
-        "memory; optimum's graph always does.",
-        "Export, each in a separate process and without validation; ours exports a converted folder:\n\n"
-        + report.table(
-            ["graph", "s", "ratio", "peak resident MB", "peak anonymous MB", "written MB"], exported
+        f"{setup.said()}, onnxruntime {version('onnxruntime')}; the same random weights for all, scaling "
+        f"none. The last logits of all graphs agree within {gap:.1e} of the largest, after the prompt and "
+        f"after {WARM_UP + STEPS} decoded tokens; for {lengths[0]} tokens, they also agree with torch.",
+        "Ratios are to `ours`, or to `ours-last` for graphs named `-last`, which return the logits of the "
+        f"last token only. Those of all tokens are {4e-6 * setup.vocabulary * lengths[-1]:.0f} MB for "
+        f"{lengths[-1]}. *Denormals kept*: without `{DENORMAL_AS_ZERO}`. {measuring.SAID}",
+        report.table(
+            ["export of", "s", "ratio", "peak resident MB", "peak anonymous MB", "written MB"], exported
         ),
-        "*Denormals*: onnxruntime keeps denormal numbers, or takes them for zero "
-        "(`session.set_denormal_as_zero`). Ratios are between graphs that do the same.",
-        f"*At best*: {number(machine.operations / 1e9)} GFLOP/s (the fastest product of matrices) and "
-        f"{number(machine.bandwidth / 1e9)} GB/s (the fastest reading) were measured before and after all "
-        "else. A prompt needs the operations of its products and of causal attention; a decoded token needs "
-        "to read all weights and the cache. *Share* is that time divided by the measured one.",
-        "One row: prefill, the memory it takes beyond the loaded graph (including the cache), and decoding "
-        "after it:\n\n" + report.table(HEAD, rows_of(results, model, machine)),
+        report.table(["graph", "tokens", *measuring.COLUMNS, "runs"], rows),
     ]
-    click.echo("\n" + "\n\n".join(sections))
-    if write:
-        size = f"{options['layers']}x{options['heads'] * options['head_dim']}"
-        path = report.write(
-            f"onnx_speed-bloom-{size}-cpu-float32", "ONNX graphs: ours and its peers'", sections, load_before
-        )
-        say(f"wrote results/{path.name}")
+    title = "ONNX graphs: ours and its peers'"
+    name = f"onnx_speed-bloom-{size}-cpu-float32"
+    report.finish(name, title, sections, before, PACKAGES, write=write)
+
+
+def like(name: str) -> str:
+    """The graph of ours that returns as many logits, if it is another one."""
+    ours = "ours-last" if name.endswith("-last") else "ours"
+    return "" if ours == name else ours
+
+
+@main.command()
+@report.numbers(layers=6, heads=16, head_dim=128, vocabulary=32000, threads=1, repeats=3)
+@report.lengths("512,2048")
+@report.common(**QUICK, repeats=1)
+def quantised(lengths: list[int], repeats: int, write: bool, **options: Any) -> None:
+    """Compares quantised graphs with float32, and with quantised graphs of transformers."""
+    before = report.load()
+    names = [name for name in GRAPHS if name not in ("ours", "transformers", "optimum")]
+    names.sort(key=lambda name: GRAPHS[name].folder)  # ours first
+    with measuring.workplace(options["threads"]) as temporary:
+        setup = Setup(temporary, **options)
+        peers = ("ours-last", "transformers-last")
+        fresh(make_checkpoints, setup, peers)
+        for name in peers:
+            watch(export_command(setup, name, None))
+        fresh(quantise, setup)
+        results = measuring.in_turns(partial(measure, setup), names, lengths, repeats, math.inf)
+    rows = []
+    for length, cells in results.items():
+        base = cells["ours-last"]
+        for name, cell in cells.items():
+            ours = cells[name.replace("transformers", "ours")]
+            change = np.square(np.subtract(cell.logits, base.logits)).mean() / np.square(base.logits).mean()
+            row = [name.replace("-last", " fp32"), str(length), cell.token.milliseconds]
+            row += [ratio(base.token.median, cell.token.median)]
+            row += ["-" if GRAPHS[name].is_ours else ratio(cell.token.median, ours.token.median)]
+            row += [number(cell.prompt.median), ratio(base.prompt.median, cell.prompt.median)]
+            rows.append([*row, f"{cell.resident / 1e6:.0f}", f"{change**0.5:.3f}"])
+    head = ["graph", "tokens", "decode ms", "float32 / it", "it / ours", "prefill s", "float32 / it"]
+    sections = [
+        f"{setup.said()}, random weights, onnxruntime {version('onnxruntime')}; denormal numbers are taken "
+        "for zero. *float32 / it*: how many times faster than our float32 graph. *Change of logits*: root "
+        "mean square, in parts of the logits'; random weights lose more than trained ones.",
+        report.table([*head, "peak resident MB", "change of logits"], rows),
+    ]
+    name = f"quantised_speed-bloom-{setup.layers}x{setup.hidden}-cpu"
+    report.finish(name, "Speed of quantised graphs", sections, before, PACKAGES, write=write)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import re
-import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +10,6 @@ import torch
 
 Config = dict[str, Any]
 State = dict[str, torch.Tensor]
-Run = Callable[[torch.Tensor, "torch.Tensor | None", Any], tuple[torch.Tensor, Any]]
-"""Tokens, mask and cache -> the head's output, and the new cache."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +53,7 @@ class Original:
     """``auto_map`` on the Hub, if it differs from the checkpoint's; None if the code has no Hub form."""
     edits: Mapping[str, str] = field(default_factory=dict)
     """Old text -> new text, for code in a folder as on the Hub."""
-    build: Callable[[Original, Config, State], Run] | None = None
-    """Assembles the model if its own code is not available."""
     note: str = ""
-
-
-def fill(model: Any, state: State, without: str) -> None:
-    """Loads a checkpoint into a model; only tensors that match ``without`` may be missing from it."""
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    missing = [name for name in missing if not re.search(without, name)]
-    if missing or unexpected:
-        raise SystemExit(f"missing {missing}, unexpected {unexpected}")
 
 
 def older_mpt(config: Config, state: State) -> None:  # noqa: ARG001
@@ -88,59 +73,6 @@ def first_jina(config: Config, state: State) -> None:
         state[name.replace("query", "Wqkv")] = torch.cat(parts)
     if "cls.predictions.bias" in state:
         state["cls.predictions.decoder.bias"] = state.pop("cls.predictions.bias")
-
-
-def ported_jina(config: Config, state: State) -> None:
-    """The port has a second trunk and an untied head, and ``emb_pooler`` would make it load a tokenizer."""
-    config |= {"emb_pooler": None, "_attn_implementation": "eager"}
-    state |= {f"jina_{name}": tensor for name, tensor in state.items() if name.startswith("bert.")}
-    if "cls.predictions.bias" in state:
-        state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"]
-        state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
-
-
-MASKS = r"\.attn\.(masked_)?bias$"
-
-
-def jais(original: Original, config: Config, state: State) -> Run:
-    """transformers' GPT-2 with the port's slopes, attention and MLP, and Jais's scales at both ends."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-    from transformers.pytorch_utils import Conv1D
-
-    port = importlib.import_module("original.btlm_modeling")
-    names = ("vocab_size", "n_embd", "n_layer", "n_head", "layer_norm_epsilon", "tie_word_embeddings")
-    gpt2 = GPT2LMHeadModel(GPT2Config(**{name: config[name] for name in names if name in config})).eval()
-    trunk, width, lowest = gpt2.transformer, config["n_embd"], torch.finfo(torch.float32).min
-    trunk.wpe.weight.data.zero_()
-    trunk.relative_pe = port.AlibiPositionEmbeddingLayer(config["n_head"])
-
-    def attend(self: Any, query: Any, key: Any, value: Any, mask: Any = None, head_mask: Any = None) -> Any:
-        queries, keys = query.size(-2), key.size(-2)
-        causal = torch.where(self.bias[:, :, keys - queries : keys, :keys], 0.0, lowest)
-        mask = causal if mask is None else (causal + mask).clamp(min=lowest)
-        bias = trunk.relative_pe(queries, queries, keys - queries)
-        return port.ShardedBTLMAttention._attn(self, query, key, value, mask, head_mask, bias)
-
-    inner = config["n_inner"] or 4 * width
-    by_size = config.get("mup_scale_qk_dot_by_d") or config.get("scale_qk_dot_by_d")
-    for block in trunk.h:
-        block.attn._attn = types.MethodType(attend, block.attn)
-        block.attn.attn_scale_power = 1.0 if by_size else 0.5
-        mlp = block.mlp
-        mlp.c_fc, mlp.c_fc2, mlp.c_proj = Conv1D(inner, width), Conv1D(inner, width), Conv1D(width, inner)
-        mlp.swiglu, mlp.act = True, port.SwiGLUActivation()
-        mlp.forward = types.MethodType(port.ShardedBTLMMLP.forward, mlp)
-    computed = {name: tensor for name, tensor in state.items() if not re.search(MASKS, name)}
-    fill(gpt2, computed, original.without)
-    embeddings_scale = config.get("mup_embeddings_scale") or config.get("embeddings_scale")
-    logits_scale = config.get("width_scale") or config["mup_output_alpha"] * config["mup_width_scale"]
-
-    def run(ids: torch.Tensor, mask: torch.Tensor | None, past: Any) -> tuple[torch.Tensor, Any]:
-        embeds = trunk.wte(ids) * embeddings_scale
-        output = gpt2(inputs_embeds=embeds, attention_mask=mask, past_key_values=past, use_cache=True)
-        return output.logits * logits_scale, output.past_key_values
-
-    return run
 
 
 def sizes(*counts: int, **changes: Any) -> dict[str, Case]:
@@ -185,12 +117,6 @@ MOSAIC_GPT = {
     "softmax_scale, logit_scale": Case(16, {"softmax_scale": 0.2, "logit_scale": 0.5}),
     "biases, mlp_ratio 2": Case(16, {"no_bias": False, "mlp_ratio": 2}),
 }
-QK_CODE = "jinaai/jina-bert-v2-qk-post-norm"
-QK_CLASSES = ("ForMaskedLM", "", "ForSequenceClassification")
-QK_MAP = {f"AutoModel{end}": f"{QK_CODE}--modeling_bert.JinaBert{end or 'Model'}" for end in QK_CLASSES}
-QK: Config = {"_name_or_path": QK_CODE, "auto_map": QK_MAP}
-SCALES = ("mup_embeddings_scale", "mup_output_alpha", "mup_width_scale", "mup_scale_qk_dot_by_d")
-JAIS_13B: Config = {"embeddings_scale": 14.6, "width_scale": 0.111, "scale_qk_dot_by_d": True}
 TIED = r"^cls\.predictions\.decoder\.weight$"
 
 ORIGINALS = {
@@ -294,26 +220,6 @@ ORIGINALS = {
         },
         note="replit-code-v1-3b as first published: a fork of MosaicGPT.",
     ),
-    "jais": Original(
-        family="jais",
-        repository="robertalanm/text-generation-inference",
-        commit="a6099c8cf874cf8d22f11e2a792b63a4ec75f69c",
-        folder="server/text_generation_server/models/custom_modeling",
-        stubs=("text_generation_server", "loguru"),
-        cases={
-            **sizes(40, 32, 17, 12),
-            "n_inner null, sqrt(d)": Case(16, {"n_inner": None, "mup_scale_qk_dot_by_d": False}),
-            "jais-13b's keys": Case(40, {**dict.fromkeys(SCALES), **JAIS_13B}),
-            "BTLM": Case(32, {"model_type": "btlm", "architectures": ["BTLMLMHeadModel"]}),
-            "untied": Case(12, {"tie_word_embeddings": False}),
-        },
-        without=rf"wpe|lm_head|{MASKS}",
-        hub=None,
-        build=jais,
-        note="**Not the original**: modeling_jais.py and modeling_btlm.py are only on the Hub. This model is "
-        "assembled from transformers' GPT-2, of which they are edited copies, and from the unchanged slopes, "
-        "attention and MLP of an unfinished port of modeling_btlm.py.",
-    ),
     "jina": Original(
         family="jina_bert",
         repository="roycms/jina-embeddings-v2-base-en",
@@ -349,24 +255,6 @@ ORIGINALS = {
         hub=None,
         note="The code of jinaai/jina-bert-implementation, from a copy with additions that are off by "
         "default.",
-    ),
-    "jina-qk": Original(
-        family="jina_bert",
-        repository="joelpaulkoch/transformers",
-        commit="dd258ce4f31c35e670b991a1fd009305bd274ac3",
-        folder="src/transformers/models/jina_bert",
-        packages=("transformers.models.jina_bert",),
-        config="transformers.models.jina_bert.configuration_jina_bert.JinaBertConfig",
-        model="transformers.models.jina_bert.modeling_jina_bert.JinaBert{head}",
-        cases={
-            **encoders(QK, "SequenceClassification", "TokenClassification", "QuestionAnswering"),
-            "reglu": Case(12, {**QK, "feed_forward_type": "reglu"}, "MaskedLM"),
-            "feed_forward_type original": Case(12, {**QK, "feed_forward_type": "original"}, "MaskedLM"),
-        },
-        adapt=ported_jina,
-        without=r"position_embeddings|layer\.\d+\.(intermediate|output)\.",
-        hub=None,
-        note="**Not the original**: a port of jina-bert-v2-qk-post-norm that was proposed to transformers.",
     ),
     "mosaic-bert": Original(
         family="mosaic_bert",

@@ -20,29 +20,29 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import json
-import os
 import re
 import subprocess
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from original_code import ORIGINALS, Config, Original, Run, State, fill, setup
-from report import clean_up_when_terminated, load, table, write
+from measuring import workplace
+from original_code import ORIGINALS, Config, Original, State, setup
+from report import finish, load, table
 
-PACKAGES = ("torch==2.13.0", "transformers==4.33.3", "'numpy<2'", "einops", "accelerate==0.23.0")
+PACKAGES = ("torch==2.13.0", "transformers==4.33.3", "'numpy<2'", "einops", "accelerate==0.23.0", "click")
 ROWS, LENGTH, CACHED, NEW = (60, 43, 26), 60, 41, 12
 """Real tokens in each row; tokens in the longest; tokens cached before single ones follow; new tokens."""
 WAYS = ("no mask", "left padding", "right padding", "cached", "cached, left padding")
 TOLERANCE = 1e-4
 """Largest difference, relative to the largest logit."""
+Run = Callable[[torch.Tensor, "torch.Tensor | None", Any], tuple[torch.Tensor, Any]]
+"""Tokens, mask and cache -> the head's output, and the new cache."""
 
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -93,13 +93,14 @@ def original_run(original: Original, source: Path, head: str) -> Run:
     """The original code with a checkpoint's weights, as a function."""
     config, state = stored(source)
     original.adapt(config, state)
-    if original.build:
-        return original.build(original, config, state)
     for key in ("auto_map", "model_type", "architectures"):
         config.pop(key, None)
     name = original.model.format(head=head if head == "Model" else f"For{head}")
     model = named(name)(named(original.config)(**config)).eval()
-    fill(model, state, original.without)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    missing = [tensor for tensor in missing if not re.search(original.without, tensor)]
+    if missing or unexpected:
+        raise SystemExit(f"missing {missing}, unexpected {unexpected}")
     run = runner(model, head, original.bool_mask)
     return by_rows(run) if original.rows_alone else run
 
@@ -262,8 +263,7 @@ def as_on_the_hub(original: Original, code: Path, source: Path, folder: Path) ->
         (folder / file.name).write_text(text, encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The findings about one original."""
 
     cases: int
@@ -271,8 +271,6 @@ class Outcome:
     """Largest difference, relative to the largest logit of its case."""
     attempts: list[str]
     """The outcome of its own code, in the old environment and here."""
-    section: str
-    """Its section of the results, with a table."""
 
 
 def examine(name: str, code: Path, python: str, work: Path) -> Outcome:
@@ -280,51 +278,42 @@ def examine(name: str, code: Path, python: str, work: Path) -> Outcome:
     original, masks = ORIGINALS[name], inputs()[1]
     convert_all(original, work)
     start(python, "original", name, code, work)
-    worst, rows = 0.0, []
-    for number, (title, case) in enumerate(original.cases.items()):
+    worst = 0.0
+    for number, case in enumerate(original.cases.values()):
         ours, theirs = (np.load(work / str(number) / f"{file}.npz") for file in ("ours", "original"))
-        largest = float(np.abs(theirs["no mask"]).max())
-        cells = dict.fromkeys(WAYS, "-")
         for way in theirs:
             gaps = np.abs(ours[way] - theirs[way])
             if side(way) and case.head != "SequenceClassification":
                 gaps = gaps[masks[side(way) or ""].bool().numpy()]
-            worst = float(np.maximum(worst, gaps.max() / largest))  # np.maximum keeps NaN
-            cells[way] = f"{gaps.max():.1e}"
-        rows.append([title, *cells.values(), f"{largest:.1f}"])
+            gap = gaps.max() / np.abs(theirs["no mask"]).max()
+            worst = float(np.maximum(worst, gap))  # np.maximum keeps NaN
     attempts = []
     if original.hub is not None:
         folder, head = work / f"hub-{name}", next(iter(original.cases.values())).head
         as_on_the_hub(original, code / name, work / "0" / "source", folder)
-        attempts = [
-            start(each, "attempt", folder, head, work / "0" / "ours.npz") for each in (python, sys.executable)
-        ]
-    link = f"https://github.com/{original.repository}/tree/{original.commit}/{original.folder}".rstrip("/")
-    about = (
-        f"[{original.repository}]({link}), checkpoints of tests/tiny/{original.family}.py. {original.note}"
-    )
-    return Outcome(
-        len(rows), worst, attempts, f"## {name}\n\n{about}\n\n{table(('', *WAYS, 'largest logit'), rows)}"
-    )
+        expected = work / "0" / "ours.npz"
+        attempts = [start(each, "attempt", folder, head, expected) for each in (python, sys.executable)]
+    return Outcome(len(original.cases), worst, attempts)
 
 
 def sections(outcomes: Mapping[str, Outcome], old: str, new: str) -> list[str]:
     """The results in Markdown."""
-    overview = [[name, str(found.cases), f"{found.worst:.1e}"] for name, found in outcomes.items()]
-    code = []
+    overview, code = [], []
     for name, found in outcomes.items():
-        code.append(f"* {name}" + ("" if found.attempts else ": not tested, see below"))
+        original = ORIGINALS[name]
+        tree = f"https://github.com/{original.repository}/tree/{original.commit}/{original.folder}"
+        overview.append([name, str(found.cases), f"{found.worst:.1e}"])
+        code.append(f"* {name}: [{original.repository}]({tree.rstrip('/')}). {original.note}")
         code += [f"    * {where}: {said}" for where, said in zip((old, new), found.attempts, strict=False)]
     return [
-        f"The originals ran under {old}, the converted models under {new}. The tables show the largest "
-        f"differences of the logits in float32, with tiny random weights and {len(ROWS)} rows of {LENGTH} "
-        f"tokens. Padded: only the {', '.join(map(str, ROWS))} real tokens are compared. Cached: {CACHED} "
-        "tokens at once, then one at a time. The last column gives the scale of the others.",
+        f"The originals ran under {old}, the converted models under {new}: largest differences of the logits "
+        f"in float32, tiny random weights, {len(ROWS)} rows of {LENGTH} tokens, without a mask, padded on "
+        "either side (real tokens are compared), and one token at a time over a cache where the original can "
+        "do that.",
         table(("original", "cases", "largest difference / largest logit"), overview),
-        "## The original code with `from_pretrained` and `generate`\n\nThe first case, with code and weights "
-        "in one folder and `trust_remote_code=True`. Right means equal to the converted model.\n\n"
-        + "\n".join(code),
-        *(found.section for found in outcomes.values()),
+        "## The original code with `from_pretrained` and `generate`\n\nThe first case, with code and "
+        "weights in one folder and `trust_remote_code=True`; where nothing is said, the code has no form for "
+        "the Hub. Right means equal to the converted model.\n\n" + "\n".join(code),
     ]
 
 
@@ -334,11 +323,7 @@ def main() -> int:
     parser.add_argument("--code", type=Path, help="folder with each original's repository under its name")
     parser.add_argument("--python", help="interpreter of the environment with transformers 4.33.3")
     parser.add_argument("--setup", action="store_true", help="print the commands that create these two")
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="write results/originals.md, or originals-NAME.md for names",
-    )
+    parser.add_argument("--write", action="store_true", help="write results/originals[-NAME].md")
     arguments = parser.parse_args()
     names = arguments.names or list(ORIGINALS)
     if unknown := set(names) - set(ORIGINALS):
@@ -348,19 +333,14 @@ def main() -> int:
         return 0
     if not (arguments.code and arguments.python):
         parser.error("--code and --python are required; --setup prints how to create them")
-    clean_up_when_terminated()
     busy, outcomes = load(), {}
-    with tempfile.TemporaryDirectory(prefix="ntk-benchmark-") as work:
-        # transformers caches a folder's code by name; a new cache is never stale.
-        os.environ |= {"HF_MODULES_CACHE": f"{work}/modules", "HF_HUB_OFFLINE": "1"}
+    with workplace() as work:
         for name in names:
             print(f"{name} ...", file=sys.stderr)
-            outcomes[name] = examine(name, arguments.code.resolve(), arguments.python, Path(work, name))
+            outcomes[name] = examine(name, arguments.code.resolve(), arguments.python, work / name)
         found = sections(outcomes, start(arguments.python, "versions"), start(sys.executable, "versions"))
-    print("\n\n".join(found))
-    if arguments.write:
-        file = "-".join(["originals", *arguments.names])
-        print(f"\nwritten: {write(file, 'Converted models against the original code', found, busy).name}")
+    file = "-".join(["originals", *arguments.names])
+    finish(file, "Converted models against the original code", found, busy, write=arguments.write)
     return int(not all(outcome.worst <= TOLERANCE for outcome in outcomes.values()))
 
 

@@ -10,26 +10,25 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter import recipes
 from converter.config import PROVENANCE, Config, Provenance, read_provenance
 from converter.errors import OutputError, SourceError
-from converter.exports import EXPORTS, not_copied
+from converter.exports.onnx.files import NOT_COPIED
 from converter.families.refusals import QUANTISED, check_kernels
 from converter.families.templates import templates_folder
 from converter.interrupts import Interrupted, held
 from converter.model import Model, open_model
 from converter.progress import byte_bar
-from converter.publish.contents import State, state_of
+from converter.publish.contents import verify
 from converter.recipes import AlibiRecipe
 from converter.recipes.overrides import words
 from converter.result import manifest
 from converter.result.card import LARGEST_CARD, PICTURE, Origin, adopted, describe
-from converter.result.code import differs, references
-from converter.result.converted import ConvertedRepository, read_converted
+from converter.result.converted import ConvertedRepository, differs, read_converted, references
 from converter.result.manifest import MANIFEST, Entry
 from converter.result.repository import small_files
 from converter.result.staging import workspace
@@ -56,6 +55,8 @@ if TYPE_CHECKING:
 ADAPTER = "adapter_config.json"
 MERGE = "merge it into its model and save that: model.merge_and_unload().save_pretrained(DIR)"
 DIVERGED = "if the training diverged, adopt an earlier save of it"
+CHANGED = ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
+"""What shows that a file was changed."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,9 @@ class AdoptionResult:
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
         return {
+            **asdict(self),
             "path": str(self.path),
-            "source": self.source,
-            "model_type": self.model_type,
             "scaling": self.scaling.to_json(),
-            "written": list(self.written),
-            "files": dict(self.files),
-            "notes": list(self.notes),
             "checks": [check.to_json() for check in self.checks],
             "seconds": round(self.seconds, 3),
         }
@@ -105,7 +102,7 @@ class Saved:
     """Names of code files that the folder lacks."""
     listed: Mapping[str, Entry]
     """The files in the manifest, if there is one."""
-    states: Mapping[str, State]
+    states: Mapping[str, os.stat_result]
     """The files that belong to the repository, as they were when the folder was read."""
 
     @property
@@ -160,11 +157,11 @@ def adopt(folder: str | Path, *, progress: bool = False) -> AdoptionResult:
     if not os.access(place, os.W_OK | os.X_OK):
         raise OutputError(f"no permission to write in {place}; adopt a copy of it")
     entries = _entries(saved, progress=progress)
-    checks = _verify(saved, progress=progress)
+    checks = verify(saved.repository, saved.states.keys(), progress=progress)
     with workspace(place / "adopt") as work:
         _write(saved, checks, work)
         written = sorted(path.name for path in work.iterdir())
-        entries |= {name: _entry(work / name) for name in written if name != CARD}
+        entries |= {name: Entry.of(work / name) for name in written if name != CARD}
         (work / MANIFEST).write_text(manifest.as_json(entries), encoding="utf-8")
         _check_unchanged(saved)
         with held() as waiting:
@@ -217,7 +214,7 @@ def _open(place: Path) -> Saved:
     fitted |= {PROVENANCE: replace(provenance, fine_tuned=True).to_json()}
     fitted |= recipe.stored(place, checkpoint, fitted)
     listed = manifest.read(place) if (place / MANIFEST).is_file() else {}
-    small = small_files(model.source.files, but=not_copied())
+    small = small_files(model.source.files, but=NOT_COPIED)
     index = [checkpoint.index] if checkpoint.index else []
     # Exports are among the listed files; weights of an older save that are listed no longer belong to it.
     older = [name for name in listed if not name.endswith((".safetensors", ".safetensors.index.json"))]
@@ -231,7 +228,7 @@ def _open(place: Path) -> Saved:
         tokenizer=tokenizer,
         missing=[name for name in code if name not in present],
         listed=listed,
-        states={name: state_of(place / name) for name in present},
+        states={name: (place / name).stat() for name in present},
     )
 
 
@@ -248,11 +245,7 @@ def _tokenizer(model: Model) -> Tokenizer:
 
 
 def _check_code(place: Path, config: Config, names: Sequence[str]) -> None:
-    """Checks that the model runs this version's code, so far as the folder holds code.
-
-    Raises:
-        SourceError: a file differs, or the config names other code.
-    """
+    """Refuses other code than this version's, so far as the folder holds code or its config names some."""
     for reference in references(config):
         # A model that was loaded from the Hub may name the code there: user/name--module.Class.
         if f"{reference.rpartition('--')[2].partition('.')[0]}.py" not in names:
@@ -269,12 +262,7 @@ def _check_code(place: Path, config: Config, names: Sequence[str]) -> None:
 
 
 def _checkpoint(place: Path) -> Checkpoint:
-    """The headers of the weights.
-
-    Raises:
-        SourceError: there are none, they are damaged or not safetensors; or there are two, and an older save
-            may have left one.
-    """
+    """The headers of the weights; refuses two of them, since an older save may have left one."""
     found = [name for name in (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX) if (place / name).is_file()]
     if len(found) > 1:
         raise SourceError(
@@ -287,26 +275,14 @@ def _checkpoint(place: Path) -> Checkpoint:
     return read_checkpoint(place)
 
 
-def _verify(saved: Saved, *, progress: bool) -> list[Check]:
-    """Checks the model as a conversion does, and the exports in its folder as ``export`` does."""
-    from converter.verification import verify
-
-    checks = verify(saved.repository)
-    for kind in EXPORTS:
-        checks += kind.check_again(saved.repository, saved.states.keys(), progress=progress)
-    return checks
-
-
 def _entries(saved: Saved, *, progress: bool) -> dict[str, Entry]:
-    """The manifest's entries of the files that are there.
-
-    Raises:
-        SourceError: a weight is NaN or infinite, or the weights are those that the conversion wrote.
-    """
-    place, total = saved.repository.folder, sum(state[0] for state in saved.states.values())
+    """The manifest's entries of the files; refuses weights that are not finite, or the conversion's own."""
+    place, total = saved.repository.folder, sum(state.st_size for state in saved.states.values())
     with byte_bar("hashing", total, show=progress) as advance:
         entries = {
-            name: Entry(state[0], sha256(place / name, advance, look=saved.repository.scan(name, DIVERGED)))
+            name: Entry(
+                state.st_size, sha256(place / name, advance, look=saved.repository.scan(name, DIVERGED))
+            )
             for name, state in saved.states.items()
         }
     files = saved.repository.checkpoint.files
@@ -361,11 +337,8 @@ def _write(saved: Saved, checks: Sequence[Check], work: Path) -> None:
 
 def _check_unchanged(saved: Saved) -> None:
     """Raises ``SourceError`` for a file that was changed after the folder was read and verified."""
-    for name, state in saved.states.items():
+    for name, before in saved.states.items():
         path = saved.repository.folder / name
-        if not path.is_file() or state_of(path) != state:
+        now = path.stat() if path.is_file() else None
+        if now is None or any(getattr(now, key) != getattr(before, key) for key in CHANGED):
             raise SourceError(f"{name} was changed meanwhile; run the command again when nobody writes there")
-
-
-def _entry(path: Path) -> Entry:
-    return Entry(path.stat().st_size, sha256(path))

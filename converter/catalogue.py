@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from converter.errors import UsageError
-from converter.exports.onnx.families import has_graph
 from converter.families import FAMILIES
 from converter.families.base import Trained
 from converter.rotary.models import MODELS
@@ -85,7 +84,7 @@ def _families() -> list[Entry]:
             examples=family.examples,
             train_lengths=dict(family.train_lengths),
             checkpoints=family.checkpoints,
-            onnx=has_graph(family.name),
+            onnx=True,
         )
         for family in sorted(FAMILIES, key=lambda family: family.kind)
     ]

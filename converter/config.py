@@ -163,16 +163,13 @@ class Provenance:
 
     def to_json(self) -> dict[str, Any]:
         """The value of ``PROVENANCE`` in config.json."""
-        rotary = {} if self.rotary is None else {ROTARY: dict(self.rotary)}
-        overrides = {OVERRIDES: dict(self.overrides)} if self.overrides else {}
+        more = {ROTARY: self.rotary, OVERRIDES: self.overrides, FINE_TUNED: self.fine_tuned}
         return {
             "source": self.source,
             "commit": self.commit,
             "version": __version__,
             "train_length": self.train_length,
-            **rotary,
-            **overrides,
-            **({FINE_TUNED: True} if self.fine_tuned else {}),
+            **{key: value for key, value in more.items() if value},
         }
 
 
@@ -186,32 +183,27 @@ def read_provenance(config: Config) -> Provenance | None:
     if entry is None:
         return None
     if not isinstance(entry, Mapping):
-        raise _damaged(f"is {_short(entry)}, not an object")
-    for key in ("source", "commit"):
-        if not isinstance(entry.get(key), str | None):
-            raise _damaged(f"has {key} {_short(entry[key])}, not a string")
-    length = entry.get("train_length")
-    if length is not None and not is_count(length, LONGEST):
-        raise _damaged(f"has train_length {_short(length)}, not a number of tokens")
-    rotary = entry.get(ROTARY)
-    if rotary is not None and not (
-        isinstance(rotary, Mapping) and isinstance(rotary.get(SOURCE_CONFIG), Mapping)
+        raise _damaged("is", entry, "an object")
+    for key, fits, kind in (
+        ("source", str, "a string"),
+        ("commit", str, "a string"),
+        (ROTARY, Mapping, "an object"),
+        (OVERRIDES, Mapping, "an object"),
+        (FINE_TUNED, bool, "true or false"),
     ):
-        raise _damaged(f"has {ROTARY} without {SOURCE_CONFIG}")
-    overrides = entry.get(OVERRIDES)
-    if overrides is not None and not isinstance(overrides, Mapping):
-        raise _damaged(f"has {OVERRIDES} {_short(overrides)}, not an object")
-    fine_tuned = entry.get(FINE_TUNED, False)
-    if not isinstance(fine_tuned, bool):
-        raise _damaged(f"has {FINE_TUNED} {_short(fine_tuned)}, not true or false")
-    return Provenance(
-        entry.get("source"), entry.get("commit"), length, rotary, overrides or {}, fine_tuned=fine_tuned
+        if entry.get(key) is not None and not isinstance(entry[key], fits):
+            raise _damaged(f"has {key}", entry[key], kind)
+    length, rotary = entry.get("train_length"), entry.get(ROTARY)
+    if length is not None and not is_count(length, LONGEST):
+        raise _damaged("has train_length", length, "a number of tokens")
+    if rotary is not None and not isinstance(rotary.get(SOURCE_CONFIG), Mapping):
+        raise _damaged(f"has {ROTARY}", rotary, f"an object with {SOURCE_CONFIG}")
+    overrides, fine_tuned = entry.get(OVERRIDES) or {}, bool(entry.get(FINE_TUNED))
+    return Provenance(entry.get("source"), entry.get("commit"), length, rotary, overrides, fine_tuned)
+
+
+def _damaged(what: str, value: object, kind: str) -> SourceError:
+    return SourceError(
+        f"config.json: {PROVENANCE} {what} {repr(value)[:80]}, not {kind}; "
+        "convert the original checkpoint again"
     )
-
-
-def _damaged(what: str) -> SourceError:
-    return SourceError(f"config.json: {PROVENANCE} {what}; convert the original checkpoint again")
-
-
-def _short(value: object) -> str:
-    return repr(value)[:80]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from converter.config import Config
 from converter.model import Model, ModelOptions, open_with_request
-from converter.recipes.base import Recipe
+from converter.recipes.recipe import Recipe
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Dynamic, Scaling, Unscaled, averaged, rows
 from converter.source.checkpoint import weight_index
@@ -94,9 +94,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
     """
     opened, request = open_with_request(model, **options)
     source, config, recipe = opened.source, opened.config, opened.recipe
-    geometry = recipe.geometry
     scaling = opened.scaling(request) if request.asked else recipe.own_scaling
-    weights = _weights(opened)
     found = _slopes(recipe, opened.stored, scaling)
     rotary = recipe.positions == "rotary"
     return Inspection(
@@ -105,13 +103,8 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
         family=recipe.name,
         model_type=config.get("model_type") or "not given",  # as in DNABERT-2
         converted=recipe.converted,
-        num_heads=geometry.num_heads,
-        head_dim=geometry.head_dim,
-        num_kv_heads=geometry.num_kv_heads,
-        num_layers=geometry.num_layers,
-        parameters=weights.parameters,
-        dtype=weights.dtype,
-        files=weights.files,
+        **asdict(recipe.geometry),
+        **_weights(opened),
         train_length=opened.trained.tokens,
         train_length_origin=opened.trained.origin,
         overrides=opened.overrides,
@@ -122,14 +115,8 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
     )
 
 
-@dataclass(frozen=True)
-class _Weights:
-    files: Mapping[str, int | None]
-    parameters: int | None
-    dtype: str | None
-
-
-def _weights(model: Model) -> _Weights:
+def _weights(model: Model) -> dict[str, Any]:
+    """The files, number of parameters and dtype of an ``Inspection``."""
     source, config = model.source, model.config
     # Offline, the cache may hold only the config, which is enough for a description.
     unknown = source.offline and weight_index(source.files) is None
@@ -138,10 +125,11 @@ def _weights(model: Model) -> _Weights:
     dtype = declared if isinstance(declared, str) else None
     if source.local and files:
         checkpoint = model.checkpoint
-        return _Weights(checkpoint.files, checkpoint.parameters, next(iter(checkpoint.dtypes), dtype))
+        dtype = next(iter(checkpoint.dtypes), dtype)
+        return {"files": checkpoint.files, "parameters": checkpoint.parameters, "dtype": dtype}
     counts = source.parameters or {}
     dtype = max(counts, key=lambda name: counts[name]) if counts else dtype
-    return _Weights(files, sum(counts.values()) or None, dtype)
+    return {"files": files, "parameters": sum(counts.values()) or None, "dtype": dtype}
 
 
 def _slopes(recipe: Recipe, stored: Config, scaling: Scaling) -> SlopeTable:

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from converter.errors import UsageError
-from converter.exports import EXPORTS, reports
-from converter.exports.base import Export, ExportResult
+from converter.exports.onnx.files import REPORT
+from converter.exports.onnx.options import OnnxOptions
+from converter.exports.onnx.requirements import check_installed
 from converter.model import ModelOptions, open_with_request
+from converter.paths import out_path
 from converter.plan import Plan, Written, changes, prepare, write
-from converter.publish.options import PushOptions
-from converter.publish.push import PushResult, preflight, push_result
+from converter.publish.push import PushOptions, PushResult, preflight, push_result
 from converter.result import manifest
 from converter.result.card import PICTURE, describe, read_origin, shown_folder
-from converter.result.staging import check_output, check_space, clear, staged
+from converter.result.staging import check_output, check_space, restore, staged
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling, Unscaled
 from converter.source.base import CARD
 from converter.source.checkpoint import Checkpoint
 from converter.source.hub import bytes_to_download, is_repo_id
-from converter.source.remote_code import find
+from converter.weights import journal
 from converter.weights.files import Link
-from converter.weights.journal import JOURNAL, Journal
 from converter.weights.transfer import Dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from converter.exports.onnx.export import ExportResult as OnnxResult
-    from converter.exports.onnx.options import OnnxOptions
+    from converter.exports.onnx.export import ExportResult
     from converter.verification import Check
 
 
@@ -66,17 +65,12 @@ class ConversionResult:
     """What users of the result should know about its tokenizer and about files that were not copied."""
     checks: Sequence[Check]
     """The checks that the result passed; empty without verification."""
-    exports: Mapping[str, ExportResult]
-    """Name of an export -> what it wrote, for the requested exports."""
+    onnx: ExportResult | None
+    """The ONNX graph; None if none was requested."""
     pushed: PushResult | None
     """What was pushed to the Hub; None if nothing was."""
     seconds: float
     dry_run: bool
-
-    @property
-    def onnx(self) -> OnnxResult | None:
-        """The ONNX graph; None if none was requested."""
-        return cast("OnnxResult | None", self.exports.get("onnx"))
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
@@ -100,8 +94,7 @@ class ConversionResult:
             },
             "notes": list(self.notes),
             "checks": [check.to_json() for check in self.checks],
-            **{kind.name: None for kind in EXPORTS},
-            **{name: export.to_json() for name, export in self.exports.items()},
+            "onnx": self.onnx.to_json() if self.onnx else None,
             "pushed": self.pushed.to_json() if self.pushed else None,
             "seconds": round(self.seconds, 3),
             "dry_run": self.dry_run,
@@ -119,9 +112,7 @@ def convert(
     overwrite: bool = False,
     dry_run: bool = False,
     verify: bool = True,
-    trust_remote_code: bool = False,
     onnx: OnnxOptions | None = None,
-    exports: Sequence[Export] = (),
     push_to_hub: str | None = None,
     private: bool = False,
     branch: str | None = None,
@@ -147,10 +138,7 @@ def convert(
             that it is pushed to.
         dry_run: write nothing, and return what would be written.
         verify: run the result and check it before it is renamed.
-        trust_remote_code: let verification also run the source's own modeling code, in a separate
-            process, and compare the result with it. Otherwise no code of the source is run.
         onnx: also write and validate an ONNX graph with these options.
-        exports: also export the result in these formats.
         push_to_hub: push the result to this repository, ``user/name``. Whether this is possible is
             checked before anything is written.
         private, branch, create_pr: options of the push, see ``push``.
@@ -169,23 +157,15 @@ def convert(
         PushError: the result cannot be pushed; if it was already written, it is kept.
     """
     started = time.monotonic()
-    if onnx is not None:
-        exports = [*exports, onnx]
     about_push = private or branch is not None or create_pr
-    _check_options(exports, base_model, dtype, link, push_to_hub, about_push, verify, trust_remote_code)
+    _check_options(onnx, base_model, dtype, link, push_to_hub, about_push, verify)
     opened, request = open_with_request(model, progress=progress, converted=False, **options)
-    opened.scaling(request)  # before ``clear``: a wrong request must not remove what an interrupted run left
     if not dry_run:
-        clear(Path(out), resume=resume)
+        restore(out_path(out))
     place = check_output(Path(out), opened.source.folder, overwrite=overwrite)
-    plan = prepare(
-        opened, request, dtype=dtype, link=link, exports=exports, base_model=base_model, verify=verify
-    )
-    target = (
-        PushOptions(push_to_hub, private, branch, create_pr, overwrite, options.get("token"))
-        if push_to_hub
-        else None
-    )
+    plan = prepare(opened, request, dtype=dtype, link=link, onnx=onnx, base_model=base_model, verify=verify)
+    token = options.get("token")
+    target = PushOptions(push_to_hub, private, branch, create_pr, overwrite, token) if push_to_hub else None
     if target is not None:
         preflight(target, opened.name)
     if dry_run:
@@ -193,15 +173,9 @@ def convert(
         return _result(plan, place, files, started)
 
     _download(plan, place, resume=resume)
-    cache_dir = options.get("cache_dir")
-    cache = None if cache_dir is None else Path(cache_dir)
-    token = options.get("token")
-    own_code = find(opened.source, opened.config, token=token, cache_dir=cache) if trust_remote_code else None
 
     def check_disk(needed: int) -> None:
-        needed += plan.other_bytes() + sum(
-            export.bytes_needed(opened.checkpoint, plan.dtype) for export in exports
-        )
+        needed += plan.other_bytes() + plan.graph_bytes()
         check_space(place.parent, needed, "the result needs", "change --out")
 
     with staged(place, overwrite=overwrite, resume=resume) as folder:
@@ -210,30 +184,30 @@ def convert(
         if verify:
             from converter.verification import verify as check
 
-            checks = check(written.repository, opened.config, own_code)
+            checks = check(written.repository, opened.config)
         _write_card(plan, written, checks, shown_folder(Path(out), place))
-        exported = {
-            export.name: export.write(written.repository, progress=progress).moved(place)
-            for export in exports
-        }
+        graph = None
+        if onnx is not None:
+            from converter.exports.onnx import export
+
+            graph = replace(export.write(written.repository, onnx, progress=progress), path=place)
         files = _list_files(folder, written.repository.checkpoint)
     pushed = push_result(place, target, progress=progress) if target is not None else None
-    return _result(plan, place, files, started, written, checks, exported, pushed)
+    return _result(plan, place, files, started, written, checks, graph, pushed)
 
 
 def _check_options(
-    exports: Sequence[Export],
+    onnx: OnnxOptions | None,
     base_model: str | None,
     dtype: Dtype | None,
     link: Link | None,
     push_to_hub: str | None,
     about_push: bool,
     verify: bool,
-    trust_remote_code: bool,
 ) -> None:
     """Refuses what can be refused before anything is opened."""
-    for export in exports:
-        export.check_installed()
+    if onnx is not None:
+        check_installed(onnx)
     if base_model is not None and not is_repo_id(base_model):
         raise UsageError(f"--base-model {base_model[:100]!r} is not a Hub id; give one such as USER/NAME")
     if push_to_hub is None and about_push:
@@ -242,8 +216,6 @@ def _check_options(
         raise UsageError("only a verified result can be pushed; drop --no-verify or --push-to-hub")
     if dtype is not None and link is not None:
         raise UsageError("--dtype rewrites the weights, so they cannot be linked; drop --dtype or the link")
-    if trust_remote_code and not verify:
-        raise UsageError("--trust-remote-code is used by verification only; drop it or --no-verify")
 
 
 def _download(plan: Plan, place: Path, *, resume: bool) -> None:
@@ -288,10 +260,10 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
 
 def _list_files(folder: Path, checkpoint: Checkpoint) -> dict[str, int | None]:
     """Writes the manifest of a finished repository; returns all files and their sizes in bytes."""
-    digests = {entry.file: entry.sha256 for entry in Journal(folder).entries().values()}
+    digests = {name: entry.sha256 for name, entry in journal.entries(folder).items()}
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    names = [name for name in names if name != JOURNAL]
-    listed = set(names) - set(reports())
+    names = [name for name in names if name != journal.JOURNAL]
+    listed = set(names) - {REPORT}
     manifest.write(folder, listed, {name: digests.get(name) for name in checkpoint.files})
     return {name: (folder / name).stat().st_size for name in sorted({*names, manifest.MANIFEST})}
 
@@ -303,7 +275,7 @@ def _result(
     started: float,
     written: Written | None = None,
     checks: Sequence[Check] = (),
-    exports: Mapping[str, ExportResult] | None = None,
+    graph: ExportResult | None = None,
     pushed: PushResult | None = None,
 ) -> ConversionResult:
     """The result of ``convert``; without ``written``, that of a dry run."""
@@ -324,7 +296,7 @@ def _result(
         config_changes=changes(model.original, plan.config if written is None else written.repository.config),
         notes=plan.notes,
         checks=checks,
-        exports=exports or {},
+        onnx=graph,
         pushed=pushed,
         seconds=time.monotonic() - started,
         dry_run=written is None,

@@ -11,15 +11,15 @@ from typing import Any
 from converter import recipes
 from converter.config import OVERRIDES, PROVENANCE, Config
 from converter.errors import SourceError, VerificationError
-from converter.exports import not_copied
-from converter.exports.base import Export
+from converter.exports.onnx.files import NOT_COPIED, graph_bytes, planned_files
+from converter.exports.onnx.options import OnnxOptions
+from converter.exports.onnx.requirements import check_recipe
 from converter.model import Model
 from converter.recipes.overrides import words
 from converter.result import manifest
 from converter.result.card import PICTURE
 from converter.result.converted import ConvertedRepository
-from converter.result.lengths import raise_limits
-from converter.result.repository import set_dtype, small_files, write_repository
+from converter.result.repository import raise_limits, set_dtype, small_files, write_repository
 from converter.scaling.request import SLOPES_FILE, Request, command_line
 from converter.scaling.scaling import Scaling
 from converter.source.base import CARD, CONFIG
@@ -49,7 +49,8 @@ class Plan:
     """Small JSON files that are not copied unchanged, and their new content."""
     order: Order
     """How to write the weights."""
-    exports: Sequence[Export]
+    onnx: OnnxOptions | None
+    """What ONNX graph is written beside the model."""
     base_model: str | None
     """Hub id that the card names as the source's, as the user gave it."""
     notes: Sequence[str]
@@ -71,7 +72,7 @@ class Plan:
         return changes(self.model.original, self.config)
 
     def files(self, *, picture: bool) -> dict[str, int | None]:
-        """The files that ``write`` and the exports would write -> bytes, None where the size is not known.
+        """The files that ``write`` and the export would write -> bytes, None where the size is not known.
 
         Args:
             picture: whether the model card gets a picture.
@@ -83,8 +84,8 @@ class Plan:
         files |= {**self.copied, **dict.fromkeys(self.rewritten)}
         targets = target_names(self.weights, source.index)
         files |= {target: self.weights.get(name) for name, target in targets.items()}
-        for export in self.exports:
-            files |= dict.fromkeys(export.planned_files(recipe, self.config, self.elements))
+        if self.onnx is not None:
+            files |= dict.fromkeys(planned_files(self.onnx, recipe, self.config, self.elements))
         return files | dict.fromkeys((PICTURE,) if picture else ())
 
     @property
@@ -102,8 +103,12 @@ class Plan:
         return sum(size or 0 for size in self.weights.values())
 
     def other_bytes(self) -> int:
-        """Bytes reserved for everything but the weights and the exports."""
+        """Bytes reserved for everything but the weights and the graph."""
         return SMALL + sum(size or 0 for size in self.copied.values())
+
+    def graph_bytes(self) -> int:
+        """Bytes of the graph's own copy of the weights."""
+        return 0 if self.onnx is None else graph_bytes(self.onnx, self.model.checkpoint, self.dtype)
 
     def command(self, out: str, *, verify: bool) -> str:
         """The command line for the model card; for privacy, a local source is cut to its name.
@@ -116,8 +121,7 @@ class Plan:
         more = words(model.overrides)
         more += ["--dtype", self.order.dtype] if self.order.dtype else []
         more += ["--base-model", self.base_model] if self.base_model else []
-        for export in self.exports:
-            more += export.words
+        more += [] if self.onnx is None else self.onnx.words
         more += [] if verify else ["--no-verify"]
         name = source.repo_id or f"./{source.name}"
         return command_line(name, self.request, out, revision=model.revision, more=more)
@@ -129,7 +133,7 @@ def prepare(
     *,
     dtype: Dtype | None = None,
     link: Link | None = None,
-    exports: Sequence[Export] = (),
+    onnx: OnnxOptions | None = None,
     base_model: str | None = None,
     verify: bool = True,
 ) -> Plan:
@@ -139,7 +143,7 @@ def prepare(
         model: an opened source.
         request: the scaling options.
         dtype, link: as for ``convert``.
-        exports: what to export beside the model.
+        onnx: what graph to write beside the model.
         base_model: Hub id that the card names as the source's; by default the source's own.
         verify: refuse weights that are NaN or infinite when they are written.
 
@@ -151,8 +155,8 @@ def prepare(
     source, recipe = model.source, model.recipe
     scaling = model.scaling(request)
     config = recipe.scaled_config(scaling, model.trained.tokens, source, model.tokenizer)
-    for export in exports:
-        export.check(recipe, config, source)
+    if onnx is not None:
+        check_recipe(onnx, recipe, config, source)
     weights = source.weights()
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
@@ -167,7 +171,7 @@ def prepare(
     if dtype is not None:
         set_dtype(config, TORCH[dtype])
         notes.append(f"the weights were converted to {TORCH[dtype]} (--dtype {dtype})")
-    small = small_files(source.files, but=not_copied())
+    small = small_files(source.files, but=NOT_COPIED)
     rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
     rewritten |= raised.files
     rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
@@ -177,9 +181,7 @@ def prepare(
         config |= recipe.stored(source.folder, model.checkpoint, config)
     unread = recipe.unread if verify else None
     order = Order(dtype, link, keep=recipe.exact_tensors, tied=recipe.tied_tensors, unread=unread)
-    return Plan(
-        model, request, scaling, config, weights, copied, rewritten, order, exports, base_model, notes
-    )
+    return Plan(model, request, scaling, config, weights, copied, rewritten, order, onnx, base_model, notes)
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class Written:
 def write(
     plan: Plan, folder: Path, *, space: Callable[[int], object] = bool, progress: bool = False
 ) -> Written:
-    """Writes a converted repository without its card, its manifest and its exports.
+    """Writes a converted repository without its card, its manifest and its graph.
 
     Args:
         plan: what to write; the files in ``plan.wanted`` must be in the source's folder.

@@ -10,7 +10,9 @@ from converter.evaluation.tasks import TYPES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*(ROOT / name for name in ("README.md", "README.zh.md", "docs/evaluation.md", "docs/families.md"))]
-MARKED = re.compile(r"(<!-- (families|checkpoints|tasks): .*?-->\n).*?\n(<!-- end of \2 -->)", re.DOTALL)
+MARKED = re.compile(
+    r"(<!-- (families|rotary|checkpoints|tasks): .*?-->\n).*?\n(<!-- end of \2 -->)", re.DOTALL
+)
 
 
 def tasks() -> str:
@@ -20,7 +22,20 @@ def tasks() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-TABLES = {"families": catalogue.markdown, "checkpoints": catalogue.checkpoints, "tasks": tasks}
+def rotary() -> str:
+    """The types of rotary models."""
+    [entry] = catalogue.supported("rotary")
+    return entry.recognised_by
+
+
+def families() -> str:
+    """What ``ntk-convert families --markdown`` prints, with a link in place of the types of rotary models."""
+    types = rotary()
+    link = f"[{len(types.split(', '))} types](docs/families.md#rotary-models)"
+    return catalogue.markdown().replace(types, link)
+
+
+TABLES = {"families": families, "rotary": rotary, "checkpoints": catalogue.checkpoints, "tasks": tasks}
 
 
 def updated(text: str) -> str:

@@ -21,18 +21,21 @@ from pathlib import Path
 import evidence_fits
 import evidence_ramps
 from evidence_design import (
+    BY_PARTS,
     EXAMPLES,
-    LINEAR,
     MODELS,
+    NONE,
+    NTK,
     PROMPTS,
     RUNS,
     RUNS_OF_12_HEADS,
     WINDOWS,
     Model,
+    dynamic,
 )
 from evidence_measure import MODELS_FOLDER, ROOT, Run, Study
 from evidence_pictures import draw_exponents
-from evidence_tables import with_tables
+from evidence_tables import as_csv, with_tables
 
 from converter.evaluation.results import PERPLEXITY, Results
 from converter.pictures.curves import draw_curves
@@ -49,6 +52,8 @@ PICTURES = {
     "evidence-text.png": (Model("text", 8, 0), PERPLEXITY),
 }
 """File in docs/images -> the model and the task that it shows."""
+DRAWN = (NONE, NTK, dynamic("position", 1), BY_PARTS)
+"""Scalings in these pictures."""
 
 
 def runs(model: Model, models: Path) -> Sequence[Run]:
@@ -75,13 +80,16 @@ def stored() -> dict[str, Results]:
 
 
 def write(results: Mapping[str, Results]) -> None:
-    """Writes the tables into the documents, and the pictures."""
+    """Writes the tables into the documents and beside the results, and the pictures."""
     for path in DOCUMENTS:
         path.write_text(with_tables(path.read_text(encoding="utf-8"), results), encoding="utf-8")
         print(path)
+    for name, found in results.items():
+        path = STUDIES[name].stored.with_suffix(".csv")
+        path.write_text(as_csv(found), encoding="utf-8")
+        print(path)
     formulas = results[FORMULAS.name]
-    # Linear is left out of perplexity: it is so much higher that the others would look alike.
-    shown = [each for each in formulas.measurements if (each.task, each.scaling) != (PERPLEXITY, LINEAR)]
+    shown = [each for each in formulas.measurements if each.scaling in DRAWN]
     for name, (model, task) in PICTURES.items():
         path = ROOT / "docs" / "images" / name
         path.write_bytes(render(draw_curves(replace(formulas, measurements=shown), model.name, task)))

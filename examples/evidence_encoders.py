@@ -233,29 +233,9 @@ def table(results: Results, task: str) -> str:
     return markdown([f"{what}: {' / '.join(names)}", *(f"{multiple}x" for multiple in MULTIPLES)], rows)
 
 
-def trained(results: Results) -> str:
-    """The trained models, and what training them cost."""
-    rows = [
-        [
-            name,
-            f"{about['layers']} layers, {about['heads']} heads, {about['parameters']:,} parameters",
-            str(about["steps"]),
-            f"{about['cpu_seconds']} s",
-        ]
-        for name, about in results.models.items()
-    ]
-    return markdown(["model", "shape", "steps", "CPU time"], rows)
-
-
 def with_tables(document: str, results: Results) -> str:
     """The document with the tables between its markers replaced."""
-
-    def made(block: re.Match[str]) -> str:
-        name = block["name"]
-        text = trained(results) if name == "trained" else table(results, name)
-        return block["start"] + text + block["end"]
-
-    return BLOCK.sub(made, document)
+    return BLOCK.sub(lambda block: block["start"] + table(results, block["name"]) + block["end"], document)
 
 
 def main() -> None:

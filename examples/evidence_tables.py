@@ -1,9 +1,11 @@
-"""The evidence as Markdown tables, written between the markers of documents."""
+"""The evidence as tables: Markdown between the markers of documents, and CSV of each model and scaling."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import mean
 
@@ -31,6 +33,7 @@ from evidence_design import (
 
 from converter.evaluation.results import PERPLEXITY, SIGNIFICANT, Measurement, Results
 from converter.evaluation.statistics import compare
+from converter.scaling.slopes import NATS
 
 BLOCK = re.compile(
     r"(?P<start><!-- evidence (?P<name>[a-z0-9-]+): [^\n]*-->\n).*?(?P<end><!-- end of evidence -->)",
@@ -38,10 +41,14 @@ BLOCK = re.compile(
 )
 IN_SUMMARY = (NONE, LINEAR, NTK, dynamic("length", 1), dynamic("position", 1), BY_PARTS)
 """Scalings in the summary table."""
-STUDY_PAIRS = (
+OF_ALL = tuple(scaling for scaling in SCALINGS if scaling not in (SMALL_NTK, PUBLISHED))
+"""Scalings that every model gets."""
+PAIRS = (
     (BY_PARTS, dynamic("position", 1)),
     (STATIC_BY_PARTS, NTK),
     (BY_PARTS, by_parts(LOW_RAMP)),
+    (NTK, PUBLISHED),
+    (SMALL_NTK, PUBLISHED),
     (FITTED, BY_PARTS),
     ("fitted, position, with temperatures", FITTED),
     ("fitted, static, with temperatures", "fitted, static"),
@@ -50,9 +57,7 @@ STUDY_PAIRS = (
     ("rule of the other models, by layer", BY_PARTS),
     ("rule of the other models, for all layers", BY_PARTS),
 )
-"""Two scalings to compare in every model that has both, of the ten models and of the study of fits."""
-PAIRS = ((8, NTK, NONE), (12, NTK, NONE), (12, NTK, PUBLISHED), (12, SMALL_NTK, PUBLISHED))
-"""Number of heads, and two scalings to compare."""
+"""Two scalings to compare in every model that has both."""
 
 
 def with_tables(document: str, results: Mapping[str, Results]) -> str:
@@ -68,117 +73,89 @@ def with_tables(document: str, results: Mapping[str, Results]) -> str:
     return BLOCK.sub(lambda block: block["start"] + TABLES[block["name"]](results) + block["end"], document)
 
 
-def accuracies(results: Results, models: Sequence[Model]) -> str:
-    """Right answers in per cent, one number per model; a star marks a significant difference from none."""
-
-    def cell(each: Measurement) -> str:
-        by_chance = each.comparison is None or each.comparison.p >= SIGNIFICANT
-        return f"{100 * each.value:.1f}" + ("" if by_chance else "*")
-
-    found = _of(results, models)
-    widest = (
-        f"± {max(50 * (each.high - each.low) for each in found if each.length == length):.1f}"
-        for length in LENGTHS
-    )
-    return _curves("right answers, %", found, cell, ["95 % intervals, at most", *widest])
+def trained(results: Results) -> str:
+    """The kinds of trained models."""
+    rows = []
+    for kind in KINDS:
+        model, about = kind.models[0], results.models[kind.models[0].name]
+        shape = f"{about['layers']} layers, {kind.heads} heads, {about['parameters']:,} parameters"
+        sees = f"{NATS / min(model.slopes) / TRAINED_LENGTH:.1f} times the trained length"
+        rows.append([kind.name, str(kind.seeds), shape, sees])
+    return markdown(["models", "seeds", "shape", "the flattest head sees"], rows)
 
 
-def perplexities(results: Results, models: Sequence[Model]) -> str:
-    """Perplexity without scaling; for each scaling, its change in per cent with a 95 % interval."""
+def as_csv(results: Results) -> str:
+    """Right answers in per cent, or perplexity, of each model and scaling by multiple of the trained length.
 
-    def cell(each: Measurement) -> str:
-        change = each.comparison
-        if change is None:
-            return f"{each.value:.3f}"
-        return f"{100 * change.difference - 100:+.1f} ± {50 * (change.high - change.low):.1f}"
+    A star marks a significant difference from none.
+    """
+    text = io.StringIO()
+    multiples = _multiples(results.measurements)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["model", "scaling", *(f"{multiple}x" for multiple in multiples)])
+    writer.writerows([name, *row] for name in results.models for row in _rows(results, name))
+    return text.getvalue()
 
-    return _curves("perplexity of none, and change in %", _of(results, models), cell)
+
+def of_one(results: Results, model: Model) -> str:
+    """The same for one model, as Markdown."""
+    head = [f"{multiple}x" for multiple in _multiples(results.measurements)]
+    return markdown(["right answers, %", *head], _rows(results, model.name))
+
+
+def _rows(results: Results, name: str) -> Iterator[list[str]]:
+    """For each scaling of a model: its name, and a cell for each length."""
+    lengths = [multiple * TRAINED_LENGTH for multiple in _multiples(results.measurements)]
+    found = {(each.scaling, each.length): each for each in results.measurements if each.model == name}
+    order = [*SCALINGS, *dict.fromkeys(scaling for scaling, _ in found)]
+    for scaling in dict.fromkeys(each for each in order if (each, TRAINED_LENGTH) in found):
+        cells = [found.get((scaling, length)) for length in lengths]
+        yield [scaling, *(_cell(each, found[NONE, each.length]) if each else "" for each in cells)]
+    for form in results.settings.get("nothing", {}).get(name, ()):
+        yield [f"fitted, {form}", *["no gain"] * len(lengths)]
+
+
+def _cell(each: Measurement, unscaled: Measurement) -> str:
+    pair = compare(each.metric, each.scores, unscaled.scores)
+    star = "*" if each.scaling != NONE and pair.p < SIGNIFICANT else ""
+    return (f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.1f}") + star
+
+
+def spread(results: Results, task: str) -> str:
+    """The least and the greatest value of the models of a task that have a scaling.
+
+    It is right answers in per cent, or the change of the perplexity in per cent.
+    """
+    found = [each for each in results.measurements if each.model.startswith(task)]
+    unscaled = {(each.model, each.length): each.value for each in found if each.scaling == NONE}
+
+    def text(each: Measurement) -> str:
+        if each.metric == PERPLEXITY:
+            return f"{100 * each.value / unscaled[each.model, each.length] - 100:+.1f}"
+        return f"{100 * each.value:.0f}"
+
+    rows = []
+    for scaling in dict.fromkeys(each.scaling for each in found):
+        ours = [each for each in found if each.scaling == scaling]
+        cells = []
+        for multiple in _multiples(found):
+            values = {text(each) for each in ours if each.length == multiple * TRAINED_LENGTH}
+            cells.append(" to ".join(dict.fromkeys((min(values, key=float), max(values, key=float)))))
+        rows.append([scaling, str(len({each.model for each in ours})), *cells])
+    return markdown(["scaling", "models", *(f"{multiple}x" for multiple in _multiples(found))], rows)
+
+
+def _multiples(found: Iterable[Measurement]) -> list[int]:
+    return sorted({each.length // TRAINED_LENGTH for each in found})
 
 
 def pairs(results: Results) -> str:
-    """Pairs of scalings compared on the same prompts, at 4 and 8 times the trained length."""
-    rows = []
-    for heads, scaling, other in PAIRS:
-        for model in _models("lines", heads):
-            cells = []
-            for length in LENGTHS[2:]:
-                pair = compare(
-                    "accuracy",
-                    _get(results, model, scaling, length).scores,
-                    _get(results, model, other, length).scores,
-                )
-                cells.append(f"+{pair.better} -{pair.worse}, p = {pair.p:.1g}")
-            rows.append([f"{scaling}, against {other}", str(heads), str(model.seed), *cells])
-    return markdown(["same prompts", "heads", "seed", "4x", "8x"], rows)
-
-
-def trained(results: Results) -> str:
-    """The trained models, and what training them cost."""
-    rows = []
-    for name, model in results.models.items():
-        shape = f"{model['layers']} layers, {model['heads']} heads, {model['parameters']:,} parameters"
-        cost = (
-            [f"{model['steps']}", f"{model['cpu_seconds']} s"] if "steps" in model else ["see its card", ""]
-        )
-        rows.append([name, shape, *cost])
-    return markdown(["model", "shape", "steps", "CPU time"], rows)
-
-
-def by_model(results: Results) -> str:
-    """Right answers in per cent, or perplexity; a star marks a significant difference from none."""
-    multiples = sorted({each.length // TRAINED_LENGTH for each in results.measurements})
-    rows = []
-    for name in results.models:
-        found = [each for each in results.measurements if each.model == name]
-        unscaled = {each.length: each for each in found if each.scaling == NONE}
-        for scaling in dict.fromkeys(each.scaling for each in found):
-            cells = dict.fromkeys(multiples, "")
-            for each in found:
-                if each.scaling == scaling:
-                    pair = compare(each.metric, each.scores, unscaled[each.length].scores)
-                    star = "*" if scaling != NONE and pair.p < SIGNIFICANT else ""
-                    value = f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.0f}"
-                    cells[each.length // TRAINED_LENGTH] = value + star
-            rows.append([name, scaling, *cells.values()])
-    return markdown(["model", "scaling", *(f"{multiple}x" for multiple in multiples)], rows)
-
-
-def by_form(results: Results, task: str) -> str:
-    """Right answers in per cent, or perplexity, of the models of a task, side by side; stars as above."""
-    names = [name for name in results.models if name.startswith(task)]
-    found = {(each.model, each.scaling, each.length): each for each in results.measurements}
-    nothing = {
-        (name, f"fitted, {form}")
-        for name, forms in results.settings["nothing"].items()
-        for form in forms
-        if name in names
-    }
-    lengths = sorted({length for name, _, length in found if name in names})
-    ours = [scaling for name, scaling, _ in found if name in names]
-    scalings = dict.fromkeys([*ours, *(scaling for _, scaling in sorted(nothing))])
-
-    def cell(name: str, scaling: str, length: int) -> str:
-        each = found.get((name, scaling, length))
-        if each is None:
-            return "no gain" if (name, scaling) in nothing else "-"
-        pair = compare(each.metric, each.scores, found[name, NONE, length].scores)
-        star = "*" if scaling != NONE and pair.p < SIGNIFICANT else ""
-        return (f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.0f}") + star
-
-    rows = [
-        [scaling, *(" / ".join(cell(name, scaling, length) for name in names) for length in lengths)]
-        for scaling in scalings
-    ]
-    return markdown([" / ".join(names), *(f"{length // TRAINED_LENGTH}x" for length in lengths)], rows)
-
-
-def study_pairs(results: Results) -> str:
     """Pairs of scalings compared on the same prompts or windows, in all models of a task that have both.
 
     A prompt's or window's score is the mean of its scores in the models.
     """
     rows = []
-    for scaling, other in STUDY_PAIRS:
+    for scaling, other in PAIRS:
         for metric in ("accuracy", PERPLEXITY):
             found = [each for each in results.measurements if each.metric == metric]
             both = [
@@ -208,11 +185,10 @@ def _compared(metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Seq
     return f"{change}, p = {found.p:.1g}"
 
 
-def summary(results: Results) -> str:
+def means(results: Results, scalings: Sequence[str], multiples: Sequence[int]) -> str:
     """Means over all models: right answers in per cent, and perplexity or its change in per cent."""
-    multiples = (1, 4, 8)
     rows = []
-    for scaling in IN_SUMMARY:
+    for scaling in scalings:
         row = [scaling]
         for task in ("lines", "text"):
             for multiple in multiples:
@@ -235,31 +211,6 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def _models(task: str, heads: int) -> list[Model]:
-    return [model for model in MODELS if (model.task, model.heads, model.bias_max) == (task, heads, None)]
-
-
-def _of(results: Results, models: Sequence[Model]) -> list[Measurement]:
-    names = [model.name for model in models]
-    return [each for each in results.measurements if each.model in names]
-
-
-def _curves(
-    title: str, found: Sequence[Measurement], cell: Callable[[Measurement], str], *last: Sequence[str]
-) -> str:
-    """A table with a row per scaling and a column per length, followed by the rows ``last``."""
-    scalings = {each.scaling for each in found}
-    names = dict.fromkeys(each.model for each in found)
-    cells = {(each.model, each.scaling, each.length): cell(each) for each in found}
-    rows = [
-        [scaling]
-        + [" / ".join(cells.get((name, scaling, length), "-") for name in names) for length in LENGTHS]
-        for scaling in SCALINGS
-        if scaling in scalings
-    ]
-    return markdown([title, *(f"{multiple}x" for multiple in MULTIPLES)], [*rows, *last])
-
-
 def _get(results: Results, model: Model, scaling: str, length: int) -> Measurement:
     return next(
         each
@@ -274,21 +225,14 @@ def _from(study: str, table: Callable[[Results], str]) -> Callable[[Mapping[str,
 
 
 TABLES: dict[str, Callable[[Mapping[str, Results]], str]] = {
-    **{
-        kind.name: _from(
-            "results", partial(accuracies if kind.task == "lines" else perplexities, models=kind.models)
-        )
-        for kind in KINDS
-    },
-    "tiny-bloom": _from("results", partial(accuracies, models=MODELS[:1])),
-    "pairs": _from("results", pairs),
-    "by-parts-pairs": _from("results", study_pairs),
     "trained": _from("results", trained),
-    "ramps": _from("ramps", by_model),
-    "fits-lines": _from("fits", partial(by_form, task="lines")),
-    "fits-text": _from("fits", partial(by_form, task="text")),
-    "fits-trained": _from("fits", trained),
-    "fits-pairs": _from("fits", study_pairs),
-    "summary": _from("results", summary),
+    "summary": _from("results", partial(means, scalings=IN_SUMMARY, multiples=(1, 4, 8))),
+    "means": _from("results", partial(means, scalings=OF_ALL, multiples=MULTIPLES)),
+    "pairs": _from("results", pairs),
+    "tiny-bloom": _from("results", partial(of_one, model=MODELS[0])),
+    "ramps": _from("ramps", partial(spread, task="lines")),
+    "fits-lines": _from("fits", partial(spread, task="lines")),
+    "fits-text": _from("fits", partial(spread, task="text")),
+    "fits-pairs": _from("fits", pairs),
 }
 """Name in a document's marker ``<!-- evidence NAME: ... -->`` -> the function that makes the table."""

@@ -2,56 +2,32 @@
 # Copyright 2026 the ntk-convert authors
 """Configuration of a MosaicBERT (or DNABERT-2) checkpoint with scaled ALiBi slopes."""
 
-from typing import Any
-
-from transformers import PretrainedConfig
+from .ntk_config import NtkConfig
 
 
-class NtkMosaicBertConfig(PretrainedConfig):
+class NtkMosaicBertConfig(NtkConfig):
     """The keys of a MosaicBERT config, and:
 
     Args:
         add_pooling_layer: whether the checkpoint has a pooler; None means that each head decides.
-        alibi_scaling: how the slopes are scaled; None keeps the trained slopes. See ``Alibi`` in
-            ntk_alibi.py for the keys.
     """
 
     model_type = "ntk_mosaic_bert"
-
-    def __init__(
-        self,
-        vocab_size: int = 30522,
-        hidden_size: int = 768,
-        num_hidden_layers: int = 12,
-        num_attention_heads: int = 12,
-        intermediate_size: int = 3072,
-        hidden_act: str = "gelu",
-        hidden_dropout_prob: float = 0.1,
-        attention_probs_dropout_prob: float = 0.0,
-        max_position_embeddings: int = 512,
-        type_vocab_size: int = 2,
-        initializer_range: float = 0.02,
-        layer_norm_eps: float = 1e-12,
-        pad_token_id: int | None = 0,
-        classifier_dropout: float | None = None,
-        add_pooling_layer: bool | None = None,
-        tie_word_embeddings: bool = True,
-        alibi_scaling: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ):
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.intermediate_size = intermediate_size
-        self.hidden_act = hidden_act
-        self.hidden_dropout_prob = hidden_dropout_prob
-        self.attention_probs_dropout_prob = attention_probs_dropout_prob
-        self.max_position_embeddings = max_position_embeddings
-        self.type_vocab_size = type_vocab_size
-        self.initializer_range = initializer_range
-        self.layer_norm_eps = layer_norm_eps
-        self.classifier_dropout = classifier_dropout
-        self.add_pooling_layer = add_pooling_layer
-        self.alibi_scaling = alibi_scaling
-        super().__init__(pad_token_id=pad_token_id, tie_word_embeddings=tie_word_embeddings, **kwargs)
+    defaults = {
+        "vocab_size": 30522,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.0,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 0,
+        "classifier_dropout": None,
+        "add_pooling_layer": None,
+        "tie_word_embeddings": True,
+    }

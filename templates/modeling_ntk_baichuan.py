@@ -14,6 +14,7 @@ from .configuration_ntk_baichuan import NtkBaichuanConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
@@ -40,7 +41,7 @@ class NtkBaichuanRMSNorm(nn.Module):
 class NtkBaichuanAttention(AlibiAttention):
     def __init__(self, config: NtkBaichuanConfig, layer_idx: int):
         heads, width = config.num_attention_heads, config.hidden_size
-        super().__init__(config, heads, (width // heads) ** -0.5, 0.0, layer_idx)
+        super().__init__(config, heads, config.score_scale, 0.0, layer_idx)
         self.W_pack = nn.Linear(width, 3 * width, bias=False)
         self.o_proj = nn.Linear(width, width, bias=False)
 
@@ -86,9 +87,8 @@ class NtkBaichuanNormHead(nn.Linear):
     """Logits from the weight's rows scaled to unit length; the weight itself stays as it is stored.
 
     The logits are divided by the rows' lengths, so no normalised copy of the weight is needed. Each forward
-    pass reads the weight a second time to compute the lengths. That adds a twentieth to the bytes that a
-    decoding step of Baichuan2-13B reads. (In half precision on a CPU, it takes several times as long as the
-    product with the weight.) The lengths are not cached, because training changes them.
+    pass computes the lengths again, because training changes them. That adds a twentieth to the bytes that a
+    decoding step of Baichuan2-13B reads.
 
     Do not put an adapter (LoRA) on this layer: it would add to the normalised logits, but merging it would
     change the weight before normalisation.
@@ -107,29 +107,23 @@ class NtkBaichuanPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkBaichuanModel(AlibiDecoder, NtkBaichuanPreTrainedModel):
+    layers_name = "layers"
+    norm_name = "norm"
+
     def __init__(self, config: NtkBaichuanConfig):
         super().__init__(config)
         self.alibi = Alibi(
             stock_slopes(config.num_attention_heads), config.alibi_scaling, config.num_hidden_layers
         )
-        self.softmax_scale = (config.hidden_size // config.num_attention_heads) ** -0.5
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         layers = [NtkBaichuanLayer(config, index) for index in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = NtkBaichuanRMSNorm(config)
-        self.gradient_checkpointing = False
         self.post_init()
-
-    @property
-    def decoder_layers(self) -> nn.ModuleList:
-        return self.layers
-
-    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.norm(hidden_states)
 
 
 class NtkBaichuanForCausalLM(CausalLMHead, NtkBaichuanPreTrainedModel, GenerationMixin):
-    trunk_class = NtkBaichuanModel
+    backbone_class = NtkBaichuanModel
 
     def add_head(self, config: NtkBaichuanConfig) -> None:
         head_class = NtkBaichuanNormHead if config.norm_head else nn.Linear
@@ -155,12 +149,12 @@ class NtkBaichuanForCausalLM(CausalLMHead, NtkBaichuanPreTrainedModel, Generatio
 
 
 class NtkBaichuanForSequenceClassification(SequenceClassificationHead, NtkBaichuanPreTrainedModel):
-    trunk_class = NtkBaichuanModel
+    backbone_class = NtkBaichuanModel
 
 
 class NtkBaichuanForTokenClassification(TokenClassificationHead, DecoderHead, NtkBaichuanPreTrainedModel):
-    trunk_class = NtkBaichuanModel
+    backbone_class = NtkBaichuanModel
 
 
 class NtkBaichuanForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkBaichuanPreTrainedModel):
-    trunk_class = NtkBaichuanModel
+    backbone_class = NtkBaichuanModel

@@ -12,6 +12,7 @@ from .configuration_ntk_bloom import NtkBloomConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
@@ -25,9 +26,8 @@ from .ntk_plan import AttentionPlan
 
 class NtkBloomAttention(AlibiAttention):
     def __init__(self, config: NtkBloomConfig, layer_idx: int):
-        head_dim = config.hidden_size // config.n_head
-        super().__init__(config, config.n_head, head_dim**-0.5, config.attention_dropout, layer_idx)
-        self.head_dim = head_dim
+        super().__init__(config, config.n_head, config.score_scale, config.attention_dropout, layer_idx)
+        self.head_dim = config.hidden_size // config.n_head
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
@@ -81,46 +81,35 @@ class NtkBloomPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkBloomModel(AlibiDecoder, NtkBloomPreTrainedModel):
+    _input_embed_layer = "word_embeddings"
+    layers_name = "h"
+    norm_name = "ln_f"
+
     def __init__(self, config: NtkBloomConfig):
         super().__init__(config)
         self.alibi = Alibi(stock_slopes(config.n_head), config.alibi_scaling, config.num_hidden_layers)
-        self.softmax_scale = (config.hidden_size // config.n_head) ** -0.5
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.word_embeddings_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.h = nn.ModuleList([NtkBloomBlock(config, index) for index in range(config.n_layer)])
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.word_embeddings = value
-
-    @property
-    def decoder_layers(self) -> nn.ModuleList:
-        return self.h
 
     def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
         return self.word_embeddings_layernorm(inputs_embeds)
 
-    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.ln_f(hidden_states)
-
 
 class NtkBloomForCausalLM(CausalLMHead, NtkBloomPreTrainedModel, GenerationMixin):
-    trunk_class = NtkBloomModel
+    backbone_class = NtkBloomModel
     _tied_weights_keys = {"lm_head.weight": "transformer.word_embeddings.weight"}
 
 
 class NtkBloomForSequenceClassification(SequenceClassificationHead, NtkBloomPreTrainedModel):
-    trunk_class = NtkBloomModel
+    backbone_class = NtkBloomModel
 
 
 class NtkBloomForTokenClassification(TokenClassificationHead, DecoderHead, NtkBloomPreTrainedModel):
-    trunk_class = NtkBloomModel
+    backbone_class = NtkBloomModel
 
 
 class NtkBloomForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkBloomPreTrainedModel):
-    trunk_class = NtkBloomModel
+    backbone_class = NtkBloomModel

@@ -13,6 +13,7 @@ from .configuration_ntk_falcon import NtkFalconConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
@@ -26,23 +27,18 @@ from .ntk_plan import AttentionPlan
 
 class NtkFalconAttention(AlibiAttention):
     def __init__(self, config: NtkFalconConfig, layer_idx: int):
-        self_heads = config.num_attention_heads
-        head_dim = config.hidden_size // self_heads
-        super().__init__(config, self_heads, head_dim**-0.5, config.attention_dropout, layer_idx)
-        self.head_dim = head_dim
-        # For each group of query heads, the fused weight holds the queries, then one key and one value.
-        groups = config.num_key_value_heads
-        self.per_group = self_heads // groups
-        fused = (self_heads + 2 * groups) * head_dim
-        self.query_key_value = nn.Linear(config.hidden_size, fused, bias=config.bias)
+        heads = config.num_attention_heads
+        super().__init__(config, heads, config.score_scale, config.attention_dropout, layer_idx)
+        self.head_dim = config.hidden_size // heads
+        self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
 
     def forward(
         self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        fused = self.query_key_value(hidden_states).unflatten(-1, (-1, self.per_group + 2, self.head_dim))
-        query = fused[..., :-2, :].flatten(2, 3).transpose(1, 2)
-        key, value = fused[..., -2, :].transpose(1, 2), fused[..., -1, :].transpose(1, 2)
+        # The fused weight holds query, key and value of the first head, then of the second, and so on.
+        fused = self.query_key_value(hidden_states).unflatten(-1, (-1, 3, self.head_dim))
+        query, key, value = (part.transpose(1, 2) for part in fused.unbind(-2))
         output, weights = self.attend(query, key, value, plan, past_key_values)
         return self.dense(output), weights
 
@@ -50,37 +46,21 @@ class NtkFalconAttention(AlibiAttention):
 class NtkFalconMLP(nn.Module):
     def __init__(self, config: NtkFalconConfig):
         super().__init__()
-        self.dense_h_to_4h = nn.Linear(config.hidden_size, config.ffn_hidden_size, bias=config.bias)
+        width = config.ffn_hidden_size or 4 * config.hidden_size
+        self.dense_h_to_4h = nn.Linear(config.hidden_size, width, bias=config.bias)
         self.act = get_activation(config.activation)
-        self.dense_4h_to_h = nn.Linear(config.ffn_hidden_size, config.hidden_size, bias=config.bias)
+        self.dense_4h_to_h = nn.Linear(width, config.hidden_size, bias=config.bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.dense_4h_to_h(self.act(self.dense_h_to_4h(hidden_states)))
 
 
 class NtkFalconDecoderLayer(GradientCheckpointingLayer):
-    """One layer, in one of Falcon's three layouts.
-
-    Sequential (Falcon-RW): attention, then MLP, each with a norm and a residual. Parallel: both read
-    the output of one norm and share one residual. New decoder architecture: parallel, with a norm for each
-    unless ``num_ln_in_parallel_attn`` is 1.
-    """
-
     def __init__(self, config: NtkFalconConfig, layer_idx: int):
         super().__init__()
-
-        def norm() -> nn.LayerNorm:
-            return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-
-        self.parallel = config.parallel_attn or config.new_decoder_architecture
-        self.two_norms = config.new_decoder_architecture and config.num_ln_in_parallel_attn in (None, 2)
-        if self.two_norms:
-            self.ln_attn, self.ln_mlp = norm(), norm()
-        else:
-            self.input_layernorm = norm()
-        if not self.parallel:
-            self.post_attention_layernorm = norm()
+        self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.self_attention = NtkFalconAttention(config, layer_idx)
+        self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.mlp = NtkFalconMLP(config)
         self.hidden_dropout = config.hidden_dropout
         self.attention_dropout = config.attention_dropout
@@ -88,15 +68,10 @@ class NtkFalconDecoderLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: torch.Tensor, plan: AttentionPlan, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        residual = hidden_states
-        normed = self.ln_attn(hidden_states) if self.two_norms else self.input_layernorm(hidden_states)
-        output, weights = self.self_attention(normed, plan, past_key_values)
-        if self.parallel:
-            output = output + self.mlp(self.ln_mlp(hidden_states) if self.two_norms else normed)
-        else:
-            residual = residual + F.dropout(output, self.attention_dropout, self.training)
-            output = self.mlp(self.post_attention_layernorm(residual))
-        return residual + F.dropout(output, self.hidden_dropout, self.training), weights
+        output, weights = self.self_attention(self.input_layernorm(hidden_states), plan, past_key_values)
+        hidden_states = hidden_states + F.dropout(output, self.attention_dropout, self.training)
+        output = self.mlp(self.post_attention_layernorm(hidden_states))
+        return hidden_states + F.dropout(output, self.hidden_dropout, self.training), weights
 
 
 class NtkFalconPreTrainedModel(DecoderSupport, PreTrainedModel):
@@ -106,45 +81,34 @@ class NtkFalconPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkFalconModel(AlibiDecoder, NtkFalconPreTrainedModel):
+    _input_embed_layer = "word_embeddings"
+    layers_name = "h"
+    norm_name = "ln_f"
+
     def __init__(self, config: NtkFalconConfig):
         super().__init__(config)
-        self.softmax_scale = (config.hidden_size // config.num_attention_heads) ** -0.5
         # Falcon divides the bias by sqrt(head size) together with the scores.
-        slopes = [slope * self.softmax_scale for slope in stock_slopes(config.num_attention_heads)]
+        slopes = [slope * config.score_scale for slope in stock_slopes(config.num_attention_heads)]
         self.alibi = Alibi(slopes, config.alibi_scaling, config.num_hidden_layers)
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         layers = [NtkFalconDecoderLayer(config, index) for index in range(config.num_hidden_layers)]
         self.h = nn.ModuleList(layers)
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.word_embeddings = value
-
-    @property
-    def decoder_layers(self) -> nn.ModuleList:
-        return self.h
-
-    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.ln_f(hidden_states)
 
 
 class NtkFalconForCausalLM(CausalLMHead, NtkFalconPreTrainedModel, GenerationMixin):
-    trunk_class = NtkFalconModel
+    backbone_class = NtkFalconModel
     _tied_weights_keys = {"lm_head.weight": "transformer.word_embeddings.weight"}
 
 
 class NtkFalconForSequenceClassification(SequenceClassificationHead, NtkFalconPreTrainedModel):
-    trunk_class = NtkFalconModel
+    backbone_class = NtkFalconModel
 
 
 class NtkFalconForTokenClassification(TokenClassificationHead, DecoderHead, NtkFalconPreTrainedModel):
-    trunk_class = NtkFalconModel
+    backbone_class = NtkFalconModel
 
 
 class NtkFalconForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkFalconPreTrainedModel):
-    trunk_class = NtkFalconModel
+    backbone_class = NtkFalconModel

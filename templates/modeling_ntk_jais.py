@@ -13,6 +13,7 @@ from .configuration_ntk_jais import NtkJaisConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
@@ -24,14 +25,9 @@ from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_plan import AttentionPlan
 
 
-def softmax_scale(config: NtkJaisConfig) -> float:
-    """The factor on q.k: 1 / head size under muP, else 1 / sqrt(head size)."""
-    return (config.n_embd // config.n_head) ** (-1.0 if config.mup_scale_qk_dot_by_d else -0.5)
-
-
 class NtkJaisAttention(AlibiAttention):
     def __init__(self, config: NtkJaisConfig, layer_idx: int):
-        super().__init__(config, config.n_head, softmax_scale(config), config.attn_pdrop, layer_idx)
+        super().__init__(config, config.n_head, config.score_scale, config.attn_pdrop, layer_idx)
         self.c_attn = Conv1D(3 * config.n_embd, config.n_embd)
         self.c_proj = Conv1D(config.n_embd, config.n_embd)
 
@@ -93,37 +89,26 @@ class NtkJaisPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkJaisModel(AlibiDecoder, NtkJaisPreTrainedModel):
+    _input_embed_layer = "wte"
+    layers_name = "h"
+    norm_name = "ln_f"
+
     def __init__(self, config: NtkJaisConfig):
         super().__init__(config)
         slopes = stock_slopes(config.n_head) if config.alibi_slopes is None else config.alibi_slopes
         self.alibi = Alibi(slopes, config.alibi_scaling, config.num_hidden_layers)
-        self.softmax_scale = softmax_scale(config)
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.h = nn.ModuleList([NtkJaisBlock(config, index) for index in range(config.n_layer)])
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-        self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.wte
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.wte = value
-
-    @property
-    def decoder_layers(self) -> nn.ModuleList:
-        return self.h
 
     def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
         scaled = inputs_embeds * self.config.mup_embeddings_scale
         return F.dropout(scaled, self.config.embd_pdrop, self.training)
 
-    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.ln_f(hidden_states)
-
 
 class NtkJaisForCausalLM(CausalLMHead, NtkJaisPreTrainedModel, GenerationMixin):
-    trunk_class = NtkJaisModel
+    backbone_class = NtkJaisModel
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
 
     def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -131,12 +116,12 @@ class NtkJaisForCausalLM(CausalLMHead, NtkJaisPreTrainedModel, GenerationMixin):
 
 
 class NtkJaisForSequenceClassification(SequenceClassificationHead, NtkJaisPreTrainedModel):
-    trunk_class = NtkJaisModel
+    backbone_class = NtkJaisModel
 
 
 class NtkJaisForTokenClassification(TokenClassificationHead, DecoderHead, NtkJaisPreTrainedModel):
-    trunk_class = NtkJaisModel
+    backbone_class = NtkJaisModel
 
 
 class NtkJaisForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkJaisPreTrainedModel):
-    trunk_class = NtkJaisModel
+    backbone_class = NtkJaisModel

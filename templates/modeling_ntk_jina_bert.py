@@ -10,10 +10,11 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
+from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_ntk_jina_bert import NtkJinaBertConfig, NtkJinaBertForColBERTConfig
 from .ntk_alibi import Alibi, stock_slopes
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_encoder import (
     AlibiEncoder,
     EncoderAttention,
@@ -27,6 +28,7 @@ from .ntk_encoder import (
 from .ntk_encoder_heads import EncoderHead, MaskedLMHead, Predictions, SequenceClassificationHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
+from .ntk_tiles import Tile  # noqa: F401 -- see above
 
 GATES = {"geglu": "gelu", "reglu": "relu"}
 
@@ -146,58 +148,51 @@ class NtkJinaBertModel(SentenceEncoding, AlibiEncoder, NtkJinaBertPreTrainedMode
 
 
 class NtkJinaBertForMaskedLM(MaskedLMHead, NtkJinaBertPreTrainedModel):
-    trunk_class = NtkJinaBertModel
+    backbone_class = NtkJinaBertModel
     _tied_weights_keys = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
 
 
 class NtkJinaBertForSequenceClassification(SequenceClassificationHead, NtkJinaBertPreTrainedModel):
-    trunk_class = NtkJinaBertModel
+    backbone_class = NtkJinaBertModel
 
 
 class NtkJinaBertForColBERT(EncoderHead, NtkJinaBertPreTrainedModel):
     """A vector of unit length for every token, for retrieval by late interaction (ColBERT)."""
 
     config_class = NtkJinaBertForColBERTConfig
-    trunk_class = NtkJinaBertModel
+    backbone_class = NtkJinaBertModel
 
     def add_head(self, config: NtkJinaBertConfig) -> None:
         self.linear = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        return_dict: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple | BaseModelOutput:
-        """Runs trunk and projection; the arguments are the trunk's.
+    ) -> BaseModelOutput:
+        """Runs backbone and projection; the arguments are the backbone's.
 
         Returns:
             ``last_hidden_state`` [B, L, projection_dim]. The vectors of padding tokens are 0, going by
             their ids and not by the mask: the mask tokens that fill up a query have vectors, though
             ColBERT masks them.
         """
-        trunk = self.run_trunk(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
-        vectors = F.normalize(self.linear(trunk.last_hidden_state), dim=-1)
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+        vectors = F.normalize(self.linear(backbone.last_hidden_state), dim=-1)
         if input_ids is not None and self.config.pad_token_id is not None:
             vectors = vectors * (input_ids != self.config.pad_token_id)[..., None]
-        output = BaseModelOutput(
-            last_hidden_state=vectors, hidden_states=trunk.hidden_states, attentions=trunk.attentions
+        return BaseModelOutput(
+            last_hidden_state=vectors, hidden_states=backbone.hidden_states, attentions=backbone.attentions
         )
-        return output if self.wants_dict(return_dict) else output.to_tuple()
 
 
 class NtkJinaBertForTokenClassification(TokenClassificationHead, EncoderHead, NtkJinaBertPreTrainedModel):
-    trunk_class = NtkJinaBertModel
+    backbone_class = NtkJinaBertModel
 
 
 class NtkJinaBertForQuestionAnswering(QuestionAnsweringHead, EncoderHead, NtkJinaBertPreTrainedModel):
-    trunk_class = NtkJinaBertModel
+    backbone_class = NtkJinaBertModel

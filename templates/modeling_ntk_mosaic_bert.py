@@ -9,10 +9,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_ntk_mosaic_bert import NtkMosaicBertConfig
 from .ntk_alibi import Alibi, stock_slopes
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_encoder import AlibiEncoder, EncoderAttention, EncoderSupport, GatedMLP
 from .ntk_encoder_heads import EncoderHead, MaskedLMHead, SequenceClassificationHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
+from .ntk_tiles import Tile  # noqa: F401 -- see above
 
 
 class NtkMosaicBertSelfAttention(SymmetricAttention):
@@ -60,7 +62,7 @@ class NtkMosaicBertModel(AlibiEncoder, NtkMosaicBertPreTrainedModel):
 
 
 class NtkMosaicBertForMaskedLM(MaskedLMHead, NtkMosaicBertPreTrainedModel):
-    trunk_class = NtkMosaicBertModel
+    backbone_class = NtkMosaicBertModel
     _tied_weights_keys = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
     # Fixed: the original code does not use the config's layer_norm_eps here.
     prediction_epsilon = 1e-12
@@ -68,12 +70,12 @@ class NtkMosaicBertForMaskedLM(MaskedLMHead, NtkMosaicBertPreTrainedModel):
 
 
 class NtkMosaicBertForSequenceClassification(SequenceClassificationHead, NtkMosaicBertPreTrainedModel):
-    trunk_class = NtkMosaicBertModel
+    backbone_class = NtkMosaicBertModel
 
 
 class NtkMosaicBertForTokenClassification(TokenClassificationHead, EncoderHead, NtkMosaicBertPreTrainedModel):
-    trunk_class = NtkMosaicBertModel
+    backbone_class = NtkMosaicBertModel
 
 
 class NtkMosaicBertForQuestionAnswering(QuestionAnsweringHead, EncoderHead, NtkMosaicBertPreTrainedModel):
-    trunk_class = NtkMosaicBertModel
+    backbone_class = NtkMosaicBertModel

@@ -12,6 +12,7 @@ from .configuration_ntk_mosaic_gpt import NtkMosaicGptConfig
 from .ntk_alibi import Alibi
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
@@ -29,19 +30,13 @@ def plain_slopes(config: NtkMosaicGptConfig) -> list[float]:
     return [2.0 ** (-config.alibi_bias_max * head / heads) for head in range(1, heads + 1)]
 
 
-def softmax_scale(config: NtkMosaicGptConfig) -> float:
-    """The factor on q.k: the config's, or 1 / sqrt(head size)."""
-    given = config.softmax_scale
-    return (config.d_model // config.n_heads) ** -0.5 if given is None else float(given)
-
-
 def layer_norm(config: NtkMosaicGptConfig) -> nn.LayerNorm:
     return nn.LayerNorm(config.d_model, eps=1e-5, bias=not config.no_bias)
 
 
 class NtkMosaicGptAttention(AlibiAttention):
     def __init__(self, config: NtkMosaicGptConfig, layer_idx: int):
-        super().__init__(config, config.n_heads, softmax_scale(config), config.attn_pdrop, layer_idx)
+        super().__init__(config, config.n_heads, config.score_scale, config.attn_pdrop, layer_idx)
         self.clip_qkv = config.attn_clip_qkv
         self.Wqkv = nn.Linear(config.d_model, 3 * config.d_model, bias=not config.no_bias)
         self.out_proj = nn.Linear(config.d_model, config.d_model, bias=not config.no_bias)
@@ -102,35 +97,24 @@ class NtkMosaicGptPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkMosaicGptModel(AlibiDecoder, NtkMosaicGptPreTrainedModel):
+    _input_embed_layer = "wte"
+    layers_name = "blocks"
+    norm_name = "ln_f"
+
     def __init__(self, config: NtkMosaicGptConfig):
         super().__init__(config)
         self.alibi = Alibi(plain_slopes(config), config.alibi_scaling, config.num_hidden_layers)
-        self.softmax_scale = softmax_scale(config)
         self.wte = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList([NtkMosaicGptBlock(config, index) for index in range(config.n_layers)])
         self.ln_f = layer_norm(config)
-        self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.wte
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.wte = value
-
-    @property
-    def decoder_layers(self) -> nn.ModuleList:
-        return self.blocks
 
     def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
         return F.dropout(inputs_embeds, self.config.emb_pdrop, self.training)
 
-    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.ln_f(hidden_states)
-
 
 class NtkMosaicGptForCausalLM(CausalLMHead, NtkMosaicGptPreTrainedModel, GenerationMixin):
-    trunk_class = NtkMosaicGptModel
+    backbone_class = NtkMosaicGptModel
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
 
     def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -142,12 +126,12 @@ class NtkMosaicGptForCausalLM(CausalLMHead, NtkMosaicGptPreTrainedModel, Generat
 
 
 class NtkMosaicGptForSequenceClassification(SequenceClassificationHead, NtkMosaicGptPreTrainedModel):
-    trunk_class = NtkMosaicGptModel
+    backbone_class = NtkMosaicGptModel
 
 
 class NtkMosaicGptForTokenClassification(TokenClassificationHead, DecoderHead, NtkMosaicGptPreTrainedModel):
-    trunk_class = NtkMosaicGptModel
+    backbone_class = NtkMosaicGptModel
 
 
 class NtkMosaicGptForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkMosaicGptPreTrainedModel):
-    trunk_class = NtkMosaicGptModel
+    backbone_class = NtkMosaicGptModel

@@ -12,6 +12,7 @@ from .configuration_ntk_mpt import NtkMptConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
@@ -23,12 +24,6 @@ from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_plan import AttentionPlan
 
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
-
-
-def softmax_scale(config: NtkMptConfig) -> float:
-    """The factor on q.k: ``attn_config.softmax_scale``, or 1 / sqrt(head size)."""
-    given = config.attn_config.get("softmax_scale")
-    return (config.d_model // config.n_heads) ** -0.5 if given is None else float(given)
 
 
 def layer_norm(config: NtkMptConfig, width: int) -> nn.LayerNorm:
@@ -46,7 +41,7 @@ class NtkMptAttention(AlibiAttention):
     def __init__(self, config: NtkMptConfig, layer_idx: int):
         options = config.attn_config
         super().__init__(
-            config, config.n_heads, softmax_scale(config), options.get("attn_pdrop") or 0.0, layer_idx
+            config, config.n_heads, config.score_scale, options.get("attn_pdrop") or 0.0, layer_idx
         )
         self.clip_qkv = options.get("clip_qkv")
         kv_width = config.num_key_value_heads * (config.d_model // config.n_heads)
@@ -116,38 +111,27 @@ class NtkMptPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkMptModel(AlibiDecoder, NtkMptPreTrainedModel):
+    _input_embed_layer = "wte"
+    layers_name = "blocks"
+    norm_name = "norm_f"
+
     def __init__(self, config: NtkMptConfig):
         super().__init__(config)
         bias_max = config.attn_config.get("alibi_bias_max", 8)
         self.alibi = Alibi(
             stock_slopes(config.n_heads, bias_max), config.alibi_scaling, config.num_hidden_layers
         )
-        self.softmax_scale = softmax_scale(config)
         self.wte = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList([NtkMptBlock(config, index) for index in range(config.n_layers)])
         self.norm_f = norm(config)
-        self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.wte
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.wte = value
-
-    @property
-    def decoder_layers(self) -> nn.ModuleList:
-        return self.blocks
 
     def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
         return F.dropout(inputs_embeds, self.config.emb_pdrop, self.training)
 
-    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.norm_f(hidden_states)
-
 
 class NtkMptForCausalLM(CausalLMHead, NtkMptPreTrainedModel, GenerationMixin):
-    trunk_class = NtkMptModel
+    backbone_class = NtkMptModel
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
 
     def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -159,12 +143,12 @@ class NtkMptForCausalLM(CausalLMHead, NtkMptPreTrainedModel, GenerationMixin):
 
 
 class NtkMptForSequenceClassification(SequenceClassificationHead, NtkMptPreTrainedModel):
-    trunk_class = NtkMptModel
+    backbone_class = NtkMptModel
 
 
 class NtkMptForTokenClassification(TokenClassificationHead, DecoderHead, NtkMptPreTrainedModel):
-    trunk_class = NtkMptModel
+    backbone_class = NtkMptModel
 
 
 class NtkMptForQuestionAnswering(QuestionAnsweringHead, DecoderHead, NtkMptPreTrainedModel):
-    trunk_class = NtkMptModel
+    backbone_class = NtkMptModel

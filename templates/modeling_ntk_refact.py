@@ -15,6 +15,7 @@ from .configuration_ntk_refact import NtkRefactConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_attention import AlibiAttention
 from .ntk_cache import Cache
+from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_decoder import (
     AlibiDecoder,
     CausalLMHead,
@@ -43,7 +44,7 @@ class NtkRefactAttention(AlibiAttention):
 
     def __init__(self, config: NtkRefactConfig, layer_idx: int):
         head_dim = config.n_embd // config.n_head
-        super().__init__(config, config.n_head, head_dim**-0.5, 0.0, layer_idx)
+        super().__init__(config, config.n_head, config.score_scale, 0.0, layer_idx)
         self.q = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.packed = config.packed_projections
         if self.packed:
@@ -108,60 +109,51 @@ class NtkRefactPreTrainedModel(DecoderSupport, PreTrainedModel):
 
 
 class NtkRefactModel(AlibiDecoder, NtkRefactPreTrainedModel):
-    """The trunk without the final norm, which Refact stores beside the head."""
+    """The backbone without the final norm, which Refact stores beside the head."""
+
+    _input_embed_layer = "wte"
+    layers_name = "h"
 
     def __init__(self, config: NtkRefactConfig):
         super().__init__(config)
         self.alibi = Alibi(stock_slopes(config.n_head), config.alibi_scaling, config.num_hidden_layers)
-        self.softmax_scale = (config.n_embd // config.n_head) ** -0.5
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.h = nn.ModuleList([NtkRefactBlock(config, index) for index in range(config.n_layer)])
-        self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.wte
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.wte = value
-
-    @property
-    def decoder_layers(self) -> nn.ModuleList:
-        return self.h
 
     def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states  # the heads have the norm
 
 
 class FinalNorm:
-    """Mixin for the heads: the final norm, which the checkpoint stores outside the trunk."""
+    """Mixin for the heads: the final norm, which the checkpoint stores outside the backbone."""
 
     def add_head(self, config: NtkRefactConfig) -> None:
         super().add_head(config)
         self.ln_f = layer_norm(config, config.final_norm_bias)
 
-    def run_trunk(self, **inputs: Any) -> BaseModelOutputWithPast:
-        output = super().run_trunk(**inputs)
+    def run_backbone(self, *inputs: Any, **keywords: Any) -> BaseModelOutputWithPast:
+        output = super().run_backbone(*inputs, **keywords)
         output.last_hidden_state = self.ln_f(output.last_hidden_state)
         return output
 
 
 class NtkRefactForCausalLM(FinalNorm, CausalLMHead, NtkRefactPreTrainedModel, GenerationMixin):
-    trunk_class = NtkRefactModel
+    backbone_class = NtkRefactModel
 
     def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.lm_head(self.ln_f(hidden_states))
 
 
 class NtkRefactForSequenceClassification(FinalNorm, SequenceClassificationHead, NtkRefactPreTrainedModel):
-    trunk_class = NtkRefactModel
+    backbone_class = NtkRefactModel
 
 
 class NtkRefactForTokenClassification(
     FinalNorm, TokenClassificationHead, DecoderHead, NtkRefactPreTrainedModel
 ):
-    trunk_class = NtkRefactModel
+    backbone_class = NtkRefactModel
 
 
 class NtkRefactForQuestionAnswering(FinalNorm, QuestionAnsweringHead, DecoderHead, NtkRefactPreTrainedModel):
-    trunk_class = NtkRefactModel
+    backbone_class = NtkRefactModel

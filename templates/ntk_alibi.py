@@ -7,9 +7,6 @@ gives the same probabilities as ``s * q.k + m * j``. The second form is itself a
 to the query and the key's position j to the key, and any fused attention kernel computes ALiBi without
 a bias tensor. Half precision cannot hold m or j exactly, so both are split into parts that it can hold.
 
-Far keys get so small a probability that float32 rounds it away. For inference on a CPU, attention leaves out
-those for which a bound proves this (see ``far_keys``): steep heads then look at few of many keys.
-
 Stock slopes: Press et al., ICLR 2022 (arXiv 2108.12409) and MosaicML's llm-foundry (bias_max).
 NTK scaling: github.com/keezen/ntk_alibi, generalised to slopes of any number and order.
 Linear scaling: Al-Khateeb et al. 2023 (arXiv 2310.13017).
@@ -19,10 +16,9 @@ Shapes below: B rows, H heads, T tokens, D head size.
 This file is part of a converted repository and imports only torch.
 """
 
-import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -40,16 +36,6 @@ TEMPERATURES = (-1.0, 1.0)
 # The score of a padded key is the product of these two, below the score of any real key. float16 can
 # hold both factors for every softmax scale down to 1 / 256.
 PADDED_QUERY, PADDED_KEY = 128.0, -256.0
-# The size of tiles in tokens: so many blocks of queries, and whole blocks of keys.
-TILE_KEYS, BLOCKS = 128, 2
-TILE_QUERIES = BLOCKS * TILE_KEYS
-# Tiles save time in rows of at least so many tokens, which are more in half precision, and on at most so many
-# threads. More would wait for each other.
-SHORTEST, SHORTEST_HALF, MOST_THREADS = 2048, 4096, 8
-# What the probabilities of all keys left out for a query may add up to: float32 rounds 1 + this to 1.
-NEGLIGIBLE = 2.0**-24
-# A head is computed in tiles if they are less than this share of its attention.
-WORTH = 0.8
 
 
 def stock_slopes(num_heads: int, bias_max: float = 8.0) -> list[float]:
@@ -93,17 +79,10 @@ def exponents(method: str, slopes: Sequence[float], ramp: Sequence[float] = ()) 
 def fitted_rows(
     name: str, rows: Any, heads: int, layers: Sequence[int], bounds: tuple[float, float]
 ) -> list[list[float]]:
-    """Numbers that a scaling of type fitted holds: one row for all layers, or one row per layer.
-
-    Args:
-        name: their key, for messages.
-        rows: its value.
-        heads: how many numbers a row has.
-        layers: how many rows there may be.
-        bounds: the least and the largest number.
+    """What a scaling of type fitted holds: as many rows as ``layers`` allows, of one number per head.
 
     Raises:
-        ValueError: they are not such numbers, or do not fit the model's heads and layers.
+        ValueError: they are not such rows, or their numbers are not within the bounds.
     """
     shape = [len(row) if isinstance(row, list) else 0 for row in rows] if isinstance(rows, list) else []
     if len(shape) not in layers or any(length != heads for length in shape):
@@ -147,12 +126,9 @@ class Alibi:
         self._tensors: dict[torch.device, torch.Tensor] = {}
         if scaling is None:
             return
-        known = {"type", "factor", "train_seq_len", "dynamic", "rate"}
+        own = {"fitted": {"exponents", "temperatures"}, "by-parts": {"ramp"}}.get(scaling.get("type"), set())
+        known = {"type", "factor", "train_seq_len", "dynamic", "rate"} | own
         fitted = scaling.get("type") == "fitted"
-        if fitted:
-            known |= {"exponents", "temperatures"}
-        elif scaling.get("type") == "by-parts":
-            known |= {"ramp"}
         if "type" not in scaling or set(scaling) - known:
             raise ValueError(
                 f"alibi_scaling: expected 'type' and keys from {sorted(known)}, got {dict(scaling)}"
@@ -215,28 +191,26 @@ class Alibi:
                 self._tensors[device] = tensor
         return tensor
 
-    def at(self, positions: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+    def at(
+        self,
+        positions: torch.Tensor,
+        lengths: torch.Tensor | None = None,
+        values: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The slopes for queries at the given positions, in one row for all layers or one row per layer.
 
         Args:
             positions: int64 [B or 1, T], the queries' positions.
             lengths: int64 [B or 1, 1 or T], the number of tokens in the row, or the document, of each query;
                 None if a row's last position is its length - 1.
+            values: from ``on``, for models that keep them on their device.
 
         Returns:
             float32 [rows, 1, H, 1] (static), [rows, B or 1, H, 1 or T] (length) or [rows, B or 1, H, T]
             (position).
         """
-        return self.scaled(self.on(positions.device), positions, lengths)
-
-    def scaled(
-        self, values: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """The same, with ``values`` from ``on``, for models that keep them on their device."""
-        slopes, power = values[:2]
-        if self.dynamic is None:
-            return slopes
-        return slopes * self.factors(positions, lengths) ** -power
+        slopes, power = (self.on(positions.device) if values is None else values)[:2]
+        return slopes if self.dynamic is None else slopes * self.factors(positions, lengths) ** -power
 
     def query_factors(
         self,
@@ -244,12 +218,7 @@ class Alibi:
         lengths: torch.Tensor | None = None,
         values: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """``a ** u``, to multiply the queries by, in the shape of the slopes; None without temperatures.
-
-        Args:
-            positions, lengths: as for ``at``.
-            values: from ``on``, for models that keep them on their device.
-        """
+        """``a ** u``, to multiply the queries by, like the slopes of ``at``; None without temperatures."""
         if self.temperatures is None:
             return None
         temperatures = (self.on(positions.device) if values is None else values)[2]
@@ -309,128 +278,3 @@ def multiplied(query: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 def fold(states: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
     """Appends channels [B or 1, heads or 1, T or 1, CHANNELS] to states [B, heads, T, D]."""
     return torch.cat([states, channels.to(states.dtype).expand(*states.shape[:-1], CHANNELS)], dim=-1)
-
-
-class Tile(NamedTuple):
-    """Some queries of some heads, and the keys that they have to look at."""
-
-    heads: slice
-    queries: slice
-    keys: slice
-
-
-def needed_tiles(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    slopes: torch.Tensor,
-    positions: torch.Tensor,
-    scaling: float,
-    causal: bool,
-) -> list[Tile] | None:
-    """Tiles that leave out keys which are too far away to matter, for inference on a CPU.
-
-    The arguments are those of ``far_keys``. The tiles hold every query of every head once. If heads share
-    keys, those of a tile share the same. None if tiles would not save time.
-    """
-    (heads, length), groups = query.shape[1:3], query.shape[1] // key.shape[1]
-    shortest = SHORTEST if query.dtype == torch.float32 else SHORTEST_HALF
-    if length < shortest or torch.get_num_threads() > MOST_THREADS or not infers_on_cpu(query):
-        return None
-    near = ~far_keys(query, key, slopes, positions, scaling, causal)
-
-    # The keys of a tile are those from the first block that is needed to the last, and its queries' own.
-    starts = torch.arange(0, length, TILE_QUERIES)
-    stops = (starts + TILE_QUERIES).clamp(max=length)
-    firsts = torch.minimum(near.int().argmax(-1) * TILE_KEYS, starts)
-    lasts = stops.expand_as(firsts)
-    if not causal:
-        end = (near.shape[-1] - near.flip(-1).int().argmax(-1)) * TILE_KEYS
-        lasts = torch.maximum(end.clamp(max=length), lasts)
-    everything = length * (length + 1) / 2 if causal else length**2
-    tiled = (((lasts - firsts) * (stops - starts)).sum(-1) < WORTH * everything).tolist()
-    if not any(tiled):
-        return None
-
-    shared = [head // groups if groups > 1 else 0 for head in range(heads)]
-    whole = slice(0, length)
-    tiles = [
-        Tile(part, whole, whole) for part, (some, _) in runs(zip(tiled, shared, strict=True)) if not some
-    ]
-    blocks = zip(starts.tolist(), stops.tolist(), firsts.T.tolist(), lasts.T.tolist(), strict=True)
-    for start, stop, *keys in blocks:
-        for part, (some, _, first, last) in runs(zip(tiled, shared, *keys, strict=True)):
-            if some:
-                tiles.append(Tile(part, slice(start, stop), slice(first, last)))
-    return tiles
-
-
-def far_keys(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    slopes: torch.Tensor,
-    positions: torch.Tensor,
-    scaling: float,
-    causal: bool,
-) -> torch.Tensor:
-    """Which blocks of keys are too far from a block of queries to matter.
-
-    Softmax ignores a term that is constant along a row, so the mean of the keys may be taken from each. Then,
-    by Cauchy and Schwarz, a key's score exceeds that of the query's own key by at most
-
-        scaling * (|q_i| |k_j| - q_i.k_i) - m |p_i - p_j|
-
-    and its probability is at most e to that power. A block is far if for all its keys this is below
-    ``NEGLIGIBLE`` / L.
-
-    Args:
-        query: [B, H, L, D], without channels.
-        key: [B, H or fewer (grouped), L, D], of the same tokens.
-        slopes: float32 [B or 1, H, 1 or L].
-        positions: int64 [B or 1, L], p above. Those of padded tokens may be any.
-        scaling: the factor on q.k.
-        causal: whether queries see no later keys.
-
-    Returns:
-        bool [H, blocks of TILE_QUERIES, blocks of TILE_KEYS]; True where the keys are far in all rows.
-    """
-    length, groups = query.shape[2], query.shape[1] // key.shape[1]
-    center = key[:, :, ::16].float().mean(2, keepdim=True)  # of some keys; any vector would do
-    content = []
-    # Block by block, so what is in between stays in the processor's cache.
-    for q, k in zip(query.split(TILE_KEYS, 2), key.split(TILE_KEYS, 2), strict=True):
-        q, k = q.float() * scaling, (k.float() - center).repeat_interleave(groups, dim=1)
-        content.append(torch.stack([q.norm(dim=-1), k.norm(dim=-1), -(q * k).sum(-1)]).amax(-1))
-    queries, keys, own = torch.stack(content, -1)
-    queries, own = in_blocks(queries, BLOCKS).amax(-1), in_blocks(own, BLOCKS).amax(-1)
-    excess = queries[..., None] * keys[:, :, None] + own[..., None]
-
-    first, last = in_blocks(positions[:, None], TILE_KEYS).aminmax(dim=-1)
-    distances = in_blocks(first, BLOCKS).amin(-1)[..., None] - last[:, :, None]
-    if not causal:
-        later = first[:, :, None] - in_blocks(last, BLOCKS).amax(-1)[..., None]
-        distances = torch.maximum(distances, later)
-    flattest = in_blocks(slopes.expand(-1, -1, length), TILE_QUERIES).amin(-1)[..., None]
-    # Comparisons with NaN are false, so then no key is far.
-    return (excess - flattest * distances.clamp(min=0) < math.log(NEGLIGIBLE / length)).all(0)
-
-
-def infers_on_cpu(states: torch.Tensor) -> bool:
-    """Whether no gradients are wanted and nothing is traced, so that work may depend on the rows at hand."""
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return states.device.type == "cpu" and not (torch.is_grad_enabled() or traced)
-
-
-def in_blocks(values: torch.Tensor, size: int) -> torch.Tensor:
-    """Values [..., L] as [..., blocks, size]; the last value fills the last block."""
-    length = values.shape[-1]
-    places = torch.arange(length + -length % size, device=values.device).clamp(max=length - 1)
-    return values[..., places].unflatten(-1, (-1, size))
-
-
-def runs(labels: Iterable[Hashable]) -> Iterator[tuple[slice, Any]]:
-    """Neighbours with the same label, and the label."""
-    start = 0
-    for label, same in itertools.groupby(labels):
-        stop = start + sum(1 for _ in same)
-        yield slice(start, stop), label
-        start = stop

@@ -10,8 +10,6 @@ keys, so no function needs a padding mask.
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size.
 """
 
-import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .ntk_alibi import CHANNELS, Tile, fold, multiplied, needed_tiles
+from .ntk_alibi import CHANNELS, fold, multiplied
 from .ntk_plan import AttentionPlan
 
 # Older releases of torch have no fused kernel on the CPU for key heads that several query heads share.
@@ -75,28 +73,23 @@ class AlibiAttention(nn.Module):
         """
         size = query.shape[-1]
         row = self.layer_idx if len(plan.query_channels) > 1 else 0
-        slopes, channels = plan.slopes[row], plan.query_channels[row]
+        channels = plan.query_channels[row]
         factors = None if plan.query_factors is None else plan.query_factors[row]
         if (mesh := head_mesh(self)) is not None:
             if plan.keywords.get("cache") is not None:
                 raise ValueError("continuous batching does not work with tensor parallelism; use generate")
-            slopes, channels = own_heads(slopes, mesh), own_heads(channels, mesh)
+            channels = own_heads(channels, mesh)
             factors = None if factors is None else own_heads(factors, mesh)
             if query.shape[1] == self.num_heads:
                 query, key, value = (own_heads(shared(part, mesh), mesh) for part in (query, key, value))
         if factors is not None:
             query = multiplied(query, factors)
-        dropout = self.dropout if self.training else 0.0
-        tiles = None
-        if plan.positions is not None and dropout == 0.0:
-            tiles = needed_tiles(query, key, slopes, plan.positions, self.scaling, causal=True)
         if not plan.fold_cached:
             # Attention functions want one head size for all three, so the value is padded too.
             key, value = fold(key, plan.key_channels), F.pad(value, (0, CHANNELS))
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx, {"cache_position": plan.slots})
-            if plan.key_length is not None:
-                key, value = key[:, :, : plan.key_length], value[:, :, : plan.key_length]
+            key, value = key[:, :, : plan.key_length], value[:, :, : plan.key_length]
         if plan.fold_cached:
             key, value = fold(key, plan.key_channels), F.pad(value, (0, CHANNELS))
 
@@ -107,64 +100,18 @@ class AlibiAttention(nn.Module):
             groups = 1
         if self.num_key_value_groups != groups:
             self.num_key_value_groups = groups  # attention functions read it here
-        function, keywords = attention_function(plan.implementation), plan.keywords
-        if tiles is not None:
-            function, keywords = tiled_attention, {"tiles": tiles}
-        output, weights = function(
+        name = plan.implementation
+        output, weights = (eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS[name])(
             self,
             fold(query, channels),
             key,
             value,
             plan.mask,
-            dropout=dropout,
+            dropout=self.dropout if self.training else 0.0,
             scaling=self.scaling,
-            **keywords,
+            **plan.keywords,
         )
         return output[..., :size].flatten(2), weights
-
-
-def attention_function(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
-    """The function that transformers, or this file, has under that name."""
-    return eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
-
-
-def tiled_attention(
-    _module: AlibiAttention,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    _mask: None,
-    scaling: float,
-    tiles: Sequence[Tile],
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention of new tokens over themselves, in tiles; like transformers' sdpa, without mask and dropout.
-
-    Args:
-        query: [B, H, Q, D + CHANNELS].
-        key, value: [B, H or fewer (grouped), Q, D + CHANNELS].
-        tiles: from ``needed_tiles``.
-
-    Returns:
-        Outputs [B, Q, H, D + CHANNELS], and None.
-    """
-    groups = query.shape[1] // key.shape[1]
-    output = torch.empty_like(query.transpose(1, 2))
-    for heads, queries, keys in tiles:
-        q = query[:, heads, queries]
-        first = heads.start // groups
-        own = heads if groups == 1 else slice(first, first + 1)
-        k, v = (states[:, own, keys].expand(-1, q.shape[1], -1, -1) for states in (key, value))
-        if q.shape[2] == k.shape[2]:
-            part = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
-        else:
-            # With the queries in reverse order, the mask is a view on one row of numbers.
-            mask = torch.zeros(q.shape[2] + k.shape[2] - 1)
-            mask[k.shape[2] :] = -math.inf
-            mask = mask.unfold(0, k.shape[2], 1)
-            part = F.scaled_dot_product_attention(q.flip(2), k, v, attn_mask=mask, scale=scaling).flip(2)
-        output[:, queries, heads] = part.transpose(1, 2)
-    return output, None
 
 
 def eager_attention(

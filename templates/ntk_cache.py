@@ -4,9 +4,6 @@
 
 transformers' ``DynamicCache`` copies all keys and values for every new token. The layers below keep room for
 more tokens behind the last one, so a new token copies only itself.
-
-Each family's modeling file imports ``Cache`` from this file. transformers 4.57 loads only those files of a
-local repository that the modeling file itself imports.
 """
 
 from typing import Any

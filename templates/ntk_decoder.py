@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""The forward pass of a decoder-only ALiBi trunk, and the heads on top of it.
+"""The forward pass of a decoder-only ALiBi backbone, and the heads on top of it.
 
 Families differ in their embeddings and layers; the loop over the layers and the heads are shared.
-A family's trunk and heads are its own classes. They name these mixins first and keep the classes that
+A family's backbone and heads are its own classes. They name these mixins first and keep the classes that
 transformers looks for (``PreTrainedModel``, ``GenerationMixin``) among their direct bases.
 """
 
@@ -20,7 +20,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
 )
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, logging
+from transformers.utils import TransformersKwargs, can_return_tuple, logging
 
 from .ntk_alibi import Alibi
 from .ntk_cache import Cache, grow
@@ -31,7 +31,7 @@ logger = logging.get_logger(__name__)
 
 # Keywords that transformers' next-token loss understands.
 LOSS_KEYWORDS = frozenset({"ignore_index", "shift_labels"})
-# Keywords that the trunk hands down to the attention function. "kernel_options" is flex_attention's.
+# Keywords that the backbone hands down to the attention function. "kernel_options" is flex_attention's.
 ATTENTION_KEYWORDS = PACKED | {"kernel_options"}
 
 
@@ -50,29 +50,32 @@ class DecoderSupport:
 
 
 class AlibiDecoder:
-    """Mixin for a family's trunk.
+    """Mixin for a family's backbone.
 
-    The family sets ``alibi`` and ``softmax_scale`` and says in the methods below which of its modules do
-    what. A layer is called as ``layer(hidden_states, plan=..., past_key_values=...)`` and returns the hidden
-    states and its attention weights or None.
+    The family sets ``alibi`` and names its modules. A layer is called as ``layer(hidden_states, plan=...,
+    past_key_values=...)`` and returns the hidden states and its attention weights or None.
     """
 
     alibi: Alibi
-    softmax_scale: float
+    layers_name: str
+    """The attribute that holds the layers, in the order in which they run."""
+    norm_name: str
+    """The attribute that holds the norm after the last layer."""
+    gradient_checkpointing = False
 
     @property
     def decoder_layers(self) -> nn.ModuleList:
-        """The layers, in the order in which they run."""
-        raise NotImplementedError
+        return getattr(self, self.layers_name)
 
     def prepare_embeddings(self, inputs_embeds: torch.Tensor) -> torch.Tensor:
-        """The first layer's input [B, Q, hidden] from the token embeddings [B, Q, hidden]."""
+        """The first layer's input from the token embeddings, both [B, Q, hidden]."""
         return inputs_embeds
 
     def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The trunk's output [B, Q, hidden] from the last layer's output [B, Q, hidden]."""
-        raise NotImplementedError
+        """The backbone's output [B, Q, hidden] from the last layer's output [B, Q, hidden]."""
+        return getattr(self, self.norm_name)(hidden_states)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -82,11 +85,10 @@ class AlibiDecoder:
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
-    ) -> tuple | BaseModelOutputWithPast:
-        """Runs the trunk.
+    ) -> BaseModelOutputWithPast:
+        """Runs the backbone.
 
         Args:
             input_ids: [B, Q] token ids, or None with ``inputs_embeds``.
@@ -103,16 +105,14 @@ class AlibiDecoder:
 
         Raises:
             TypeError: any other keyword.
-            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a cache that is a tuple,
-                as in old releases; what ``plan_attention`` refuses, such as a mask of another shape or
-                positions that make no sense.
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; a cache that is a tuple, as in
+                old releases; a mask or positions that ``plan_attention`` rejects.
         """
         config = self.config
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states
         use_cache = config.use_cache if use_cache is None else use_cache
-        return_dict = config.return_dict if return_dict is None else return_dict
 
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
@@ -133,7 +133,7 @@ class AlibiDecoder:
         plan = plan_attention(
             config,
             self.alibi,
-            self.softmax_scale,
+            config.score_scale,
             hidden_states,
             attention_mask,
             position_ids,
@@ -152,29 +152,25 @@ class AlibiDecoder:
         hidden_states = self.final_norm(hidden_states)
         all_hidden_states.append(hidden_states)
 
-        output = BaseModelOutputWithPast(
+        return BaseModelOutputWithPast(
             last_hidden_state=hidden_states,
             past_key_values=past_key_values if use_cache else None,
             hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
             attentions=tuple(all_attentions) if output_attentions else None,
         )
-        return output if return_dict else output.to_tuple()
 
 
 class DecoderHead(Head):
-    """Mixin for a trunk with a head; ``trunk_class`` is the family's trunk."""
+    """Mixin for a backbone with a head; ``backbone_class`` is the family's backbone."""
 
-    trunk_class: type
+    backbone_class: type
 
     def __init__(self, config: Any):
         super().__init__(config)
         self.num_labels = config.num_labels
-        setattr(self, self.base_model_prefix, self.trunk_class(config))
+        setattr(self, self.base_model_prefix, self.backbone_class(config))
         self.add_head(config)
         self.post_init()
-
-    def run_trunk(self, **inputs: Any) -> BaseModelOutputWithPast:
-        return self.base_model(**inputs, return_dict=True)
 
 
 class CausalLMHead(DecoderHead):
@@ -182,12 +178,6 @@ class CausalLMHead(DecoderHead):
 
     def add_head(self, config: Any) -> None:
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.lm_head = new_embeddings
 
     @staticmethod
     def create_masks_for_generate(
@@ -203,7 +193,7 @@ class CausalLMHead(DecoderHead):
         return F.pad(attention_mask, (0, past_key_values.layers[0].max_cache_len - attention_mask.shape[1]))
 
     def _prepare_position_ids_for_generation(self, *_: Any) -> None:
-        """Leaves the positions to the trunk, which counts them from the mask at every step.
+        """Leaves the positions to the backbone, which counts them from the mask at every step.
 
         ``generate`` of transformers 5 counts those of the prompt, and then adds one to the last column's for
         each token. In a row that is padded on the right, that column is not the last token's.
@@ -221,6 +211,7 @@ class CausalLMHead(DecoderHead):
         """Logits [B, any, vocabulary] of hidden states [B, any, hidden]."""
         return self.lm_head(hidden_states)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -231,21 +222,20 @@ class CausalLMHead(DecoderHead):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
-    ) -> tuple | CausalLMOutputWithPast:
-        """Runs trunk and head; the arguments are the trunk's, and:
+    ) -> CausalLMOutputWithPast:
+        """Runs backbone and head; the arguments are the backbone's, and:
 
         Args:
             labels: [B, Q] token ids for the shifted next-token loss; -100 is ignored.
             logits_to_keep: compute logits for only this many of the last tokens (0 for all), or for the
                 tokens at these indices.
             kwargs: those of the loss (``num_items_in_batch``, ``ignore_index``, ``shift_labels``) and the
-                trunk's.
+                backbone's.
         """
-        trunk = self.base_model(
+        backbone = self.base_model(
             input_ids,
             past_key_values=past_key_values,
             attention_mask=attention_mask,
@@ -258,18 +248,17 @@ class CausalLMHead(DecoderHead):
             **{name: value for name, value in kwargs.items() if name not in LOSS_KEYWORDS},
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.project(trunk.last_hidden_state[:, kept])
+        logits = self.project(backbone.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        output = CausalLMOutputWithPast(
+        return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=trunk.past_key_values,
-            hidden_states=trunk.hidden_states,
-            attentions=trunk.attentions,
+            past_key_values=backbone.past_key_values,
+            hidden_states=backbone.hidden_states,
+            attentions=backbone.attentions,
         )
-        return output if self.wants_dict(return_dict) else output.to_tuple()
 
 
 class SequenceClassificationHead(DecoderHead):
@@ -278,16 +267,16 @@ class SequenceClassificationHead(DecoderHead):
     def add_head(self, config: Any) -> None:
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        return_dict: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple | SequenceClassifierOutputWithPast:
-        """Runs trunk and head; the arguments are the trunk's, and:
+    ) -> SequenceClassifierOutputWithPast:
+        """Runs backbone and head; the arguments are the backbone's, and:
 
         Args:
             labels: [B] class indices or, for regression or several labels, float targets. If
@@ -296,10 +285,8 @@ class SequenceClassificationHead(DecoderHead):
         Raises:
             ValueError: there are several rows, and the config has no ``pad_token_id`` to find their ends.
         """
-        trunk = self.run_trunk(
-            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
-        )
-        scores = self.score(trunk.last_hidden_state)
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, **kwargs)
+        scores = self.score(backbone.last_hidden_state)
         rows, length = scores.shape[:2]
         pad = self.config.pad_token_id
         if pad is None and rows > 1:
@@ -310,11 +297,10 @@ class SequenceClassificationHead(DecoderHead):
             real = (input_ids != pad).to(device=scores.device, dtype=torch.long)
             last = (real * torch.arange(length, device=scores.device)).argmax(-1)
         pooled = scores[torch.arange(rows, device=scores.device), last]
-        output = SequenceClassifierOutputWithPast(
-            loss=None if labels is None else self.classification_loss(pooled, labels.to(pooled.device)),
+        return SequenceClassifierOutputWithPast(
+            loss=None if labels is None else self.loss_function(labels, pooled, self.config),
             logits=pooled,
-            past_key_values=trunk.past_key_values,
-            hidden_states=trunk.hidden_states,
-            attentions=trunk.attentions,
+            past_key_values=backbone.past_key_values,
+            hidden_states=backbone.hidden_states,
+            attentions=backbone.attentions,
         )
-        return output if self.wants_dict(return_dict) else output.to_tuple()

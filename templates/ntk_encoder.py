@@ -3,7 +3,7 @@
 """The forward pass of an ALiBi encoder; its heads are in ntk_encoder_heads.py.
 
 BERT's skeleton: embeddings without positions, layers that normalise after each residual, a pooler.
-Families differ in their layers. A family's trunk is its own class. It names these mixins first and keeps
+Families differ in their layers. A family's backbone is its own class. It names these mixins first and keeps
 ``PreTrainedModel`` among its direct bases.
 """
 
@@ -17,10 +17,12 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import can_return_tuple
 
-from .ntk_alibi import Alibi, infers_on_cpu
+from .ntk_alibi import Alibi
 from .ntk_heads import check_keywords, checked_tp_plan, refuse_vllm
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan, plan_attention
+from .ntk_tiles import infers_on_cpu
 
 # Tokens that feed-forward layers take at a time.
 SLICE = 512
@@ -163,7 +165,7 @@ class Pooler(nn.Module):
 
 
 class AlibiEncoder:
-    """Mixin for a family's trunk; ``layer_class`` is the family's layer.
+    """Mixin for a family's backbone; ``layer_class`` is the family's layer.
 
     The family sets ``alibi`` after calling ``__init__``. A layer is called as ``layer(hidden_states,
     plan=...)`` and returns the hidden states and its attention weights or None.
@@ -171,8 +173,9 @@ class AlibiEncoder:
 
     alibi: Alibi
     layer_class: type
+    gradient_checkpointing = False
     zero_padding = False
-    """Whether the trunk sets the hidden states of padded tokens to 0."""
+    """Whether the backbone sets the hidden states of padded tokens to 0."""
 
     def __init__(self, config: Any, add_pooling_layer: bool | None = None):
         super().__init__(config)
@@ -181,7 +184,6 @@ class AlibiEncoder:
         self.embeddings = EncoderEmbeddings(config)
         self.encoder = EncoderLayers([self.layer_class(config) for _ in range(config.num_hidden_layers)])
         self.pooler = Pooler(config) if add_pooling_layer else None
-        self.gradient_checkpointing = False
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -190,6 +192,7 @@ class AlibiEncoder:
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embeddings.word_embeddings = value
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -198,11 +201,10 @@ class AlibiEncoder:
         inputs_embeds: torch.Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         position_ids: torch.LongTensor | None = None,
         **kwargs: Any,
-    ) -> tuple | BaseModelOutputWithPooling:
-        """Runs the trunk.
+    ) -> BaseModelOutputWithPooling:
+        """Runs the backbone.
 
         Args:
             input_ids: [B, L] token ids, or None with ``inputs_embeds``.
@@ -224,7 +226,6 @@ class AlibiEncoder:
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states
-        return_dict = config.return_dict if return_dict is None else return_dict
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         check_keywords(self, kwargs)
@@ -247,13 +248,12 @@ class AlibiEncoder:
             hidden_states = hidden_states.masked_fill(~real[..., None], 0.0)
             all_hidden_states[-1] = hidden_states
 
-        output = BaseModelOutputWithPooling(
+        return BaseModelOutputWithPooling(
             last_hidden_state=hidden_states,
             pooler_output=None if self.pooler is None else self.pooler(hidden_states),
             hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
             attentions=tuple(all_attentions) if output_attentions else None,
         )
-        return output if return_dict else output.to_tuple()
 
 
 def check_one_text(position_ids: torch.Tensor, real: torch.Tensor | None) -> None:
@@ -275,7 +275,7 @@ def check_one_text(position_ids: torch.Tensor, real: torch.Tensor | None) -> Non
 
 
 class SentenceEncoding:
-    """Mixin for a trunk that embeds texts. A text's embedding is the mean of its tokens' hidden states."""
+    """Mixin for a backbone that embeds texts. A text's embedding is the mean of its tokens' hidden states."""
 
     @torch.inference_mode()
     def encode(
@@ -292,7 +292,6 @@ class SentenceEncoding:
         """Returns embeddings: float32 [texts, hidden], or [hidden] for a single text.
 
         Args:
-            sentences: one text or several.
             batch_size: number of texts in a batch; texts of similar length share a batch.
             show_progress_bar: accepted but ignored.
             convert_to_numpy: return a NumPy array instead of a list of tensors.
@@ -324,12 +323,11 @@ class SentenceEncoding:
                 embeddings[index] = embedding
         self.train(training)
 
+        result: Any = embeddings
         if convert_to_tensor:
-            result: Any = torch.stack(embeddings) if embeddings else torch.empty(0)
+            result = torch.stack(embeddings) if embeddings else torch.empty(0)
         elif convert_to_numpy:
             result = np.asarray([embedding.cpu().numpy() for embedding in embeddings])
-        else:
-            result = embeddings
         return result[0] if isinstance(sentences, str) else result
 
 

@@ -13,32 +13,28 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
-    BaseModelOutputWithPooling,
     MaskedLMOutput,
     SequenceClassifierOutput,
 )
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
+from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .ntk_heads import Head
 
 
 class EncoderHead(Head):
-    """Mixin for a trunk with a head; ``trunk_class`` is the family's trunk."""
+    """Mixin for a backbone with a head; ``backbone_class`` is the family's backbone."""
 
-    trunk_class: type
+    backbone_class: type
     pools = False
 
     def __init__(self, config: Any):
         super().__init__(config)
         self.num_labels = config.num_labels
-        trunk = self.trunk_class(config, add_pooling_layer=self.pools or bool(config.add_pooling_layer))
-        setattr(self, self.base_model_prefix, trunk)
+        backbone = self.backbone_class(config, add_pooling_layer=self.pools or bool(config.add_pooling_layer))
+        setattr(self, self.base_model_prefix, backbone)
         self.add_head(config)
         self.post_init()
-
-    def run_trunk(self, **inputs: Any) -> BaseModelOutputWithPooling:
-        return self.base_model(**inputs, return_dict=True)
 
 
 class PredictionTransform(nn.Module):
@@ -101,6 +97,7 @@ class MaskedLMHead(EncoderHead):
             self.cls.predictions.bias = nn.Parameter(F.pad(bias.data, (0, added)), bias.requires_grad)
         return embeddings
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -108,25 +105,17 @@ class MaskedLMHead(EncoderHead):
         token_type_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
-        return_dict: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple | MaskedLMOutput:
-        """Runs trunk and head; the arguments are the trunk's, and ``labels`` [B, L]: token ids or -100."""
-        trunk = self.run_trunk(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
-        logits = self.cls.predictions(trunk.last_hidden_state)
+    ) -> MaskedLMOutput:
+        """Runs backbone and head. Arguments: the backbone's, and ``labels`` [B, L], token ids or -100."""
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+        logits = self.cls.predictions(backbone.last_hidden_state)
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.to(logits.device).flatten())
-        output = MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=trunk.hidden_states, attentions=trunk.attentions
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=backbone.hidden_states, attentions=backbone.attentions
         )
-        return output if self.wants_dict(return_dict) else output.to_tuple()
 
 
 class SequenceClassificationHead(EncoderHead):
@@ -138,6 +127,7 @@ class SequenceClassificationHead(EncoderHead):
         self.add_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -145,27 +135,19 @@ class SequenceClassificationHead(EncoderHead):
         token_type_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        return_dict: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple | SequenceClassifierOutput:
-        """Runs trunk and head; the arguments are the trunk's, and:
+    ) -> SequenceClassifierOutput:
+        """Runs backbone and head; the arguments are the backbone's, and:
 
         Args:
             labels: [B] class indices or, for regression or several labels, float targets. If
                 ``config.problem_type`` is not set, the labels decide the kind of loss.
         """
-        trunk = self.run_trunk(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
-        scores = self.classifier(self.dropout(trunk.pooler_output))
-        output = SequenceClassifierOutput(
-            loss=None if labels is None else self.classification_loss(scores, labels.to(scores.device)),
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+        scores = self.classifier(self.dropout(backbone.pooler_output))
+        return SequenceClassifierOutput(
+            loss=None if labels is None else self.loss_function(labels, scores, self.config),
             logits=scores,
-            hidden_states=trunk.hidden_states,
-            attentions=trunk.attentions,
+            hidden_states=backbone.hidden_states,
+            attentions=backbone.attentions,
         )
-        return output if self.wants_dict(return_dict) else output.to_tuple()

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 the ntk-convert authors
-"""Code that decoders and encoders share: two heads, and what all heads have in common.
-
-Each family's modeling file imports from this file directly. transformers 4.57 loads only those files of a
-local repository that the modeling file itself imports.
-"""
+"""Code that decoders and encoders share: two heads, and what all heads have in common."""
 
 import re
 import sys
@@ -12,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, TokenClassifierOutput
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
+from transformers.utils import TransformersKwargs, can_return_tuple
 
 # Keywords that transformers (generate, Trainer, tokenizers) passes to any model. ALiBi needs none of them.
 IGNORED = frozenset(
@@ -79,35 +74,28 @@ def checked_tp_plan(model: Any) -> dict[str, str]:
 
 
 class Head:
-    """Mixin for every head; decoders and encoders add ``run_trunk``.
+    """Mixin for every head.
 
     Each head's ``forward`` names the inputs of a tokenizer: the Trainer drops columns that it does not name.
     """
 
-    def wants_dict(self, return_dict: bool | None) -> bool:
-        return self.config.return_dict if return_dict is None else return_dict
+    def run_backbone(
+        self,
+        input_ids: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """The backbone's output; other inputs are passed on."""
+        inputs |= {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        return self.base_model(input_ids, token_type_ids=token_type_ids, return_dict=True, **inputs)
 
     def add_dropout(self, config: Any) -> None:
         """Adds the dropout before a classifier; the config's name for its rate depends on the family."""
         names = ("classifier_dropout", "hidden_dropout", "hidden_dropout_prob")
         rates = (getattr(config, name, None) for name in names)
         self.dropout = nn.Dropout(next((rate for rate in rates if rate is not None), 0.1))
-
-    def classification_loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss of scores [B, labels]. The labels decide its kind if ``config.problem_type`` does not."""
-        problem = self.config.problem_type
-        if problem is None:
-            if self.num_labels == 1:
-                problem = "regression"
-            else:
-                whole = labels.dtype in (torch.long, torch.int)
-                problem = "single_label_classification" if whole else "multi_label_classification"
-            self.config.problem_type = problem
-        if problem == "regression":
-            return F.mse_loss(scores.flatten(), labels.flatten())
-        if problem == "single_label_classification":
-            return F.cross_entropy(scores, labels)
-        return F.binary_cross_entropy_with_logits(scores, labels)
 
 
 class TokenClassificationHead:
@@ -117,6 +105,7 @@ class TokenClassificationHead:
         self.add_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -124,25 +113,15 @@ class TokenClassificationHead:
         token_type_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        return_dict: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple | TokenClassifierOutput:
-        """Runs trunk and head; the arguments are the trunk's, and ``labels`` [B, tokens] class indices."""
-        trunk = self.run_trunk(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
+    ) -> TokenClassifierOutput:
+        """Runs backbone and head. Arguments: the backbone's, and ``labels`` [B, tokens], class indices."""
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+        scores = self.classifier(self.dropout(backbone.last_hidden_state))
+        loss = None if labels is None else self.loss_function(scores, labels, self.config)
+        return TokenClassifierOutput(
+            loss=loss, logits=scores, hidden_states=backbone.hidden_states, attentions=backbone.attentions
         )
-        scores = self.classifier(self.dropout(trunk.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(scores.flatten(0, 1), labels.to(scores.device).flatten())
-        output = TokenClassifierOutput(
-            loss=loss, logits=scores, hidden_states=trunk.hidden_states, attentions=trunk.attentions
-        )
-        return output if self.wants_dict(return_dict) else output.to_tuple()
 
 
 class QuestionAnsweringHead:
@@ -151,6 +130,7 @@ class QuestionAnsweringHead:
     def add_head(self, config: Any) -> None:
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -159,37 +139,23 @@ class QuestionAnsweringHead:
         inputs_embeds: torch.Tensor | None = None,
         start_positions: torch.LongTensor | None = None,
         end_positions: torch.LongTensor | None = None,
-        return_dict: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple | QuestionAnsweringModelOutput:
-        """Runs trunk and head; the arguments are the trunk's, and:
+    ) -> QuestionAnsweringModelOutput:
+        """Runs backbone and head; the arguments are the backbone's, and:
 
         Args:
             start_positions, end_positions: [B] token indices of the answer. An index beyond the sequence
                 means that the row has no answer; it adds nothing to the loss.
         """
-        trunk = self.run_trunk(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
-        start, end = self.qa_outputs(trunk.last_hidden_state).unbind(-1)
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+        start, end = self.qa_outputs(backbone.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            beyond = start.shape[1]
-            first, last = (
-                target.to(start.device).reshape(-1).clamp(0, beyond)
-                for target in (start_positions, end_positions)
-            )
-            loss = F.cross_entropy(start, first, ignore_index=beyond)
-            loss = (loss + F.cross_entropy(end, last, ignore_index=beyond)) / 2
-        output = QuestionAnsweringModelOutput(
+            loss = self.loss_function(start, end, start_positions, end_positions)
+        return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start,
             end_logits=end,
-            hidden_states=trunk.hidden_states,
-            attentions=trunk.attentions,
+            hidden_states=backbone.hidden_states,
+            attentions=backbone.attentions,
         )
-        return output if self.wants_dict(return_dict) else output.to_tuple()

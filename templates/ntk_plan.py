@@ -5,9 +5,6 @@
 It is computed once per pass, from what the caller says about the tokens (``attention_mask``,
 ``position_ids``, the cache), and every layer uses it (see ntk_attention.py).
 
-Each family's modeling file imports ``AttentionPlan`` from this file. transformers 4.57 loads only those files
-of a local repository that the modeling file itself imports.
-
 Shapes below: B rows, H heads, Q new tokens (queries), K keys (cached and new), D head size.
 """
 
@@ -48,8 +45,6 @@ class AttentionPlan(NamedTuple):
     """Other arguments of the attention function."""
     query_channels: tuple[torch.Tensor, ...]
     """The slopes, to append to queries: [B or 1, H, 1 or Q, CHANNELS], one for all layers or one each."""
-    slopes: tuple[torch.Tensor, ...]
-    """float32 [B or 1, H, 1 or Q], one for all layers or one each."""
     query_factors: tuple[torch.Tensor, ...] | None
     """What to multiply queries by, float32 [B or 1, H, 1 or Q]: one for all layers or one each; None without
     temperatures."""
@@ -59,11 +54,8 @@ class AttentionPlan(NamedTuple):
     """Whether keys are folded after they leave the cache, because it would round the channels."""
     slots: torch.Tensor
     """int64 [Q]: the places of the new keys in the cache."""
-    key_length: int | None
-    """Number of keys that attention reads, from the start of the cache; None for the whole cache."""
-    positions: torch.Tensor | None
-    """int64 [B or 1, Q], of queries and keys, if attention may be computed in tiles: there are no other keys,
-    and every query sees all earlier ones. Else None."""
+    key_length: int
+    """Number of keys that attention reads, from the start of the cache."""
     packed: bool
     """Whether rows hold several documents. There is no cache from which they could be continued."""
 
@@ -83,17 +75,31 @@ class Positions(NamedTuple):
     """bool [B, Q]: where a second document of a row, or a later one, starts; None if there is only one."""
 
 
-class CacheSizes(NamedTuple):
-    """What transformers' mask functions ask of a cache."""
+class CacheState(NamedTuple):
+    """What a forward pass finds in its cache. transformers' mask functions call the methods."""
 
+    used: bool
     seen: Any
+    """Number of cached tokens: a tensor in compiled decoding over a static cache, else an int."""
     keys: int
+    """Number of keys, cached and new. Compiled decoding needs a constant: all that the cache can hold."""
+    read: int
+    """Number of keys that attention reads. The weights that eager attention returns are as long as a static
+    cache, as in transformers' own models."""
+    slots: torch.Tensor
+    """int64 [Q]: the places of the new keys in the cache."""
+    quantised: bool
+    """Whether the cache rounds keys, so that they are folded after they leave it."""
+
+    @property
+    def compiled(self) -> bool:
+        return isinstance(self.seen, torch.Tensor)
 
     def get_query_offset(self, *_: Any) -> Any:
         return self.seen
 
     def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
-        return self.keys, 0
+        return self.read, 0
 
 
 def plan_attention(
@@ -108,6 +114,9 @@ def plan_attention(
     **keywords: Any,
 ) -> AttentionPlan:
     """Decides how this forward pass computes attention and prepares its tensors.
+
+    Positions come from continuous batching, from the caller beside a mask of four dimensions, or from the
+    real tokens and the starts of documents.
 
     Args:
         config: names the attention function in ``_attn_implementation``.
@@ -127,110 +136,59 @@ def plan_attention(
             attention function or the scaling cannot work with this mask, cache or dtype.
     """
     name = "eager" if output_attentions else config._attn_implementation
-    check_dtype(name, config, hidden_states)
-    queries, device = hidden_states.shape[1], hidden_states.device
-    layers = getattr(past_key_values, "layers", [])
-    seen: Any = 0 if past_key_values is None else past_key_values.get_seq_length()
-    if isinstance(seen, torch.Tensor) and not torch.compiler.is_compiling():
-        seen = int(seen)
-    slots = torch.arange(queries, device=device) + seen
-    # Compiled decoding over a static cache needs a constant number of keys.
-    compiled = isinstance(seen, torch.Tensor)
-    capacity = getattr(layers[0], "max_cache_len", None) if layers else None
-    keys = capacity if compiled else seen + queries
-
-    # Attention weights are as long as a static cache, as in transformers' own models.
-    whole = capacity is not None and (compiled or name == "eager")
-    read = capacity if whole else keys
-
-    fold_cached = any(isinstance(layer, QUANTISED) for layer in layers)
-    check_cache(config, layers, fold_cached)
+    cache = cache_state(name, config, hidden_states, past_key_values)
     if keywords.get("cache") is not None:  # continuous batching has a cache and masks of its own
-        check_paged(name, alibi, hidden_states, position_ids)
-        positions, mask = Positions(position_ids, position_ids, None), attention_mask
+        positions, mask = paged_positions(name, alibi, hidden_states, position_ids), attention_mask
     elif attention_mask is not None and attention_mask.dim() == 4:
-        check_own_mask(name, alibi, position_ids, fold_cached)
-        position_ids = checked_shape(position_ids, hidden_states)
-        positions = Positions(position_ids, position_ids, None)
-        mask = own_mask(attention_mask, hidden_states, read)
+        positions = stated_positions(name, alibi, hidden_states, position_ids, cache)
+        mask = own_mask(attention_mask, hidden_states, cache.read)
     else:
-        real = None if attention_mask is None else real_tokens(attention_mask.to(device), seen, keys)
-        positions = count_positions(real, slots, keys, every_key=fold_cached)
-        if position_ids is not None:
-            cached = past_key_values is not None
-            given = given_positions(position_ids, positions, hidden_states, slots, cached)
-            if fold_cached:
-                check_counted(given, positions)
-            else:
-                positions = given
-        elif named := [keyword for keyword in keywords if keyword in PACKED]:
-            raise ValueError(f"{named[0]} needs position_ids, which start again at 0 with every document")
+        positions = token_positions(attention_mask, position_ids, hidden_states, cache, keywords)
         keywords = packed_keywords(keywords, positions, hidden_states.shape[:2])
-        mask_config = EAGER if name == "eager" else config
-        mask = causal_mask(mask_config, hidden_states, positions, slots, CacheSizes(seen, read))
-        if mask is None and compiled:
-            raise ValueError(f"{name} does not work with a static cache in a compiled model; use sdpa")
+        mask = causal_mask(name, config, hidden_states, positions, cache)
 
     slopes = alibi.at(positions.queries, positions.lengths)
     factors = alibi.query_factors(positions.queries, positions.lengths)
-    # torch's own kernel on the CPU gives keys to tiles; a quantised cache gives other keys than it was given.
-    tiled = name == "sdpa" and mask is None and queries == keys and not fold_cached and not keywords
     return AttentionPlan(
         implementation=name,
         mask=mask,
         keywords=keywords,
         query_channels=query_channels(slopes, scaling).to(hidden_states.dtype).unbind(),
-        slopes=slopes.unbind(),
         query_factors=None if factors is None else factors.unbind(),
         key_channels=key_channels(positions.keys, positions.real).to(hidden_states.dtype),
-        fold_cached=fold_cached,
-        slots=slots,
-        key_length=None if whole else keys,
-        positions=positions.queries if tiled else None,
+        fold_cached=cache.quantised,
+        slots=cache.slots,
+        key_length=cache.read,
         packed=positions.starts is not None and not torch.compiler.is_compiling(),
     )
 
 
-def check_dtype(name: str, config: Any, hidden_states: torch.Tensor) -> None:
-    """Raises ValueError for float32 with FlashAttention, which transformers does not say for every family.
-
-    transformers itself casts in autocast and for quantised weights. On the CPU there is no FlashAttention.
-    """
-    kind = hidden_states.device.type
-    if "flash" not in name or hidden_states.dtype != torch.float32 or kind == "cpu":
-        return
-    if not hasattr(config, "_is_quantized") and not torch.is_autocast_enabled(kind):
-        raise ValueError(f"{name} needs half precision; use dtype=torch.bfloat16 or sdpa")
-
-
-def check_cache(config: Any, layers: Any, fold_cached: bool) -> None:
-    """Raises ValueError for a cache of keys without channels, such as a learned prefix."""
-    keys = getattr(layers[0], "keys", None) if layers and not fold_cached else None
-    if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[-1] != config.head_dim:
+def cache_state(name: str, config: Any, hidden_states: torch.Tensor, past_key_values: Any) -> CacheState:
+    """What the cache holds, and what attention will read of it."""
+    queries = hidden_states.shape[1]
+    layers = getattr(past_key_values, "layers", [])
+    seen: Any = 0 if past_key_values is None else past_key_values.get_seq_length()
+    if isinstance(seen, torch.Tensor) and not torch.compiler.is_compiling():
+        seen = int(seen)
+    compiled = isinstance(seen, torch.Tensor)
+    capacity = getattr(layers[0], "max_cache_len", None) if layers else None
+    keys = capacity if compiled else seen + queries
+    quantised = any(isinstance(layer, QUANTISED) for layer in layers)
+    stored = getattr(layers[0], "keys", None) if layers and not quantised else None
+    if isinstance(stored, torch.Tensor) and stored.dim() == 4 and stored.shape[-1] != config.head_dim:
         raise ValueError(
-            f"the cache holds heads of size {keys.shape[-1]}, but this model's have {config.head_dim}, with "
-            "channels for positions. Prefix tuning is not supported; use LoRA or prompt tuning"
+            f"the cache holds heads of size {stored.shape[-1]}, but this model's have {config.head_dim}, "
+            "with channels for positions. Prefix tuning is not supported; use LoRA or prompt tuning"
         )
+    slots = torch.arange(queries, device=hidden_states.device) + seen
+    read = capacity if capacity is not None and (compiled or name == "eager") else keys
+    return CacheState(past_key_values is not None, seen, keys, read, slots, quantised)
 
 
-def check_counted(given: Positions, counted: Positions) -> None:
-    """Raises ValueError if the caller's positions are not those of the real tokens; not in compiled graphs.
-
-    A quantised cache holds keys without positions, so all of them are counted again for every pass.
-    """
-    if torch.compiler.is_compiling():
-        return
-    different = given.queries != counted.queries
-    if counted.real is not None:
-        different = different & counted.real[:, -given.queries.shape[1] :]
-    if different.any():
-        raise ValueError(
-            "a quantised cache counts positions by itself; drop position_ids, or use another cache"
-        )
-
-
-def check_paged(name: str, alibi: Alibi, hidden_states: torch.Tensor, position_ids: Any) -> None:
-    """Raises ValueError for what continuous batching cannot do with folded keys."""
+def paged_positions(
+    name: str, alibi: Alibi, hidden_states: torch.Tensor, position_ids: torch.Tensor | None
+) -> Positions:
+    """The positions that continuous batching gives, if it works with folded keys here."""
     check_paged_scaling(alibi)
     # Other functions would attend to the new tokens only; so would sdpa in transformers 4.57.
     function = ALL_ATTENTION_FUNCTIONS.get(name)  # None for eager
@@ -241,6 +199,7 @@ def check_paged(name: str, alibi: Alibi, hidden_states: torch.Tensor, position_i
         raise ValueError(f"{name} rounds the scores to {hidden_states.dtype}; use sdpa or float32")
     if position_ids is None:
         raise ValueError("continuous batching needs position_ids")
+    return Positions(position_ids, position_ids, None)
 
 
 def check_paged_scaling(alibi: Alibi) -> None:
@@ -252,8 +211,14 @@ def check_paged_scaling(alibi: Alibi) -> None:
         )
 
 
-def check_own_mask(name: str, alibi: Alibi, position_ids: Any, fold_cached: bool) -> None:
-    """Raises ValueError for what cannot work with a mask of four dimensions, which does not say positions."""
+def stated_positions(
+    name: str,
+    alibi: Alibi,
+    hidden_states: torch.Tensor,
+    position_ids: torch.Tensor | None,
+    cache: CacheState,
+) -> Positions:
+    """The caller's positions beside a mask of four dimensions, which does not say them."""
     if name not in TAKES_MASK:
         raise ValueError(f"{name} takes no 4-D attention_mask; use one of: {', '.join(TAKES_MASK)}")
     if alibi.dynamic == "length":
@@ -263,8 +228,10 @@ def check_own_mask(name: str, alibi: Alibi, position_ids: Any, fold_cached: bool
         )
     if position_ids is None:
         raise ValueError("a 4-D attention_mask needs position_ids, because it does not say positions")
-    if fold_cached:
+    if cache.quantised:
         raise ValueError("a 4-D attention_mask does not work with a quantised cache; use another cache")
+    position_ids = checked_shape(position_ids, hidden_states)
+    return Positions(position_ids, position_ids, None)
 
 
 def own_mask(attention_mask: torch.Tensor, hidden_states: torch.Tensor, keys: int) -> torch.Tensor:
@@ -291,36 +258,62 @@ def own_mask(attention_mask: torch.Tensor, hidden_states: torch.Tensor, keys: in
     return mask.clamp(min=lowest).to(dtype).expand(rows, -1, -1, -1)
 
 
-def real_tokens(attention_mask: torch.Tensor, seen: Any, keys: int) -> torch.Tensor:
-    """The mask of the first ``keys`` tokens, bool [B, keys]; padded over a static cache."""
+def token_positions(
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    hidden_states: torch.Tensor,
+    cache: CacheState,
+    keywords: Mapping[str, Any],
+) -> Positions:
+    """The positions of the real tokens in their documents; the caller's, if there are any."""
+    real = None if attention_mask is None else real_tokens(attention_mask.to(hidden_states.device), cache)
+    counted = count_positions(real, cache)
+    if position_ids is None:
+        if named := [keyword for keyword in keywords if keyword in PACKED]:
+            raise ValueError(f"{named[0]} needs position_ids, which start again at 0 with every document")
+        return counted
+    given = given_positions(position_ids, counted, hidden_states, cache)
+    if not cache.quantised:
+        return given
+    # A quantised cache holds keys without positions, so all of them are counted again for every pass.
+    different = given.queries != counted.queries
+    if real is not None:
+        different = different & real[:, -given.queries.shape[1] :]
+    if not torch.compiler.is_compiling() and different.any():
+        raise ValueError(
+            "a quantised cache counts positions by itself; drop position_ids, or use another cache"
+        )
+    return counted
+
+
+def real_tokens(attention_mask: torch.Tensor, cache: CacheState) -> torch.Tensor:
+    """The mask of all keys, bool [B, K]; padded over a static cache."""
     if attention_mask.dim() != 2:
         shape = list(attention_mask.shape)
         raise ValueError(f"attention_mask must be [rows, tokens], got {shape} (or 4-D, with position_ids)")
-    short = keys - attention_mask.shape[1]
-    if short > 0 and not isinstance(seen, torch.Tensor):
+    short = cache.keys - attention_mask.shape[1]
+    if short > 0 and not cache.compiled:
         raise ValueError(
-            f"attention_mask covers {attention_mask.shape[1]} tokens, but there are {keys}: "
-            f"{seen} cached and {keys - seen} new; it must cover the cached ones too"
+            f"attention_mask covers {attention_mask.shape[1]} tokens, but there are {cache.keys}: "
+            f"{cache.seen} cached and {cache.keys - cache.seen} new; it must cover the cached ones too"
         )
-    return F.pad(attention_mask, (0, max(short, 0)))[:, :keys].bool()
+    return F.pad(attention_mask, (0, max(short, 0)))[:, : cache.keys].bool()
 
 
-def count_positions(real: torch.Tensor | None, slots: torch.Tensor, keys: int, every_key: bool) -> Positions:
-    """Positions counted from the real tokens [B, keys], or from all: padding may be on either side."""
-    counts = torch.arange(1, keys + 1, device=slots.device)[None] if real is None else real.cumsum(-1)
+def count_positions(real: torch.Tensor | None, cache: CacheState) -> Positions:
+    """Positions counted from the real tokens [B, K], or from all: padding may be on either side."""
+    slots = cache.slots
+    every = torch.arange(1, cache.keys + 1, device=slots.device)[None]
+    counts = every if real is None else real.cumsum(-1)
     new = counts.index_select(1, slots)
     queries, lengths = (new - 1).clamp(min=0), new[:, -1:]
-    if every_key:
+    if cache.quantised:  # all keys are folded again
         return Positions(queries, (counts - 1).clamp(min=0), real, lengths)
     return Positions(queries, queries, None if real is None else real.index_select(1, slots), lengths)
 
 
 def checked_shape(position_ids: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-    """The caller's positions, int64 [B or 1, Q], on the device of the hidden states [B, Q, hidden].
-
-    Raises:
-        ValueError: they have another shape.
-    """
+    """The caller's positions, int64 [B or 1, Q], on the device of the hidden states [B, Q, hidden]."""
     rows, queries = hidden_states.shape[:2]
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, rows) or position_ids.shape[1] != queries:
         raise ValueError(f"position_ids must be [{rows}, {queries}], got {list(position_ids.shape)}")
@@ -328,20 +321,9 @@ def checked_shape(position_ids: torch.Tensor, hidden_states: torch.Tensor) -> to
 
 
 def given_positions(
-    position_ids: torch.Tensor,
-    counted: Positions,
-    hidden_states: torch.Tensor,
-    slots: torch.Tensor,
-    cached: bool,
+    position_ids: torch.Tensor, counted: Positions, hidden_states: torch.Tensor, cache: CacheState
 ) -> Positions:
-    """The caller's positions, and where documents start.
-
-    Args:
-        position_ids: int64 [B or 1, Q].
-        counted: from ``count_positions``.
-        hidden_states: [B, Q, hidden]; only its shape and device are used.
-        slots: int64 [Q], the places of the new tokens in the cache.
-        cached: whether there is a cache.
+    """The caller's positions [B or 1, Q], and where documents start.
 
     Raises:
         ValueError: the positions have another shape, do not rise by one, are negative, or start again over a
@@ -351,13 +333,13 @@ def given_positions(
     position_ids = checked_shape(position_ids, hidden_states)
     if counted.real is not None:
         # Places in the cache count padded tokens too. Chunked prefill of transformers 4.57 passes them.
-        places = (position_ids == slots).all(dim=-1, keepdim=True)
+        places = (position_ids == cache.slots).all(dim=-1, keepdim=True)
         position_ids = torch.where(places, counted.queries, position_ids)
     tracing = torch.compiler.is_compiling()
     single = counted._replace(queries=position_ids, keys=position_ids)
     if counted.real is None:
         single = single._replace(lengths=position_ids[:, -1:] + 1)
-    if queries == 1 or (tracing and cached):
+    if queries == 1 or (tracing and cache.used):
         return single
 
     position_ids = position_ids.expand(rows, -1)
@@ -376,7 +358,7 @@ def given_positions(
                 f"position_ids: token {token} of row {row} is at {int(position_ids[row, token])}; positions "
                 "rise by one from token to token, or start again at 0 with another document"
             )
-        if cached:
+        if cache.used:
             raise ValueError(
                 "position_ids start again at 0, but documents in one row cannot share a cache; pass "
                 "use_cache=False and no past_key_values"
@@ -388,25 +370,31 @@ def given_positions(
 
 
 def causal_mask(
-    config: Any, hidden_states: torch.Tensor, positions: Positions, slots: torch.Tensor, sizes: CacheSizes
+    name: str, config: Any, hidden_states: torch.Tensor, positions: Positions, cache: CacheState
 ) -> Any:
     """The mask that transformers makes for this attention function; None if its own causal mask is right.
 
     Padding is in the channels of the keys, so all rows have the same mask, unless they hold documents.
+
+    Raises:
+        ValueError: a compiled model reads a static cache, for which this function has no mask.
     """
     packed, queries = positions.starts is not None, hidden_states.shape[1]
-    plain = not packed and not isinstance(sizes.seen, torch.Tensor) and queries in (1, sizes.keys)
-    if config._attn_implementation == "sdpa" and plain:
+    plain = not packed and not cache.compiled and queries in (1, cache.read)
+    if name == "sdpa" and plain:
         return None  # while a graph is traced, transformers would write out this mask
     arguments = {
-        "config": config,
+        "config": EAGER if name == "eager" else config,
         EMBEDDINGS: hidden_states if packed else hidden_states[:1],
         "attention_mask": None,
-        "past_key_values": None if packed else sizes,
+        "past_key_values": None if packed else cache,
         "position_ids": positions.queries if packed else None,
-        "cache_position": slots,
+        "cache_position": cache.slots,
     }
-    return create_causal_mask(**{name: value for name, value in arguments.items() if name in MASK_ARGUMENTS})
+    mask = create_causal_mask(**{name: value for name, value in arguments.items() if name in MASK_ARGUMENTS})
+    if mask is None and cache.compiled:
+        raise ValueError(f"{name} does not work with a static cache in a compiled model; use sdpa")
+    return mask
 
 
 def packed_keywords(

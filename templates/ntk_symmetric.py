@@ -2,22 +2,18 @@
 # Copyright 2026 the ntk-convert authors
 """Bidirectional ALiBi: every query sees every key, with a bias of -slope * |i - j|.
 
-|i - j| cannot be folded into the dot product, as ntk_alibi.py does for causal ALiBi. But if the queries are
-in reverse order, the bias is constant along the anti-diagonals: every row is a window on one vector of
-2 L - 1 numbers. torch's fused kernel on the CPU reads that view without copying it, so there is no [L, L]
-tensor, not even in training. Padding is a product of two extra channels.
+|i - j| cannot be folded into the dot product, as ntk_alibi.py does for causal ALiBi. ntk_tiles.py has a way
+to compute it without a tensor [L, L] on the CPU, in training too. Padding is a product of two extra channels.
 
-Measured on one CPU thread, 12 heads x 64, 8192 tokens, float32: the view takes 0.1 GB (0.2 GB with padding)
-and 1.4 times as long as attention without any bias. The whole bias takes 3.9 GB and 3.3 times as long.
-In inference, long rows are computed in tiles, each from such a view, without the keys that are too far away:
-with random queries and keys, 0.1 GB and 0.4 times as long.
+Measured on one CPU thread, 12 heads x 64, 8192 tokens, float32: that takes 0.1 GB (0.2 GB with padding) and
+1.4 times as long as attention without any bias; in tiles, with random queries and keys, 0.4 times as long.
+The whole bias takes 3.9 GB and 3.3 times as long.
 
-The view does not work if the kernel wants aligned rows (accelerators), copies views (torch.compile) or does
-not support dropout, or if every query has its own slopes. Then each block of queries gets its own bias, one
-block after another. The backward pass computes these biases again instead of keeping them.
+It does not work if the kernel wants aligned rows (accelerators), copies views (torch.compile) or does not
+support dropout, or if every query has its own slopes. Then each block of queries gets its own bias, one block
+after another. The backward pass computes these biases again instead of keeping them.
 
 Shapes below: B rows, H heads, L tokens (queries and keys), D head size.
-This file is part of a converted repository and imports only torch.
 """
 
 from typing import NamedTuple
@@ -27,16 +23,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .ntk_alibi import (
-    CHANNELS,
-    PADDED_KEY,
-    PADDED_QUERY,
-    Alibi,
-    fold,
-    infers_on_cpu,
-    multiplied,
-    needed_tiles,
-)
+from .ntk_alibi import CHANNELS, PADDED_KEY, PADDED_QUERY, Alibi, fold, multiplied
+from .ntk_tiles import infers_on_cpu, tiled_attention, toeplitz_attention
 
 # Queries per block. Small blocks fit a CPU's caches; an accelerator needs large ones to be busy.
 CPU_BLOCK, BLOCK = 128, 1024
@@ -176,62 +164,6 @@ def without_padding(
     query_channels = (first * (PADDED_QUERY / scale))[None, None, None]
     key_channels = (~real)[:, None, :, None] * (first * PADDED_KEY)
     return fold(query, query_channels), fold(key, key_channels), F.pad(value, (0, CHANNELS))
-
-
-def toeplitz_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    slopes: torch.Tensor,
-    scale: float,
-    start: int = 0,
-) -> torch.Tensor:
-    """The heads' outputs [B, H, L, D] for slopes [1 or B, H, 1]; the keys' slots begin at ``start``."""
-    queries, keys = query.shape[2], key.shape[2]
-    distances = (torch.arange(queries + keys - 1, device=query.device) + (start - queries + 1)).abs()
-    # float32 for every dtype of the states: the kernel adds the bias to float32 scores.
-    bias = (slopes * -distances).unfold(-1, keys, 1)
-    reverse = query.flip(2)
-    return F.scaled_dot_product_attention(reverse, key, value, attn_mask=bias, scale=scale).flip(2)
-
-
-def tiled_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    slopes: torch.Tensor,
-    scale: float,
-    span: slice,
-) -> torch.Tensor:
-    """The same, without the keys that are too far from a query to matter.
-
-    Args:
-        query: [B, H, L, D].
-        key, value: [B, H, K, D], of the tokens in the slots ``span``; the queries of other slots look at all.
-        slopes: [1 or B, H, 1].
-        scale: the factor on q.k.
-        span: K slots.
-    """
-    positions = torch.arange(key.shape[2])[None]
-    tiles = needed_tiles(query[:, :, span], key, slopes, positions, scale, causal=False)
-    if tiles is None:
-        return toeplitz_attention(query, key, value, slopes, scale, span.start)
-    output = torch.empty_like(query)
-    for padded in (slice(0, span.start), slice(span.stop, query.shape[2])):
-        if padded.start < padded.stop:
-            part, start = query[:, :, padded], span.start - padded.start
-            output[:, :, padded] = toeplitz_attention(part, key, value, slopes, scale, start)
-    real, query = output[:, :, span], query[:, :, span]
-    for heads, queries, keys in tiles:
-        real[:, heads, queries] = toeplitz_attention(
-            query[:, heads, queries],
-            key[:, heads, keys],
-            value[:, heads, keys],
-            slopes[:, heads],
-            scale,
-            keys.start - queries.start,
-        )
-    return output
 
 
 def blockwise_attention(

@@ -30,10 +30,10 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, CompletedProcess, TimeoutExpired
+from subprocess import DEVNULL, PIPE, STDOUT, CompletedProcess, TimeoutExpired
 from typing import Any
 
-__all__ = ["DEVNULL", "PIPE", "CompletedProcess", "Popen", "TimeoutExpired", "run"]
+__all__ = ["DEVNULL", "PIPE", "STDOUT", "CompletedProcess", "Popen", "TimeoutExpired", "run"]
 
 ROOT = Path(__file__).parent.parent
 IMPORTED = (

@@ -12,9 +12,9 @@ from typing import Literal
 from urllib.parse import quote, unquote
 
 Host = Literal["hub", "storage"]
-Fault = Literal["cut", "reset", "short", "busy", "broken"]
+Fault = Literal["cut", "reset", "short", "busy"]
 """A fault of one transfer: the connection is closed (``cut``) or reset (``reset``) in the middle of the file;
-a download seems complete but has half the length (``short``); HTTP 503 (``busy``); HTTP 500 (``broken``)."""
+a download seems complete but has half the length (``short``); HTTP 503 (``busy``)."""
 
 LARGE = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".onnx_data", ".pt", ".model")
 """Suffixes of the files that the Hub keeps in its storage (from the .gitattributes of a new repository)."""

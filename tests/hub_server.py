@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import socket
 import struct
@@ -21,7 +22,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from tests.hub_protocol import (
@@ -68,7 +69,7 @@ class HubServer:
         """Called with each request before it is answered; it may raise a ``Refusal``."""
         self.faults: dict[str, list[Fault]] = {}
         """File name -> the faults of its next downloads, in order."""
-        self.upload_faults: list[Fault | None] = []
+        self.upload_faults: list[Literal["cut", "reset"] | None] = []
         """Faults of the next uploads to the storage, in order; None for no fault."""
         self.half_sent: Callable[[], object] | None = None
         """Called when half of an uploaded file was received, before the rest is read."""
@@ -78,8 +79,6 @@ class HubServer:
         """Files that an accepted commit does not add."""
         self.transfer = "basic"
         """The protocol for large files: ``basic`` or ``xet``."""
-        self.part_bytes: int | None = None
-        """Files larger than this many bytes are uploaded in parts of that size."""
         self._temporary = tempfile.TemporaryDirectory(prefix="hub-")
         self.writing = Writing(self, Path(self._temporary.name))
         self._stored: dict[str, Path] = {}
@@ -175,7 +174,7 @@ class HubServer:
             fault = self.upload_faults.pop(0) if self.upload_faults else None
         if "authorization" in request.headers:
             return Refusal(HTTPStatus.BAD_REQUEST, None, "Only one auth mechanism allowed").answer
-        return self.writing.receive(request, body, length, fault)
+        return self.writing.receive(request, body, length, cut=fault is not None)
 
     def _hub(self, request: Request) -> Answer:
         for old, new in self.renamed.items():
@@ -346,12 +345,12 @@ def _break_off(handler: BaseHTTPRequestHandler, *, politely: bool = False) -> No
 def _model_info(repo_id: str, repository: Repository, commit: str) -> dict[str, Any]:
     folder = repository.commits[commit]
     siblings = []
-    for name in files_in(folder):
-        data = (folder / name).read_bytes()
-        entry: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": git_id(data)}
-        if name.endswith(LARGE):
-            entry["lfs"] = {"sha256": sha256(folder / name), "size": len(data), "pointerSize": 134}
-        siblings.append(entry)
+    for entry in _tree(folder):
+        if entry["type"] == "file":
+            lfs = {"lfs": entry["lfs"] | {"sha256": entry["lfs"]["oid"]}} if "lfs" in entry else {}
+            siblings.append(
+                {"rfilename": entry["path"], "size": entry["size"], "blobId": entry["oid"], **lfs}
+            )
     counts = _parameters(folder)
     return {
         "id": repo_id,
@@ -400,8 +399,5 @@ def _parameters(folder: Path) -> dict[str, int]:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         for name, tensor in header.items():
             if name != "__metadata__":
-                size = 1
-                for length in tensor["shape"]:
-                    size *= length
-                counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + size
+                counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + math.prod(tensor["shape"])
     return counts

@@ -14,9 +14,7 @@ import os
 import re
 import secrets
 import shutil
-import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from http import HTTPStatus
 from io import BufferedIOBase
 from pathlib import Path, PurePosixPath
@@ -27,7 +25,6 @@ from tests.hub_protocol import (
     LARGE,
     Account,
     Answer,
-    Fault,
     Refusal,
     Repository,
     Request,
@@ -44,8 +41,7 @@ BRANCH = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/branch/(?P<branch>.+)")
 PREUPLOAD = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/preupload/(?P<revision>[^/]+)")
 BATCH = re.compile(r"/(?P<id>[^/]+/[^/]+)\.git/info/lfs/objects/batch")
 COMMIT = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/commit/(?P<revision>[^/]+)")
-COMPLETE = re.compile(r"/complete/(?P<oid>[0-9a-f]{64})")
-OBJECT = re.compile(r"/upload/(?P<oid>[0-9a-f]{64})(?:/(?P<part>\d+))?")
+OBJECT = re.compile(r"/upload/(?P<oid>[0-9a-f]{64})")
 LARGEST_INLINE = 10 << 20
 """Bytes of a file that a commit may contain itself."""
 PIECE = 1 << 20
@@ -62,8 +58,6 @@ class Writing:
         self.commits, self.objects = folder / "commits", folder / "objects"
         self.commits.mkdir()
         self.objects.mkdir()
-        self._parts: dict[str, dict[int, Path]] = {}
-        self._lock = threading.Lock()
 
     @property
     def stored(self) -> set[str]:
@@ -87,8 +81,6 @@ class Writing:
 
     def answer(self, request: Request) -> Answer:
         """Answers a POST request to the Hub itself."""
-        if found := match(COMPLETE, request):
-            return self._complete(found["oid"], json.loads(request.body))
         self.server.check_token(request.token)
         if request.path == "/api/repos/create":
             return self._create(request)
@@ -115,34 +107,24 @@ class Writing:
             return self._commit(found["id"], found["revision"], request)
         raise Refusal(HTTPStatus.NOT_FOUND, None, "Sorry, we can't find the page you are looking for.")
 
-    def receive(
-        self, request: Request, body: BufferedIOBase, length: int, fault: Fault | None
-    ) -> Answer | None:
-        """Receives a file, or a part of one, in pieces; None if the connection is to be closed."""
+    def receive(self, request: Request, body: BufferedIOBase, length: int, *, cut: bool) -> Answer | None:
+        """Receives a file in pieces; None if the connection is to be closed."""
         found = match(OBJECT, request)
         if not found:
             return Refusal(HTTPStatus.NOT_FOUND, None, "NoSuchKey").answer
         path = self.objects / f"incoming-{secrets.token_hex(8)}"
         content = hashlib.sha256()
         with path.open("wb") as file:
-            for piece in self._pieces(body, length, half=fault in ("cut", "reset")):
+            for piece in self._pieces(body, length, half=cut):
                 file.write(piece)
                 content.update(piece)
-        if fault in ("busy", "broken"):
-            path.unlink()
-            status = HTTPStatus.SERVICE_UNAVAILABLE if fault == "busy" else HTTPStatus.INTERNAL_SERVER_ERROR
-            return Answer(status)
         if path.stat().st_size < length:
             path.unlink()
             return None
-        if "part" in found:
-            with self._lock:
-                self._parts.setdefault(found["oid"], {})[int(found["part"])] = path
-        elif content.hexdigest() != found["oid"]:
+        if content.hexdigest() != found["oid"]:
             path.unlink()
             return Refusal(HTTPStatus.BAD_REQUEST, None, "BadDigest").answer
-        else:
-            path.replace(self.objects / found["oid"])
+        path.replace(self.objects / found["oid"])
         return Answer(headers={"ETag": f'"{content.hexdigest()[:32]}"'})
 
     def _pieces(self, body: BufferedIOBase, length: int, *, half: bool) -> Iterator[bytes]:
@@ -212,39 +194,11 @@ class Writing:
             entry: dict[str, Any] = {"oid": oid, "size": size}
             if not self._has(oid, size):
                 entry["actions"] = {
-                    "upload": self._where(oid, size),
+                    "upload": {"href": f"{self.server.storage}/upload/{oid}?Signature=x"},
                     "verify": {"href": f"{self.server.endpoint}/verify/{repo_id}"},
                 }
             answered.append(entry)
         return {"transfer": self.server.transfer, "objects": answered}
-
-    def _where(self, oid: str, size: int) -> dict[str, Any]:
-        """The addresses for uploading a file, in one piece or in parts."""
-        part, href = self.server.part_bytes, f"{self.server.storage}/upload/{oid}"
-        if part is None or size <= part:
-            return {"href": f"{href}?Signature=x"}
-        count = -(-size // part)
-        urls = {str(number): f"{href}/{number}?Signature=x" for number in range(1, count + 1)}
-        return {
-            "href": f"{self.server.endpoint}/complete/{oid}?Signature=x",
-            "header": {"chunk_size": str(part)} | urls,
-        }
-
-    def _complete(self, oid: str, asked: dict[str, Any]) -> Answer:
-        parts = self._parts.pop(oid, {})
-        path, content = self.objects / f"incoming-{secrets.token_hex(8)}", hashlib.sha256()
-        with path.open("wb") as whole:
-            for entry in asked["parts"]:
-                with parts[entry["partNumber"]].open("rb") as file:
-                    while piece := file.read(PIECE):
-                        whole.write(piece)
-                        content.update(piece)
-        for part in parts.values():
-            part.unlink()
-        if content.hexdigest() != oid:
-            raise Refusal(HTTPStatus.BAD_REQUEST, None, "BadDigest")
-        path.replace(self.objects / oid)
-        return as_json({})
 
     def _commit(self, repo_id: str, revision: str, request: Request) -> Answer:
         repository = self._writable(repo_id, request)
@@ -333,7 +287,8 @@ def _validate_card(content: str) -> Answer:
     answer = as_json(
         {"errors": [] if valid else [{"message": '"metadata" must be an object'}], "warnings": []}
     )
-    return answer if valid else replace(answer, status=HTTPStatus.BAD_REQUEST)
+    answer.status = HTTPStatus.OK if valid else HTTPStatus.BAD_REQUEST
+    return answer
 
 
 def _link(source: Path, target: Path) -> None:

@@ -5,7 +5,6 @@ Building graphs, running them without this project's own session, and the float6
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from converter import convert
 from converter.exports.onnx.build import build_graph
 from converter.exports.onnx.choices import Profile
-from converter.exports.onnx.graph import METADATA
+from converter.exports.onnx.describe import Description
+from converter.exports.onnx.graph import Graph
 from converter.result.converted import open_converted
 from tests import tiny
 from tests.patched import config_of
@@ -31,6 +32,7 @@ from tests.reference.alibi import query_slopes
 Array = NDArray[Any]
 Past = dict[str, Array]
 Make = Callable[..., Path]
+Plant = Callable[..., None]
 
 PROFILES: tuple[Profile, ...] = ("ort", "portable")
 TRAIN_LENGTH = 32
@@ -51,12 +53,8 @@ def build(
     name: str = "graph.onnx",
 ) -> Path:
     """Writes a graph into its repository without all that an export does around it."""
-    graph = build_graph(
-        open_converted(folder), profile=profile, dtype=dtype, last_logits=last_logits, convert_weights=False
-    )
-    made = {"profile": profile, "dtype": dtype, "last_logits": last_logits, "standalone": False}
-    made["alibi_scaling"] = config_of(folder).get("alibi_scaling")
-    graph.save(folder / name, {METADATA: json.dumps(made)})
+    made = Description(profile, dtype, last_logits, False, config_of(folder).get("alibi_scaling"))
+    build_graph(open_converted(folder), made).save(folder / name, made.metadata)
     return folder / name
 
 
@@ -157,3 +155,23 @@ def repository(pristine: Callable[..., Path], tmp_path: Path) -> Make:
         return converted_copy(source or pristine(family, **options), tmp_path / "model")
 
     return make
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """``plant(mutate)``: what builds graphs has a mistake; with ``dtype``, graphs that compute in it."""
+
+    def arm(mutate: Callable[[onnx.ModelProto], None], dtype: ir.DataType | None = None) -> None:
+        right = Graph.model
+
+        def wrong(self: Graph, *metadata: Any) -> ir.Model:
+            model = right(self, *metadata)
+            if dtype not in (None, self.dtype):
+                return model
+            proto = ir.to_proto(model)
+            mutate(proto)
+            return ir.from_proto(proto)
+
+        monkeypatch.setattr(Graph, "model", wrong)
+
+    return arm

@@ -85,14 +85,6 @@ def tensor_parallel(folder: str) -> dict[str, Any]:
     }
 
 
-@torch.no_grad()
-def tensor_parallel_tiles(folder: str) -> dict[str, Any]:
-    """Logits of a row that is computed in tiles."""
-    ids, _ = batch(rows=1, length=2200)
-    expected, found = (load(folder, **options)(ids).logits for options in ({}, {"tp_plan": "auto"}))
-    return {"logits": difference(found, expected)}
-
-
 def tensor_parallel_gradients(folder: str) -> dict[str, float]:
     # tp_plan is the old name, and the only one that transformers 4.57 has.
     options = {"distributed_config": {"tp_plan": "auto"}} if NEW_NAMES else {"tp_plan": "auto"}

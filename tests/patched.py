@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 from converter import convert
 from converter.families.templates import templates_folder
 from converter.scaling.scaling import METHODS
-from converter.verification import alibi, own_code
+from converter.verification import paths, slopes, stock, tensors
 from tests import tiny
+from tests.conftest import edit_json
 
 FAMILIES = tuple(tiny.FACTORIES)
 STOCK = tuple(tiny.STOCK)
@@ -78,8 +79,8 @@ VARIANTS = {
 }
 """Name -> a decoder, and changes of its config that change what it computes."""
 
-CHECKED = [module.NAME for module in alibi.modules() if module is not own_code]
-"""Names of the checks of a conversion that trusts no code of the source."""
+CHECKED = [module.NAME for module in (tensors, slopes, paths, stock)]
+"""Names of the checks of a conversion."""
 
 Convert = Callable[..., Path]
 Mistaken = Callable[[str, str, str], None]
@@ -87,11 +88,22 @@ Mistaken = Callable[[str, str, str], None]
 
 @pytest.fixture
 def converted(tmp_path: Path) -> Convert:
-    """``converted(family, num_heads, scaling, **config_changes)``: writes and converts a checkpoint."""
+    """``converted(name, num_heads, scaling, head=None, **config_changes)``: writes and converts a checkpoint.
 
-    def build(family: str, num_heads: int = 4, scaling: str = "ntk", **changes: Any) -> Path:
+    A change of None takes an encoder's key away.
+    """
+
+    def build(
+        name: str, num_heads: int = 4, scaling: str = "ntk", *, head: Any = None, **changes: Any
+    ) -> Path:
         # MPT's configs switch the cache off; the others' do not.
-        source = tiny.FACTORIES[family](tmp_path / "source", num_heads, **{"use_cache": True, **changes})
+        changes = changes if name in tiny.ENCODERS else {"use_cache": True, **changes}
+        factory = (tiny.FACTORIES | tiny.ENCODERS)[name]
+        source = factory(tmp_path / "source", num_heads, head=head, **changes)
+        if name in tiny.ENCODERS:
+            edit_json(source / "config.json", {key: None for key, value in changes.items() if value is None})
+        elif head is not None:
+            edit_json(source / "config.json", {"pad_token_id": tiny.PAD})
         out = tmp_path / "out"
         convert(source, out, verify=False, **options_for(scaling, num_heads))
         return out
@@ -113,7 +125,7 @@ def mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mistaken:
         for module in (
             "converter.verification.patched",
             "converter.result.repository",
-            "converter.result.code",
+            "converter.result.converted",
         ):
             monkeypatch.setattr(f"{module}.templates_folder", lambda: copy)
 
@@ -125,7 +137,7 @@ def load(folder: Path, auto_class: Any = AutoModelForCausalLM, **options: Any) -
     model, info = auto_class.from_pretrained(
         folder, trust_remote_code=True, output_loading_info=True, **options
     )
-    if auto_class is AutoModelForCausalLM:
+    if auto_class is not AutoModel:
         assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     return model.eval()
 

@@ -30,8 +30,6 @@ def outputs(path: str, ids: Array, mask: Array) -> dict[str, Array]:
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    # Old releases do not fuse standard operators into MatMulNBits, so they do not round activations either.
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     inputs = {value.name: value for value in session.get_inputs()}
     names = [value.name for value in session.get_outputs()]

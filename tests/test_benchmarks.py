@@ -1,99 +1,123 @@
-"""What benchmarks compute from what they measure."""
+"""Every script of benchmarks/ starts, and computes what its tables say; ``make gpu`` too."""
 
 from __future__ import annotations
 
 import importlib
+import math
+import multiprocessing
+import os
+import select
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModel, BertConfig, BertModel, BloomConfig, BloomForCausalLM, DynamicCache
-
-from converter import convert
-from tests import tiny
+from click.testing import CliRunner
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+Module = Callable[[str], ModuleType]
 
 
 @pytest.fixture
-def common_tests(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("common_tests")
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Module]:
+    """``module(name)``: a module of benchmarks/, which are scripts and no package."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
+            del sys.modules[name]
 
 
-@pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("limits")
+COMMANDS = (
+    *("conversion copy", "conversion size", "conversion fit", "torch_speed", "encoder_speed", "vllm_speed"),
+    *("onnx_speed graphs", "onnx_speed quantised", "quantised language", "quantised encoders", "on_gpu"),
+)
 
 
-@pytest.fixture
-def encoder_speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("encoder_speed")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(module: Module, command: str) -> None:
+    name, *words = command.split()
+    result = CliRunner().invoke(module(name).main, [*words, "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage: " in result.output
 
 
-@torch.no_grad()
-def test_limits_are_those_of_the_model(limits: ModuleType) -> None:
-    """A cached model computes token by token, so it computes no score that causal attention does not need."""
-    sizes = {"hidden_size": 24, "n_head": 3, "n_layer": 2, "vocab_size": 50}
-    model, cache = BloomForCausalLM(BloomConfig(**sizes)).eval(), DynamicCache()
-    geometry, unit = limits.Bloom(hidden=24, layers=2, vocabulary=50), limits.Machine(1, 1)
-    with FlopCounterMode(display=False) as counter:
-        for token in range(7):
-            model(torch.tensor([[token]]), past_key_values=cache)
-    assert geometry.prefill_seconds(unit, 7, logits=7) == counter.get_total_flops()
-    head = 2 * 24 * 50
-    assert geometry.prefill_seconds(unit, 7, logits=1) == counter.get_total_flops() - 6 * head
-
-    read = [one for name, one in model.named_parameters() if one.dim() == 2 and "lm_head" not in name]
-    read += [states for layer in cache.layers for states in (layer.keys, layer.values)]
-    assert geometry.decode_seconds(unit, 7) == sum(4 * states.numel() for states in read)
-    assert limits.Machine(1, 20).or_better(limits.Machine(2, 10)) == (2, 20)
+@pytest.mark.parametrize("name", ["originals", "common_tests"])
+def test_help_of_checks(module: Module, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = module(name)
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    assert ended.value.code == 0
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("gated", [True, False])
-def test_limits_of_an_encoder(tmp_path: Path, limits: ModuleType, gated: bool) -> None:
-    """Two texts cost what they cost one by one, so padding does not count."""
-    if gated:
-        sizes = {"hidden_size": 24, "intermediate_size": 40}
-        source = tiny.ENCODERS["jina_bert"](tmp_path / "source", 3, head="Model", **sizes)
-        convert(source, tmp_path / "out", method="none", verify=False)
-        options = {"trust_remote_code": True, "attn_implementation": "eager"}
-        model = AutoModel.from_pretrained(tmp_path / "out", **options).eval()
-        model.pooler = None
-    else:
-        sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3}
-        config = BertConfig(**sizes, attn_implementation="eager")
-        model = BertModel(config, add_pooling_layer=False).eval()
-    lengths, unit = (5, 9), limits.Machine(1, 1)
-    with FlopCounterMode(display=False) as counter:
-        for length in lengths:
-            model(torch.ones(1, length, dtype=torch.long))
-    geometry = limits.Encoder(hidden=24, layers=2, inner=40, gated=gated)
-    assert geometry.seconds(unit, lengths) == counter.get_total_flops()
-    assert geometry.attention_seconds(unit, [3]) == 2 * 2 * 24 * 9
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("conversion copy", "| `ntk-convert --no-verify` |"),
+        ("conversion size", "| `--hard-link` |"),
+        ("conversion fit", "| a step, stated |"),
+        ("torch_speed", "| 32 | stock |"),
+        ("torch_speed --family mpt", "| 32 | patched |"),
+        ("onnx_speed graphs", "| transformers-last, denormals kept | 16 |"),
+        ("onnx_speed quantised", "| transformers int4 | 16 |"),
+        ("encoder_speed --quantised", "| ONNX, w8a8 |"),
+        ("vllm_speed", "| transformers, static |"),
+    ],
+)
+def test_smallest_run(command: str, expected: str) -> None:
+    """Each script that needs no other environment; most check that all sides compute the same."""
+    name, *words = command.split()
+    line = [sys.executable, str(BENCHMARKS / f"{name}.py"), *words, "--quick"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
 
 
-def test_texts_have_unequal_lengths(encoder_speed: ModuleType) -> None:
-    texts = encoder_speed.make_texts(64, 12)
-    lengths = [len(text) for text in texts]
-    assert texts == encoder_speed.make_texts(64, 12)
-    assert (max(lengths), min(lengths) >= 16, len(set(lengths)) > 6) == (64, True, True)
-    assert encoder_speed.padding([4, 1, 3], 2) == 1 - 8 / 11
-    assert encoder_speed.padding([4, 3, 1], 2) == 1 - 8 / 9
-    assert encoder_speed.padding([4, 3, 1], 1) == 0
+def test_a_result_says_how_it_was_made_but_not_where(
+    module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    report = module("report")
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    words = ["--text=/home/a/x", "--python", "/opt/python", "--write", "--layers", "2"]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/torch_speed.py", *words])
+    report.finish("name", "Title", ["A table"], 1.25, write=True)
+    text = (tmp_path / "name.md").read_text()
+    assert "`python benchmarks/torch_speed.py --text=PATH --python PATH --layers 2`" in text
+    assert text.startswith("# Title\n\n* Date: ")
+    assert "load average before: 1.2" in text
+    assert text.endswith("\n\nA table\n")
+
+
+def test_a_side_without_memory_is_not_tried_again(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    measuring = module("measuring")
+    tried = []
+
+    def measure(side: str, length: int) -> object:
+        tried.append((side, length))
+        if (side, length) == ("large", 16):
+            return measuring.Cell(measuring.Measured(failure="out of memory"))
+        prompt = measuring.Measured([float(length)], extra=2 * 10**6)
+        return measuring.Cell(prompt, measuring.Measured([0.5]))
+
+    monkeypatch.setattr(measuring, "fresh", lambda function, *args: function(*args))
+    results = measuring.in_turns(measure, ["small", "large"], [8, 16, 32], 2, float("inf"))
+    assert [length for side, length in tried if side == "large"] == [8, 8, 16]
+    assert [length for side, length in tried if side == "small"] == [8, 8, 16, 16, 32, 32]
+    assert results[32]["large"].columns() == ["out of memory", "-", "out of memory", "-", "-", "-"]
+    columns = results[8]["small"].columns(results[16]["small"])
+    assert columns == ["8000", "0.50x", "2", "1.00x", "500", "1.00x"]
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_vectors_are_in_the_order_of_the_texts(encoder_speed: ModuleType, ordered: bool) -> None:
-    side = importlib.import_module(encoder_speed.Job.__module__)
+def test_vectors_are_in_the_order_of_the_texts(module: Module, ordered: bool) -> None:
     texts, sizes = [[7], [5, 6, 8], [3, 3], [1, 2, 3, 4]], []
 
     def pooled(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -101,55 +125,17 @@ def test_vectors_are_in_the_order_of_the_texts(encoder_speed: ModuleType, ordere
         total: np.ndarray = (ids * mask).sum(1, keepdims=True)
         return total
 
-    vectors = side.batched(pooled, ordered)(texts, 2)
+    vectors = module("encoder_speed").batched(pooled, ordered)(texts, 2)
     assert vectors[:, 0].tolist() == [sum(text) for text in texts]
     assert sizes == ([(2, 4), (2, 2)] if ordered else [(2, 3), (2, 4)])
 
 
-def test_a_side_without_memory_is_not_tried_again(
-    tmp_path: Path, encoder_speed: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = {"layers": 1, "heads": 1, "head_dim": 8, "inner": 8, "threads": 1, "longest": 32}
-    setup = encoder_speed.Setup(tmp_path, **sizes, quantised=False, original_python=None, original_code=None)
-    tried = []
-
-    def run(_: object, side: str, texts: Path, rows: int) -> tuple[object, object]:
-        tried.append((side, texts.stem, rows))
-        if side == encoder_speed.UNSORTED and texts.stem == "texts-16":
-            return encoder_speed.Measured(failure="out of memory"), None
-        return encoder_speed.Measured(2.0, 10**6, 10**7), np.ones((2, 8), np.float32)
-
-    monkeypatch.setattr(encoder_speed, "run", run)
-    texts = {length: encoder_speed.make_texts(length, 2) for length in (8, 16, 32)}
-    rows = {8: 4, 16: 2, 32: 1}
-    results = encoder_speed.measure(setup, texts, rows, 2, 60.0)
-    encoder_speed.check(results)
-    assert [stem for side, stem, _ in tried if side == encoder_speed.UNSORTED] == [
-        *("texts-8", "texts-8", "texts-16")
-    ]
-    assert {(stem, rows) for _, stem, rows in tried} == {("texts-8", 4), ("texts-16", 2), ("texts-32", 1)}
-    machine = encoder_speed.limits.Machine(1e9, 1e9)
-    lines = {line[0]: line[1:] for line in encoder_speed.rows_of(setup, results[32], [32, 8], machine)}
-    assert lines[encoder_speed.UNSORTED] == ["out of memory", *["-"] * 7]
-    assert lines[encoder_speed.SENTENCES][:6] == ["1", "2", "1.00x", "1", "1.00x", "10"]
-    results[32][encoder_speed.GRAPH].vectors = np.zeros((2, 8))
-    with pytest.raises(Exception, match="ONNX, float32 at 32 tokens: vectors are off by 1"):
-        encoder_speed.check(results)
-
-
-@pytest.mark.slow
-def test_encoder_speed(encoder_speed: ModuleType) -> None:
-    """It runs, and every side but the original code, which needs an environment, gives the same vectors."""
-    sizes = "--layers 1 --heads 2 --head-dim 16 --inner 32 --lengths 16,32 --batch-tokens 64 --batches 2"
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "encoder_speed.py", *sizes.split(), "--repeats", "1", "--quantised"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    names = ("CONVERTED", "UNSORTED", "SENTENCES", "BERT", "GRAPH")
-    for side in (*(getattr(encoder_speed, name) for name in names), *encoder_speed.QUANTISED):
-        assert done.stdout.count(f"| {side} |") == 2
+def test_texts_have_unequal_lengths(module: Module) -> None:
+    encoder_speed = module("encoder_speed")
+    lengths = [len(text) for text in encoder_speed.make_texts(64, 12)]
+    assert (max(lengths), min(lengths) >= 16, len(set(lengths)) > 6) == (64, True, True)
+    assert encoder_speed.padding([4, 1, 3], 2) == 1 - 8 / 11
+    assert encoder_speed.padding([4, 3, 1], 2) == 1 - 8 / 9
 
 
 def junit(**outcomes: str) -> str:
@@ -162,22 +148,11 @@ SKIPPED = '<skipped message="no /tmp/x">/tmp/test.py:3: no</skipped>'
 FAILED = '<failure message="AssertionError: 1 | 2&#10;more">trace</failure>'
 
 
-def test_outcomes(common_tests: ModuleType) -> None:
-    """A subtest that failed counts more than one that was skipped."""
-    text = junit(a="", b=SKIPPED, c=FAILED, d=SKIPPED + FAILED, e='<error message="in setUp"/>')
-    assert common_tests.read_outcomes(text) == {
-        "a": ("passed", ""),
-        "b": ("skipped", "no PATH"),
-        "c": ("failed", "AssertionError: 1 \\| 2"),
-        "d": ("failed", "AssertionError: 1 \\| 2"),
-        "e": ("failed", "in setUp"),
-    }
-
-
-def test_what_only_stock_passes_is_listed(common_tests: ModuleType) -> None:
-    """And every failure; a test that a conversion alone passes is only counted."""
+def test_what_only_stock_passes_is_listed(module: Module) -> None:
+    """And every failure; what a conversion alone passes is only counted. A failed subtest is a failure."""
+    common_tests = module("common_tests")
     stock = common_tests.read_outcomes(junit(a="", b="", c="", d=SKIPPED, e=SKIPPED))
-    none = common_tests.read_outcomes(junit(a="", b=SKIPPED, c=FAILED, d=FAILED, e=""))
+    none = common_tests.read_outcomes(junit(a="", b=SKIPPED, c=SKIPPED + FAILED, d=FAILED, e=""))
     dynamic = common_tests.read_outcomes(junit(a="", b="", c=FAILED, d="", e=""))
     results = {"jais": {"stock": stock, "none": none, "dynamic": dynamic}}
     reason = "AssertionError: 1 \\| 2"
@@ -187,3 +162,125 @@ def test_what_only_stock_passes_is_listed(common_tests: ModuleType) -> None:
         ["b", "skipped", "passed", "jais none", "no PATH"],
     ]
     assert list(common_tests.summary(results)) == [["jais", "bloom", "3 / 0 / 2", "2 / 2 / 1", "4 / 1 / 0"]]
+
+
+# --- make gpu
+
+
+def test_what_one_leaves_goes_to_those_after_it(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = module("gpu.part")
+    now = 100.0
+    monkeypatch.setattr(part.time, "monotonic", lambda: now)
+    until = {}
+    for name, end in part.shared(["a", "b", "c"], 200.0, [2, 1, 1]):
+        until[name] = end
+        now += {"a": 10, "b": 60, "c": 0}[name]  # a ends early, b late
+    assert until == {"a": 150.0, "b": 155.0, "c": 200.0}
+
+
+def test_a_result_is_written_as_it_grows(module: Module, tmp_path: Path) -> None:
+    for name in module("on_gpu").PARTS:
+        assert callable(module(f"gpu.{name}").run)
+    document = module("report").Document("gpu-attention", "a title", tmp_path / "results")
+    path = tmp_path / "results/gpu-attention.md"
+    document.put("Numbers", "1 ms")
+    assert "1 ms" in path.read_text()
+    document.skip("flash", ImportError("not installed. Install it from /home/somebody/packages"))
+    document.fail("sdpa", RuntimeError("cannot read /home/somebody/model.onnx\nTraceback"))
+    assert "**Not complete**" in path.read_text()
+    document.end()
+    text = path.read_text()
+    assert "* flash: not installed.\n" in text
+    assert "* sdpa: RuntimeError: cannot read PATH\n" in text
+    assert "Not complete" not in text
+    assert list(path.parent.iterdir()) == [path]
+
+
+def late() -> None:
+    """A part that hangs, with a process of its own."""
+    os.setsid()
+    subprocess.run(["sleep", "600"], close_fds=False, check=False)
+
+
+@pytest.mark.parametrize(
+    ("part", "seconds", "problem"),
+    [
+        (late, 0.5, "was ended, because its time was over"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), 60, "was ended by SIGTERM"),
+        (lambda: sys.exit(1), 60, "failed; its result says what"),
+        (lambda: None, 60, None),
+    ],
+)
+def test_how_a_part_ended(
+    module: Module, part: Callable[[], None], seconds: float, problem: str | None
+) -> None:
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    process = multiprocessing.get_context("fork").Process(target=part)
+    process.start()
+    os.close(write)
+    assert module("on_gpu").ended(process, seconds) == problem
+    assert select.select([read], [], [], 10)[0], "no process that has the other end is left"
+    os.close(read)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_without_a_device_there_is_one_line(module: Module) -> None:
+    result = CliRunner().invoke(module("on_gpu").main, [])
+    line = "Error: torch finds no CUDA device; for a trial without one: make gpu DEVICE=cpu\n"
+    assert (result.exit_code, result.output) == (1, line)
+
+
+# Names as CUDA's profiler gives them, and as torch's CPU operators are called.
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (
+            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<160, 64, 64, 4>, false>(...)",
+            "flash",
+        ),
+        ("void onnxruntime::flash::flash_fwd_splitkv_kernel<onnxruntime::flash::Flash_fwd>", "flash"),
+        ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90> >", "flash"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "flash"),
+        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention<...>)", "memory-efficient"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1", "cuDNN"),
+        ("triton_tem_fused_flex_attention_0", "flex"),
+        (
+            "void (anonymous namespace)::softmax_warp_forward<float, float, float, 11>(float*)",
+            "softmax of a matrix",
+        ),
+    ],
+)
+def test_the_kind_of_attention(module: Module, name: str, kind: str) -> None:
+    described, product = module("gpu.kernels").described, "void gemm_kernel<float>(int)"
+    assert described({product: 30.0, name: 10.0}) == f"{kind}, 25%"
+    assert described({product: 30.0}) == "not found"
+
+
+def test_what_onnxruntime_says_about_its_kernels(module: Module) -> None:
+    graphs = module("gpu.graphs")
+    with graphs.printed() as lines:
+        for node in range(2):
+            line = (
+                f"Operator=GroupQueryAttention Node=/attention{node} DataType=fp16 SdpaKernel=FLASH_ATTENTION"
+            )
+            os.write(1, f"\x1b[36m{line}\x1b[0m\n".encode())
+    assert graphs.kernel_info([*lines, "another line"]) == ["SdpaKernel=FLASH_ATTENTION"]
+
+
+def test_logits_that_are_too_far_from_stock_s_are_a_failure(module: Module, tmp_path: Path) -> None:
+    attention = module("gpu.attention")
+    document = module("report").Document("attention", "a title", tmp_path)
+    comparison = attention.Comparison(document, None, "BLOOM", (2048,))
+    comparison.reference = np.array([-10.0, 1.0])
+    stock, sdpa, flash, *_, static, _, _ = attention.SIDES
+    for side, dtype, logits, limit in [
+        (stock, "float16", [-10.0, 9.0], 0.01),
+        (sdpa, "float32", [-10.0, 1.009], 1e-3),
+        (flash, "float32", [-10.0, 1.011], 1e-3),
+        (flash, "bfloat16", [-10.0, math.nan], 0.01),
+        (static, "bfloat16", [-10.0, 9.0], 0.01),
+    ]:
+        comparison.check(side, dtype, np.array(logits), limit)
+    names = [line.partition(": ")[0] for line in document.failed]
+    assert names == [f"BLOOM, {flash.name}, {dtype}" for dtype in ("float32", "bfloat16")]

@@ -21,7 +21,7 @@ from converter import convert
 from converter.result.card import with_place
 from tests import forks, tiny
 from tests.conftest import edit_json
-from tests.test_encoders import LAYERS
+from tests.runners import LAYERS
 from tests.test_sentence_transformers import source as sentence_encoder
 from tests.tiny import rotary as tiny_rotary
 
@@ -145,7 +145,7 @@ def test_the_layers_for_lora_are_those_of_the_model(tmp_path: Path, layer: str) 
     [
         ("bloom", "CausalLM", {"scale": 4, "train_length": 2048}, "vllm serve ./out --max-model-len 8192\n"),
         ("jais", "CausalLM", {"method": "none"}, "vllm serve ./out --max-model-len 2048\n"),
-        ("mpt", "CausalLM", {"dynamic": "position", "train_length": 24}, "./out --max-model-len 96\n"),
+        ("mpt", "CausalLM", {"dynamic": "position", "train_length": 24}, "./out --max-model-len 192\n"),
         ("mpt", "CausalLM", {"dynamic": "length", "train_length": 24}, "serve this model: its scaling is"),
         ("bloom", "SequenceClassification", {"scale": 4}, "not `NtkBloomForSequenceClassification`.\n"),
         ("jina_bert", "Model", {"scale": 4}, "has no encoders.\n"),

@@ -351,7 +351,7 @@ def test_options_and_choices_complete(complete: Callable[..., list[str]]) -> Non
 
 
 def test_zsh_and_fish_complete_too(complete: Callable[..., list[str]]) -> None:
-    summary = "Export a converted model, as an ONNX graph by default."
+    summary = "Export a converted model, as an ONNX graph."
     assert complete("ntk-convert exp", "zsh") == ["plain", "export", summary, "plain", "expert/", "_"]
     assert complete("ntk-convert exp", "fish") == [f"plain,export\t{summary}", "plain,expert/"]
     assert complete("ntk-convert ./b", "zsh") == ["dir", "./b", "_"]

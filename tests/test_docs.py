@@ -1,59 +1,187 @@
-"""The README names what exists: options, files, families, make targets."""
+"""The pages hold what users rely on: links, commands, options, examples and tables are right and complete."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
+import os
 import re
 import runpy
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
-from converter.catalogue import markdown
+import click
+import pytest
+import yaml
+
+import converter
 from converter.cli import cli
-from converter.families import FAMILIES
+from converter.evaluation.results import COLUMNS, Measurement
+from converter.scaling.scaling import Static
+from converter.scaling.slopes import NATS, stock_slopes
+from tests import forks
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-LONGEST = 260
-"""Lines; what only few need belongs in docs/."""
+OWN = ["README.md", "README.zh.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+"""Pages about this project's own commands."""
+PAGES = [*OWN, "CHANGELOG.md", "benchmarks/README.md", "tests/README.md"] + [
+    str(page.relative_to(ROOT)) for page in sorted((ROOT / "examples").glob("*/*.md"))
+]
+TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+README = TEXTS["README.md"]
+CODE = re.compile(r"^```\w*\n(.*?)^```$|((?:^ {4}.*?\n)+)", re.DOTALL | re.MULTILINE)
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+GENERATED = re.compile(r"<!-- (?!end of ).*?<!-- end of .*?-->", re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+COMMANDS = [
+    (page, line.strip())
+    for page in [*OWN, "examples/lm_eval/README.md"]
+    for fenced, indented in CODE.findall(TEXTS[page])
+    for line in (fenced or indented).replace("\\\n", " ").splitlines()
+    if line.strip().startswith("ntk-convert ")
+]
+OPTIONS = {name for command in cli.commands.values() for option in command.params for name in option.opts}
+THEIRS = {
+    *("--continuous-batching", "--attention-backend", "--hf-overrides", "--kv-cache-dtype", "--pooling"),
+    *("--max-model-len", "--model-impl", "--enable-lora", "--lora-modules", "--quantization"),
+    *("--max-batch-tokens", "--length", "--queue", "--chunk", "--trust-remote-code", "--hypothesis-profile"),
+}
+"""Options of other programs, and of the examples."""
+HARNESS = ROOT / "examples/lm_eval"
 
 
-def test_it_is_short() -> None:
-    assert len(README.splitlines()) < LONGEST
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls a page's headings in links."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_page_is_linked() -> None:
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f"](docs/{page.name})" in README
+# --- links and files
 
 
-def test_every_option_is_one_of_the_command_line() -> None:
-    ours = {name for command in cli.commands.values() for option in command.params for name in option.opts}
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README)) - {"--help", "--version"}
-    assert named <= ours
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    wrong = []
+    for link in LINK.findall(TEXTS[page]):
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        if not link.startswith("https://") and not (
+            target.exists() and (not anchor or anchor in anchors(target))
+        ):
+            wrong.append(link)
+    assert not wrong
 
 
-def test_every_command_is_documented() -> None:
-    for name in cli.commands:
-        assert name in README
+def test_the_readme_is_short_and_links_every_page() -> None:
+    assert len(README.splitlines()) <= 150
+    assert {page for page in OWN if page.startswith("docs/")} <= set(LINK.findall(README))
 
 
-def test_every_file_of_the_layout_exists() -> None:
-    layout = README.split("## How it is laid out")[1].split("```")[1]
-    folder = ROOT
-    for line in layout.strip().splitlines():
+def test_every_make_target_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for page, text in TEXTS.items():
+        for target in re.findall(r"`make ([\w.-]+)[`\s]", text):
+            assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), (page, target)
+
+
+def test_every_file_of_the_contributors_page_exists() -> None:
+    page = TEXTS["docs/contributing.md"]
+    layout = page.split("```\n")[1]
+    folder = ""
+    for line in layout.splitlines():
         name = line.split()[0]
-        if not line.startswith(" "):
-            folder = ROOT / name
-            assert folder.is_dir(), name
-            continue
-        for found in re.findall(r"[\w*/]+(?:\.py|/)(?=[\s,]|$)", line):
-            assert list(folder.glob(found)), found
+        folder = folder if line.startswith(" ") else name
+        assert (ROOT / (folder + name if line.startswith(" ") else name)).is_dir(), name
+    files = re.findall(r"`((?:converter|templates|tests|docs)/[\w/.]+)`", page)
+    assert len(files) > 15
+    for file in files:
+        known = [file.replace("NAME", name) for name in ("mpt", "passkey", "slopes", "baichuan")]
+        assert any((ROOT / each).exists() for each in known), file
 
 
-def test_the_table_of_families_is_what_the_command_prints() -> None:
-    [table] = re.findall(r"<!-- families:.*?-->\n(.*?)\n<!-- end of families -->", README, re.DOTALL)
-    assert table == markdown(), "write it again: python docs/tables.py"
-    for family in FAMILIES:
-        assert table.count(f"| {family.title} |") == 1
+# --- commands and options
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_every_command_parses(page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    monkeypatch.chdir(tmp_path)
+    for word in words:
+        if Path(word).suffix in (".txt", ".jsonl"):  # click looks whether the files are there
+            (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / word).touch()
+    (tmp_path / "mine").mkdir(exist_ok=True)
+    words = words if words[0] in cli.commands else ["convert", *words]
+    _, command, rest = cli.resolve_command(click.Context(cli), words)
+    assert command is not None, page
+    command.make_context(words[0], rest)
+
+
+def test_every_command_and_option_is_documented() -> None:
+    text = "".join(TEXTS[page] for page in OWN)
+    for name in cli.commands:
+        assert f"ntk-convert {name}" in text
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+    assert {option for option in OPTIONS if option.startswith("--")} <= named
+
+
+@pytest.mark.parametrize("page", OWN)
+def test_every_option_exists(page: str) -> None:
+    named = set(re.findall(r"`(--[a-z][a-z-]*)", TEXTS[page])) - {"--help"}
+    assert named <= OPTIONS | THEIRS
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shell_completion(shell: str) -> None:
+    """The variable that the page names asks for a script, and the script for what completes a word."""
+    [variable] = set(re.findall(rf"(\w+)={shell}_source ntk-convert", TEXTS["docs/command-line.md"]))
+
+    def answer(**environment: str) -> str:
+        code = "import sys; sys.argv[0] = 'ntk-convert'; from converter.cli import main; main()"
+        env = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+        words = [sys.executable, "-c", code]
+        return subprocess.run(words, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    assert f"{variable}={shell}_complete" in answer(**{variable: f"{shell}_source"})
+    typed = {"COMP_WORDS": "ntk-convert insp", "COMP_CWORD": "insp" if shell == "fish" else "1"}
+    assert "inspect" in answer(**{variable: f"{shell}_complete"}, **typed)
+
+
+# --- examples in Python
+
+
+@pytest.mark.parametrize(("page", "code"), [(page, c) for page in PAGES for c in PYTHON.findall(TEXTS[page])])
+def test_every_example_calls_what_exists(page: str, code: str) -> None:
+    """It parses, and what it takes from this package has the arguments that it gives."""
+    tree = ast.parse(code, page)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "converter":
+            assert {alias.name for alias in node.names} <= {*converter.__all__}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            called = getattr(converter, node.func.id, None)
+            if called is not None:
+                given = {word.arg: None for word in node.keywords if word.arg}
+                inspect.signature(called).bind_partial(*node.args, **given)
+
+
+def test_the_readmes_example_generates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's conversion of the model that is here, and then its example, as they stand."""
+    [trial] = re.findall(r"^ntk-convert examples/tiny-bloom (.+?) --out \./tiny-ntk\b", README, re.MULTILINE)
+    [code] = [c for c in PYTHON.findall(README) if "from_pretrained" in c]
+    monkeypatch.chdir(tmp_path)
+    prompt = "LINE velvet-heron 24 LINE silver-magpie 16 ASK silver-magpie"
+    Path("prompt.txt").write_text(prompt, encoding="utf-8")
+    source = str(ROOT / "examples/tiny-bloom")
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    for words in (["-m", "converter", source, *shlex.split(trial), "--out", "./bloom-ntk"], ["-c", code]):
+        done = forks.run([sys.executable, *words], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout.startswith(f"{prompt} 16")
+
+
+# --- tables and numbers
 
 
 def test_the_tables_are_what_their_script_writes() -> None:
@@ -64,7 +192,49 @@ def test_the_tables_are_what_their_script_writes() -> None:
         assert tables["updated"](text) == text, "write them again: python docs/tables.py"
 
 
-def test_every_make_target_exists() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"`make ([\w.-]+)`", README)) | {"demo", "test"}:
-        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
+def test_the_chinese_readme_has_the_same_code_tables_and_links() -> None:
+    chinese = TEXTS["README.zh.md"]
+    assert CODE.findall(chinese) == CODE.findall(README)
+    assert GENERATED.findall(chinese) == GENERATED.findall(README)
+    english = README.replace("(README.zh.md)", "(README.md)")
+    assert sorted(LINK.findall(chinese)) == sorted(LINK.findall(english))
+    kinds = [re.findall(r"^(#+|\*|\||!|> \*\*)", text, re.MULTILINE) for text in (chinese, README)]
+    assert kinds[0] == kinds[1], "the same headings, lists, tables and warnings"
+
+
+def test_the_table_of_measurements_has_every_field() -> None:
+    table = TEXTS["docs/evaluation.md"].split("| field | |")[1].split("\n\n")[0]
+    cells = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert named == {field.name for field in dataclasses.fields(Measurement)} | set(COLUMNS)
+
+
+def test_the_tables_of_spans_are_those_of_the_slopes() -> None:
+    page, stock = TEXTS["docs/how-it-works.md"], stock_slopes(8)
+    rows = {"span, tokens": stock}
+    rows |= {f"`{method}`": Static(method, 4).slopes(stock) for method in ("linear", "ntk")}
+    for name, slopes in rows.items():
+        [row] = re.findall(rf"^\| {re.escape(name)} \| (.+) \|$", page, re.MULTILINE)
+        assert row.split(" | ") == [f"{NATS / slope:.0f}" for slope in slopes], name
+
+
+def test_how_near_llama_cpp_comes_to_ntk() -> None:
+    """B = 10 is one exponent for all heads; what differs most from ``ntk`` is the steepest."""
+    page = " ".join(TEXTS["docs/engines.md"].split())
+    for heads in (32, 64):
+        wanted, near = Static("ntk", 4).slopes(stock_slopes(heads)), stock_slopes(heads, bias_max=10)
+        first, *others = [one / other for one, other in zip(wanted, near, strict=True)]
+        assert 0.999 < min(others) <= max(others) < first
+        assert f"{100 * (first - 1):.0f} % at {heads}" in page
+
+
+def test_the_tasks_of_the_harness() -> None:
+    shared = yaml.safe_load((HARNESS / "_lines.yaml").read_text(encoding="utf-8"))
+    page = TEXTS["examples/lm_eval/README.md"]
+    [lengths] = re.findall(r"for n in ([\d ]+);", page)
+    assert f"--tasks {shared['tag']} " in page
+    for length in lengths.split():
+        content = yaml.safe_load((HARNESS / f"lines_{length}.yaml").read_text(encoding="utf-8"))
+        assert content["task"] == f"lines_{length}"
+        assert (HARNESS / content["include"]).is_file()
+        assert content["dataset_kwargs"]["data_files"]["test"] == f"examples/lm_eval/lines_{length}.jsonl"

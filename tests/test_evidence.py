@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import re
@@ -93,6 +95,13 @@ def test_a_ramp_by_rank_lies_between_spans() -> None:
     assert (start * 256, end * 256) == pytest.approx((10, 80))
 
 
+@pytest.mark.parametrize("name", evidence.STUDIES)
+def test_the_csv_is_what_the_results_give(name: str) -> None:
+    path = evidence.STUDIES[name].stored.with_suffix(".csv")
+    made = evidence_tables.as_csv(evidence.stored()[name])
+    assert path.read_text(encoding="utf-8") == made, "python examples/evidence.py --tables"
+
+
 def test_every_table_but_the_summary_is_in_the_evidence() -> None:
     named = re.findall(r"<!-- evidence ([a-z0-9-]+):", (EXAMPLES / "evidence" / "README.md").read_text())
     assert {*named, "summary", "tiny-bloom"} == evidence_tables.TABLES.keys()
@@ -130,23 +139,33 @@ def test_rows_of_one_model_never_come_from_two_trainings() -> None:
     assert found.settings == {"earlier": 1, "new": 1}
 
 
-def test_a_model_without_a_row_has_a_dash_in_its_place() -> None:
+def test_the_rows_of_each_model_and_their_spread() -> None:
     rows = [
         measurement(model, scaling, length, *scores)
         for length in LENGTHS
         for model, scaling, scores in [
+            ("lines-8-1", BY_PARTS, (0.0,) * 8),
             ("lines-8-0", NONE, (1.0, 0.0)),
-            ("lines-8-1", NONE, (1.0, 1.0)),
-            ("lines-8-1", BY_PARTS, (0.0, 0.0)),
+            ("lines-8-1", NONE, (1.0,) * 8),
         ]
     ]
-    table = evidence_tables.accuracies(Results(rows, {}, {}, 0.0), MODELS[:3])
-    cells = {line.split(" | ")[0].strip("| "): line.split(" | ")[1] for line in table.splitlines()}
-    assert (cells[NONE], cells[BY_PARTS]) == ("50.0 / 100.0", "- / 0.0")
+    nothing = {"lines-8-0": {"static": "no fitted slopes are better"}}
+    found = Results(rows, {"lines-8-0": {}, "lines-8-1": {}}, {"nothing": nothing}, 0.0)
+    assert list(csv.reader(io.StringIO(evidence_tables.as_csv(found))))[1:] == [
+        ["lines-8-0", NONE, *["50.0"] * 4],
+        ["lines-8-0", "fitted, static", *["no gain"] * 4],
+        ["lines-8-1", NONE, *["100.0"] * 4],
+        ["lines-8-1", BY_PARTS, *["0.0*"] * 4],
+    ]
+    spread = evidence_tables.spread(found, "lines").splitlines()
+    assert spread[2:] == [
+        f"| {BY_PARTS} | 1 | 0 | 0 | 0 | 0 |",
+        f"| {NONE} | 2 | 50 to 100 | 50 to 100 | 50 to 100 | 50 to 100 |",
+    ]
 
 
 def test_scalings_are_compared_in_all_models_that_have_both() -> None:
-    ours, theirs = evidence_tables.STUDY_PAIRS[0]
+    ours, theirs = evidence_tables.PAIRS[0]
     rows = [
         measurement(model, scaling, length, *scores)
         for length in LENGTHS
@@ -157,7 +176,7 @@ def test_scalings_are_compared_in_all_models_that_have_both() -> None:
             ("lines-b", theirs, (1.0, 0.0, 0.0, 0.0)),
         ]
     ]
-    table = evidence_tables.study_pairs(Results(rows, {"lines-a": {}, "lines-b": {}, "lines-c": {}}, {}, 0.0))
+    table = evidence_tables.pairs(Results(rows, {"lines-a": {}, "lines-b": {}, "lines-c": {}}, {}, 0.0))
     cells = dict(line.split(" | ")[1:3] for line in table.splitlines()[2:])
     # In both: +1, +1, -1 + 1 = 0, 0 + 1, of four prompts.
     assert cells == {"2 of lines": "+3 -0, p = 0.2"}

@@ -12,17 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from converter import UnsupportedModel, convert, inspect
+from converter import convert, inspect
 from converter.errors import SourceError
-from converter.families import FAMILIES
-from converter.families.jais import FAMILY, OWNERS, normalise, scales
-from converter.families.refusals import check_source
 from tests import tiny
 from tests.patched import assert_logits, batch, config_of, load
 from tests.reference import alibi, jais
 
-OLD = ("embeddings_scale", "width_scale", "scale_qk_dot_by_d")
-NEW = ("mup_embeddings_scale", "mup_width_scale", "mup_output_alpha", "mup_scale_qk_dot_by_d")
 Source = Callable[..., Path]
 
 
@@ -43,123 +38,10 @@ def source(tmp_path: Path) -> Source:
     return build
 
 
-def published(**changes: Any) -> dict[str, Any]:
-    """A config with the sizes and key names of jais-13b."""
-    config: dict[str, Any] = {
-        "model_type": "jais",
-        "architectures": ["JAISLMHeadModel"],
-        "activation_function": "swiglu",
-        "position_embedding_type": "alibi",
-        "embeddings_scale": 14.6,
-        "width_scale": 0.111,
-        "scale_qk_dot_by_d": True,
-        "n_embd": 5120,
-        "n_head": 40,
-        "n_inner": 13653,
-        "n_layer": 40,
-        "n_positions": 2048,
-        "vocab_size": 84992,
-    }
-    return {key: value for key, value in {**config, **changes}.items() if value is not ...}
-
-
 # Recognising
 
 
-def test_both_names_are_one_family() -> None:
-    for model_type, prefix in (("jais", "JAIS"), ("btlm", "BTLM")):
-        config = published(model_type=model_type, architectures=[f"{prefix}LMHeadModel"])
-        assert check_source(config) is FAMILY
-        assert FAMILY.architectures(config) == ["NtkJaisForCausalLM"]
-        assert FAMILY.architectures({"architectures": [f"{prefix}Model"]}) == ["NtkJaisModel"]
-    assert sum(family.recognises(published()) for family in FAMILIES) == 1
-    assert not any(family.recognises({"model_type": "jais2"}) for family in FAMILIES)
-
-
-def test_gpt_jx_must_spell_its_factors() -> None:
-    config = published(model_type="gptjx", architectures=["GPTJXForCausalLM"])
-    assert check_source(config) is FAMILY
-    for key in ("embeddings_scale", "width_scale"):
-        with pytest.raises(UnsupportedModel, match="GPT-JX has no mup_embeddings_scale or embeddings_scale"):
-            check_source({**config, key: None})
-
-
-@pytest.mark.parametrize(
-    ("heads", "width", "layers", "head_dim"),
-    [(40, 5120, 40, 128), (56, 7168, 48, 128), (32, 2560, 32, 80)],
-)
-def test_published_geometries(heads: int, width: int, layers: int, head_dim: int) -> None:
-    geometry = FAMILY.geometry(published(n_head=heads, n_embd=width, n_layer=layers))
-    assert (geometry.num_heads, geometry.head_dim, geometry.num_layers) == (heads, head_dim, layers)
-    assert geometry.num_kv_heads == heads
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"position_embedding_type": "learned"}, "Cerebras-GPT"),
-        ({"position_embedding_type": ...}, "'learned'"),
-        ({"activation_function": "gelu"}, "activation_function is 'gelu'"),
-        ({"activation_function": ...}, "'gelu_new'"),
-        ({"scale_attn_weights": False}, "scale_attn_weights is False"),
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
-        ({"add_cross_attention": True}, "add_cross_attention is True"),
-        ({"n_head": 16}, "n_embd / n_head is 320"),
-        ({"alibi_scaling": {"type": "ntk", "factor": 2.0}}, "'ntk'"),
-        ({"alibi_scaling": {"type": "linear"}}, "alibi_scaling"),
-        ({"alibi_scaling": {"type": "linear", "factor": 0.5}}, "0.5"),
-        ({"alibi_scaling": {"type": "linear", "train_seq_len": 2048.0}}, "2048.0"),
-        ({"alibi_scaling": {"type": "linear", "factor": 2.0, "train_seq_len": 2048}}, "2048"),
-        ({"alibi_scaling": "linear"}, "'linear'"),
-        ({"architectures": ["JAISDoubleHeadsModel"]}, "JAISLMHeadModel"),
-    ],
-)
-def test_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UnsupportedModel) as refusal:
-        check_source(published(**changes))
-    assert words in str(refusal.value)
-
-
-def test_what_does_not_change_the_network_is_accepted() -> None:
-    check_source(published(reorder_and_upcast_attn=True, add_cross_attention=None))
-    check_source(published(alibi_scaling={"type": "linear", "factor": 2.0}))
-
-
 # muP
-
-
-def test_the_old_spelling_becomes_the_current_one() -> None:
-    expected = dict(zip(NEW, (14.6, 0.111, 1.0, True), strict=True))
-    assert scales(published()) == expected
-    config = normalise(published())
-    assert {key: config[key] for key in NEW} == expected
-    assert not set(OLD) & config.keys()
-    assert normalise(config) == config
-
-
-def test_the_scales_have_the_original_s_defaults() -> None:
-    assert scales({}) == dict(zip(NEW, (1.0, 1.0, 1.0, False), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"mup_embeddings_scale": 1.0}, "embeddings_scale 14.6"),
-        ({"mup_scale_qk_dot_by_d": False}, "scale_qk_dot_by_d True"),
-        ({"mup_width_scale": 0.111, "mup_output_alpha": 2.0}, "width_scale 0.111"),
-        ({"embeddings_scale": "14.6"}, "expected a number"),
-        ({"scale_qk_dot_by_d": 1}, "expected true or false"),
-    ],
-)
-def test_contradicting_or_impossible_scales(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(SourceError) as refusal:
-        check_source(published(**changes))
-    assert words in str(refusal.value)
-
-
-def test_both_spellings_may_agree() -> None:
-    both = published(mup_embeddings_scale=14.6, mup_output_alpha=2.0, mup_width_scale=0.0555)
-    assert scales(both)["mup_width_scale"] * scales(both)["mup_output_alpha"] == pytest.approx(0.111)
 
 
 # Slopes
@@ -246,26 +128,6 @@ def test_a_length_that_the_config_states_is_the_trained_one(source: Source) -> N
     assert (found.train_length, found.train_length_origin) == (32, "config.json's alibi_scaling")
     assert inspect(source(n_positions=4096)).train_length is None
     assert "n_positions 4096" in inspect(source(n_positions=4096)).train_length_origin
-
-
-@pytest.mark.parametrize(
-    ("repo_id", "tokens"),
-    [
-        *((f"{owner}/jais-13b-chat", 2048) for owner in OWNERS),
-        ("core42/jais-30b-v1", 2048),
-        ("inceptionai/jais-30b-chat-v3", 8192),
-        ("inceptionai/jais-family-590m", 2048),
-        ("inceptionai/jais-family-30b-16k-chat", 16384),
-        ("cerebras/btlm-3b-8k-base", 8192),
-    ],
-)
-def test_known_checkpoints(repo_id: str, tokens: int) -> None:
-    assert FAMILY.train_lengths[repo_id] == tokens
-
-
-def test_the_length_limit_is_raised(source: Source, tmp_path: Path) -> None:
-    folder = convert(source(), tmp_path / "out", scale=4.0, train_length=64).path
-    assert config_of(folder)["n_positions"] == 256
 
 
 @pytest.mark.version

@@ -4,81 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from converter import convert
-from converter.errors import UnsupportedModel
-from converter.families import jina_bert, refusals
+from converter.families import jina_bert
 from tests import tiny
 from tests.tiny import jina_bert as described
 
 QK = described.code(described.QK_CODE)
-
-
-def source(**changes: Any) -> dict[str, Any]:
-    return {**described.config(12), "architectures": ["JinaBertForMaskedLM"], **changes}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        QK,
-        {"architectures": ["JinaBertModel"], "auto_map": None},
-        {"architectures": None},
-        {
-            "architectures": ["JinaBertModel"],
-            "auto_map": {"AutoModel": "aari1995/German_Semantic_V3b--modeling_bert.JinaBertModel"},
-        },
-    ],
-)
-def test_recognised_by_the_code_s_classes(changes: dict[str, Any]) -> None:
-    assert refusals.check_source(source(**changes)) is jina_bert.FAMILY
-
-
-def test_a_bert_is_not_taken() -> None:
-    with pytest.raises(UnsupportedModel, match="learned positions"):
-        refusals.check_source(source(architectures=["BertModel"], auto_map=None))
-    with pytest.raises(UnsupportedModel, match="learned positions"):
-        refusals.check_source(
-            source(architectures=["XModel"], auto_map={"AutoModel": "someone/code--modeling.XModel"})
-        )
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"position_embedding_type": "absolute"}, "position_embedding_type is 'absolute'"),
-        ({"feed_forward_type": "swiglu"}, "feed_forward_type is 'swiglu'"),
-        ({"emb_pooler": "cls"}, "emb_pooler is 'cls'"),
-        ({"hidden_act": "tanh"}, "hidden_act is 'tanh'"),
-        ({"is_decoder": True}, "is_decoder is True"),
-        ({"add_cross_attention": True}, "add_cross_attention is True"),
-        ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
-        ({"architectures": ["JinaBertForPreTraining"]}, "JinaBertForPreTraining"),
-    ],
-)
-def test_refusals(changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UnsupportedModel, match=reason):
-        refusals.check_source(source(**changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "layout", "kind"),
-    [
-        ({}, False, "geglu"),
-        ({"feed_forward_type": None}, False, "original"),
-        (QK, True, "geglu"),
-        ({**QK, "feed_forward_type": None}, True, "geglu"),
-        ({"_name_or_path": described.QK_CODE, "auto_map": None}, True, "geglu"),
-        ({"qk_post_norm": True}, True, "geglu"),
-    ],
-)
-def test_the_layout_is_told_by_where_the_code_is(changes: dict[str, Any], layout: bool, kind: str) -> None:
-    config = jina_bert.normalise(source(**changes))
-    assert (config["qk_post_norm"], config["feed_forward_type"]) == (layout, kind)
 
 
 def test_the_stored_names_decide(tmp_path: Path) -> None:
@@ -115,7 +47,3 @@ def test_the_length_limit_is_raised(tmp_path: Path) -> None:
     assert config["auto_map"]["AutoModelForMaskedLM"] == "modeling_ntk_jina_bert.NtkJinaBertForMaskedLM"
     # Old configs have the default value.
     assert config["emb_pooler"] == "mean"
-
-
-def test_known_lengths() -> None:
-    assert set(jina_bert.FAMILY.train_lengths.values()) == {512}

@@ -2,57 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from converter import SourceError, UnsupportedModel, convert, families
-from converter.families import refact, refusals
+from converter import convert
 from tests import tiny
 from tests.conftest import edit_json
 from tests.patched import Convert, assert_logits, batch, config_of, load
-
-REFACT = {
-    "architectures": ["GPTRefactForCausalLM"],
-    "model_type": "gpt_refact",
-    "multi_query": True,
-    "n_embd": 2048,
-    "n_head": 32,
-    "n_inner": None,
-    "n_layer": 32,
-    "n_positions": 4096,
-    "vocab_size": 49216,
-}
-
-
-def test_it_is_recognised() -> None:
-    for model_type in ("gpt_refact", "gpt_bigcode"):
-        family = refusals.check_source({**REFACT, "model_type": model_type})
-        assert family is refact.FAMILY
-    geometry = family.geometry(REFACT)
-    assert (geometry.num_heads, geometry.num_kv_heads, geometry.head_dim) == (32, 1, 64)
-    assert family.architectures(REFACT) == ["NtkRefactForCausalLM"]
-    assert family.train_lengths["smallcloudai/Refact-1_6B-fim"] == 4096
-
-
-@pytest.mark.parametrize("named", [["GPTBigCodeForCausalLM"], None, "GPTRefactForCausalLM"], ids=str)
-def test_starcoder_is_not_taken_for_it(named: Any) -> None:
-    with pytest.raises(UnsupportedModel, match="learned positions"):
-        families.recognise({**REFACT, "model_type": "gpt_bigcode", "architectures": named})
-
-
-def test_refusals() -> None:
-    with pytest.raises(UnsupportedModel, match="multi_query is False"):
-        refusals.check_source({**REFACT, "multi_query": False})
-    with pytest.raises(SourceError, match="packed_projections is 'no'"):
-        refusals.check_source({**REFACT, "packed_projections": "no"})
-    with pytest.raises(SourceError, match="n_inner"):
-        refusals.check_source({**REFACT, "n_inner": -1})
 
 
 def test_the_head_is_never_tied(converted: Convert, tmp_path: Path) -> None:
@@ -126,9 +86,3 @@ def test_the_other_heads_read_the_language_model_s_last_norm(converted: Convert)
     assert torch.allclose(model.eval()(ids).logits, expected, atol=1e-5)
     language = load(folder)
     assert torch.allclose(language(ids).logits, language.lm_head(normed), atol=1e-4)
-
-
-def test_the_raised_limit(tmp_path: Path) -> None:
-    source = tiny.FACTORIES["refact"](tmp_path / "source", 4)
-    convert(source, tmp_path / "out", scale=2, verify=False)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["n_positions"] == 8192

@@ -1,18 +1,14 @@
 """FlashAttention 2 and 3 as transformers calls their packages: what they get gives what sdpa gives.
 
-test_attention_functions.py tests what the models pass on, with a simpler function.
+test_numbers.py compares such models with the reference.
 """
 
 from __future__ import annotations
-
-import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import DynamicCache
 
-from templates.ntk_plan import check_dtype
 from tests import flash_stand_in
 from tests.dealt import dealt
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load
@@ -61,23 +57,6 @@ def test_logits_are_those_of_sdpa(
             use_cache=True,
         ).logits
     assert_logits(logits, expected["left"][:, -1:])
-
-
-def test_single_precision_is_refused_in_words() -> None:
-    """The packages take half precision only. Without a Linear layer, transformers ends with StopIteration."""
-    plain, quantised = SimpleNamespace(), SimpleNamespace(_is_quantized=True)
-    on_gpu = {"device": torch.device("cuda")}
-    single = SimpleNamespace(dtype=torch.float32, **on_gpu)
-    half = SimpleNamespace(dtype=torch.bfloat16, **on_gpu)
-    for name in ("flash_attention_2", "paged|flash_attention_3", "kernels-community/flash-attn"):
-        with pytest.raises(
-            ValueError, match=re.escape(f"{name} needs half precision; use dtype=torch.bfloat16")
-        ):
-            check_dtype(name, plain, single)
-        check_dtype(name, plain, half)
-        check_dtype(name, quantised, single)
-    check_dtype("sdpa", plain, single)
-    check_dtype("flash_attention_2", plain, torch.zeros(1, 1, 1))  # stand-ins on the CPU
 
 
 @pytest.mark.parametrize(

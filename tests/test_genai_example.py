@@ -1,4 +1,4 @@
-"""examples/generate_genai.py, and the pitfalls of onnxruntime-genai that docs/serving.md names."""
+"""examples/generate_genai.py, and the pitfalls of onnxruntime-genai that docs/onnx-serving.md names."""
 
 from __future__ import annotations
 

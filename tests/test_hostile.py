@@ -14,14 +14,12 @@ from random import Random
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from converter.config import LARGEST
 from converter.errors import ConverterError, SourceError
 from converter.recipes import of_checkpoint
-from converter.result.front_matter import as_yaml, front_matter
 from converter.source.checkpoint import parse_header, weight_files
 from converter.source.jsonfile import parse_object
 from tests.conftest import Run, edit_json
@@ -319,28 +317,6 @@ def test_a_shard_outside(
         assert f"places 'a' in {place!r}, which is not a weight file in its folder" in line
 
 
-@pytest.mark.parametrize(
-    ("matter", "found"),
-    [
-        ("license: mit\nlanguage: no", {"license": "mit", "language": "no"}),
-        ("license: !!python/object/apply:os.system [x]\nlanguage: en", {"language": "en"}),
-        ("x: {y: [1, 2.5, true, null, 2022-07-06, .inf]}\nlicense: mit", {"license": "mit"}),
-        ("x: {y: [1, 2.5, true, null, 2022-07-06]}", {"x": {"y": [1, 2.5, True, None, "2022-07-06"]}}),
-        ("x: " + 9 * "[" + "a" + 9 * "]", {}),
-        (f"x: {'9' * 60_000}\ny: 1{':1' * 30_000}\nz: 2020-13-45\nlicense: mit", {}),
-        (f"x: {'9' * 6000}\ny: 1{':1' * 3000}\nz: 2020-13-45\nlicense: mit", {"license": "mit"}),
-        ("x: !!int a\ny: !!bool a\nz: !!int ''\nlicense: mit", {"license": "mit"}),
-        ("license: 1:1:1\nlanguage: [en, de]", {"language": ["en", "de"]}),
-        ("a: &a {x: y}\nb: {<<: [*a, *a]}\nlicense: mit", {"license": "mit"}),
-        ("model-index:\n" + "- name: x\n" * 100_000 + "license: mit", {"license": "mit"}),
-        ("x: y\n" * 50_000, {}),
-        ("license: [mit", {}),
-    ],
-)
-def test_front_matter(matter: str, found: dict[str, Any]) -> None:
-    assert front_matter(f"---\n{matter}\n---\n") == found
-
-
 # Functions under what chance gives them
 
 JSON = st.recursive(
@@ -408,14 +384,3 @@ def test_any_config_is_a_model_or_refused(seed: int, family: str) -> None:
         recipe.stock({})
     except ConverterError:
         return
-
-
-@quickly
-@given(
-    st.text(max_size=80)
-    | st.lists(st.sampled_from(["a: ", "- ", "[", "]", "{", "*a", "&a ", "\n", "!!x ", "'"])).map("".join)
-)
-def test_any_card_has_plain_values(matter: str) -> None:
-    found = front_matter(f"---\n{matter}\n---\n")
-    assert front_matter(as_yaml(found)) == found
-    assert yaml.safe_load(as_yaml(found).strip("-\n")) == found

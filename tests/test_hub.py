@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from converter.source.hub import _note
 from tests import forks, tiny
 from tests.conftest import Run, edit_json
 from tests.hub_commands import TOKEN, Command
@@ -237,6 +236,25 @@ def test_an_unknown_pooling_is_refused_before_weights_are_downloaded(
     assert not (work / "out").exists()
 
 
+@pytest.mark.slow
+def test_an_id_is_measured_as_its_folder(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
+) -> None:
+    source = tmp_path / "tiny-bloom"
+    shutil.copytree(pristine("bloom"), source)
+    (source / "modeling_own.py").write_text("raise SystemExit('run')")
+    commit = hub.commit(ID, source)
+    (work / "cases.jsonl").write_text(json.dumps({"prompt": "w5 w6 w7", "answer": "w8"}) + "\n")
+    words = ("--tasks", "prompts", "--prompts", "cases.jsonl", "--lengths", "64", "--json")
+    found = [command("eval", model, *words) for model in (ID, source)]
+    assert [each.code for each in found] == [0, 0], found[0].err
+    [(name, about)] = found[0].json["models"].items()
+    assert (name, about["commit"]) == (ID, commit)
+    assert "modeling_own.py" not in hub.downloads()
+    by_id, by_folder = (each.json["measurements"][0]["scores"] for each in found)
+    assert by_id == by_folder
+
+
 # One commit
 
 
@@ -311,14 +329,10 @@ def test_a_second_run_uses_the_cache(
         assert bool(hub.requests) == online
 
 
-def test_offline_without_a_cache(pristine: Pristine, hub: HubServer, command: Command, work: Path) -> None:
+def test_offline_with_half_a_cache(pristine: Pristine, hub: HubServer, command: Command, work: Path) -> None:
     hub.commit(ID, pristine("bloom"))
     refused(command(*CONVERT, HF_HUB_OFFLINE="1"), work, ID, "HF_HUB_OFFLINE", "local folder")
     assert hub.requests == []
-
-
-def test_offline_with_half_a_cache(pristine: Pristine, hub: HubServer, command: Command, work: Path) -> None:
-    hub.commit(ID, pristine("bloom"))
     online = command("inspect", ID, "--json").json
     offline = command("inspect", ID, "--json", HF_HUB_OFFLINE="1").json
     assert offline["slopes"] == online["slopes"]
@@ -384,33 +398,27 @@ def test_what_is_refused(
     assert hub.downloads() == []
 
 
-def test_a_repository_without_a_config(tmp_path: Path, hub: HubServer, command: Command, work: Path) -> None:
-    source = tmp_path / "empty"
-    source.mkdir()
-    (source / "README.md").write_text("# Nothing here\n")
-    hub.commit(ID, source)
-    refused(command(*CONVERT), work, ID, "config.json")
-
-
-def test_a_repository_without_weights(
-    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
+@pytest.mark.parametrize(
+    ("missing", "parts"),
+    [
+        ("config.json", ("config.json",)),
+        ("*.safetensors*", ("no weights",)),
+        ("model-00004-of-00004.safetensors", ("model-00004-of-00004.safetensors", "--revision")),
+    ],
+)
+def test_what_a_repository_lacks(
+    make_source: Pristine,
+    hub: HubServer,
+    command: Command,
+    work: Path,
+    missing: str,
+    parts: tuple[str, ...],
 ) -> None:
-    source = tmp_path / "light"
-    shutil.copytree(pristine("bloom"), source)
-    (source / "model.safetensors").unlink()
+    source = make_source("bloom", sharded=True)
+    for path in source.glob(missing):
+        path.unlink()
     hub.commit(ID, source)
-    refused(command(*CONVERT), work, ID, "no weights")
-
-
-def test_a_shard_that_the_repository_lacks(
-    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
-) -> None:
-    source = tmp_path / "torn"
-    shutil.copytree(pristine("bloom", sharded=True), source)
-    last = max(source.glob("*.safetensors"))
-    last.unlink()
-    hub.commit(ID, source)
-    refused(command(*CONVERT), work, ID, last.name, "--revision")
+    refused(command(*CONVERT), work, ID, *parts)
     assert not [request for request in hub.requests if request.host == "storage"]
 
 
@@ -529,43 +537,43 @@ def test_the_token_opens_and_stays_secret(
 
 
 @pytest.mark.parametrize(
-    ("where", "status"),
-    [("/api/models/", 403), ("/api/models/", 429), ("/api/models/", 503), ("/resolve/", 403)],
+    ("where", "status", "part"),
+    [
+        ("/api/models/", HTTPStatus.UNAUTHORIZED, "check your token"),
+        ("/api/models/", HTTPStatus.FORBIDDEN, "check your token"),
+        ("/api/models/", HTTPStatus.TOO_MANY_REQUESTS, "again later"),
+        ("/api/models/", HTTPStatus.SERVICE_UNAVAILABLE, "again later"),
+        ("/resolve/", HTTPStatus.FORBIDDEN, "check your token"),
+        ("short", HTTPStatus.OK, "broke off"),
+    ],
 )
-def test_tracebacks_do_not_tell_what_the_hub_said_back(
-    pristine: Pristine, hub: HubServer, command: Command, where: str, status: int
+def test_tracebacks_do_not_tell_the_token(
+    pristine: Pristine, hub: HubServer, command: Command, work: Path, where: str, status: Any, part: str
 ) -> None:
+    """Whether it was an option or the environment's, and even if the Hub says it back."""
     hub.commit(ID, pristine("bloom"), readers=[TOKEN])
+    if where == "short":
+        hub.faults["model.safetensors"] = ["short"]
 
     def refuse(request: Request) -> None:
         if where in request.path:
-            raise Refusal(HTTPStatus(status), None, f"no way for {request.token}")
+            raise Refusal(status, None, f"no way for {request.token}")
 
     hub.before = refuse
-    words, environment = (["--token", TOKEN], {}) if status == 403 else ([], {"HF_TOKEN": TOKEN})
-    run = command("inspect", ID, "-v", *words, **environment)
+    words, environment = (["--token", TOKEN], {}) if status.value % 2 else ([], {"HF_TOKEN": TOKEN})
+    run = command(*CONVERT, "-v", *words, **environment)
     assert run.code == 1
     assert "Traceback" in run.err
-    assert ("again later" in run.err) is (status != 403)
-    assert ("check your token" in run.err) is (status == 403)
-
-
-def test_a_revision_does_not_lead_out_of_the_cache(tmp_path: Path) -> None:
-    snapshot = tmp_path / "models--x" / "snapshots" / "0"
-    snapshot.mkdir(parents=True)
-    _note(snapshot, "../../outside")
-    assert [path.name for path in tmp_path.rglob("*")] == ["models--x", "snapshots", "0"]
-    _note(snapshot, "feature/x")
-    assert (tmp_path / "models--x" / "refs" / "feature" / "x").read_text() == "0"
-
-
-@pytest.mark.parametrize("why", ["unknown", "short"])
-def test_tracebacks_do_not_tell_the_token(
-    pristine: Pristine, hub: HubServer, command: Command, work: Path, why: str
-) -> None:
-    hub.commit(ID, pristine("bloom"), readers=[TOKEN] if why == "short" else [])
-    hub.faults["model.safetensors"] = ["short"]
-    run = command(*CONVERT, "-v", "--token", TOKEN)
-    assert run.code == 1
-    assert "Traceback" in run.err
+    assert part in run.err
     assert list(work.iterdir()) == []
+
+
+def test_a_revision_does_not_lead_out_of_the_cache(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command
+) -> None:
+    for branch in ("../../outside", "feature/x"):
+        commit = hub.commit(ID, pristine("bloom"), branch=branch)
+        assert command("inspect", ID, "--revision", branch).code == 0
+    assert not [*tmp_path.rglob("outside")]
+    [ref] = tmp_path.rglob("refs/feature/x")
+    assert ref.read_text() == commit

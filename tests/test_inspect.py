@@ -93,11 +93,6 @@ def test_story_writer_s_slopes(make_source: MakeSource) -> None:
     assert inspect(source).slopes.stock == pytest.approx(stock_slopes(4, 16.0))
 
 
-def test_multi_query_falcon(make_source: MakeSource) -> None:
-    found = inspect(make_source("falcon", {"multi_query": True}))
-    assert (found.num_heads, found.num_kv_heads) == (4, 1)
-
-
 def test_bin_files(pristine: Callable[..., Path]) -> None:
     source = pristine("bloom", fmt="bin", sharded=True)
     found = inspect(source)

@@ -56,69 +56,46 @@ def converted(folder: Path, tmp_path: Path, **options: Any) -> tuple[list[str], 
     return list(result.notes), files, differ
 
 
-def test_an_encoders_limits_are_raised(tmp_path: Path) -> None:
-    folder = source(tmp_path / "source", "jina_bert", 512, 1000)
-    notes, files, _ = converted(folder, tmp_path)
-    assert notes == [
-        "the input limit was raised to the 2048 tokens that the scaling reaches: max_seq_length in "
-        "sentence_bert_config.json from 512 and model_max_length in tokenizer_config.json from 1000"
-    ]
-    for name, key in ((SENTENCE, "max_seq_length"), (TOKENIZER, "model_max_length")):
-        assert list(files[name].items()) == list({**read(folder, name), key: 2048}.items())
-        text = (tmp_path / "out" / name).read_text(encoding="utf-8")
-        assert text == json.dumps(files[name], indent=2) + "\n"
+RAISED: dict[str, tuple[str, tuple[object, object], dict[str, Any], tuple[int | None, int | None]]] = {
+    "encoder": ("jina_bert", (512, 1000), {}, (2048, 2048)),
+    # Without a trained length, the config's own limit takes its place in both.
+    "by the config": ("jina_bert", (8192, 8192), {"train_length": None, "scale": 2.0}, (16384, 16384)),
+    # Of a decoder, only the tokenizer's. BLOOM's own config has no limit; MPT's has.
+    "bloom": ("bloom", (512, 1000), {}, (None, 2048)),
+    "mpt": ("mpt", (512, 1000), {}, (None, 2048)),
+    # Other values are left as they are.
+    "reached": ("jina_bert", (2048, 4096), {}, (None, None)),
+    "absent": ("jina_bert", (None, None), {}, (None, None)),
+    "no limit": ("jina_bert", ("512", VERY_LARGE), {}, (None, None)),
+    "no integer": ("jina_bert", (512.0, "2147483648"), {}, (None, None)),
+    "boolean": ("jina_bert", (True, False), {}, (None, None)),
+    "not positive": ("jina_bert", (0, -1), {}, (None, None)),
+    "list": ("jina_bert", ([512], {"tokens": 512}), {}, (None, None)),
+    # Only a static scaling has a reach, and a decoder's needs the trained length.
+    "unscaled": ("jina_bert", (100, 100), {"method": "none", "scale": None}, (None, None)),
+    "dynamic": ("jina_bert", (100, 100), {"scale": None}, (None, None)),
+    "not known": ("falcon", (100, 100), {"train_length": None}, (None, None)),
+}
+"""Family, limits in the source, options, and to what each limit is raised."""
 
 
-def test_the_limits_reach_as_far_as_the_config(tmp_path: Path) -> None:
-    """Without a trained length, the config's own limit takes its place in both."""
-    folder = source(tmp_path / "source", "jina_bert", 8192, 8192)
-    _, files, _ = converted(folder, tmp_path, train_length=None, scale=2.0)
-    assert read(tmp_path / "out", "config.json")["max_position_embeddings"] == 16384
-    assert (files[SENTENCE]["max_seq_length"], files[TOKENIZER]["model_max_length"]) == (16384, 16384)
-
-
-@pytest.mark.parametrize("name", ["bloom", "mpt"])
-def test_a_decoder_has_only_the_tokenizers_limit_raised(tmp_path: Path, name: str) -> None:
-    """BLOOM's own config has no limit; MPT's has."""
-    notes, files, differ = converted(source(tmp_path / "source", name, 512, 1000), tmp_path)
-    assert notes == [
-        "the input limit was raised to the 2048 tokens that the scaling reaches: model_max_length in "
-        "tokenizer_config.json from 1000"
-    ]
-    assert differ == {TOKENIZER}
-    assert files[TOKENIZER]["model_max_length"] == 2048
-
-
-@pytest.mark.parametrize(
-    ("sentence", "limit"),
-    [
-        (2048, 4096),
-        (None, None),
-        ("512", VERY_LARGE),
-        (512.0, "2147483648"),
-        (True, False),
-        (0, -1),
-        ([512], {"tokens": 512}),
-    ],
-    ids=["reached", "absent", "no-limit", "no-integer", "boolean", "not-positive", "list"],
-)
-def test_other_limits_are_left_as_they_are(tmp_path: Path, sentence: object, limit: object) -> None:
-    notes, _, differ = converted(source(tmp_path / "source", "jina_bert", sentence, limit), tmp_path)
-    assert (notes, differ) == ([], set())
-
-
-@pytest.mark.parametrize(
-    "options", [{"method": "none", "scale": None}, {"scale": None}], ids=["none", "dynamic"]
-)
-def test_only_a_static_scaling_has_a_reach(tmp_path: Path, options: dict[str, Any]) -> None:
-    notes, _, differ = converted(source(tmp_path / "source", "jina_bert", 100, 100), tmp_path, **options)
-    assert (notes, differ) == ([], set())
-
-
-def test_an_unknown_trained_length_raises_nothing(tmp_path: Path) -> None:
-    folder = source(tmp_path / "source", "falcon", 100, 100)
-    notes, _, differ = converted(folder, tmp_path, train_length=None)
-    assert (notes, differ) == ([], set())
+@pytest.mark.parametrize("case", RAISED)
+def test_limits_follow_the_reach(tmp_path: Path, case: str) -> None:
+    name, before, options, after = RAISED[case]
+    folder = source(tmp_path / "source", name, *before)
+    notes, files, differ = converted(folder, tmp_path, **options)
+    raised = []
+    for file, key, old, new in zip(files, ("max_seq_length", "model_max_length"), before, after, strict=True):
+        if new is not None:
+            raised.append(f"{key} in {file} from {old}")
+            assert [*files[file].items()] == [*{**read(folder, file), key: new}.items()]
+            text = (tmp_path / "out" / file).read_text(encoding="utf-8")
+            assert text == json.dumps(files[file], indent=2) + "\n"
+    start = f"the input limit was raised to the {after[1]} tokens that the scaling reaches: "
+    assert notes == ([start + " and ".join(raised)] if raised else [])
+    assert differ == {file for file, new in zip(files, after, strict=True) if new is not None}
+    if after[0] is not None:
+        assert read(tmp_path / "out", "config.json")["max_position_embeddings"] >= after[0]
 
 
 def test_a_rotary_models_tokenizer_is_copied(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,9 @@ def test_every_template_names_its_licence_first(template: Path) -> None:
     assert third.startswith('"""')
 
 
-def test_the_licence_text_is_unchanged() -> None:
+def test_the_package_has_the_licence() -> None:
     words = (ROOT / "LICENSE").read_text(encoding="utf-8").split()
-    assert words[:5] == ["Apache", "License", "Version", "2.0,", "January"]
-    assert words[-3:] == ["under", "the", "License."]
     # Of the published text, whatever its white space.
     digest = hashlib.sha256(" ".join(words).encode()).hexdigest()
     assert digest == "0ffddef9e48f8a09aed5caf2d44f7ba1c1be2d9b8e0a6f693b1635b2d5566645"
-
-
-def test_the_package_states_the_licence() -> None:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert '\nlicense = "Apache-2.0"\nlicense-files = ["LICENSE"]\n' in text
+    assert metadata("ntk-convert")["License-Expression"] == "Apache-2.0"

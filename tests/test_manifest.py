@@ -109,22 +109,3 @@ def test_what_is_not_as_it_was_written_is_refused(
     with pytest.raises(SourceError) as error:
         read_contents(out)
     assert change[1] in str(error.value)
-
-
-def test_what_was_added_stays_behind(out: Path) -> None:
-    for name in ("secrets.txt", "evil.json", "NOTICE", "more.safetensors", "1_Pooling/notes.json"):
-        (out / name).write_text("mine")
-    contents = read_contents(out)
-    assert contents.files.keys() == {*listed(out), "README.md", MANIFEST}
-    assert set(contents.left) == {
-        "secrets.txt",
-        "evil.json",
-        "NOTICE",
-        "more.safetensors",
-        "1_Pooling/notes.json",
-    }
-
-
-def test_the_card_may_be_edited(out: Path) -> None:
-    (out / "README.md").write_text("# Mine\n")
-    assert "README.md" in read_contents(out).files

@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from converter.exports.onnx.card import section
-from converter.exports.onnx.choices import GraphOptions, Profile
+from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.export import ExportResult, export
+from converter.exports.onnx.options import OnnxOptions
 from tests import tiny
 from tests.conftest import MakeSource, Run, edit_json, fingerprint
 from tests.dealt import dealt, quick
@@ -104,9 +105,9 @@ def test_the_card_gives_genai_no_more_than_the_context_length(repository: Make, 
     assert longest == 2 * TRAIN_LENGTH
     text = (folder / CARD).read_text(encoding="utf-8")
     assert f"(max_length={longest})  # prompt and answer; at most {longest}\n" in text
-    text = section(GraphOptions(), "fp32", None, ["model.onnx"], True, {}, None, 8192)
+    text = section(OnnxOptions(), "fp32", None, ["model.onnx"], True, {}, None, 8192)
     assert "(max_length=4096)  # prompt and answer; at most 8192\n" in text
-    assert "max_length" not in section(GraphOptions(), "fp32", None, ["model.onnx"], True, {}, None, None)
+    assert "max_length" not in section(OnnxOptions(), "fp32", None, ["model.onnx"], True, {}, None, None)
 
 
 def test_nothing_is_validated_with_no_validate(repository: Make, run: Command) -> None:

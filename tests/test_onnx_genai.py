@@ -195,7 +195,7 @@ def test_which_graph_is_served(converted: Convert) -> None:
 def content(repository: ConvertedRepository, **changes: Any) -> dict[str, Any]:
     config = {**repository.config, **changes}
     changed = dataclasses.replace(repository, config=config, recipe=recipes.of_checkpoint(config))
-    return genai_config(changed, file_name="model.onnx", head_size=16)
+    return genai_config(changed, file_name="model.onnx")
 
 
 def test_special_tokens(converted: Convert) -> None:

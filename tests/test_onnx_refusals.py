@@ -19,7 +19,7 @@ from converter.errors import UsageError
 from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.decoder import Decoder
 from converter.exports.onnx.encoder import Encoder
-from converter.exports.onnx.families import has_graph, network_class
+from converter.exports.onnx.families import network_class
 from converter.exports.onnx.options import OnnxOptions
 from converter.families import FAMILIES
 from tests.conftest import MakeSource, Run, edit_json, fingerprint
@@ -53,23 +53,7 @@ def test_what_is_no_converted_repository(
 def test_every_family_has_a_graph() -> None:
     kinds = {"decoder": Decoder, "encoder": Encoder}
     for family in FAMILIES:
-        assert has_graph(family.name)
         assert issubclass(network_class(family), kinds[family.kind])
-
-
-def test_a_family_without_a_graph(
-    make_source: MakeSource,
-    repository: Make,
-    refused: Callable[..., str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder, source = repository(), make_source()
-    monkeypatch.setattr("converter.exports.onnx.requirements.has_graph", lambda name: name != "bloom")
-    line = "there is no ONNX graph for the family bloom yet"
-    assert line in refused("export", folder)
-    assert line in refused(source, *CONVERT, "--out", tmp_path / "out", "--onnx")
-    assert line in refused(source, *CONVERT, "--out", tmp_path / "out", "--onnx", "--dry-run")
 
 
 def test_a_language_model_whose_config_names_the_trunk(

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -23,7 +22,6 @@ from safetensors.torch import load_file, save_file
 from converter.errors import VerificationError
 from converter.exports.onnx.export import export
 from converter.pipeline import convert
-from converter.publish import target
 from converter.publish.contents import read_contents, verify
 from converter.result import manifest
 from tests import forks, tiny
@@ -31,7 +29,7 @@ from tests.conftest import Run, edit_json, fingerprint
 from tests.dealt import quick
 from tests.foreign_code import UNSEEN
 from tests.hub_commands import AS_USERS_DO, TOKEN, UNVERIFIED, Command
-from tests.hub_server import Account, Fault, HubServer, Refusal, Request
+from tests.hub_server import Account, HubServer, Refusal, Request
 from tests.patched import CHECKED
 from tests.tiny import rotary as tiny_rotary
 
@@ -40,12 +38,11 @@ GIT, CARD = ".gitattributes", "README.md"
 MANIFEST = manifest.MANIFEST
 SHARDS = [f"model-{number:05}-of-00004.safetensors" for number in range(1, 5)]
 
-Pristine = Callable[..., Path]
 Push = Callable[..., Run]
 
 
 @pytest.fixture(scope="session")
-def converted(pristine: Pristine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def converted(pristine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A converted repository in four shards; do not change it."""
     place = tmp_path_factory.mktemp("converted") / "out"
     convert(pristine("bloom", sharded=True), place, scale=2, verify=False)
@@ -87,6 +84,7 @@ def refused(run: Run, *parts: str, code: int = 1) -> None:
     """One line that has all ``parts``, and no output."""
     assert (run.code, run.out, run.err.count("\n")) == (code, "", 1), run.err
     assert run.err.startswith("error: ")
+    assert run.err[:-1].isprintable()
     assert "this is a bug" not in run.err
     for part in parts:
         assert part in run.err
@@ -105,9 +103,7 @@ def contents(folder: Path, to: str = ID, branch: str | None = None) -> dict[str,
 
 def pushed(hub: HubServer, revision: str = "main", repo_id: str = ID) -> dict[str, bytes]:
     """What a repository holds of ours."""
-    files = hub.files(repo_id, revision)
-    files.pop(GIT, None)
-    return files
+    return {name: data for name, data in hub.files(repo_id, revision).items() if name != GIT}
 
 
 def sent(hub: HubServer) -> list[Request]:
@@ -120,34 +116,28 @@ def puts(hub: HubServer) -> list[str]:
     return [request.path.split("/")[2] for request in hub.requests if request.method == "PUT"]
 
 
-def theirs(hub: HubServer, folder: Path, **files: str) -> str:
+def theirs(hub: HubServer, folder: Path, files: dict[str, str] | None = None) -> str:
     """A repository of somebody else; without ``files``, one that says no more than its licence."""
-    folder.mkdir()
-    own = {"gitattributes": "*.bin filter=lfs\n", "README_md": "---\nlicense: mit\n---\n"}
-    for name, text in (own | files).items():
-        plain = GIT if name == "gitattributes" else name.replace("_", ".")
-        (folder / plain).write_text(text)
+    own = {GIT: "*.bin filter=lfs\n", CARD: "---\nlicense: mit\n---\n"}
+    for name, text in (own | (files or {})).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     return hub.commit(ID, folder)
 
 
+def relist(folder: Path) -> None:
+    """A manifest of what is there now, as an attacker would make one."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    manifest.write(folder, names, {})
+
+
+def verified(folder: Path) -> list[Any]:
+    """The checks of a folder alone."""
+    found = read_contents(folder)
+    return verify(found.repository, found.digests)
+
+
 # What arrives
-
-
-def test_the_card_s_examples_load_the_model_from_the_hub(hub: HubServer, push: Push, out: Path) -> None:
-    """Other text of the card is not changed, and a card that is not ours is not touched."""
-    with (out / CARD).open("ab") as card:
-        card.write(b'\r\nMine: `load("./out")`, [a link](./out)\n')
-    assert push("-q", "--branch", "ntk").code == 0
-    there = pushed(hub, "ntk")[CARD]
-    assert b'\r\nMine: `load("ada/bloom-ntk", revision="ntk")`, [a link](./out)\n' in there
-    assert b"--out ./out --no-verify" in there
-    for name in (b"AutoTokenizer", b"AutoModelForCausalLM"):
-        code = name + b'.from_pretrained("ada/bloom-ntk", revision="ntk", trust_remote_code=True)\n'
-        assert code in there
-
-    (out / CARD).write_text('# Mine\n\nmodel = AutoModel.from_pretrained("./out")\n')
-    assert push("-q").code == 0
-    assert pushed(hub)[CARD] == (out / CARD).read_bytes()
 
 
 @pytest.mark.version
@@ -171,35 +161,57 @@ def test_a_new_repository(hub: HubServer, push: Push, out: Path) -> None:
     again = push()
     assert (again.code, again.out) == (0, f"{hub.endpoint}/{ID}\n")
     assert "nothing to push" in again.err
-    assert sent(hub) == []
+    assert not [request for request in sent(hub) if "/preupload/" not in request.path]
 
 
-def test_private(hub: HubServer, push: Push) -> None:
-    assert push("--private", "-q").code == 0
-    assert hub.repositories[ID].private
-    assert push("--private", "--json").json["changed"] == []
+def test_the_card_s_examples_load_the_model_from_the_hub(hub: HubServer, push: Push, out: Path) -> None:
+    """Other text of the card is not changed, and a card that is not ours is not touched."""
+    with (out / CARD).open("ab") as card:
+        card.write(b'\r\nMine: `load("./out")`, [a link](./out)\n')
+    assert push("-q", "--branch", "ntk").code == 0
+    there = pushed(hub, "ntk")[CARD]
+    assert b'\r\nMine: `load("ada/bloom-ntk", revision="ntk")`, [a link](./out)\n' in there
+    assert b"--out ./out --no-verify" in there
+    for name in (b"AutoTokenizer", b"AutoModelForCausalLM"):
+        code = name + b'.from_pretrained("ada/bloom-ntk", revision="ntk", trust_remote_code=True)\n'
+        assert code in there
+
+    (out / CARD).write_text('# Mine\n\nmodel = AutoModel.from_pretrained("./out")\n')
+    assert push("-q").code == 0
+    assert pushed(hub)[CARD] == (out / CARD).read_bytes()
 
 
-def test_private_but_it_is_public(hub: HubServer, push: Push, tmp_path: Path) -> None:
-    theirs(hub, tmp_path / "theirs")
-    refused(push("--private"), ID, "public", "--private")
-    assert sent(hub) == []
+def test_private_in_an_organisation(hub: HubServer, push: Push, out: Path) -> None:
+    words = ("--private", "--token", TOKEN)
+    assert push(*words, "-q", to="lab/bloom", HF_TOKEN="").code == 0
+    assert hub.repositories["lab/bloom"].private
+    assert pushed(hub, repo_id="lab/bloom") == contents(out, to="lab/bloom")
+    assert push(*words, "--json", to="lab/bloom").json["changed"] == []
 
 
 def test_a_branch(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
     first = theirs(hub, tmp_path / "theirs")
     run = push("--branch", "ntk/2x", "--json")
     assert run.code == 0, run.err
-    assert hub.repositories[ID].refs["main"] == first
-    assert hub.repositories[ID].refs["ntk/2x"] == run.json["commit"]
+    assert hub.repositories[ID].refs == {"main": first, "ntk/2x": run.json["commit"]}
     assert pushed(hub, "ntk/2x") == contents(out, branch="ntk/2x")
     assert run.json["url"] == f"{hub.endpoint}/{ID}/tree/ntk/2x"
 
     (out / "LICENSE").write_text("MIT\n")
     relist(out)
-    again = push("--branch", "ntk/2x", "--json")
-    assert again.json["changed"] == ["LICENSE", MANIFEST]
+    assert push("--branch", "ntk/2x", "--json").json["changed"] == ["LICENSE", MANIFEST]
     assert pushed(hub, "ntk/2x") == contents(out, branch="ntk/2x")
+
+
+def test_a_branch_that_begins_with_all_of_it(hub: HubServer, push: Push, out: Path) -> None:
+    (out / CARD).unlink()  # its examples would name the branch
+    assert push("-q").code == 0
+    run = push("--branch", "copy")
+    assert run.code == 0, run.err
+    assert f"created {ID} (branch copy)" in run.err
+    refs = hub.repositories[ID].refs
+    assert refs["copy"] == refs["main"]
+    assert "nothing to push" in push("--branch", "copy").err
 
 
 def test_a_pull_request_in_a_repository_of_somebody_else(
@@ -211,23 +223,22 @@ def test_a_pull_request_in_a_repository_of_somebody_else(
     assert (run.code, run.out) == (0, f"{hub.endpoint}/{ID}/discussions/1\n"), run.err
     assert hub.repositories[ID].refs["main"] == first
     assert pushed(hub, "refs/pr/1") == contents(out)
-    assert f"{ID}" in run.err
+    assert ID in run.err
 
-    assert push("--create-pr", "--branch", "new").code == 1
-    refused(push(to="ada/other"), "ada", "grace/other")
+    refused(push("--create-pr", "--branch", "new"), f"{ID} (branch new)", "--create-pr")
     refused(push("--create-pr", to="ada/other"), "ada/other", "--create-pr")
+    refused(push(to="ada/other"), "ada", "grace/other")
 
 
 def test_only_what_changed_is_sent(hub: HubServer, push: Push, out: Path) -> None:
-    """The card on the Hub, or here, may be edited; new files may be added."""
+    """A card of ours is replaced; new files may be added."""
     assert push("-q").code == 0
     hub.requests.clear()
-    with (out / "README.md").open("a") as card:
+    with (out / CARD).open("a") as card:
         card.write("\nMore.\n")
     (out / "NOTICE").write_text("Thanks.\n")
     relist(out)
-    run = push("--json")
-    assert run.json["changed"] == ["NOTICE", "README.md", MANIFEST]
+    assert push("--json").json["changed"] == ["NOTICE", CARD, MANIFEST]
     assert pushed(hub) == contents(out)
     assert puts(hub) == []
 
@@ -249,20 +260,20 @@ def test_what_stays_behind(hub: HubServer, push: Push, out: Path, tmp_path: Path
 
 
 @pytest.mark.version
-def test_a_round_trip(pristine: Pristine, hub: HubServer, command: Command, tmp_path: Path) -> None:
-    """From the Hub, converted, to the Hub, and loaded from there."""
+def test_a_round_trip(
+    pristine: Callable[..., Path], hub: HubServer, command: Command, tmp_path: Path
+) -> None:
+    """From the Hub, converted, to the Hub, and inspected there."""
     source = Path(shutil.copytree(pristine("bloom", sharded=True), tmp_path / "source"))
-    (source / "README.md").write_text("---\nlicense: bigscience-bloom-rail-1.0\n---\n# Tiny\n")
+    (source / CARD).write_text("---\nlicense: bigscience-bloom-rail-1.0\n---\n# Tiny\n")
     hub.commit("org/tiny-bloom", source)
     hub.accounts[TOKEN] = Account("ada")
     assert command("org/tiny-bloom", "--scale", "2", "--out", "out", "--no-verify").code == 0
-    run = command("push", "out", "lab/x", HF_TOKEN=TOKEN)
-    refused(run, "'lab'", "ada/x")
     run = command("push", "out", ID, "--json", "--token", TOKEN)
     assert run.code == 0, run.err
     files = pushed(hub)
-    assert "base_model: org/tiny-bloom" in files["README.md"].decode()
-    assert "license: bigscience-bloom-rail-1.0" in files["README.md"].decode()
+    assert "base_model: org/tiny-bloom" in files[CARD].decode()
+    assert "license: bigscience-bloom-rail-1.0" in files[CARD].decode()
     for shard in SHARDS:
         assert files[shard] == (source / shard).read_bytes()
     assert not [name for name, data in files.items() if TOKEN.encode() in data]
@@ -279,36 +290,52 @@ def test_a_round_trip(pristine: Pristine, hub: HubServer, command: Command, tmp_
 # Something else is there
 
 
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+CLASHES: dict[str, Callable[[Path], object]] = {
+    "model.gguf": lambda folder: (folder / "model.gguf").write_text("GGUF"),
+    ".gitignore": lambda folder: (folder / ".gitignore").write_text("*.json\n"),
+    SHARDS[2]: lambda folder: flip(folder / SHARDS[2]),
+    "config.json": lambda folder: edit_json(folder / "config.json", {"mark": "theirs"}),
+}
+"""File that another model has -> how it gets it."""
+
+
 @pytest.mark.parametrize("words", [[], ["--branch", "new"], ["--create-pr"]])
-@pytest.mark.parametrize("kind", ["other files", "other weights", "other config"])
+@pytest.mark.parametrize("clash", CLASHES)
 def test_something_else_is_refused(
-    hub: HubServer, push: Push, out: Path, tmp_path: Path, words: list[str], kind: str
+    hub: HubServer, push: Push, out: Path, tmp_path: Path, words: list[str], clash: str
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(out, other)
-    if kind == "other files":
-        (other / "model.gguf").write_text("GGUF")
-        clash = "model.gguf"
-    elif kind == "other weights":
-        clash = SHARDS[2]
-        data = (other / clash).read_bytes()
-        (other / clash).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    else:
-        clash = "config.json"
-        edit_json(other / clash, {"mark": "theirs"})
+    other = Path(shutil.copytree(out, tmp_path / "other"))
+    CLASHES[clash](other)
     hub.commit(ID, other)
-    refused(push(*words), ID, clash, "--overwrite")
+    begins = ["a new branch begins as the default one"] if "new" in words else []
+    refused(push(*words), ID, clash, "--overwrite", *begins)
     assert sent(hub) == []
 
 
-def test_overwriting(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
-    first = theirs(hub, tmp_path / "theirs", config_json="{}", notes_md="Old")
-    run = push("--overwrite", "--json")
+@pytest.mark.parametrize("words", [[], ["--branch", "ntk"]])
+def test_overwriting(hub: HubServer, push: Push, out: Path, tmp_path: Path, words: list[str]) -> None:
+    """All that another model has is replaced; its .gitignore keeps nothing out. Other branches stay."""
+    ignored = {".gitignore": "*.safetensors\n*.json\n"}
+    first = theirs(hub, tmp_path / "theirs", {"config.json": "{}", "a\x1b[2Jb": "", "eval.md": ""} | ignored)
+    branch = words[1] if words else None
+    expected = contents(out, branch=branch) | {GIT: b"*.bin filter=lfs\n"}
+    for name in ("eval.md", *(f"mine-{number:03}\x1b[2J" for number in range(300))):
+        (out / name).write_text("mine")
+    run = push("--overwrite", *words, "--json", "-v")
     assert run.code == 0, run.err
-    assert run.json["deleted"] == ["notes.md"]
-    assert hub.files(ID) == contents(out) | {GIT: b"*.bin filter=lfs\n"}
+    assert run.json["deleted"] == [".gitignore", "a\x1b[2Jb", "eval.md"]
+    assert hub.files(ID, branch or "main") == expected
     assert hub.repositories[ID].commits[first] == tmp_path / "theirs"
-    assert push("--json").json["changed"] == []
+    assert branch is None or hub.repositories[ID].refs["main"] == first
+    assert "deleted: .gitignore, a\\x1b[2Jb, eval.md\nnot pushed: eval.md, mine-000\\x1b[2J, " in run.err
+    assert "mine-299" not in run.err
+    assert " and 281 more" in run.err
+    assert push("--json", *words).json["changed"] == []
 
 
 @pytest.mark.parametrize("words", [[], ["--overwrite"]])
@@ -316,10 +343,10 @@ def test_a_card_that_was_written_by_hand(
     hub: HubServer, push: Push, out: Path, tmp_path: Path, words: list[str]
 ) -> None:
     card = "---\nlicense: mit\n---\n# Mine\n\nWeeks of work.\n"
-    theirs(hub, tmp_path / "theirs", README_md=card)
+    theirs(hub, tmp_path / "theirs", {CARD: card})
     run = push(*words, "--json", "-v")
     assert run.code == 0, run.err
-    mine = {} if words else {"README.md": card.encode()}
+    mine = {} if words else {CARD: card.encode()}
     assert pushed(hub) == contents(out) | mine
     assert run.json["kept"] == [*mine]
     assert run.json["files"].keys() == contents(out).keys() - mine.keys()
@@ -329,514 +356,89 @@ def test_a_card_that_was_written_by_hand(
     assert pushed(hub) == contents(out) | mine
 
 
-def test_a_card_of_ours_is_replaced(hub: HubServer, push: Push, out: Path) -> None:
-    ours = (out / "README.md").read_bytes()
-    (out / "README.md").write_bytes(ours.replace(b"# ", b"# An older ", 1))
-    assert push("-q").code == 0
-    (out / "README.md").write_bytes(ours)
-    assert push("--json").json["changed"] == ["README.md"]
-    assert pushed(hub) == contents(out)
-
-
 @pytest.mark.parametrize("words", [[], ["--overwrite"], ["--branch", "main"]])
 def test_a_repository_that_was_renamed(hub: HubServer, push: Push, tmp_path: Path, words: list[str]) -> None:
     """Who asks for the old name is sent on, to what may be the source."""
-    before = theirs(hub, tmp_path / "theirs", config_json="{}")
+    before = theirs(hub, tmp_path / "theirs", {"config.json": "{}"})
     hub.renamed["ada/old"] = ID
     refused(push(*words, to="ada/old"), "ada/old", f"was renamed to {ID}")
     assert sent(hub) == []
     assert hub.repositories[ID].refs == {"main": before}
 
 
-def test_what_the_target_ignores(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
-    theirs(hub, tmp_path / "theirs", gitignore="")
-    (tmp_path / "theirs" / ".gitignore").write_text("*.safetensors\n*.json\n")
-    (tmp_path / "theirs" / "gitignore").unlink()
-    refused(push(), ".gitignore", "--overwrite")
-    before = hub.repositories[ID].refs.copy()
-    hub.ignored.add(SHARDS[0])
-    refused(push("--overwrite"), SHARDS[0], "leave", ".gitignore")
-    assert hub.repositories[ID].refs == before
-    hub.ignored.clear()
-    run = push("--overwrite", "--json")
-    assert run.json["deleted"] == [".gitignore"], run.err
-    assert pushed(hub) == contents(out)
-
-
+@pytest.mark.parametrize("how", ["lost", "ignored"])
 @pytest.mark.parametrize("name", ["config.json", SHARDS[1]])
-def test_a_commit_that_is_not_what_was_sent(hub: HubServer, push: Push, name: str) -> None:
-    hub.lost.add(name)
+def test_a_commit_that_lacks_a_file(hub: HubServer, push: Push, name: str, how: str) -> None:
+    """Whether the Hub or the client, told by the Hub, leaves it out in silence."""
+    getattr(hub, how).add(name)
     run = push()
-    refused(run, ID, name, "not what was pushed", hub.repositories[ID].refs["main"])
-    hub.lost.clear()
+    refused(run, ID, name, "do not use it", ".gitignore", hub.repositories[ID].refs["main"])
+    getattr(hub, how).clear()
     assert push("-q").code == 0
     assert name in pushed(hub)
 
 
-def test_what_is_deleted_may_lie_in_the_folder(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
-    theirs(hub, tmp_path / "theirs", eval_md="Old")
-    (out / "eval.md").write_text("New")
-    run = push("--overwrite", "--json", "-v")
-    assert (run.json["deleted"], run.json["left"]) == (["eval.md"], ["eval.md"])
-    assert "deleted: eval.md\nnot pushed: eval.md\n" in run.err
+# What changes at the same time
 
 
-def test_names_that_are_not_printed_as_they_are(
-    hub: HubServer, push: Push, out: Path, tmp_path: Path
-) -> None:
-    theirs(hub, tmp_path / "theirs")
-    (tmp_path / "theirs" / "a\x1b[2Jb").write_text("theirs")
-    for number in range(300):
-        (out / f"mine-{number:03}\x1b[2J").write_text("mine")
-    run = push("--overwrite", "-v")
-    assert run.code == 0, run.err
-    assert "\x1b" not in run.err
-    assert "deleted: a\\x1b[2Jb" in run.err
-    assert "mine-000\\x1b[2J, mine-001" in run.err
-    assert "mine-299" not in run.err
-    assert " and 280 more" in run.err
-
-
-# A new branch
-
-
-def test_a_branch_beside_something_else(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
-    first = theirs(hub, tmp_path / "theirs", model_gguf="GGUF")
-    run = push("--branch", "ntk")
-    refused(run, ID, "no branch ntk", "model.gguf", "default one", "--overwrite", "no other")
-    assert sent(hub) == []
-    run = push("--branch", "ntk", "--overwrite", "--json")
-    assert (run.json["deleted"], run.json["new_branch"]) == (["model.gguf"], True), run.err
-    assert pushed(hub, "ntk") == contents(out, branch="ntk")
-    assert hub.repositories[ID].refs["main"] == first
-
-
-def test_a_branch_that_begins_with_all_of_it(hub: HubServer, push: Push, out: Path) -> None:
-    (out / CARD).unlink()  # its examples would name the branch
-    assert push("-q").code == 0
-    hub.requests.clear()
-    run = push("--branch", "copy")
-    assert run.code == 0, run.err
-    assert f"created {ID} (branch copy)" in run.err
-    refs = hub.repositories[ID].refs
-    assert refs["copy"] == refs["main"]
-    assert [request.path.split("/")[-2] for request in sent(hub)] == ["branch"]
-    assert "nothing to push" in push("--branch", "copy").err
-
-
-@pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize("why", ["refused", "interrupted"])
 def test_a_new_branch_goes_with_its_commit(
-    hub: HubServer,
-    push: Push,
-    process: Callable[..., subprocess.Popen[str]],
-    tmp_path: Path,
-    why: str,
-    stays: bool,
+    hub: HubServer, push: Push, process: Callable[..., Any], tmp_path: Path, why: str
 ) -> None:
     first = theirs(hub, tmp_path / "theirs")
     there: list[str] = []
 
     def refuse(request: Request) -> None:
-        if request.method == "DELETE" and stays:
-            raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, None, "no way")
         if "/commit/" in request.path:
             there.extend(hub.repositories[ID].refs)
             if why == "interrupted":
                 running.send_signal(signal.SIGINT)
-                time.sleep(1)
+                threading.Event().wait(1)
             raise Refusal(HTTPStatus.FORBIDDEN, None, "no way")
 
     hub.before = refuse
     if why == "refused":
-        run = push("--branch", "ntk")
-        refused(run, "may not write", *(["branch ntk"] if stays else []))
+        refused(push("--branch", "ntk"), "may not write")
     else:
-        hub.accounts[TOKEN] = Account("ada")
         running = process("--branch", "ntk")
         output, errors = running.communicate(timeout=60)
-        run = Run(running.returncode, output, errors.removeprefix("\n"))
-        refused(run, "interrupted", ID, *(["branch ntk"] if stays else []))
-    assert stays or "branch ntk" not in run.err
+        refused(Run(running.returncode, output, errors.removeprefix("\n")), "interrupted", ID)
     assert there == ["main", "ntk"]
-    assert hub.repositories[ID].refs == {"main": first} | ({"ntk": first} if stays else {})
+    assert hub.repositories[ID].refs == {"main": first}
 
 
-def test_a_branch_of_somebody_else_stays(hub: HubServer, push: Push, tmp_path: Path) -> None:
-    """Created between our look and ours."""
+@pytest.mark.parametrize(
+    ("moment", "words", "parts"),
+    [("/branch/", ["--branch", "ntk"], ["same time"]), ("/commit/", [], ["main", "meanwhile"])],
+)
+def test_somebody_else_writes_at_the_same_time(
+    hub: HubServer, push: Push, tmp_path: Path, moment: str, words: list[str], parts: list[str]
+) -> None:
+    """The same branch is made, or the branch moves: theirs stays."""
     first = theirs(hub, tmp_path / "theirs")
-
-    def create(request: Request) -> None:
-        if "/branch/" in request.path and request.method == "POST":
-            hub.repositories[ID].refs["ntk"] = first
-
-    hub.before = create
-    refused(push("--branch", "ntk"), ID, "at the same time")
-    assert hub.repositories[ID].refs == {"main": first, "ntk": first}
-
-
-def test_the_branch_that_moves_meanwhile(hub: HubServer, push: Push, tmp_path: Path) -> None:
-    theirs(hub, tmp_path / "theirs")
+    expected: dict[str, str] = {}
 
     def move(request: Request) -> None:
-        if "/commit/" in request.path and len(hub.repositories[ID].commits) == 1:
-            (tmp_path / "theirs" / "README.md").write_text("# New\n")
-            hub.commit(ID, tmp_path / "theirs")
+        if moment in request.path and not expected:
+            (tmp_path / "theirs" / CARD).write_text("# New\n")
+            expected["main"] = hub.commit(ID, tmp_path / "theirs") if moment == "/commit/" else first
+            expected.update({"ntk": first} if words else {})
+            hub.repositories[ID].refs.update(expected)
 
     hub.before = move
-    refused(push(), ID, "main", "meanwhile")
-    assert set(hub.files(ID)) == {GIT, "README.md"}
-    assert push().code == 0
-
-
-# Only what is right
-
-
-def relist(folder: Path) -> None:
-    """A manifest of what is there now, as an attacker would make one."""
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    manifest.write(folder, names, {})
-
-
-def relisted(folder: Path, changes: dict[str, Any]) -> None:
-    edit_json(folder / "config.json", changes)
-    relist(folder)
-
-
-def weights(folder: Path) -> Path:
-    return folder / SHARDS[1]
-
-
-def infinite(folder: Path) -> None:
-    """One weight of a token that verification does not run, in a linked file: nothing else has read it."""
-    place = "transformer.word_embeddings.weight"
-    [path] = [path for path in folder.glob("*.safetensors") if place in load_file(path)]
-    tensors = load_file(path)
-    tensors[place][1, 0] = -torch.inf
-    save_file(tensors, path, {"format": "pt"})
-    listed = json.loads((folder / manifest.MANIFEST).read_text())
-    listed["files"][path.name]["sha256"] = None
-    (folder / manifest.MANIFEST).write_text(json.dumps(listed))
-
-
-def edit_header(folder: Path) -> None:
-    path = weights(folder)
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b'"shape":[', b'"shape":[1,', 1))
-
-
-def evil(folder: Path) -> None:
-    with (folder / "modeling_ntk_bloom.py").open("a") as code:
-        code.write("\nopen('ran', 'w')\n")
-
-
-TAMPERED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
-    "short weights": (
-        lambda folder: weights(folder).write_bytes(weights(folder).read_bytes()[:-8]),
-        (SHARDS[1], "truncated"),
-    ),
-    "missing weights": (lambda folder: weights(folder).unlink(), (SHARDS[1], "missing")),
-    "header": (edit_header, (SHARDS[1],)),
-    "config": (
-        lambda folder: edit_json(folder / "config.json", {"n_layer": 3}),
-        ("config.json is not as the conversion", "convert again"),
-    ),
-    "layers": (lambda folder: relisted(folder, {"n_layer": 3}), ("3 layers",)),
-    "scaling": (
-        lambda folder: relisted(folder, {"alibi_scaling": {"type": "magic"}}),
-        ("alibi_scaling",),
-    ),
-    "code": (evil, ("modeling_ntk_bloom.py", "differs from what this version")),
-    "auto_map": (
-        lambda folder: edit_json(folder / "config.json", {"auto_map": {"AutoModel": "eve/x--m.Model"}}),
-        ("auto_map",),
-    ),
-    "code missing": (lambda folder: (folder / "ntk_alibi.py").unlink(), ("ntk_alibi.py",)),
-    "provenance": (
-        lambda folder: edit_json(folder / "config.json", {"ntk_convert": None}),
-        ("convert it first",),
-    ),
-    "no config": (lambda folder: (folder / "config.json").unlink(), ("config.json",)),
-    "link": (lambda folder: link_out(folder / "tokenizer.json"), ("tokenizer.json", "link")),
-    "infinite weights": (
-        infinite,
-        ("word_embeddings.weight", "NaN or infinite", "download the source again"),
-    ),
-    "linked weights": (lambda folder: link_out(weights(folder)), (SHARDS[1], "link")),
-}
-
-
-def link_out(path: Path) -> None:
-    target = path.parent.parent.parent / "outside"
-    target.write_bytes(path.read_bytes() if path.exists() else b"private")
-    path.unlink(missing_ok=True)
-    path.symlink_to(target)
-
-
-@pytest.mark.parametrize("kind", TAMPERED)
-def test_what_is_not_right_is_not_pushed(
-    hub: HubServer, push: Push, out: Path, work: Path, kind: str
-) -> None:
-    change, parts = TAMPERED[kind]
-    change(out)
-    refused(push(verify=True), *parts)
-    assert sent(hub) == []
-    assert not (work / "ran").exists()
-    assert hub.repositories == {}
-
-
-@pytest.mark.parametrize("kind", UNSEEN)
-def test_code_that_takes_the_place_of_a_file_is_not_run_nor_pushed(
-    hub: HubServer, push: Push, out: Path, work: Path, kind: str
-) -> None:
-    before = contents(out)
-    UNSEEN[kind](out, "open('ran', 'w')")
-    run = push(verify=True)
-    assert run.code == 0, run.err
-    assert not (work / "ran").exists()
-    assert pushed(hub) == before
-
-
-def test_no_folder(command: Command, hub: HubServer) -> None:
-    refused(command("push", "nowhere", ID), "nowhere", "ntk-convert wrote")
-    assert hub.requests == []
-
-
-@pytest.mark.parametrize("family", quick([*tiny.FACTORIES, *tiny.ENCODERS], "bloom", "refact", "jina_bert"))
-def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: str) -> None:
-    """``verify`` is given the config of the source by a conversion, and of the result here."""
-    source, out = tmp_path / "source", tmp_path / "out"
-    {**tiny.FACTORIES, **tiny.ENCODERS}[family](source)
-    made = convert(source, out, scale=2, train_length=64)
-    found = verify(read_contents(out))
-    assert [(check.name, check.skipped) for check in found] == [
-        (check.name, check.skipped) for check in made.checks
-    ]
-    if tiny.FAMILY[family].stored_slopes:  # whose slopes are stored, and in config.json for the code to read
-        slopes = json.loads((out / "config.json").read_text())["alibi_slopes"]
-        relisted(out, {"alibi_slopes": [slope * 1.5 for slope in slopes]})
-        with pytest.raises(VerificationError, match="alibi_slopes"):
-            verify(read_contents(out))
-
-
-@pytest.mark.parametrize("how", [{"scale": 2}, {"dynamic": "length", "rate": 2}])
-def test_rotary_too(tmp_path: Path, how: dict[str, Any]) -> None:
-    source = tiny_rotary.rotary(tmp_path / "source", "llama")
-    out = tmp_path / "out"
-    convert(source, out, verify=False, **how)
-    contents = read_contents(out)
-    assert [check.name for check in verify(contents)] == ["tensors", "frequencies"]
-    assert not [name for name in contents.files if name.endswith(".py")]
-    changed = {"rope_theta": 123.0} if "scale" in how else {"rope_scaling": None}
-    relisted(out, changed)
-    with pytest.raises(VerificationError):
-        verify(read_contents(out))
-
-
-def test_graphs(hub: HubServer, push: Push, out: Path) -> None:
-    """They are run again, and one that is wrong stops everything."""
-    export(out)
-    run = push("--json", verify=True)
-    assert run.code == 0, run.err
-    assert "graph" in [check["name"] for check in run.json["checks"]]
-    assert {"model.onnx", "onnx_validation.json", "genai_config.json"} <= pushed(hub).keys()
-    assert pushed(hub) == contents(out)
-    hub.requests.clear()
-    data = (out / "model.onnx").read_bytes()
-    (out / "model.onnx").write_bytes(data[: len(data) // 2])
-    refused(push("--overwrite", verify=True), "model.onnx")
-    assert sent(hub) == []
-
-
-# The token, and who may write
-
-
-def test_without_a_token(hub: HubServer, push: Push) -> None:
-    refused(push(HF_TOKEN=""), ID, "--token", "hf auth login")
-    assert hub.requests == [] or not [request for request in hub.requests if request.token]
-
-
-@pytest.mark.parametrize(
-    ("account", "parts"),
-    [
-        (None, ("does not know this token", "write access")),
-        (Account("ada", role="read"), ("can only read", "write access")),
-        (Account("grace", ("lab",)), ("'ada'", "grace", f"grace/{ID.partition('/')[2]}")),
-        (Account("grace", role="fineGrained"), ("may not write", "rights to create", ID)),
-    ],
-    ids=["unknown", "read", "namespace", "fine-grained"],
-)
-def test_tokens_that_may_not_write(
-    hub: HubServer, push: Push, account: Account | None, parts: tuple[str, ...]
-) -> None:
-    del hub.accounts[TOKEN]
-    if account is not None:
-        hub.accounts[TOKEN] = account
-    refused(push(), *parts)
-    assert hub.repositories == {}
-    assert puts(hub) == []
-
-
-@pytest.mark.parametrize("why", ["unknown", "cut"])
-def test_tracebacks_do_not_tell_the_token(hub: HubServer, push: Push, why: str) -> None:
-    if why == "unknown":
-        del hub.accounts[TOKEN]
-
-    def refuse(request: Request) -> None:
-        if "/commit/" in request.path:
-            raise Refusal(HTTPStatus.FORBIDDEN, None, f"{request.token} may not")
-
-    hub.before = refuse
-    run = push("-v", "--token", TOKEN, HF_TOKEN="")
-    assert run.code == 1
-    assert "Traceback" in run.err
-
-
-def test_an_organisation_s_repository(hub: HubServer, push: Push, out: Path) -> None:
-    assert push("-q", "--token", TOKEN, to="lab/bloom", HF_TOKEN="").code == 0
-    assert pushed(hub, repo_id="lab/bloom") == contents(out, to="lab/bloom")
-
-
-@pytest.mark.version
-@pytest.mark.parametrize(
-    ("status", "where", "parts"),
-    [
-        (HTTPStatus.FORBIDDEN, "/commit/", ("may not write", "no way", "write access")),
-        (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "/preupload/", ("too large", "no way")),
-        (HTTPStatus.INSUFFICIENT_STORAGE, "/objects/batch", ("no storage left", "no way")),
-        (HTTPStatus.NOT_FOUND, "/api/whoami-v2", ("is not a Hub", "HF_ENDPOINT")),
-        (HTTPStatus.BAD_REQUEST, "/commit/", ("does not accept", "no way")),
-        (HTTPStatus.TOO_MANY_REQUESTS, "/api/repos/create", ("wait", "later")),
-    ],
-)
-def test_what_the_hub_refuses(
-    hub: HubServer, push: Push, status: HTTPStatus, where: str, parts: tuple[str, ...]
-) -> None:
-    def refuse(request: Request) -> None:
-        if where in request.path:
-            raise Refusal(status, None, f"no way for {request.token}")
-
-    hub.before = refuse
-    run = push("--json")
-    refused(run, *parts)
-    hub.before = None
-    if ID in hub.repositories:
-        assert f"{ID} was created" in run.err
-        assert set(hub.files(ID)) == {GIT}
-    assert push("-q").code == 0
-
-
-@pytest.mark.version
-@pytest.mark.parametrize("from_storage", [False, True])
-@pytest.mark.parametrize(
-    ("status", "part"),
-    [
-        (HTTPStatus.UNAUTHORIZED, "write access"),
-        (HTTPStatus.FORBIDDEN, "write access"),
-        (HTTPStatus.NOT_FOUND, "HF_HUB_DISABLE_XET=1"),
-    ],
-)
-def test_what_the_xet_storage_refuses(
-    hub: HubServer, push: Push, status: HTTPStatus, part: str, from_storage: bool
-) -> None:
-    """The Hub, asked for a way in, or what it says is the storage."""
-    hub.transfer = "xet"
-    way = {"X-Xet-Cas-Url": f"{hub.endpoint}/cas", "X-Xet-Access-Token": "x"}
-    way["X-Xet-Token-Expiration"] = "9999999999"
-    body = {"casUrl": f"{hub.endpoint}/cas", "accessToken": "x", "exp": 9999999999}
-
-    def refuse(request: Request) -> None:
-        asked = "/xet-write-token/" in request.path
-        if asked and from_storage:
-            refusal = Refusal(HTTPStatus.OK, None, "")
-            refusal.answer.headers, refusal.answer.body = way, json.dumps(body).encode()
-            raise refusal
-        if asked or request.path.startswith("/cas/"):
-            raise Refusal(status, None, f"no way for {request.token}")
-
-    hub.before = refuse
-    run = push(HF_HUB_DISABLE_XET="0")
-    refused(run, ID if status != HTTPStatus.NOT_FOUND else "Xet", part)
-    assert "broke off" not in run.err
-    assert set(hub.files(ID)) == {GIT}
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["bloom"],
-        ["a/b/c"],
-        ["ada/bl oom"],
-        ["ada/.."],
-        ["ada/x--y"],
-        ["../x"],
-        [""],
-        ["ada/x\x1b[2J"],
-        [ID, "--branch", "a b"],
-        [ID, "--branch", "../main"],
-        [ID, "--branch", "refs/pr/1"],
-        [ID, "--branch", ""],
-        [ID, "--token", "hf_ secret"],
-    ],
-)
-@pytest.mark.usefixtures("out")
-def test_names_that_cannot_be(here: Command, words: list[str]) -> None:
-    run = here("push", "out", *words)
-    refused(run, code=2)
-    assert run.err[:-1].isprintable()
-
-
-def test_a_tag_is_no_branch(hub: HubServer, push: Push, tmp_path: Path) -> None:
-    theirs(hub, tmp_path / "theirs")
-    repository = hub.repositories[ID]
-    repository.refs["v1"] = repository.refs["main"]
-    repository.tags.add("v1")
-    refused(push("--branch", "v1"), "v1", "tag", code=2)
-
-
-# What breaks
-
-
-@pytest.mark.parametrize("fault", ["busy", "broken"])
-def test_a_storage_that_fails_once(hub: HubServer, push: Push, out: Path, fault: Fault) -> None:
-    hub.upload_faults = [fault]
-    assert push("-q").code == 0
-    assert len(puts(hub)) == len(SHARDS) + 1
-    assert pushed(hub) == contents(out)
-
-
-@pytest.mark.version
-@pytest.mark.parametrize("fault", ["cut", pytest.param("reset", marks=pytest.mark.slow)])
-def test_an_upload_that_breaks_off_goes_on(hub: HubServer, push: Push, out: Path, fault: Fault) -> None:
-    """The client tries each file six times; two are taken before the connection is gone for good."""
-    hub.upload_faults = [None, None, *[fault] * 99]
-    run = push()
-    refused(run, ID, "broke off", "again", "was created")
-    stored = hub.writing.stored
-    assert len(stored) == 2
-    assert set(hub.files(ID)) == {GIT}
-
-    hub.upload_faults = []
-    hub.requests.clear()
-    assert push("-q").code == 0
-    assert len(puts(hub)) == len(SHARDS) - len(stored)
-    assert not stored & set(puts(hub))
-    assert pushed(hub) == contents(out)
-
-
-@pytest.mark.version
-def test_large_files_go_in_parts(hub: HubServer, push: Push, out: Path) -> None:
-    hub.part_bytes = 10_000
-    hub.upload_faults = ["broken"]
-    assert push("-q").code == 0
-    assert {len(puts(hub))} == {sum(-(-(out / shard).stat().st_size // 10_000) for shard in SHARDS) + 1}
-    assert pushed(hub) == contents(out)
+    refused(push(*words), ID, *parts)
+    assert hub.repositories[ID].refs == expected
+    assert push(*words).code == 0
 
 
 @pytest.fixture
-def process(environment: dict[str, str], work: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def process(
+    hub: HubServer, environment: dict[str, str], work: Path, out: Path
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """``process()``: a push that runs; ended with the test."""
-    running = []
+    assert out.is_dir()
+    hub.accounts[TOKEN] = Account("ada")
+    running: list[subprocess.Popen[str]] = []
 
     def start(*words: str) -> subprocess.Popen[str]:
         running.append(
@@ -873,6 +475,7 @@ def test_signals_while_files_are_sent(
     number: signal.Signals,
     exists: bool,
 ) -> None:
+    """The Hub is left as it was; the client's threads end the files that they are sending."""
     if exists:
         theirs(hub, tmp_path / "theirs")
     half, ended = threading.Event(), threading.Event()
@@ -886,10 +489,8 @@ def test_signals_while_files_are_sent(
     assert half.wait(60)
     before = hub.repositories[ID].refs.copy()
     running.send_signal(number)
-    try:
-        output, errors = running.communicate(timeout=20)
-    finally:
-        ended.set()
+    threading.Timer(1, ended.set).start()
+    output, errors = running.communicate(timeout=20)
     if number is signal.SIGKILL:
         assert running.returncode == -signal.SIGKILL
     else:
@@ -901,69 +502,246 @@ def test_signals_while_files_are_sent(
     assert pushed(hub) == contents(out)
 
 
-def test_a_file_that_changes_while_others_are_sent(hub: HubServer, command: Command, out: Path) -> None:
-    hub.accounts[TOKEN] = Account("ada")
-    hub.half_sent = lambda: (out / "config.json").write_text("{}")
-    run = command("push", "out", ID, start=UNVERIFIED, HF_TOKEN=TOKEN)
-    refused(run, "config.json", "changed meanwhile")
-    assert set(hub.files(ID)) == {GIT}
-
-
-@pytest.mark.parametrize("moment", ["/preupload/", "/api/validate-yaml"])
+@pytest.mark.parametrize("moment", ["half sent", "/preupload/", "/api/validate-yaml"])
 def test_what_was_compared_is_what_is_sent(hub: HubServer, command: Command, out: Path, moment: str) -> None:
     """Whatever is written there meanwhile."""
     hub.accounts[TOKEN] = Account("ada")
     before = contents(out)
 
-    def write(request: Request) -> None:
-        if moment in request.path:
+    def write(request: Request | None = None) -> None:
+        if request is None or moment in request.path:
             edit_json(out / "config.json", {"mark": "changed"})
 
-    hub.before = write
-    run = command("push", "out", ID, start=UNVERIFIED, HF_TOKEN=TOKEN)
-    if moment == "/preupload/":
-        refused(run, "config.json", "changed meanwhile")
-        assert set(hub.files(ID)) == {GIT}
+    if moment == "half sent":
+        hub.half_sent = write
     else:
-        assert run.code == 0, run.err
-        assert pushed(hub) == before
+        hub.before = write
+    run = command("push", "out", ID, start=UNVERIFIED, HF_TOKEN=TOKEN)
+    assert run.code == 0, run.err
+    assert pushed(hub) == before
 
 
-def test_small_files_are_asked_about_at_once(hub: HubServer, push: Push) -> None:
-    assert push("-q").code == 0
-    asked = [request for request in hub.requests if "/preupload/" in request.path]
-    assert len(asked) == len(SHARDS) + 1
+# Only what is right
 
 
-def test_a_large_file_in_git_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "large"
-    with path.open("wb") as file:
-        file.truncate(target.LARGEST_IN_GIT + 1)
-    remote = target.RemoteFile(path.stat().st_size, target.git_id(path.read_bytes()), None)
-    assert target.same(path, remote) is False
+def relisted(folder: Path, changes: dict[str, Any]) -> None:
+    edit_json(folder / "config.json", changes)
+    relist(folder)
 
 
-def test_a_card_that_the_hub_does_not_take(hub: HubServer, push: Push, out: Path) -> None:
-    (out / "README.md").write_text("---\n- a list\n---\n")
-    refused(push(), ID, "README.md", "metadata")
-    assert set(hub.files(ID)) == {GIT}
+def infinite(folder: Path) -> None:
+    """One weight of a token that verification does not run, in a linked file: nothing else has read it."""
+    place = "transformer.word_embeddings.weight"
+    [path] = [path for path in folder.glob("*.safetensors") if place in load_file(path)]
+    tensors = load_file(path)
+    tensors[place][1, 0] = -torch.inf
+    save_file(tensors, path, {"format": "pt"})
+    listed = json.loads((folder / MANIFEST).read_text())
+    listed["files"][path.name]["sha256"] = None
+    (folder / MANIFEST).write_text(json.dumps(listed))
 
 
-@pytest.mark.parametrize("how", ["down", "offline", "welcome page"])
-def test_no_hub(hub: HubServer, push: Push, how: str) -> None:
-    with HubServer() as other:
-        down = other.endpoint
-    if how == "welcome page":
-        hub.before = lambda request: welcome()
-    environment = {"down": {"HF_ENDPOINT": down}, "offline": {"HF_HUB_OFFLINE": "1"}}.get(how, {})
-    refused(push(**environment), "HF_ENDPOINT")
+def edit_header(folder: Path) -> None:
+    path = folder / SHARDS[1]
+    path.write_bytes(path.read_bytes().replace(b'"shape":[', b'"shape":[1,', 1))
+
+
+def evil(folder: Path) -> None:
+    with (folder / "modeling_ntk_bloom.py").open("a") as code:
+        code.write("\nopen('ran', 'w')\n")
+
+
+def link_out(path: Path) -> None:
+    target = path.parent.parent.parent / "outside"
+    target.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(target)
+
+
+TAMPERED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "short weights": (
+        lambda folder: (folder / SHARDS[1]).write_bytes((folder / SHARDS[1]).read_bytes()[:-8]),
+        (SHARDS[1], "truncated"),
+    ),
+    "missing weights": (lambda folder: (folder / SHARDS[1]).unlink(), (SHARDS[1], "missing")),
+    "header": (edit_header, (SHARDS[1],)),
+    "config": (
+        lambda folder: edit_json(folder / "config.json", {"n_layer": 3}),
+        ("config.json is not as the conversion", "convert again"),
+    ),
+    "layers": (lambda folder: relisted(folder, {"n_layer": 3}), ("3 layers",)),
+    "scaling": (lambda folder: relisted(folder, {"alibi_scaling": {"type": "magic"}}), ("alibi_scaling",)),
+    "code": (evil, ("modeling_ntk_bloom.py", "differs from what this version")),
+    "auto_map": (
+        lambda folder: edit_json(folder / "config.json", {"auto_map": {"AutoModel": "eve/x--m.Model"}}),
+        ("auto_map",),
+    ),
+    "code missing": (lambda folder: (folder / "ntk_alibi.py").unlink(), ("ntk_alibi.py",)),
+    "provenance": (
+        lambda folder: edit_json(folder / "config.json", {"ntk_convert": None}),
+        ("convert it first",),
+    ),
+    "no config": (lambda folder: (folder / "config.json").unlink(), ("config.json",)),
+    "no folder": (lambda folder: shutil.rmtree(folder), ("out", "ntk-convert wrote")),
+    "link": (lambda folder: link_out(folder / "tokenizer.json"), ("tokenizer.json", "link")),
+    "infinite weights": (
+        infinite,
+        ("word_embeddings.weight", "NaN or infinite", "download the source again"),
+    ),
+    "linked weights": (lambda folder: link_out(folder / SHARDS[1]), (SHARDS[1], "link")),
+}
+
+
+@pytest.mark.parametrize("kind", TAMPERED)
+def test_what_is_not_right_is_not_pushed(
+    hub: HubServer, push: Push, out: Path, work: Path, kind: str
+) -> None:
+    change, parts = TAMPERED[kind]
+    change(out)
+    refused(push(verify=True), *parts)
+    assert sent(hub) == []
+    assert not (work / "ran").exists()
+    assert hub.repositories == {}
+
+
+@pytest.mark.parametrize("kind", UNSEEN)
+def test_code_that_takes_the_place_of_a_file_is_not_run_nor_pushed(
+    hub: HubServer, push: Push, out: Path, work: Path, kind: str
+) -> None:
+    before = contents(out)
+    UNSEEN[kind](out, "open('ran', 'w')")
+    run = push(verify=True)
+    assert run.code == 0, run.err
+    assert not (work / "ran").exists()
+    assert pushed(hub) == before
+
+
+@pytest.mark.parametrize("family", quick([*tiny.FACTORIES, *tiny.ENCODERS], "bloom", "refact", "jina_bert"))
+def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: str) -> None:
+    """``verify`` is given the config of the source by a conversion, and of the result here."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    {**tiny.FACTORIES, **tiny.ENCODERS}[family](source)
+    made = convert(source, out, scale=2, train_length=64)
+    found = verified(out)
+    assert [(check.name, check.skipped) for check in found] == [
+        (check.name, check.skipped) for check in made.checks
+    ]
+    if tiny.FAMILY[family].stored_slopes:  # whose slopes are stored, and in config.json for the code to read
+        slopes = json.loads((out / "config.json").read_text())["alibi_slopes"]
+        relisted(out, {"alibi_slopes": [slope * 1.5 for slope in slopes]})
+        with pytest.raises(VerificationError, match="alibi_slopes"):
+            verified(out)
+
+
+@pytest.mark.parametrize("how", [{"scale": 2}, {"dynamic": "length", "rate": 2}])
+def test_rotary_too(tmp_path: Path, how: dict[str, Any]) -> None:
+    source = tiny_rotary.rotary(tmp_path / "source", "llama")
+    out = tmp_path / "out"
+    convert(source, out, verify=False, **how)
+    assert [check.name for check in verified(out)] == ["tensors", "frequencies"]
+    assert not [name for name in read_contents(out).files if name.endswith(".py")]
+    relisted(out, {"rope_theta": 123.0} if "scale" in how else {"rope_scaling": None})
+    with pytest.raises(VerificationError):
+        verified(out)
+
+
+def test_graphs(hub: HubServer, push: Push, out: Path) -> None:
+    """They are run again, and one that is wrong stops everything."""
+    export(out)
+    run = push("--json", verify=True)
+    assert run.code == 0, run.err
+    assert "graph" in [check["name"] for check in run.json["checks"]]
+    assert {"model.onnx", "onnx_validation.json", "genai_config.json"} <= pushed(hub).keys()
+    assert pushed(hub) == contents(out)
+    hub.requests.clear()
+    data = (out / "model.onnx").read_bytes()
+    (out / "model.onnx").write_bytes(data[: len(data) // 2])
+    refused(push("--overwrite", verify=True), "model.onnx")
     assert sent(hub) == []
 
 
-def welcome() -> None:
-    refusal = Refusal(HTTPStatus.OK, None, "Welcome")
-    refusal.answer.body = b"<html>Welcome to the hotel's network</html>"
-    raise refusal
+# What the Hub refuses, and what breaks
+
+
+@pytest.mark.parametrize(
+    ("account", "parts"),
+    [
+        (None, ("does not know this token", "write access")),
+        (Account("ada", role="read"), ("can only read", "write access")),
+        (Account("grace", role="fineGrained"), ("may not write", "rights to create", ID)),
+    ],
+    ids=["unknown", "read", "fine-grained"],
+)
+def test_tokens_that_may_not_write(
+    hub: HubServer, push: Push, account: Account | None, parts: tuple[str, ...]
+) -> None:
+    del hub.accounts[TOKEN]
+    if account is not None:
+        hub.accounts[TOKEN] = account
+    refused(push(), *parts)
+    assert hub.repositories == {}
+    assert puts(hub) == []
+    refused(push(HF_TOKEN=""), ID, "--token", "hf auth login")
+
+
+@pytest.mark.version
+@pytest.mark.parametrize("words", [["--json"], ["-v", "--token", TOKEN]])
+@pytest.mark.parametrize(
+    ("status", "where", "parts"),
+    [
+        (HTTPStatus.UNAUTHORIZED, "/api/whoami-v2", ("does not know this token", "write access")),
+        (HTTPStatus.FORBIDDEN, "/commit/", ("may not write", "no way", "write access")),
+        (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "/preupload/", ("does not accept", "no way")),
+        (HTTPStatus.INSUFFICIENT_STORAGE, "/objects/batch", ("failed with HTTP 507", "later")),
+        (HTTPStatus.NOT_FOUND, "/api/whoami-v2", ("is a Hub", "HF_ENDPOINT")),
+        (HTTPStatus.BAD_REQUEST, "/commit/", ("does not accept", "no way")),
+        (HTTPStatus.TOO_MANY_REQUESTS, "/api/repos/create", ("wait", "later")),
+    ],
+)
+def test_what_the_hub_refuses(
+    hub: HubServer, push: Push, words: list[str], status: HTTPStatus, where: str, parts: tuple[str, ...]
+) -> None:
+    """A traceback does not tell the token either, which the Hub says back."""
+
+    def refuse(request: Request) -> None:
+        if where in request.path:
+            raise Refusal(status, None, f"no way for {request.token}")
+
+    hub.before = refuse
+    run = push(*words)
+    if "-v" in words:
+        assert "Traceback" in run.err
+        run = Run(run.code, run.out, run.err[run.err.rindex("error: ") :])
+    refused(run, *parts)
+    hub.before = None
+    assert ID not in hub.repositories or set(hub.files(ID)) == {GIT}
+    assert push("-q").code == 0
+
+
+@pytest.mark.version
+@pytest.mark.parametrize("from_storage", [False, True])
+@pytest.mark.parametrize("status", [HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND])
+def test_what_the_xet_storage_refuses(
+    hub: HubServer, push: Push, status: HTTPStatus, from_storage: bool
+) -> None:
+    """The Hub, asked for a way in, or what it says is the storage."""
+    hub.transfer = "xet"
+    way = {"X-Xet-Cas-Url": f"{hub.endpoint}/cas", "X-Xet-Access-Token": "x"}
+    way["X-Xet-Token-Expiration"] = "9999999999"
+    body = {"casUrl": f"{hub.endpoint}/cas", "accessToken": "x", "exp": 9999999999}
+
+    def refuse(request: Request) -> None:
+        asked = "/xet-write-token/" in request.path
+        if asked and from_storage:
+            refusal = Refusal(HTTPStatus.OK, None, "")
+            refusal.answer.headers, refusal.answer.body = way, json.dumps(body).encode()
+            raise refusal
+        if asked or request.path.startswith("/cas/"):
+            raise Refusal(status, None, f"no way for {request.token}")
+
+    hub.before = refuse
+    refused(push(HF_HUB_DISABLE_XET="0"), ID, "Xet", "write access", "HF_HUB_DISABLE_XET=1")
+    assert set(hub.files(ID)) == {GIT}
 
 
 @pytest.mark.version
@@ -978,80 +756,60 @@ def test_a_hub_without_xet(hub: HubServer, push: Push, out: Path) -> None:
         assert set(hub.files(ID)) == {GIT}
 
 
-# Before a conversion
-
-
-def preflight(environment: dict[str, str], work: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    code = (
-        "import json, sys\n"
-        "from converter import ConverterError\n"
-        "from converter.publish.options import PushOptions\n"
-        "from converter.publish.push import preflight\n"
-        "options = json.loads(sys.argv[1])\n"
-        "source = options.pop('source', None)\n"
-        "try: preflight(PushOptions(**options), source)\n"
-        "except ConverterError as error: print(error)"
-    )
-    return forks.run(
-        [sys.executable, "-c", code, json.dumps({"repo_id": ID, **options})],
-        cwd=work,
-        env=environment | {"HF_TOKEN": TOKEN},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 @pytest.mark.parametrize(
-    ("kind", "options", "part"),
+    "words",
     [
-        ("none", {}, ""),
-        ("none", {"repo_id": "grace/x"}, "'grace'"),
-        ("none", {"source": ID}, "what was converted"),
-        ("none", {"source": ID.upper()}, "what was converted"),
-        ("none", {"repo_id": "Lab/x"}, ""),
-        ("card", {}, ""),
-        ("card", {"private": True}, "public"),
-        ("gguf", {}, "model.gguf"),
-        ("gguf", {"overwrite": True}, ""),
-        ("nested", {}, "onnx/old.onnx"),
-        ("model", {}, "not of a conversion"),
-        ("model", {"branch": "new"}, "no branch new"),
-        ("model", {"overwrite": True}, ""),
-        ("ours", {"source": "bloom"}, ""),
-        ("ours", {"source": "org/other"}, "made from bloom"),
+        *(["bloom"], ["a/b/c"], ["ada/bl oom"], ["ada/.."], ["ada/x--y"], ["../x"], [""], ["ada/x\x1b[2J"]),
+        *([ID, "--branch", name] for name in ("a b", "../main", "refs/pr/1", "a.lock", "")),
+        [ID, "--token", "hf_ secret"],
     ],
 )
-def test_preflight(
-    hub: HubServer,
-    environment: dict[str, str],
-    pristine: Pristine,
-    converted: Path,
-    tmp_path: Path,
-    work: Path,
-    kind: str,
-    options: dict[str, Any],
-    part: str,
-) -> None:
-    hub.accounts[TOKEN] = Account("ada", ("LAB",))
-    if kind == "card":
-        theirs(hub, tmp_path / "theirs")
-    elif kind == "gguf":
-        theirs(hub, tmp_path / "theirs", model_gguf="GGUF")
-    elif kind == "nested":
-        theirs(hub, tmp_path / "theirs", onnx="")
-        (tmp_path / "theirs" / "onnx").unlink()
-        (tmp_path / "theirs" / "onnx").mkdir()
-        (tmp_path / "theirs" / "onnx" / "old.onnx").write_text("ONNX")
-    elif kind == "model":
-        hub.commit(ID, pristine("bloom"))
-    elif kind == "ours":
-        copy = Path(shutil.copytree(converted, tmp_path / "ours"))
-        origin = json.loads((copy / "config.json").read_text())["ntk_convert"]
-        edit_json(copy / "config.json", {"ntk_convert": origin | {"source": "bloom"}})
-        hub.commit(ID, copy)
-    done = preflight(environment, work, **options)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert part in done.stdout
-    assert bool(done.stdout) == bool(part)
+@pytest.mark.usefixtures("out")
+def test_names_that_cannot_be(here: Command, words: list[str]) -> None:
+    refused(here("push", "out", *words), code=2)
+
+
+@pytest.mark.version
+@pytest.mark.parametrize("fault", ["cut", pytest.param("reset", marks=pytest.mark.slow)])
+def test_an_upload_that_breaks_off_goes_on(hub: HubServer, push: Push, out: Path, fault: Any) -> None:
+    """The client tries each file six times; two are taken before the connection is gone for good."""
+    hub.upload_faults = [None, None, *[fault] * 99]
+    refused(push(), ID, "the connection to the Hub failed", "again")
+    stored = hub.writing.stored
+    assert len(stored) == 2
+    assert set(hub.files(ID)) == {GIT}
+
+    hub.upload_faults = []
+    hub.requests.clear()
+    assert push("-q").code == 0
+    assert len(puts(hub)) == len(SHARDS) - len(stored)
+    assert not stored & set(puts(hub))
+    assert pushed(hub) == contents(out)
+
+
+def test_a_tag_is_no_branch(hub: HubServer, push: Push, tmp_path: Path) -> None:
+    theirs(hub, tmp_path / "theirs")
+    hub.commit(ID, tmp_path / "theirs", tag="v1")
+    refused(push("--branch", "v1"), "v1", "tag", code=2)
+
+
+def test_a_card_that_the_hub_does_not_take(hub: HubServer, push: Push, out: Path) -> None:
+    (out / CARD).write_text("---\n- a list\n---\n")
+    refused(push(), ID, CARD, "metadata")
+    assert set(hub.files(ID)) == {GIT}
+
+
+@pytest.mark.parametrize("how", ["down", "offline", "welcome page"])
+def test_no_hub(hub: HubServer, push: Push, how: str) -> None:
+    with HubServer() as other:
+        down = other.endpoint
+
+    def welcome(_: Request) -> None:
+        refusal = Refusal(HTTPStatus.OK, None, "Welcome")
+        refusal.answer.body = b"<html>Welcome to the hotel's network</html>"
+        raise refusal
+
+    hub.before = welcome if how == "welcome page" else None
+    environment = {"down": {"HF_ENDPOINT": down}, "offline": {"HF_HUB_OFFLINE": "1"}}.get(how, {})
+    refused(push(**environment), "HF_ENDPOINT")
     assert sent(hub) == []

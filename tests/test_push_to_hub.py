@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
@@ -12,18 +13,11 @@ import pytest
 
 from tests import forks
 from tests.conftest import Run, edit_json
-from tests.hub_commands import TOKEN, Command
-from tests.hub_server import Account, HubServer, Refusal
+from tests.hub_commands import TOKEN, UNVERIFIED, Command
+from tests.hub_server import Account, HubServer, Refusal, Request
 
 SOURCE, ID = "org/tiny-bloom", "ada/bloom-ntk"
 CONVERT = (SOURCE, "--scale", "2", "--out", "out", "--push-to-hub", ID)
-
-UNVERIFIED = (
-    "-c",
-    "import converter.verification; converter.verification.verify = lambda *_: []\n"
-    "from converter.cli import main; main()",
-)
-"""The command line without the seconds that verification takes."""
 
 Pristine = Callable[..., Path]
 
@@ -31,7 +25,7 @@ Pristine = Callable[..., Path]
 @pytest.fixture
 def source(pristine: Pristine, hub: HubServer) -> Path:
     folder = pristine("bloom")
-    hub.accounts[TOKEN] = Account("ada", ())
+    hub.accounts[TOKEN] = Account("ada", ("LAB",))
     hub.commit(SOURCE, folder)
     return folder
 
@@ -46,19 +40,18 @@ def test_from_the_hub_to_the_hub(hub: HubServer, command: Command, work: Path) -
     assert "%|" not in run.err
     repository = hub.repositories[ID]
     assert repository.private
-    pushed = repository.commits[repository.refs["main"]]
+    pushed = hub.files(ID)
     mine = {path.name: path.read_bytes() for path in (work / "out").iterdir()}
     for here, there in (('("./out"', f'("{ID}"'), ("serve ./out", f"serve {ID}")):
         mine["README.md"] = mine["README.md"].replace(here.encode(), there.encode())
-    assert {path.name: path.read_bytes() for path in pushed.iterdir() if path.name in mine} == mine
-    assert f"base_model: {SOURCE}" in (pushed / "README.md").read_text()
+    assert pushed == mine | {".gitattributes": pushed[".gitattributes"]}
+    assert f"base_model: {SOURCE}" in pushed["README.md"].decode()
 
     # What is there is as it would be, so that the same once more is no commit.
     again = command("push", "out", ID, "--json", HF_TOKEN=TOKEN)
     assert again.code == 0, again.err
     assert again.json["changed"] == []
     assert again.json["commit"] == repository.refs["main"]
-    # And it can be inspected there.
     assert command("inspect", ID, "--json", HF_TOKEN=TOKEN).json["converted"] is True
 
 
@@ -76,34 +69,73 @@ def test_options_of_the_push(hub: HubServer, command: Command, work: Path, optio
     assert run.json["pushed"]["commit"] in hub.repositories[ID].commits
 
 
+def target(hub: HubServer, folder: Path, pristine: Pristine, kind: str) -> None:
+    """What the target holds: a card, another file, another model, or a conversion of ``kind``."""
+    if kind in ("card", "onnx/old.onnx"):
+        name = "README.md" if kind == "card" else kind
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("theirs")
+    else:
+        shutil.copytree(pristine("bloom"), folder)
+        edit_json(folder / "config.json", {"ntk_convert": None if kind == "model" else {"source": kind}})
+    hub.commit(ID, folder)
+
+
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize(
-    ("words", "login", "part"),
+    ("held", "words", "part"),
     [
-        ([], {}, "takes a token with write access"),
-        ([], {"HF_TOKEN": "hf_unknown_secret"}, "check your token and HF_ENDPOINT"),
-        (["--push-to-hub", "bob/model"], {"HF_TOKEN": TOKEN}, "'bob' is neither ada"),
-        (["--push-to-hub", "ada/full"], {"HF_TOKEN": TOKEN}, "ada/full holds something else"),
-        (["--push-to-hub", SOURCE], {"HF_TOKEN": TOKEN}, "is what was converted"),
+        (None, [], ""),
+        (None, ["--push-to-hub", "Lab/x"], ""),
+        (None, ["--push-to-hub", "bob/model"], "'bob' is neither ada"),
+        (None, ["--push-to-hub", SOURCE], "is what was converted"),
+        (None, ["--push-to-hub", SOURCE.upper()], "is what was converted"),
+        ("card", [], ""),
+        ("card", ["--private"], "exists and is public"),
+        ("onnx/old.onnx", [], "holds something else (onnx/old.onnx"),
+        ("onnx/old.onnx", ["--overwrite"], ""),
+        ("model", [], ", not of a conversion)"),
+        ("model", ["--branch", "new"], "as a new branch begins as the default one"),
+        (SOURCE, [], ""),
+        ("org/other", [], "made from org/other"),
     ],
-    ids=["no token", "unknown token", "not ours", "something else", "the source"],
 )
-def test_what_cannot_be_pushed_is_refused_before_the_work(
+def test_the_target_is_checked_before_the_work(
     pristine: Pristine,
     hub: HubServer,
     command: Command,
     work: Path,
+    tmp_path: Path,
+    held: str | None,
     words: list[str],
-    login: dict[str, str],
     part: str,
 ) -> None:
-    hub.commit("ada/full", pristine("mpt"))
-    asked = hub.downloads()
-    run = command(*CONVERT, *words, **login)
+    """A dry run checks it too, and pushes nothing."""
+    if held is not None:
+        target(hub, tmp_path / "held", pristine, held)
+    before = {name: repository.refs.copy() for name, repository in hub.repositories.items()}
+    run = command(*CONVERT, *words, "--dry-run", HF_TOKEN=TOKEN)
+    assert run.code == bool(part), run.err
+    assert part in run.err
+    assert run.err.count("\n") == bool(part)
+    assert {name: repository.refs for name, repository in hub.repositories.items()} == before
+    assert list(work.iterdir()) == []
+    assert "model.safetensors" not in hub.downloads()
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize(
+    ("token", "part"),
+    [("", "takes a token with write access"), ("hf_unknown_secret", "check your token and HF_ENDPOINT")],
+)
+def test_the_token_is_checked_before_the_work(
+    hub: HubServer, command: Command, work: Path, token: str, part: str
+) -> None:
+    run = command(*CONVERT, HF_TOKEN=token)
     assert (run.code, run.out, run.err.count("\n")) == (1, "", 1), run.err
     assert part in run.err
     assert list(work.iterdir()) == []
-    assert "model.safetensors" not in set(hub.downloads()) - set(asked)
+    assert "model.safetensors" not in hub.downloads()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +145,6 @@ def test_what_cannot_be_pushed_is_refused_before_the_work(
         (["--private"], "need --push-to-hub"),
         (["--branch", "b"], "need --push-to-hub"),
         (["--create-pr"], "need --push-to-hub"),
-        (["--trust-remote-code", "--no-verify"], "--trust-remote-code is used by verification"),
     ],
 )
 def test_options_that_contradict_each_other(
@@ -126,29 +157,18 @@ def test_options_that_contradict_each_other(
 
 @pytest.mark.usefixtures("source")
 def test_a_push_that_fails_leaves_the_result(hub: HubServer, command: Command, work: Path) -> None:
-    def refuse(request: object) -> None:
-        if getattr(request, "path", "").endswith("/commit/main"):
+    def refuse(request: Request) -> None:
+        if request.path.endswith("/commit/main"):
             raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, None, "the repository is full")
 
     hub.before = refuse
     run = command(*CONVERT, start=UNVERIFIED, HF_TOKEN=TOKEN)
     assert run.code == 1
     assert run.err.count("\n") == 1
-    assert "the Hub finds this too large" in run.err
+    assert "the repository is full" in run.err
     assert f"{work / 'out'} is complete, and this sends it: ntk-convert push {work / 'out'} {ID}" in run.err
     hub.before = None
     assert command("push", "out", ID, HF_TOKEN=TOKEN).code == 0
-
-
-@pytest.mark.usefixtures("source")
-def test_a_dry_run_pushes_nothing(hub: HubServer, command: Command, work: Path) -> None:
-    run = command(*CONVERT, "--dry-run", HF_TOKEN=TOKEN)
-    assert run.code == 0, run.err
-    assert ID not in hub.repositories
-    assert list(work.iterdir()) == []
-
-
-# The disks, before the first byte
 
 
 FULL_DISK = """

@@ -278,46 +278,24 @@ def load(folder: Path, attention: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("heads", HEADS)
-def test_bloom_is_stock(tmp_path: Path, heads: int) -> None:
-    folder = tiny.FACTORIES["bloom"](tmp_path, heads)
-    check_against(load(folder, "eager"), "bloom", folder)
-
-
 @pytest.mark.parametrize(
-    "changes",
+    ("family", "heads", "changes"),
     [
-        {"apply_residual_connection_post_layernorm": True},
-        {"tie_word_embeddings": False},
-        {"layer_norm_epsilon": 0.1},
-        {"n_layer": 3},
+        *((family, heads, {}) for family in ("bloom", "mpt") for heads in HEADS),
+        ("bloom", 12, {"apply_residual_connection_post_layernorm": True}),
+        ("bloom", 12, {"tie_word_embeddings": False}),
+        ("bloom", 12, {"layer_norm_epsilon": 0.1}),
+        ("bloom", 12, {"n_layer": 3}),
+        ("mpt", 12, {"attn_config": {"softmax_scale": 0.1}}),
+        ("mpt", 12, {"attn_config": {"clip_qkv": 1.0}}),
+        ("mpt", 12, {"tie_word_embeddings": False}),
+        ("mpt", 12, {"layer_norm_epsilon": 0.1}),
     ],
     ids=str,
 )
-def test_bloom_options_are_stock(tmp_path: Path, changes: dict[str, Any]) -> None:
-    folder = tiny.FACTORIES["bloom"](tmp_path, 12, **changes)
-    check_against(load(folder, "eager"), "bloom", folder)
-
-
-@pytest.mark.parametrize("heads", HEADS)
-def test_mpt_is_stock(tmp_path: Path, heads: int) -> None:
-    folder = tiny.FACTORIES["mpt"](tmp_path, heads)
-    check_against(load(folder, "eager"), "mpt", folder)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"attn_config": {"softmax_scale": 0.1}},
-        {"attn_config": {"clip_qkv": 1.0}},
-        {"tie_word_embeddings": False},
-        {"layer_norm_epsilon": 0.1},
-    ],
-    ids=str,
-)
-def test_mpt_options_are_stock(tmp_path: Path, changes: dict[str, Any]) -> None:
-    folder = tiny.FACTORIES["mpt"](tmp_path, 12, **changes)
-    check_against(load(folder, "eager"), "mpt", folder)
+def test_it_is_stock(tmp_path: Path, family: str, heads: int, changes: dict[str, Any]) -> None:
+    folder = tiny.FACTORIES[family](tmp_path, heads, **changes)
+    check_against(load(folder, "eager"), family, folder)
 
 
 class NormalisedQkv(nn.Module):
@@ -407,18 +385,8 @@ def test_mpt_logit_scale(tmp_path: Path) -> None:
 
 
 FALCON_LAYOUTS: dict[str, dict[str, Any]] = {
-    "sequential": {},
-    "sequential, no biases": {"bias": False},
-    "sequential, multi-query": {"multi_query": True},
-    "parallel": {"parallel_attn": True},
-    "parallel, multi-query, no biases": {"parallel_attn": True, "multi_query": True, "bias": False},
-    "new": {"parallel_attn": True, "new_decoder_architecture": True, "num_kv_heads": 4},
-    "new, one norm": {
-        "parallel_attn": True,
-        "new_decoder_architecture": True,
-        "num_kv_heads": 2,
-        "num_ln_in_parallel_attn": 1,
-    },
+    "biases": {},
+    "no biases": {"bias": False},
     "narrow MLP": {"ffn_hidden_size": 120},
     "untied": {"tie_word_embeddings": False},
 }

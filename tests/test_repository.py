@@ -18,7 +18,6 @@ import converter
 from converter import convert
 from converter.families import FAMILIES, recognise
 from converter.families.base import HEADS
-from converter.result.front_matter import front_matter
 from converter.result.repository import small_files
 from tests import tiny
 from tests.conftest import MakeSource, edit_json, fingerprint
@@ -118,6 +117,7 @@ def test_files(make_source: MakeSource, tmp_path: Path, family: str) -> None:
         f"modeling_ntk_{family}.py",
         "ntk_attention.py",
         "ntk_cache.py",
+        "ntk_config.py",
         "ntk_decoder.py",
         "ntk_heads.py",
         "ntk_plan.py",
@@ -295,7 +295,7 @@ def card_of(source: Path, out: Path, readme: bytes | None = None, **options: Any
     return card
 
 
-FRONT = """---
+FRONT = """
 license: other
 license_name: rail
 license_link: LICENSE
@@ -309,109 +309,123 @@ library_name: llm-foundry
 model_type: bloom
 tags: [pytorch, bloom, alibi, ONNX, custom_code, mteb]
 datasets: [bigscience/xP3, c4]
-inference: false
 widget:
 - text: Hello
-  example_title: A greeting
-extra_gated_fields: {Name: text, Age: 18}
-released: 2022-07-06
 model-index:
 - name: bloom
   results: []
 ---
 # Old card
 """
-
-
-def test_card_keeps_what_still_holds(make_source: MakeSource, tmp_path: Path) -> None:
-    card = card_of(make_source(), tmp_path / "out", FRONT.encode(), train_length=64)
-    data = card.data.to_dict()
-    assert data == {
-        "license": "other",
-        "license_name": "rail",
-        "license_link": "LICENSE",
-        "language": ["en", "fr"],
-        "pipeline_tag": "text-generation",
-        "base_model": "someone/parent",
-        "library_name": "transformers",
-        "tags": ["pytorch", "bloom", "alibi", "ntk-alibi", "custom_code"],
-        "datasets": ["bigscience/xP3", "c4"],
-        "inference": False,
-        "widget": [{"text": "Hello", "example_title": "A greeting"}],
-        "extra_gated_fields": {"Name": "text", "Age": 18},
-        "released": "2022-07-06",
-    }
-    assert "Old card" not in card.text
-    for words in (
-        "ntk-convert ./source --scale 2 --train-length 64 --out ./out --no-verify",
-        "trust_remote_code=True",
-        "BloomForCausalLM.from_pretrained",
-        "**unscaled**",
-        "64 tokens",
-        "2 (static)",
-        "`--no-verify` was given",
-        converter.__version__,
-    ):
-        assert words in card.text
-    assert str(tmp_path) not in card.content
-
-
-def test_card_of_a_dynamic_scaling(make_source: MakeSource, tmp_path: Path) -> None:
-    options = {"scale": None, "dynamic": "position", "rate": 1.5, "train_length": 64, "method": "linear"}
-    card = card_of(make_source(), tmp_path / "out", **options)
-    assert "ntk-convert ./source --method linear --dynamic position --rate 1.5 --train-length 64" in card.text
-    assert "max(1, 1.5 x the query's position + 1 / 64) (position-dynamic)" in card.text
-
-
-def test_card_without_a_source_card(make_source: MakeSource, tmp_path: Path) -> None:
-    assert "base_model" not in card_of(make_source(), tmp_path / "out").data.to_dict()
-
-
-BILLION_LAUGHS = "a: &a [x]\n" + "".join(
+LAUGHS = "a: &a [x]\n" + "".join(
     f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
+QUOTED = "mit\n---\n# injected: &x *y"
+CARDS: list[tuple[str | bytes, dict[str, Any]]] = [
+    (
+        FRONT,
+        {
+            "license": "other",
+            "license_name": "rail",
+            "license_link": "LICENSE",
+            "language": ["en", "fr"],
+            "base_model": "someone/parent",
+            "datasets": ["bigscience/xP3", "c4"],
+            "tags": ["pytorch", "bloom", "alibi", "ntk-alibi", "custom_code"],
+        },
+    ),
+    ("license: mit\nlanguage: no", {"license": "mit", "language": "no"}),
+    ("license: mit\r\n---\r\nText", {"license": "mit"}),
+    ("license: mit\nbase_model: ./bloom", {"license": "mit"}),
+    ("base_model: /home/ada/bloom", {}),
+    ("base_model: two words", {}),
+    (yaml.safe_dump({"license": QUOTED}), {"license": QUOTED}),
+    ("model-index:\n" + "- name: x\n" * 100_000 + "license: mit", {"license": "mit"}),
+    ("license: {a: b}\nlanguage: [en, {fr: x}]\ntags: 3\ndatasets: []", {}),
+    ("license: 2020-01-01\nlanguage: null", {}),
+    (f"license: {'x' * 501}\nlanguage: [{'en, ' * 501}]", {}),
+    # Nothing of these can be read.
+    (f"{LAUGHS}language: *i", {}),
+    ("a: &a {x: y}\nb: {<<: [*a, *a]}\nlicense: mit", {}),
+    ("license: !!python/object/apply:os.system ['touch it-ran']", {}),
+    ("license: " + "[" * 5000, {}),
+    ("license: " + "x" * 100_000, {}),
+    (f"x: {'9' * 6000}\nlicense: mit", {}),
+    (f"x: 1{':1' * 6000}\nlicense: mit", {}),
+    ("license: 2020-13-45", {}),
+    ("license: [", {}),
+    ("- a list", {}),
+    ("just text", {}),
+    ("", {}),
+    (b"\xff\xfe license: mit", {}),
+    (b"license: \x00\x1b[2J", {}),
+]
+"""Front matter of the source, and what the result's has beside its own."""
 
 
-@pytest.mark.parametrize(
-    "front",
-    [
-        b"license: [",
-        b"license: !!python/object/apply:os.system ['touch it-ran']",
-        b"license: " + b"[" * 5000,
-        b"license: " + b"x" * 100_000,
-        b"license: 2020-13-45",
-        b"license: {a: b}",
-        b"license: 3",
-        b"license: null",
-        b"language: [en, {fr: x}]",
-        b"- a list",
-        b"just text",
-        b"",
-        b"\xff\xfe license: mit",
-        b"license: \x00\x1b[2J",
-        f"{BILLION_LAUGHS}language: *i".encode(),
-    ],
-)
-def test_card_survives_hostile_front_matter(make_source: MakeSource, tmp_path: Path, front: bytes) -> None:
-    card = card_of(make_source(), tmp_path / "out", b"---\n" + front + b"\n---\nhello\n")
-    assert card.data.to_dict().keys() == {"library_name", "pipeline_tag", "tags"}
+@pytest.mark.parametrize(("front", "kept"), CARDS, ids=range(len(CARDS)))
+def test_what_of_the_source_s_card_is_kept(
+    make_source: MakeSource, tmp_path: Path, front: str | bytes, kept: dict[str, Any]
+) -> None:
+    matter = front.encode() if isinstance(front, str) else front
+    card = card_of(make_source(), tmp_path / "out", b"---\n" + matter + b"\n---\nOld card\n")
+    own = {"pipeline_tag": "text-generation", "library_name": "transformers"}
+    assert card.data.to_dict() == own | {"tags": ["alibi", "ntk-alibi", "custom_code"]} | kept
+    assert "Old card" not in card.text
     assert not (tmp_path / "it-ran").exists()
 
 
 @pytest.mark.parametrize(
-    "readme", [b"", b"---", b"---\n", b"---\nlicense: mit\n", b"# No front matter\n", b"\xff\xfe"]
+    "readme", [None, b"", b"---", b"---\n", b"---\nlicense: mit\n", b"# No front matter\n", b"\xff\xfe"]
 )
-def test_card_survives_cards_without_front_matter(
-    make_source: MakeSource, tmp_path: Path, readme: bytes
+def test_a_source_without_front_matter(make_source: MakeSource, tmp_path: Path, readme: bytes | None) -> None:
+    data = card_of(make_source(), tmp_path / "out", readme).data.to_dict()
+    assert data.keys() == {"library_name", "pipeline_tag", "tags"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"train_length": 64},
+            [
+                "ntk-convert ./source --scale 2 --train-length 64 --out ./out --no-verify",
+                "64 tokens",
+                "2 (static)",
+            ],
+        ),
+        (
+            {"scale": None, "dynamic": "position", "rate": 1.5, "train_length": 64, "method": "linear"},
+            [
+                "ntk-convert ./source --method linear --dynamic position --rate 1.5 --train-length 64 ",
+                "max(1, 1.5 x the query's position + 1 / 64) (position-dynamic)",
+            ],
+        ),
+        # The shortest text that reads back to the same number.
+        ({"scale": 8192 / 1500}, ["--scale 5.461333333333333 ", "5.461333333333333 (static)"]),
+        (
+            {"scale": 2**0.5, "method": "by-parts", "ramp": (0.1, 1 / 3), "train_length": 1000},
+            [
+                "--scale 1.4142135623730951 ",
+                "--ramp 0.1 0.3333333333333333 ",
+                "ramp 100 to 333.3333333333333 tokens",
+            ],
+        ),
+        (
+            {"scale": None, "dynamic": "length", "rate": 1.2345678, "train_length": 64},
+            ["--rate 1.2345678 ", "max(1, 1.2345678 x the row's length / 64)"],
+        ),
+    ],
+)
+def test_the_card_states_how_it_was_made(
+    make_source: MakeSource, tmp_path: Path, options: dict[str, Any], words: list[str]
 ) -> None:
-    assert card_of(make_source(), tmp_path / "out", readme).data.license is None
-
-
-@pytest.mark.parametrize("parent", ["./bloom", "/home/ada/bloom", "two words"])
-def test_a_parent_that_is_a_folder_is_dropped(make_source: MakeSource, tmp_path: Path, parent: str) -> None:
-    """As a Trainer writes it; the Hub refuses such a card."""
-    front = f"---\nbase_model: {parent}\n---\n".encode()
-    assert "base_model" not in card_of(make_source(), tmp_path / "out", front).data.to_dict()
+    """So exactly that the command in it gives the same scaling again."""
+    card = card_of(make_source(), tmp_path / "out", **options)
+    common = ["trust_remote_code=True", "BloomForCausalLM.from_pretrained", "**unscaled**"]
+    for part in (*words, *common, "`--no-verify` was given", converter.__version__):
+        assert part in card.text
+    assert str(tmp_path) not in card.content
 
 
 @pytest.mark.parametrize(
@@ -465,16 +479,6 @@ def test_the_pipeline_tag_follows_the_head(tmp_path: Path, family: str, head: An
     front = b"---\npipeline_tag: text-ranking\n---\n"
     card = card_of(source, tmp_path / "again", front)
     assert card.data.pipeline_tag == "text-ranking"
-
-
-def test_a_value_with_yaml_s_own_signs_is_quoted(make_source: MakeSource, tmp_path: Path) -> None:
-    front = yaml.safe_dump({"license": "mit\n---\n# injected: &x *y"}).encode()
-    card = card_of(make_source(), tmp_path / "out", b"---\n" + front + b"---\n")
-    assert card.data.license == "mit\n---\n# injected: &x *y"
-
-
-def test_front_matter_with_windows_line_ends() -> None:
-    assert front_matter("---\r\nlicense: mit\r\n---\r\nText") == {"license": "mit"}
 
 
 @pytest.mark.parametrize(

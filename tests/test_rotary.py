@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from converter import UsageError, VerificationError, convert, inspect
+from converter import VerificationError, convert, inspect
 from converter.recipes import RotaryRecipe
 from converter.result.converted import ConvertedRepository
 from converter.rotary import settings
@@ -29,48 +28,19 @@ from converter.rotary.models import MODELS, REFUSED
 from converter.scaling.frequencies import METHODS, frequencies, ntk_base, scaled_frequencies, yarn_attention
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
 from converter.source.checkpoint import read_checkpoint
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 from converter.verification.rotary import verify
 from tests import tiny
-from tests.conftest import Run, edit_json
+from tests.conftest import MakeSource, Run, edit_json
 from tests.dealt import dealt
 from tests.reference import rotary as reference
 from tests.tiny import rotary as tiny_rotary
 
-MakeRotary = Callable[..., Path]
+Pristine = Callable[..., Path]
 
 BASES = st.floats(min_value=100, max_value=1e8)
 DIMS = st.integers(min_value=2, max_value=256).map(lambda half: 2 * half)
 FACTORS = st.floats(min_value=1, max_value=64)
-
-
-@pytest.fixture(scope="session")
-def pristine_rotary(tmp_path_factory: pytest.TempPathFactory) -> MakeRotary:
-    """``pristine_rotary(model_type, **options)``: a checkpoint that tests share; do not modify it."""
-    made: dict[str, Path] = {}
-
-    def get(model_type: str = "llama", **options: Any) -> Path:
-        key = json.dumps([model_type, options], sort_keys=True)
-        if key not in made:
-            folder = tmp_path_factory.mktemp(model_type)
-            made[key] = tiny_rotary.rotary(folder, model_type, **options)
-        return made[key]
-
-    return get
-
-
-@pytest.fixture
-def make_rotary(pristine_rotary: MakeRotary, tmp_path: Path) -> MakeRotary:
-    """``make_rotary(model_type, changes, **options)``: a new checkpoint in ``tmp_path / "source"``."""
-
-    def make(model_type: str = "llama", changes: dict[str, Any] | None = None, **options: Any) -> Path:
-        folder = tmp_path / "source"
-        shutil.copytree(pristine_rotary(model_type, **options), folder)
-        if changes:
-            edit_json(folder / "config.json", changes)
-        return folder
-
-    return make
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -188,10 +158,10 @@ def test_transformers_dynamic_with_factor_one_is_this_projects(
 
 @pytest.mark.parametrize(("model_type", "spelling"), dealt(sorted(MODELS), ["classic", "parameters"], each=1))
 def test_every_scaling_of_every_model_type(
-    model_type: str, spelling: str, pristine_rotary: MakeRotary, tmp_path: Path
+    model_type: str, spelling: str, pristine: Pristine, tmp_path: Path
 ) -> None:
     """Verification measures the frequencies in the class of the installed transformers."""
-    source = pristine_rotary(model_type, spelling=spelling)
+    source = pristine(model_type, spelling=spelling)
     before = config_of(source)
     scalings: dict[str, dict[str, Any]] = {"ntk": {"scale": 4}, "none": {"method": "none"}}
     if "linear" in MODELS[model_type].reads:
@@ -236,10 +206,8 @@ def test_every_supported_type_has_a_tiny_checkpoint() -> None:
     ],
     ids=["none", "ntk", "linear", "yarn", "yarn with a ramp", "dynamic", "dynamic at rate 2"],
 )
-def test_logits(
-    model_type: str, options: dict[str, Any], pristine_rotary: MakeRotary, tmp_path: Path
-) -> None:
-    source = pristine_rotary(model_type)
+def test_logits(model_type: str, options: dict[str, Any], pristine: Pristine, tmp_path: Path) -> None:
+    source = pristine(model_type)
     result = convert(source, tmp_path / "out", **options)
     config, tensors = tiny.read(source)
     tokens = tiny.token_ids(1, 3 * tiny_rotary.LENGTH)[0]
@@ -276,8 +244,8 @@ def yarn_divisors(dim: int, base: float, factor: float, ramp: tuple[float, float
     return divisors
 
 
-def test_a_static_scaling_decodes_over_a_cache(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
-    convert(pristine_rotary("llama"), tmp_path / "out", scale=4)
+def test_a_static_scaling_decodes_over_a_cache(pristine: Pristine, tmp_path: Path) -> None:
+    convert(pristine("llama"), tmp_path / "out", scale=4)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokens = torch.from_numpy(tiny.token_ids(1, 40))
     with torch.no_grad():
@@ -287,8 +255,8 @@ def test_a_static_scaling_decodes_over_a_cache(pristine_rotary: MakeRotary, tmp_
     assert torch.allclose(whole, step, atol=1e-4)
 
 
-def test_what_the_config_says(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
-    result = convert(pristine_rotary("llama"), tmp_path / "out", scale=2)
+def test_what_the_config_says(pristine: Pristine, tmp_path: Path) -> None:
+    result = convert(pristine("llama"), tmp_path / "out", scale=2)
     config = config_of(tmp_path / "out")
     base = 10_000 * 2 ** (16 / 14)
     assert config["rope_theta"] == pytest.approx(base)
@@ -305,16 +273,16 @@ def test_what_the_config_says(pristine_rotary: MakeRotary, tmp_path: Path) -> No
     assert result.rotary.scaled_base == pytest.approx(base)
 
 
-def test_a_dynamic_config_starts_where_it_scales(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
-    convert(pristine_rotary("gpt_neox"), tmp_path / "out", dynamic="length", rate=2)
+def test_a_dynamic_config_starts_where_it_scales(pristine: Pristine, tmp_path: Path) -> None:
+    convert(pristine("gpt_neox"), tmp_path / "out", dynamic="length", rate=2)
     config = config_of(tmp_path / "out")
     assert config["max_position_embeddings"] == tiny_rotary.LENGTH // 2
     assert config["rope_scaling"] == {"rope_type": "dynamic", "type": "dynamic", "factor": 1.0}
     assert config["rotary_emb_base"] == 10_000
 
 
-def test_the_config_of_yarn(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
-    result = convert(pristine_rotary("llama"), tmp_path / "out", scale=4, method="by-parts", train_length=32)
+def test_the_config_of_yarn(pristine: Pristine, tmp_path: Path) -> None:
+    result = convert(pristine("llama"), tmp_path / "out", scale=4, method="by-parts", train_length=32)
     config = config_of(tmp_path / "out")
     assert config["rope_scaling"] == {
         "rope_type": "yarn",
@@ -332,9 +300,9 @@ def test_the_config_of_yarn(pristine_rotary: MakeRotary, tmp_path: Path) -> None
     assert inspect(tmp_path / "out").frequencies.factor == 4
 
 
-def test_other_lengths(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
+def test_other_lengths(pristine: Pristine, tmp_path: Path) -> None:
     def length(name: str, **options: Any) -> int:
-        convert(pristine_rotary("llama"), tmp_path / name, verify=False, **options)
+        convert(pristine("llama"), tmp_path / name, verify=False, **options)
         return int(config_of(tmp_path / name)["max_position_embeddings"])
 
     assert length("target", target_length=160) == 160
@@ -344,16 +312,16 @@ def test_other_lengths(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
     assert length("none", method="none") == 64
 
 
-def test_a_second_spelling_is_kept_true(make_rotary: MakeRotary, tmp_path: Path) -> None:
+def test_a_second_spelling_is_kept_true(make_source: MakeSource, tmp_path: Path) -> None:
     """transformers 4.57 writes GPT-NeoX's base under two keys."""
-    source = make_rotary("gpt_neox", {"rope_theta": 10_000, "partial_rotary_factor": 0.5})
+    source = make_source("gpt_neox", {"rope_theta": 10_000, "partial_rotary_factor": 0.5})
     convert(source, tmp_path / "out", scale=2)
     config = config_of(tmp_path / "out")
     assert config["rope_theta"] == config["rotary_emb_base"] == pytest.approx(10_000 * 2 ** (8 / 6))
 
 
-def test_old_pickles(make_rotary: MakeRotary, tmp_path: Path) -> None:
-    source = make_rotary("llama")
+def test_old_pickles(make_source: MakeSource, tmp_path: Path) -> None:
+    source = make_source("llama")
     _, tensors = tiny.read(source)
     (source / "model.safetensors").unlink()
     state = {name: torch.from_numpy(value).float() for name, value in tensors.items()}
@@ -370,14 +338,14 @@ def verified(source: Path, folder: Path, scaling: Scaling) -> list[Check]:
     config = config_of(folder)
     recipe = replace(RotaryRecipe.of_source(config_of(source)), own_scaling=scaling)
     repository = ConvertedRepository(folder, config, recipe, read_checkpoint(folder))
-    return verify(repository, recipe, Context(config_of(source)))
+    return verify(repository, recipe)
 
 
 @pytest.mark.parametrize("model_type", [name for name, model in MODELS.items() if model.base is not None])
-def test_what_a_config_leaves_out(model_type: str, make_rotary: MakeRotary, tmp_path: Path) -> None:
+def test_what_a_config_leaves_out(model_type: str, make_source: MakeSource, tmp_path: Path) -> None:
     """The installed transformers' class uses the default base and fraction that this project assumes."""
     model = MODELS[model_type]
-    source = make_rotary(model_type, {model.base_key: None, model.partial_key: None})
+    source = make_source(model_type, {model.base_key: None, model.partial_key: None})
     rotary = settings.read(config_of(source))
     assert (rotary.base, rotary.partial) == (model.base, model.partial)
     verified(source, source, UNSCALED)
@@ -388,10 +356,8 @@ def test_what_a_config_leaves_out(model_type: str, make_rotary: MakeRotary, tmp_
 # What people see
 
 
-def test_the_command_line_names_rotary(
-    pristine_rotary: MakeRotary, tmp_path: Path, run: Callable[..., Run]
-) -> None:
-    result = run(pristine_rotary("llama"), "--scale", 2, "--out", tmp_path / "out")
+def test_the_command_line_names_rotary(pristine: Pristine, tmp_path: Path, run: Callable[..., Run]) -> None:
+    result = run(pristine("llama"), "--scale", 2, "--out", tmp_path / "out")
     assert result.code == 0, result.err
     assert "rotary positions, not ALiBi: base 10000 raised to 22081.79" in result.err
     assert "trust_remote_code" not in result.err
@@ -404,9 +370,9 @@ def test_the_command_line_names_rotary(
     assert "custom_code" not in card
 
 
-def test_dry_run(pristine_rotary: MakeRotary, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_dry_run(pristine: Pristine, tmp_path: Path, run: Callable[..., Run]) -> None:
     words = (
-        pristine_rotary("llama"),
+        pristine("llama"),
         "--scale",
         2,
         "--method",
@@ -427,8 +393,8 @@ def test_dry_run(pristine_rotary: MakeRotary, tmp_path: Path, run: Callable[...,
     assert not (tmp_path / "out").exists()
 
 
-def test_inspect(pristine_rotary: MakeRotary, tmp_path: Path, run: Callable[..., Run]) -> None:
-    source = pristine_rotary("gpt_neox")
+def test_inspect(pristine: Pristine, tmp_path: Path, run: Callable[..., Run]) -> None:
+    source = pristine("gpt_neox")
     found = inspect(source, scale=2)
     assert (found.family, found.model_type, found.converted) == ("rotary", "gpt_neox", False)
     assert (found.num_heads, found.head_dim, found.num_layers, found.train_length) == (4, 16, 2, 64)
@@ -466,153 +432,18 @@ def test_inspect(pristine_rotary: MakeRotary, tmp_path: Path, run: Callable[...,
     ],
 )
 def test_trained_length(
-    changes: dict[str, Any], tokens: int | None, words: str, make_rotary: MakeRotary
+    changes: dict[str, Any], tokens: int | None, words: str, make_source: MakeSource
 ) -> None:
-    found = inspect(make_rotary("mistral", changes))
+    found = inspect(make_source("mistral", changes))
     assert found.train_length == tokens
     assert words in found.train_length_origin
-
-
-def test_an_unknown_trained_length_is_asked_for(
-    make_rotary: MakeRotary, tmp_path: Path, refused: Callable[..., str]
-) -> None:
-    source = make_rotary("mistral", {"sliding_window": 32})
-    line = refused(source, "--target-length", 256, "--out", tmp_path / "out", code=2)
-    assert "--train-length" in line
-
-
-# Refusals
-
-SCALE = ("--scale", 2)
-CASES: dict[str, tuple[str, dict[str, Any], tuple[object, ...], int, str]] = {
-    "ntk-published": (
-        "llama",
-        {},
-        (*SCALE, "--method", "ntk-published"),
-        2,
-        "rotary 'llama'; give --method ntk",
-    ),
-    "position": ("llama", {}, ("--dynamic", "position"), 2, "each key is rotated once"),
-    "linear dynamic": ("llama", {}, ("--dynamic", "length", "--method", "linear"), 2, "no dynamic linear"),
-    "rate": ("llama", {}, ("--dynamic", "length", "--rate", 1.5), 2, "give a rate that divides 64"),
-    "phi3 linear": (
-        "phi3",
-        {},
-        (*SCALE, "--method", "linear"),
-        2,
-        "does not read a linear rope_scaling for 'phi3'",
-    ),
-    "olmo dynamic": ("olmo", {}, ("--dynamic", "length"), 2, "dynamic rope_scaling that 'olmo' would need"),
-    "onnx": ("llama", {}, (*SCALE, "--onnx"), 1, "optimum-cli export onnx"),
-    "onnx dynamic": ("llama", {}, ("--dynamic", "length", "--onnx"), 1, "convert it with --scale"),
-    "rate too high": ("llama", {}, ("--dynamic", "length", "--rate", 64), 2, "at 1 tokens"),
-    "scaled": (
-        "llama",
-        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-        SCALE,
-        1,
-        "scaled already (rope_scaling has type 'llama3')",
-    ),
-    "scaled, old key": ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, SCALE, 1, "'linear'"),
-    "scaled, new key": (
-        "llama",
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
-        SCALE,
-        1,
-        "rope_parameters has type 'yarn'",
-    ),
-    "multimodal": (
-        "llama",
-        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
-        SCALE,
-        1,
-        "scaled already",
-    ),
-    "per layer": (
-        "llama",
-        {
-            "rope_parameters": {
-                "full_attention": {"rope_theta": 1e6},
-                "sliding_attention": {"rope_theta": 1e4},
-            }
-        },
-        SCALE,
-        1,
-        "for each kind of layer (full_attention, sliding_attention)",
-    ),
-    "scaling no object": ("llama", {"rope_scaling": "linear"}, SCALE, 1, "not an object"),
-    "own code": (
-        "llama",
-        {"auto_map": {"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}},
-        SCALE,
-        1,
-        "loads the checkpoint's own code (auto_map: modeling_llama.LlamaForCausalLM)",
-    ),
-    "no strength": ("llama", {}, (), 2, "a rotary model has no default strength"),
-    "quantised": ("llama", {"quantization_config": {"bits": 4}}, SCALE, 1, "quantised"),
-    "two bases": ("llama", {"rope_parameters": {"rope_theta": 5e5}}, SCALE, 1, "contradicts itself"),
-    "no base": ("cohere", {"rope_theta": None}, SCALE, 1, "disagree about its default for 'cohere'"),
-    "base no number": ("llama", {"rope_theta": "10000"}, SCALE, 1, "rope_theta is '10000'"),
-    "base of one": ("llama", {"rope_theta": 1}, SCALE, 1, "not a base above 1"),
-    "part of a head": ("llama", {"partial_rotary_factor": 0.5}, SCALE, 1, "does not read for 'llama'"),
-    "odd channels": ("phi", {"partial_rotary_factor": 0.45}, SCALE, 1, "7 rotary channels"),
-    "one pair": ("stablelm", {"partial_rotary_factor": 0.125}, SCALE, 2, "give --method linear"),
-    "no head_dim": ("gemma", {"head_dim": None}, SCALE, 1, "config.json has no head_dim"),
-    "broken heads": (
-        "llama",
-        {"num_attention_heads": 5},
-        SCALE,
-        1,
-        "not a multiple of the number of heads, 5",
-    ),
-    "other class": ("llama", {"architectures": ["MistralForCausalLM"]}, SCALE, 1, "'MistralForCausalLM'"),
-    "unknown class": ("llama", {"architectures": ["MyForCausalLM"]}, SCALE, 1, "'MyForCausalLM'"),
-    "a million layers": ("llama", {"num_hidden_layers": 1_000_000}, SCALE, 1, "1000000 layers"),
-    "a layer too few": ("llama", {"num_hidden_layers": 1}, SCALE, 1, "left over"),
-    "wrong shape": ("llama", {"vocab_size": 98}, SCALE, 1, "has shape"),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_refusals(case: str, make_rotary: MakeRotary, tmp_path: Path, refused: Callable[..., str]) -> None:
-    model_type, changes, options, code, words = CASES[case]
-    if "--onnx" in options:
-        pytest.importorskip("onnxruntime")
-    line = refused(make_rotary(model_type, changes), *options, "--out", tmp_path / "out", code=code)
-    assert words in line
-
-
-@pytest.mark.parametrize("model_type", sorted(REFUSED))
-def test_model_types_refused_by_name(
-    model_type: str, make_rotary: MakeRotary, tmp_path: Path, refused: Callable[..., str]
-) -> None:
-    source = make_rotary("llama", {"model_type": model_type})
-    line = refused(source, "--scale", 2, "--out", tmp_path / "out")
-    assert f"{model_type!r} has rotary positions that cannot be scaled: {REFUSED[model_type]}" in line
-
-
-def test_converted_repositories_are_no_sources(
-    pristine_rotary: MakeRotary, tmp_path: Path, refused: Callable[..., str]
-) -> None:
-    convert(pristine_rotary("llama"), tmp_path / "out", scale=2)
-    line = refused(tmp_path / "out", "--scale", 2, "--out", tmp_path / "again")
-    assert "already converted (model_type 'llama')" in line
-
-
-@pytest.mark.parametrize("command", ["export", "validate"])
-def test_graphs_are_for_optimum(
-    command: str, pristine_rotary: MakeRotary, tmp_path: Path, refused: Callable[..., str]
-) -> None:
-    pytest.importorskip("onnxruntime")
-    convert(pristine_rotary("llama"), tmp_path / "out", scale=2)
-    assert "optimum-cli export onnx" in refused(command, tmp_path / "out")
 
 
 # Verification
 
 
-def test_verification_measures_the_running_class(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
-    source = pristine_rotary("llama")
+def test_verification_measures_the_running_class(pristine: Pristine, tmp_path: Path) -> None:
+    source = pristine("llama")
     convert(source, tmp_path / "out", scale=2)
     verified(source, tmp_path / "out", Static("ntk", 2.0))
     for wrong in (Static("ntk", 2.001), Static("linear", 2.0), UNSCALED):
@@ -624,9 +455,9 @@ def test_verification_measures_the_running_class(pristine_rotary: MakeRotary, tm
 
 
 def test_verification_sees_a_dynamic_scaling_that_starts_elsewhere(
-    pristine_rotary: MakeRotary, tmp_path: Path
+    pristine: Pristine, tmp_path: Path
 ) -> None:
-    source = pristine_rotary("llama")
+    source = pristine("llama")
     convert(source, tmp_path / "out", dynamic="length")
     scaling = Dynamic("ntk", "length", rate=1.0, train_length=64)
     verified(source, tmp_path / "out", scaling)
@@ -635,8 +466,8 @@ def test_verification_sees_a_dynamic_scaling_that_starts_elsewhere(
         verified(source, tmp_path / "out", scaling)
 
 
-def test_verification_measures_the_attention_factor(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
-    source = pristine_rotary("llama")
+def test_verification_measures_the_attention_factor(pristine: Pristine, tmp_path: Path) -> None:
+    source = pristine("llama")
     result = convert(source, tmp_path / "out", scale=2, method="by-parts")
     rope_scaling = config_of(tmp_path / "out")["rope_scaling"]
     for change, words in (
@@ -650,30 +481,8 @@ def test_verification_measures_the_attention_factor(pristine_rotary: MakeRotary,
             verified(source, tmp_path / "out", result.scaling)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "options", "words"),
-    [
-        ("llama", {"dynamic": "length"}, "no dynamic by-parts"),
-        ("llama", {"dynamic": "position"}, "no dynamic by-parts"),
-        ("llama", {"scale": 2, "ramp": (3000, 4000)}, "would scale nothing"),
-        ("llama", {"scale": 2, "ramp": (0.001, 0.01)}, "would scale nothing"),
-        ("phi3", {"scale": 2}, "does not read YaRN"),
-    ],
-)
-def test_what_yarn_cannot_do(
-    model_type: str, options: dict[str, Any], words: str, pristine_rotary: MakeRotary
-) -> None:
-    with pytest.raises(UsageError, match=words):
-        inspect(pristine_rotary(model_type), method="by-parts", **options)
-
-
-def test_inspect_refuses_a_scaling_without_rotary_form(pristine_rotary: MakeRotary) -> None:
-    with pytest.raises(UsageError):
-        inspect(pristine_rotary("llama"), method="ntk-published", scale=2)
-
-
-def test_experts_are_said_to_be_skipped(pristine_rotary: MakeRotary, tmp_path: Path) -> None:
-    tensors, frequencies_ = convert(pristine_rotary("mixtral"), tmp_path / "out", scale=2).checks
+def test_experts_are_said_to_be_skipped(pristine: Pristine, tmp_path: Path) -> None:
+    tensors, frequencies_ = convert(pristine("mixtral"), tmp_path / "out", scale=2).checks
     assert tensors.skipped
     assert "experts" in tensors.detail
     assert not frequencies_.skipped

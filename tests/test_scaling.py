@@ -16,144 +16,133 @@ from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static, read_s
 from converter.scaling.slopes import exponents, stock_slopes, with_exponents
 from converter.scaling.train_length import TrainLength
 
-TRAINED = TrainLength(2048, "told")
-DEFAULTS = Defaults("position", "by-parts", RAMP)
-"""A decoder's."""
-BY_PARTS = {"type": "by-parts", "train_seq_len": 2048, "ramp": [256.0, 1024.0]}
+TRAINED, UNKNOWN = TrainLength(2048, "told"), TrainLength(None, "not known")
+DECODER, ENCODER, ROTARY = (
+    Defaults("position", "by-parts", RAMP),
+    Defaults("length", "ntk", RAMP),
+    Defaults(None, "ntk", RAMP),
+)
+NAN, INF = math.nan, math.inf
+
+
+def static(method: str, factor: float, **more: Any) -> dict[str, Any]:
+    return {"type": method, "factor": factor, **more}
+
+
+def dynamic(method: str, basis: str, rate: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"type": method, "train_seq_len": 2048, "dynamic": basis, "rate": rate, **more}
+
+
+def by_parts(basis: str, rate: float = 1.0) -> dict[str, Any]:
+    return dynamic("by-parts", basis, rate, ramp=[256.0, 1024.0])
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"scale": 2.0}, {"type": "ntk", "factor": 2.0}),
-        ({"scale": 2, "method": "linear"}, {"type": "linear", "factor": 2.0}),
-        ({"scale": 1.0}, {"type": "ntk", "factor": 1.0}),
-        ({"target_length": 8192}, {"type": "ntk", "factor": 4.0}),
-        ({"target_length": 2048}, {"type": "ntk", "factor": 1.0}),
-        (
-            {"target_length": 3000, "method": "ntk-published"},
-            {"type": "ntk-published", "factor": 3000 / 2048},
-        ),
-        ({"dynamic": "length"}, {**BY_PARTS, "dynamic": "length", "rate": 1.0}),
-        (
-            {"dynamic": "length", "method": "ntk"},
-            {"type": "ntk", "train_seq_len": 2048, "dynamic": "length", "rate": 1.0},
-        ),
-        (
-            {"dynamic": "position", "rate": 1.5, "method": "linear"},
-            {"type": "linear", "train_seq_len": 2048, "dynamic": "position", "rate": 1.5},
-        ),
+        ({"scale": 2.0}, static("ntk", 2.0)),
+        ({"scale": 2, "method": "linear"}, static("linear", 2.0)),
+        ({"scale": 1.0}, static("ntk", 1.0)),
+        ({"target_length": 8192}, static("ntk", 4.0)),
+        ({"target_length": 2048}, static("ntk", 1.0)),
+        ({"target_length": 3000, "method": "ntk-published"}, static("ntk-published", 3000 / 2048)),
         (
             {"method": "by-parts", "scale": 4, "ramp": (0.0625, 0.25)},
-            {"type": "by-parts", "factor": 4.0, "ramp": [128.0, 512.0]},
+            static("by-parts", 4.0, ramp=[128.0, 512.0]),
         ),
-        (
-            {"method": "by-parts", "dynamic": "length"},
-            {**BY_PARTS, "dynamic": "length", "rate": 1.0},
-        ),
+        ({"dynamic": "length"}, by_parts("length")),
+        ({"dynamic": "length", "method": "ntk"}, dynamic("ntk", "length")),
+        ({"dynamic": "position", "rate": 1.5, "method": "linear"}, dynamic("linear", "position", 1.5)),
+        ({"dynamic": "length", "method": "by-parts"}, by_parts("length")),
         ({"method": "none"}, None),
-        ({}, {**BY_PARTS, "dynamic": "position", "rate": 1.0}),
-        ({"rate": 2.0}, {**BY_PARTS, "dynamic": "position", "rate": 2.0}),
-        ({"method": "by-parts"}, {**BY_PARTS, "dynamic": "position", "rate": 1.0}),
-        ({"method": "ntk"}, {"type": "ntk", "train_seq_len": 2048, "dynamic": "position", "rate": 1.0}),
+        ({}, by_parts("position")),
+        ({"rate": 2.0}, by_parts("position", 2.0)),
+        ({"method": "by-parts"}, by_parts("position")),
+        ({"method": "ntk"}, dynamic("ntk", "position")),
     ],
 )
 def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | None) -> None:
-    scaling = Request(**options).resolve(TRAINED, "a model", DEFAULTS)
+    scaling = Request(**options).resolve(TRAINED, "a model", DECODER)
     assert scaling.to_json() == expected
     assert read_scaling(expected) == scaling
+
+
+def test_an_encoder_s_default_goes_by_length() -> None:
+    assert Request().resolve(TRAINED, "a model", ENCODER) == Dynamic("ntk", "length", 1.0, 2048)
+
+
+NO_RAMP = "is not a ramp; give two parts of the trained length"
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"method": "linear"}, ["--scale", "--target-length", "--dynamic"]),
-        ({"method": "ntk-published", "rate": 2.0}, ["--scale", "--target-length", "--dynamic"]),
-        ({"scale": 2.0, "dynamic": "length"}, ["--scale", "--dynamic", "cannot be combined"]),
-        ({"scale": 2.0, "target_length": 4096}, ["--scale", "--target-length", "cannot be combined"]),
-        ({"target_length": 4096, "dynamic": "position"}, ["--target-length", "--dynamic"]),
-        ({"scale": 0.99}, ["0.99", "at least 1"]),
-        ({"scale": -2.0}, ["-2.0"]),
-        ({"scale": math.nan}, ["nan"]),
-        ({"scale": math.inf}, ["inf"]),
-        ({"scale": True}, ["True"]),
-        ({"scale": 2.0, "rate": 1.0}, ["--rate", "--dynamic"]),
-        ({"dynamic": "length", "rate": 0.0}, ["0.0", "above 0"]),
-        ({"dynamic": "length", "rate": math.inf}, ["inf"]),
-        ({"dynamic": "length", "rate": math.nan}, ["nan"]),
-        ({"dynamic": "sometimes"}, ["'sometimes'"]),
-        ({"method": "yarn", "scale": 2.0}, ["'yarn'", "ntk, by-parts, linear"]),
-        ({"method": "none", "scale": 2.0}, ["none", "--scale"]),
-        ({"method": "none", "target_length": 4096}, ["none", "--target-length"]),
-        ({"method": "none", "dynamic": "length"}, ["none", "--dynamic"]),
-        ({"method": "none", "rate": 1.0}, ["none", "--rate"]),
-        ({"target_length": 0}, ["--target-length 0"]),
-        ({"scale": 2.0, "train_length": -1}, ["--train-length -1"]),
-        ({"scale": 2.0, "ramp": (0.1, 0.5)}, ["--ramp", "--method by-parts"]),
-        ({"method": "none", "ramp": (0.1, 0.5)}, ["--ramp", "--method by-parts"]),
+        ({"method": "linear"}, "give `scale`, `target_length` or `dynamic`"),
+        ({"method": "ntk-published", "rate": 2.0}, "give `scale`, `target_length` or `dynamic`"),
+        ({"scale": 2.0, "dynamic": "length"}, "`scale` and `dynamic` cannot be combined"),
+        ({"scale": 2.0, "target_length": 4096}, "`scale` and `target_length` cannot be combined"),
+        ({"target_length": 4096, "dynamic": "position"}, "`target_length` and `dynamic` cannot"),
+        *(({"scale": scale}, f"`scale` {scale} is out of range") for scale in (0.99, -2.0, NAN, INF, True)),
+        ({"scale": 2.0, "rate": 1.0}, "`rate` needs `dynamic` length or `dynamic` position"),
+        *(({"dynamic": "length", "rate": rate}, f"`rate` {rate} is out of") for rate in (0.0, INF, NAN)),
+        ({"dynamic": "sometimes"}, "`dynamic` 'sometimes'"),
+        ({"method": "yarn", "scale": 2.0}, "`method` 'yarn' is unknown; choose one of ntk, by-parts, linear"),
         *(
-            ({"method": "by-parts", "scale": 2.0, "ramp": ramp}, ["--ramp", "not a ramp", "trained length"])
+            ({"method": "none", **more}, f"`method` none cannot be combined with `{next(iter(more))}`")
+            for more in ({"scale": 2.0}, {"target_length": 4096}, {"dynamic": "length"}, {"rate": 1.0})
+        ),
+        ({"target_length": 0}, "`target_length` 0"),
+        ({"scale": 2.0, "train_length": -1}, "`train_length` -1"),
+        ({"scale": 2.0, "train_length": 1 << 40}, f"`train_length` {1 << 40}"),
+        ({"scale": 2.0, "ramp": (0.1, 0.5)}, "`ramp` needs `method` by-parts"),
+        ({"method": "none", "ramp": (0.1, 0.5)}, "`ramp` needs `method` by-parts"),
+        *(
+            ({"method": "by-parts", "scale": 2.0, "ramp": ramp}, NO_RAMP)
             for ramp in [
-                (0.5, 0.5),
-                (0.5, 0.5000001),
-                (0.5, 1e300),
-                (0.5, 0.25),
-                (0.0, 0.5),
-                (-1.0, 1.0),
-                (0.1, math.inf),
-                (math.nan, 1.0),
-                (0.1, math.nan),
-                (True, 2.0),
-                (0.1,),
-                (0.1, 0.2, 0.3),
+                *((0.5, 0.5), (0.5, 0.5000001), (0.5, 1e300), (0.5, 0.25), (0.0, 0.5), (-1.0, 1.0)),
+                *((0.1, INF), (NAN, 1.0), (0.1, NAN), (True, 2.0), (0.1,), (0.1, 0.2, 0.3)),
             ]
         ),
-        ({"scale": 2.0, "train_length": 1 << 40}, ["--train-length", str(1 << 40)]),
     ],
 )
-def test_requests_that_make_no_sense(options: dict[str, Any], words: list[str]) -> None:
+def test_requests_that_make_no_sense(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as error:
         Request(**options)
-    assert all(word in str(error.value) for word in words), error.value
-
-
-def test_an_encoder_s_default_goes_by_length() -> None:
-    defaults = Defaults("length", "ntk", RAMP)
-    assert Request().resolve(TrainLength(512, "told"), "a model", defaults) == Dynamic(
-        "ntk", "length", 1.0, 512
-    )
-
-
-def test_target_below_trained_length() -> None:
-    with pytest.raises(UsageError, match=r"1024 .* 2048"):
-        Request(target_length=1024).resolve(TRAINED, "a model", DEFAULTS)
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "user"),
+    ("options", "trained", "defaults", "words"),
     [
-        ({"scale": 2.0}, None),
-        ({"method": "none"}, None),
-        ({"target_length": 4096}, "--target-length"),
-        ({"dynamic": "length"}, "--dynamic"),
-        ({}, "--dynamic, the default,"),
-        ({"method": "by-parts", "scale": 2.0}, "--method by-parts"),
+        ({"target_length": 1024}, TRAINED, DECODER, r"1024 .* 2048"),
+        ({}, TRAINED, ROTARY, "no default strength"),
+        *(
+            (
+                options,
+                UNKNOWN,
+                DECODER,
+                f"^{user} needs the trained length of a model, which is not known; add",
+            )
+            for options, user in [
+                ({"target_length": 4096}, "`target_length`"),
+                ({"dynamic": "length"}, "`dynamic`"),
+                ({}, "`dynamic`, the default,"),
+                ({"method": "by-parts", "scale": 2.0}, "`method` by-parts"),
+            ]
+        ),
     ],
 )
-def test_who_needs_the_trained_length(options: dict[str, Any], user: str | None) -> None:
-    unknown, request = TrainLength(None, "not known"), Request(**options)
-    if user is None:
-        assert request.resolve(unknown, "m", DEFAULTS) == request.resolve(TRAINED, "m", DEFAULTS)
-        return
-    with pytest.raises(
-        UsageError, match=f"^{user} needs the trained length of a model, which is not known; add"
-    ):
-        request.resolve(unknown, "a model", DEFAULTS)
+def test_requests_that_a_model_cannot_meet(
+    options: dict[str, Any], trained: TrainLength, defaults: Defaults, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        Request(**options).resolve(trained, "a model", defaults)
 
 
-def test_without_a_default_a_strength_is_asked_for() -> None:
-    with pytest.raises(UsageError, match="no default strength"):
-        Request().resolve(TRAINED, "a model", Defaults(None, "ntk", RAMP))
+@pytest.mark.parametrize("options", [{"scale": 2.0}, {"method": "none"}])
+def test_who_needs_no_trained_length(options: dict[str, Any]) -> None:
+    request = Request(**options)
+    assert request.resolve(UNKNOWN, "m", DECODER) == request.resolve(TRAINED, "m", DECODER)
 
 
 @pytest.mark.parametrize(
@@ -170,19 +159,10 @@ def test_what_btlm_and_jais_write_is_understood(value: dict[str, Any], expected:
 @pytest.mark.parametrize(
     "value",
     [
-        "ntk",
-        [],
-        {},
-        {"type": "none"},
-        {"type": "yarn", "factor": 2.0},
-        {"type": "ntk"},
-        {"type": "ntk", "factor": 0.5},
-        {"type": "ntk", "factor": "2"},
-        {"type": "ntk", "factor": math.nan},
+        *("ntk", [], {}, {"type": "none"}, {"type": "ntk"}, {"type": "yarn", "factor": 2.0}),
+        *({"type": "ntk", "factor": factor} for factor in (0.5, "2", NAN)),
         {"type": "ntk", "factor": 2.0, "train_seq_len": 2048},
-        {"type": "ntk", "train_seq_len": 2048.5},
-        {"type": "ntk", "train_seq_len": 0},
-        {"type": "ntk", "train_seq_len": True},
+        *({"type": "ntk", "train_seq_len": length} for length in (2048.5, 0, True)),
         {"type": "ntk", "train_seq_len": 2048, "rate": 0},
         {"type": "ntk", "train_seq_len": 2048, "dynamic": "sometimes"},
         {"type": "ntk", "factor": 2.0, "ramp": [128, 512]},
@@ -190,16 +170,10 @@ def test_what_btlm_and_jais_write_is_understood(value: dict[str, Any], expected:
         {"type": "by-parts", "train_seq_len": 2048, "ramp": None},
         *(
             {"type": "by-parts", "factor": 2.0, "ramp": ramp}
+            # The logarithms of the third are equal.
             for ramp in [
-                [512, 128],
-                [128, 128],
-                [1e15, 1e15 + 0.125],  # their logarithms are equal
-                [0, 128],
-                [128, math.inf],
-                [128],
-                ["1", "2"],
-                128,
-                [True, 2],
+                *([512, 128], [128, 128], [1e15, 1e15 + 0.125], [0, 128], [128, INF], [128]),
+                *(["1", "2"], 128, [True, 2]),
             ]
         ),
     ],
@@ -210,8 +184,8 @@ def test_what_is_no_scaling_is_refused(value: object) -> None:
 
 
 @given(st.integers(1, 1 << 20), st.floats(0.1, 8.0), st.sampled_from(["length", "position"]))
-def test_dynamic_factor_grows_from_one(tokens: int, rate: float, dynamic: Any) -> None:
-    scaling = Dynamic("ntk", dynamic, rate, 2048)
+def test_dynamic_factor_grows_from_one(tokens: int, rate: float, basis: Any) -> None:
+    scaling = Dynamic("ntk", basis, rate, 2048)
     factor = scaling.factor_at(tokens)
     assert factor == max(1.0, rate * tokens / 2048)
     slopes = stock_slopes(12)
@@ -220,34 +194,39 @@ def test_dynamic_factor_grows_from_one(tokens: int, rate: float, dynamic: Any) -
     )
 
 
-def test_descriptions() -> None:
-    assert str(UNSCALED) == "none"
-    assert str(Static("ntk", 2.0)) == "ntk, factor 2"
-    assert str(Static("by-parts", 2.0, (16, 64.5))) == "by-parts, factor 2, ramp 16 to 64.5 tokens"
-    assert str(Dynamic("linear", "length", 1.5, 2048)) == "linear, length-dynamic, rate 1.5 from 2048 tokens"
-
-
 @pytest.mark.parametrize(
-    "scaling",
+    ("scaling", "text", "words"),
     [
-        UNSCALED,
-        Static("ntk", 2.5),
-        Static("by-parts", 4.0, (128.0, 512.0)),
-        Dynamic("by-parts", "position", 1.5, 2048, (128.0, 512.0)),
+        (UNSCALED, "none", "--method none"),
+        (Static("ntk", 2.0), "ntk, factor 2", "--scale 2"),
+        (Static("ntk", 16384 / 3000), "ntk, factor 5.461333333333333", "--scale 5.461333333333333"),
+        (Static("ntk", 40960.0), "ntk, factor 40960", "--scale 40960"),
+        (
+            Static("by-parts", 4.0, (128.0, 512.5)),
+            "by-parts, factor 4, ramp 128 to 512.5 tokens",
+            "--method by-parts --scale 4 --ramp 0.0625 0.250244140625",
+        ),
+        (
+            Dynamic("linear", "length", 1.5, 2048),
+            "linear, length-dynamic, rate 1.5 from 2048 tokens",
+            "--method linear --dynamic length --rate 1.5",
+        ),
+        (
+            Dynamic("by-parts", "position", 4 / 3, 2048, (128.0, 512.0)),
+            "by-parts, position-dynamic, rate 1.3333333333333333 from 2048 tokens, ramp 128 to 512 tokens",
+            "--method by-parts --dynamic position --rate 1.3333333333333333 --ramp 0.0625 0.25",
+        ),
     ],
-    ids=str,
 )
-def test_the_request_for_a_scaling_resolves_to_it(scaling: Scaling) -> None:
-    request = request_for(scaling, 2048)
-    assert request.resolve(TrainLength(request.train_length, "told"), "a model", DEFAULTS) == scaling
+def test_descriptions_make_the_same_scaling_again(scaling: Scaling, text: str, words: str) -> None:
+    """The request for a scaling resolves to it, whether it names the trained length or not."""
+    assert str(scaling) == text
     untold = request_for(scaling, 2048, told=False)
+    assert " ".join(untold.words) == words
     assert untold.train_length is None
-    assert untold.resolve(TRAINED, "a model", DEFAULTS) == scaling
-
-
-def test_the_words_of_a_ramp() -> None:
-    request = request_for(Static("by-parts", 4.0, (128.0, 512.0)), 2048, told=False)
-    assert request.words == ["--method", "by-parts", "--scale", "4", "--ramp", "0.0625", "0.25"]
+    assert untold.resolve(TRAINED, "a model", DECODER) == scaling
+    told = request_for(scaling, 2048)
+    assert told.resolve(TrainLength(told.train_length, "told"), "a model", DECODER) == scaling
 
 
 @given(st.floats(0.01, 100), st.integers(1, 64))

@@ -6,8 +6,6 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +14,9 @@ import pytest
 
 from converter import convert
 from converter.errors import OutputError
-from converter.result import staging
 from converter.result.staging import remove_leftovers, staged
-from converter.weights.files import copy_file
-from converter.weights.journal import Finished, Journal, identity
+from converter.source.checkpoint import read_checkpoint
+from converter.weights.worker import Job
 from tests.conftest import Run, fingerprint
 
 Pristine = Callable[..., Path]
@@ -29,13 +26,20 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [None, [], ["old"]])
+def test_the_folder_appears_when_the_block_ends(tmp_path: Path, before: list[str] | None) -> None:
+    """Where there was none, an empty one, or one with a file, of which nothing is left."""
     place = tmp_path / "out"
-    with staged(place, overwrite=False) as folder:
+    if before is not None:
+        place.mkdir()
+    for name in before or ():
+        (place / name).write_text("old")
+    with staged(place, overwrite=bool(before)) as folder:
         (folder / "a").write_text("new")
         assert folder.parent == place.parent
-        assert not place.exists()
+        assert (names(place) if place.exists() else None) == before
     assert names(tmp_path) == ["out"]
+    assert names(place) == ["a"]
     assert (place / "a").read_text() == "new"
 
 
@@ -54,24 +58,6 @@ def test_an_exception_leaves_everything_as_it_was(
         raise error
     assert fingerprint(tmp_path) == before
     assert names(tmp_path) == ["out"] * overwrite
-
-
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    with staged(tmp_path / "out", overwrite=False) as folder:
-        (folder / "a").write_text("new")
-    assert names(tmp_path / "out") == ["a"]
-
-
-def test_overwrite_replaces_all_of_the_old_folder(tmp_path: Path) -> None:
-    place = tmp_path / "out"
-    place.mkdir()
-    (place / "old").write_text("old")
-    with staged(place, overwrite=True) as folder:
-        (folder / "new").write_text("new")
-        assert names(place) == ["old"]
-    assert names(place) == ["new"]
-    assert names(tmp_path) == ["out"]
 
 
 def test_a_place_that_was_filled_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
@@ -104,36 +90,31 @@ def test_the_old_folder_comes_back_if_the_new_one_cannot_be_moved(
     assert (place / "a").read_text() == "old"
 
 
-def dead_pid() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
-def test_leftovers_of_dead_runs_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    kept = [
-        "other",
-        ".out.ntk-convert",
-        ".out2.ntk-convert-1-aa",
-        ".outx.ntk-convert-1-aa",
-        "out.ntk-convert-1-aa",
-    ]
-    for name in [
-        *kept,
-        f".out.ntk-convert-{dead_pid()}-0badcafe",
-        f".out.ntk-convert-{os.getpid()}-0badcafe",
-    ]:
+@pytest.mark.parametrize(
+    ("place", "removed", "kept"),
+    [
+        (
+            "out",
+            [".out.ntk-convert-1-0badcafe", ".out.ntk-convert-0badcafe"],
+            [
+                "other",
+                ".out.ntk-convert",
+                ".out2.ntk-convert-aa",
+                ".outx.ntk-convert-aa",
+                "out.ntk-convert-aa",
+            ],
+        ),
+        ("o*t", [".o*t.ntk-convert-aa"], [".out.ntk-convert-aa"]),
+    ],
+)
+def test_leftovers_of_ended_runs_are_removed_and_nothing_else(
+    tmp_path: Path, place: str, removed: list[str], kept: list[str]
+) -> None:
+    for name in [*removed, *kept]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "a").write_text("a")
-    remove_leftovers(tmp_path / "out")
+    remove_leftovers(tmp_path / place)
     assert names(tmp_path) == sorted(kept)
-
-
-def test_names_with_wildcards(tmp_path: Path) -> None:
-    for name in (".o*t.ntk-convert-1-aa", ".out.ntk-convert-1-aa"):
-        (tmp_path / name).mkdir()
-    remove_leftovers(tmp_path / "o*t")
-    assert names(tmp_path) == [".out.ntk-convert-1-aa"]
 
 
 def test_a_folder_moved_aside_by_a_killed_run_comes_back(tmp_path: Path) -> None:
@@ -211,19 +192,24 @@ def test_file_systems_without_locks(
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr("fcntl.flock", none)
-    other = tmp_path / f".out.ntk-convert-{dead_pid()}-otherhost"
-    ours = tmp_path / f".out.ntk-convert-{dead_pid()}-{staging._host()}aa"
-    for folder in (other, ours):
-        folder.mkdir()
     source = pristine("bloom", sharded=True)
-    name = min(path.name for path in source.glob("*.safetensors"))
-    digest = copy_file(source / name, ours / name)
-    made_from = identity(source / name, "bytes, not checked")
-    Journal(ours).add(Finished(name, (ours / name).stat().st_size, digest, made_from))
+    (checkpoint, *_) = read_checkpoint(source).files
+    ours = tmp_path / ".out.ntk-convert-aa"
+    ours.mkdir()
+    do = Job.do
+
+    def first(self: Job) -> None:
+        if Path(self.source).name != checkpoint:
+            raise KeyboardInterrupt
+        do(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "do", first)
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, tmp_path / "out", scale=2, verify=False)
     result = convert(source, tmp_path / "out", scale=2, verify=False, resume=resume)
     assert result.weights.get("kept") == (1 if resume else None)
-    # A run on another machine may still be alive, so its folder is kept.
-    assert names(tmp_path) == [other.name, "out"]
+    assert names(tmp_path) == ["out"]
 
 
 def test_a_mount_point_is_refused(pristine: Pristine) -> None:

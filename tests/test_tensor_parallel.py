@@ -79,23 +79,23 @@ def test_two_processes_give_the_logits_of_one(tmp_path: Path) -> None:
     others = {
         "rows": ("tensor_parallel", build(tmp_path, "rows", "replit")),
         "channels": ("tensor_parallel", build(tmp_path, "channels", "bloom")),
-        "tiles": ("tensor_parallel_tiles", build(tmp_path, "tiles", "bloom")),
-        "slopes": ("tensor_parallel_tiles", build(tmp_path, "slopes", "bloom")),
         "odd": ("tensor_parallel", build(tmp_path, "odd", "bloom", heads=3)),
         "jais": ("tensor_parallel", build(tmp_path, "jais", "jais")),
     }
     plant(tmp_path / "rows", "configuration_ntk_mpt.py", '"colwise_rep"', '"colwise"')
-    for name in ("channels", "slopes"):
-        plant(tmp_path / name, "ntk_attention.py", f"own_heads({name}, mesh)", f"{name}[:, : query.shape[1]]")
+    plant(
+        tmp_path / "channels",
+        "ntk_attention.py",
+        "own_heads(channels, mesh)",
+        "channels[:, : query.shape[1]]",
+    )
     results = launch({**right, **others}, tmp_path)
     assert wrong({name: results[name] for name in right}) == []
 
     # Division by rows, where the rows are not in the order of the heads, does not go unnoticed.
     assert all("raised" in result for result in results["rows"])
-    assert all(result["logits"] < 1e-5 for result in results["tiles"])
-    # The first process's slopes in both of them, or tiles for these, do not give the same logits.
-    for name in ("channels", "slopes"):
-        assert max(result["logits"] for result in results[name]) > 1e-2
+    # The first process's slopes in both of them do not give the same logits.
+    assert max(result["logits"] for result in results["channels"]) > 1e-2
     for name, message in (
         ("odd", "the 3 attention heads of NtkBloomForCausalLM (3 key heads) cannot be divided evenly"),
         ("jais", "NtkJaisForCausalLM does not support tensor parallelism"),

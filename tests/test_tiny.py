@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from numpy.testing import assert_array_equal
-from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests import tiny
@@ -120,82 +119,6 @@ def test_half_precision_is_the_same_weights_rounded(
     assert config.get("dtype", config.get("torch_dtype")) == str(dtype).removeprefix("torch.")
     for name, tensor in full.items():
         assert_array_equal(half[name], torch.from_numpy(tensor).float().to(dtype).double().numpy())
-
-
-@pytest.mark.parametrize("family", STOCK)
-def test_an_untied_head_is_a_tensor_of_its_own(tmp_path: Path, family: str) -> None:
-    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path, tie_word_embeddings=False))
-    assert config["tie_word_embeddings"] is False
-    assert not np.array_equal(tensors["lm_head.weight"], tensors[f"transformer.{EMBEDDINGS[family]}"])
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_seed_decides(tmp_path: Path, family: str) -> None:
-    write = tiny.FACTORIES[family]
-    folders = [write(tmp_path / str(n), seed=seed) for n, seed in enumerate([0, 0, 1])]
-    assert same(folders[0], folders[1])
-    assert not same(folders[0], folders[2])
-
-
-@pytest.mark.parametrize("fmt", ["safetensors", "bin"])
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize(
-    ("changes", "shapes"),
-    [
-        (
-            {"attn_config": {"qk_ln": True}},
-            {"attn.q_ln.weight": (32,), "attn.k_ln.weight": (32,), "ffn.up_proj.weight": (128, 32)},
-        ),
-        ({"expansion_ratio": 2}, {"ffn.up_proj.weight": (64, 32), "ffn.down_proj.weight": (32, 64)}),
-        (
-            {"no_bias": False, "expansion_ratio": 2, "attn_config": {"qk_ln": True}},
-            {
-                "norm_1.bias": (32,),
-                "attn.Wqkv.bias": (96,),
-                "attn.q_ln.bias": (32,),
-                "attn.k_ln.bias": (32,),
-                "attn.out_proj.bias": (32,),
-                "norm_2.bias": (32,),
-                "ffn.up_proj.bias": (64,),
-                "ffn.down_proj.bias": (32,),
-            },
-        ),
-    ],
-    ids=["qk_ln", "narrow", "biases"],
-)
-def test_mpt_beyond_stock(
-    tmp_path: Path,
-    changes: dict[str, Any],
-    shapes: dict[str, tuple[int, ...]],
-    fmt: Literal["safetensors", "bin"],
-    sharded: bool,
-) -> None:
-    folder = tiny.FACTORIES["mpt"](tmp_path, fmt=fmt, sharded=sharded, **changes)
-    config, tensors = tiny.read(folder)
-    for key, value in changes.items():
-        assert config[key] == value if key != "attn_config" else config[key]["qk_ln"]
-    for n in range(2):
-        assert {name: tensors[f"transformer.blocks.{n}.{name}"].shape for name in shapes} == shapes
-    assert ("transformer.norm_f.bias" in tensors) == ("no_bias" in changes)
-    assert "transformer.wte.bias" not in tensors
-    if fmt == "safetensors":
-        assert "lm_head.weight" not in tensors
-        for file in folder.glob("*.safetensors"):
-            with safe_open(file, framework="np") as opened:
-                assert opened.metadata() == {"format": "pt"}
-
-
-@pytest.mark.parametrize("family", STOCK)
-def test_tokenizer(tmp_path: Path, family: str) -> None:
-    tok = transformers.AutoTokenizer.from_pretrained(tiny.FACTORIES[family](tmp_path))
-    batch = tok(["w4 w96", "w5 nowhere w6 w7"], padding=True)
-    assert batch["input_ids"] == [
-        [tiny.PAD, tiny.PAD, tiny.START, 4, 96],
-        [tiny.START, 5, tiny.UNKNOWN, 6, 7],
-    ]
-    assert batch["attention_mask"] == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
-    assert tok.decode([4, 96, tiny.END], skip_special_tokens=True) == "w4 w96"
-    assert (tok.eos_token_id, tok.pad_token_id) == (tiny.END, tiny.PAD)
 
 
 def test_padding_masks() -> None:

@@ -1,4 +1,4 @@
-"""Transfer of weights: linked, in another dtype, several files at once, and resumed after a stop."""
+"""Transfer of weights: linked, in another dtype, in processes of their own, and resumed after a stop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from converter import convert
-from converter.errors import OutputError, SourceError
+from converter.errors import ConverterError, OutputError, SourceError
 from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, read_header
-from converter.weights import files
+from converter.weights import files, journal, worker
 from converter.weights import transfer as transfer_module
-from converter.weights.files import copy_file, place_file, sha256
-from converter.weights.journal import JOURNAL, Journal
+from converter.weights.files import copy_file, link_file
+from converter.weights.journal import JOURNAL
 from converter.weights.transfer import Order, transfer
-from converter.weights.worker import Job, Worker
+from converter.weights.worker import START, Job
 from tests import tiny
 from tests.conftest import Run, fingerprint
 
@@ -57,6 +57,12 @@ def staging_folders(parent: Path) -> list[Path]:
     return list(parent.glob(".out.ntk-convert-*"))
 
 
+def in_this_process(jobs: Sequence[Job], *_: object) -> None:
+    """In place of ``worker.run``: a process for each of so many files would take minutes."""
+    for job in jobs:
+        job.do()
+
+
 # Sharing bytes
 
 
@@ -76,9 +82,8 @@ def test_hard_links(pristine: Pristine, run: Command, tmp_path: Path) -> None:
     assert fingerprint(source) == before
 
 
-def test_a_source_of_links_is_linked_to_the_files(pristine: Pristine, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(pristine("bloom"), source)
+def test_a_source_of_links_is_linked_to_the_files(make_source: Pristine, tmp_path: Path) -> None:
+    source = make_source("bloom")
     (source / "model.safetensors").rename(source / "blob")
     (source / "model.safetensors").symlink_to("blob")
     result = convert(source, tmp_path / "out", scale=2, link="hard", verify=False)
@@ -89,35 +94,34 @@ def test_a_source_of_links_is_linked_to_the_files(pristine: Pristine, tmp_path: 
 
 
 @pytest.fixture
-def other_disk(tmp_path: Path) -> Path:
+def other_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a different file system from ``tmp_path``."""
     for place in map(Path, ("/dev/shm", "/tmp", "/var/tmp")):
         if place.is_dir() and os.access(place, os.W_OK) and place.stat().st_dev != tmp_path.stat().st_dev:
-            return place
+            folder = place / f"ntk-convert-test-{os.getpid()}"
+            yield folder
+            shutil.rmtree(folder)
+            return
     pytest.skip("there is only one file system")
 
 
 def test_links_to_another_disk_are_copies_and_the_output_says_so(
     pristine: Pristine, run: Command, tmp_path: Path, other_disk: Path
 ) -> None:
-    source = other_disk / f"ntk-convert-test-{os.getpid()}"
-    shutil.copytree(pristine("bloom"), source)
-    try:
-        done = run(source, "--scale", "2", "--out", tmp_path / "out", "--hard-link", "--no-verify", "--json")
-        assert done.json["weights"] == {"not linked": 1}
-        same = (tmp_path / "out/model.safetensors").read_bytes() == (
-            source / "model.safetensors"
-        ).read_bytes()
-        assert same
-    finally:
-        shutil.rmtree(source)
+    shutil.copytree(pristine("bloom"), other_disk)
+    done = run(other_disk, "--scale", "2", "--out", tmp_path / "out", "--hard-link", "--no-verify", "--json")
+    assert done.json["weights"] == {"not linked": 1}
+    made, original = (folder / "model.safetensors" for folder in (tmp_path / "out", other_disk))
+    assert made.read_bytes() == original.read_bytes()
 
 
 def test_link_where_the_disk_can_or_cannot(pristine: Pristine, run: Command, tmp_path: Path) -> None:
     """On btrfs or XFS the blocks are shared; elsewhere the files are copied, and the output says so."""
     source, out = pristine("bloom"), tmp_path / "out"
+    size = (source / "model.safetensors").stat().st_size
+    can = link_file(source / "model.safetensors", tmp_path / "probe", size, "reflink")
+    (tmp_path / "probe").unlink(missing_ok=True)
     done = run(source, "--scale", "2", "--out", out, "--link", "--no-verify", "--json")
-    can = files.can_link(source / "model.safetensors", tmp_path, "reflink")
     assert done.json["weights"] == {"shared" if can else "not shared": 1}
     assert (out / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
     assert not (out / "model.safetensors").samefile(source / "model.safetensors")
@@ -151,48 +155,37 @@ def test_shared_blocks_need_no_space(pristine: Pristine, run: Command, tmp_path:
         assert (out / name.name).read_bytes() == name.read_bytes()
 
 
-@pytest.mark.usefixtures("reflinks")
-@pytest.mark.parametrize("link", ["reflink", "hard"])
-def test_a_file_that_changed_is_not_shared(tmp_path: Path, link: Any) -> None:
+@pytest.mark.parametrize(("link", "can"), [("reflink", True), ("hard", True), ("hard", False)])
+def test_a_file_that_changed_is_not_shared(
+    tmp_path: Path, link: Any, can: bool, request: pytest.FixtureRequest
+) -> None:
+    if can:
+        request.getfixturevalue("reflinks")
     (tmp_path / "a").write_bytes(b"12345")
     with pytest.raises(SourceError, match="a changed while it was read"):
-        place_file(tmp_path / "a", tmp_path / "b", 4, link=link)
+        link_file(tmp_path / "a", tmp_path / "b", 4, link)
     assert not (tmp_path / "b").exists()
 
 
-def test_a_hard_link_to_a_file_that_changed(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"12345")
-    with pytest.raises(SourceError, match="a changed while it was read"):
-        place_file(tmp_path / "a", tmp_path / "b", 4, link="hard")
-    assert not (tmp_path / "b").exists()
+def test_a_hard_link_that_is_not_allowed(
+    pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may forbid links to another user's files: they are copied, and need free space."""
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", forbidden)
+    source, needed = pristine("bloom"), []
+    checkpoint = read_checkpoint(source)
+    how = transfer(checkpoint, source, tmp_path, Order(link="hard"), space=needed.append)
+    assert how == {"not linked": 1}
+    assert needed == [checkpoint.total_bytes]
 
 
-# Copying
-
-
-@pytest.mark.parametrize(
-    "layout", ["data", "hole", "hole data", "data hole", "hole data hole data", "data hole data hole", ""]
-)
-def test_holes_stay_holes(tmp_path: Path, layout: str) -> None:
-    part = 1 << 20
-    with (tmp_path / "a").open("wb") as file:
-        for kind in layout.split():
-            if kind == "data":
-                file.write(os.urandom(part))
-            else:
-                file.seek(part, os.SEEK_CUR)
-        file.truncate()
-    digest = copy_file(tmp_path / "a", tmp_path / "b")
-    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
-    assert digest == sha256(tmp_path / "a")
-    assert (tmp_path / "b").stat().st_blocks <= (tmp_path / "a").stat().st_blocks
-
-
-def test_a_file_that_ends_in_a_hole_and_ended_short(tmp_path: Path) -> None:
-    with (tmp_path / "a").open("wb") as file:
-        file.truncate(1 << 20)
-    with pytest.raises(SourceError, match=r"\(1048576 of 2097152 bytes\)"):
-        copy_file(tmp_path / "a", tmp_path / "b", 2 << 20)
+def test_a_link_and_another_dtype_exclude_each_other(pristine: Pristine, refused: Callable[..., str]) -> None:
+    words = ("--scale", "2", "--out", pristine("bloom").parent / "out", "--dtype", "bf16", "--link")
+    assert "drop --dtype or the link" in refused(pristine("bloom"), *words, code=2)
 
 
 # Another dtype
@@ -204,7 +197,7 @@ def test_a_file_that_ends_in_a_hole_and_ended_short(tmp_path: Path) -> None:
 def test_weights_are_rounded_to_nearest(
     tmp_path: Path, stored: torch.dtype, wanted: Any, fmt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer_module, "Worker", SameProcess)
+    monkeypatch.setattr(worker, "run", in_this_process)
     source, out = tmp_path / "source", tmp_path / "out"
     tiny.FACTORIES["bloom"](source, dtype=stored, fmt=fmt, sharded=True)
     out.mkdir()
@@ -223,16 +216,6 @@ def test_weights_are_rounded_to_nearest(
     assert index["metadata"]["total_size"] == size
     assert index["weight_map"].keys() == after.keys()
     assert needed[0] >= size
-
-
-class SameProcess(Worker):
-    """Rewrites in this process, since a worker process takes seconds to start."""
-
-    def rewrite(self, request: Job, *_: object) -> None:
-        from converter.weights.rewrite import rewrite
-
-        values = vars(request)
-        rewrite(Path(values.pop("source")), Path(values.pop("target")), **values)
 
 
 def to_half(value: float) -> float:
@@ -280,25 +263,37 @@ def test_a_tensor_of_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from converter.weights import rewrite
 
     monkeypatch.setattr(rewrite, "BLOCK", 4096)
-    monkeypatch.setattr(transfer_module, "Worker", SameProcess)
+    monkeypatch.setattr(worker, "run", in_this_process)
     state = {"big": torch.randn(12_345, generator=torch.Generator().manual_seed(0)), "small": torch.ones(3)}
     source, out = one_file(tmp_path / "source", state), tmp_path / "out"
     out.mkdir()
     transfer(read_checkpoint(source), source, out, Order(dtype="bf16"))
     assert torch.equal(load_file(out / "model.safetensors")["big"], state["big"].bfloat16())
+    digest = journal.entries(out)["model.safetensors"].sha256
+    assert digest == files.sha256(out / "model.safetensors")
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("fp16", 7e4), ("bf16", 3.4e38)])
-def test_a_value_that_the_dtype_cannot_hold_is_refused(
-    make_source: Callable[..., Path], refused: Callable[..., str], dtype: str, value: float
+@pytest.mark.parametrize(
+    ("words", "value", "message"),
+    [
+        (["--dtype", "fp16"], 7e4, "has values up to 7e+04, which float16 cannot hold; give another --dtype"),
+        (["--dtype", "bf16"], 3.4e38, "has values up to 3.4e+38, which bfloat16 cannot hold; give another"),
+        (["--dtype", "bf16"], float("nan"), "in model.safetensors has values that are NaN or infinite;"),
+        ([], float("-inf"), "in model.safetensors has values that are NaN or infinite;"),
+    ],
+)
+def test_values_that_are_refused(
+    make_source: Callable[..., Path],
+    refused: Callable[..., str],
+    words: list[str],
+    value: float,
+    message: str,
 ) -> None:
     source = make_source("bloom")
     state = load_file(source / "model.safetensors")
     next(tensor for tensor in state.values() if tensor.dim() == 2)[1, 1] = value
     save_file(state, source / "model.safetensors", metadata={"format": "pt"})
-    line = refused(source, "--scale", "2", "--out", source.parent / "out", "--dtype", dtype)
-    assert f"has values up to {value:.3g}" in line
-    assert "give another --dtype" in line
+    assert message in refused(source, "--scale", "2", "--out", source.parent / "out", *words)
 
 
 @pytest.mark.parametrize("family", ["bloom", "jais"])
@@ -328,18 +323,14 @@ def test_a_repository_in_another_dtype(pristine: Pristine, run: Command, tmp_pat
         assert torch.equal(model(tokens).logits, expected(tokens).logits)
 
 
-# Several at once
+# The worker processes
 
 
-def test_many_files_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even small files are worth a process each."""
     monkeypatch.setattr(transfer_module, "LEAST", 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    source, out = sharded(tmp_path / "source", 12), tmp_path / "out"
-    out.mkdir()
-    assert transfer(read_checkpoint(source), source, out) == {"copied": 12}
-    assert all((out / path.name).read_bytes() == path.read_bytes() for path in source.iterdir())
-    (out / JOURNAL).unlink()
-    assert len(list(out.iterdir())) == 13
 
 
 def sharded(folder: Path, count: int, size: int = 1000) -> Path:
@@ -354,120 +345,159 @@ def sharded(folder: Path, count: int, size: int = 1000) -> Path:
     return folder
 
 
-def test_one_failure_stops_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer_module, "LEAST", 1)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+@pytest.mark.usefixtures("many")
+def test_many_files_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source, out = sharded(tmp_path / "source", 12), tmp_path / "out"
+    out.mkdir()
+    assert transfer(read_checkpoint(source), source, out, progress=True) == {"copied": 12}
+    assert "copying weights" in capfd.readouterr().err
+    assert all((out / path.name).read_bytes() == path.read_bytes() for path in source.iterdir())
+    digests = {name: entry.sha256 for name, entry in journal.finished(out).items()}
+    assert digests == {path.name: files.sha256(path) for path in source.glob("*.safetensors")}
+    (out / JOURNAL).unlink()
+    assert len(list(out.iterdir())) == 13
+
+
+@pytest.mark.usefixtures("many")
+def test_one_failure_stops_all(tmp_path: Path) -> None:
     source, out = sharded(tmp_path / "source", 200), tmp_path / "out"
     out.mkdir()
     checkpoint = read_checkpoint(source)
     os.truncate(source / "model-00003-of-00200.safetensors", 900)
-    with pytest.raises(SourceError, match="model-00003-of-00200"):
+    with pytest.raises(SourceError, match=r"model-00003-of-00200\.safetensors changed while it"):
         transfer(checkpoint, source, out)
-    assert len(list(out.iterdir())) < 100
+    assert not (out / "model-00003-of-00200.safetensors").exists()
 
 
-def test_a_signal_that_another_thread_gets_stops_the_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The system chooses the thread; the main thread, if it waits for a lock, is not woken by that."""
-    source, out = sharded(tmp_path / "source", 1), tmp_path / "out"
-    out.mkdir()
-    signalled = threading.Event()
-
-    def place_file(*_: object, check: Callable[[], object], **__: object) -> None:
-        time.sleep(0.3)  # the main thread waits by then
-        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-        signalled.set()
-        ends = time.monotonic() + 60
-        while time.monotonic() < ends:
-            check()
-            time.sleep(0.01)
-
-    monkeypatch.setattr(transfer_module, "place_file", place_file)
-    started = time.monotonic()
-    # A shell that starts the tests in the background has them ignore this signal.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            transfer(read_checkpoint(source), source, out)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert signalled.is_set()
-    assert time.monotonic() - started < 50
-
-
-# The worker process
-
-
-def request(source: Path, target: Path, dtype: str | None = None) -> Job:
-    return Job(str(source), str(target), dtype=dtype, keep=[], expected=[])
+def job(source: Path, target: Path, **options: Any) -> Job:
+    return Job(str(source), str(target), source.stat().st_size, "", rewrite=True, **options)
 
 
 @pytest.fixture
-def worker() -> Any:
-    worker = Worker()
-    yield worker
-    worker.close()
+def simple(tmp_path: Path) -> Job:
+    """A small file to convert."""
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.bin")
+    return job(tmp_path / "a.bin", tmp_path / "a")
 
 
-def test_a_worker_rewrites_one_file_after_another(tmp_path: Path, worker: Worker) -> None:
-    for name in ("a", "b"):
-        torch.save({name: torch.arange(5.0)}, tmp_path / f"{name}.bin")
-        done: list[int] = []
-        worker.rewrite(request(tmp_path / f"{name}.bin", tmp_path / name), done.append, bool)
-        assert sum(done) == (tmp_path / f"{name}.bin").stat().st_size
-        assert load_file(tmp_path / name)[name].tolist() == [0, 1, 2, 3, 4]
+@pytest.fixture
+def endless(tmp_path: Path) -> Job:
+    """A job that waits until its process is killed: nobody writes to its pipe."""
+    os.mkfifo(tmp_path / "pipe.bin")
+    return job(tmp_path / "pipe.bin", tmp_path / "never")
 
 
-def test_errors_of_a_worker_are_those_of_the_run(tmp_path: Path, worker: Worker) -> None:
-    (tmp_path / "a.bin").write_bytes(b"nothing")
-    with pytest.raises(SourceError, match=r"a\.bin is damaged"):
-        worker.rewrite(request(tmp_path / "a.bin", tmp_path / "a"), int, bool)
-    torch.save({"a": torch.ones(1)}, tmp_path / "a.bin")
-    with pytest.raises(OSError, match="No such file or directory") as error:
-        worker.rewrite(request(tmp_path / "a.bin", tmp_path / "none" / "a"), int, bool)
-    assert error.value.errno == errno.ENOENT
-    worker.rewrite(request(tmp_path / "a.bin", tmp_path / "a"), int, bool)
-    assert (tmp_path / "a").is_file()
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The processes that are started."""
+    processes: list[Any] = []
+    start = worker.subprocess.Popen
+
+    def popen(*arguments: Any, **options: Any) -> Any:
+        processes.append(start(*arguments, **options))
+        return processes[-1]
+
+    monkeypatch.setattr(worker.subprocess, "Popen", popen)
+    return processes
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda job, _: Path(job.source).write_bytes(b"no"), SourceError, r"a\.bin changed while"),
+        (lambda job, _: os.truncate(job.source, job.size - 1), SourceError, r"a\.bin changed while"),
+        (lambda job, _: Path(job.source).write_bytes(bytes(job.size)), SourceError, r"a\.bin is damaged"),
+        (lambda job, folder: {"target": str(folder / "none/a")}, OSError, "No such file or directory"),
+        (lambda job, _: {"expected": ["b"]}, SourceError, "lists the tensor 'b', but a.bin does not have"),
+        (lambda job, _: {"dtype": "no dtype"}, RuntimeError, "^KeyError: 'no dtype'$"),
+    ],
+)
+def test_errors_of_a_worker_are_those_of_the_run(
+    tmp_path: Path, simple: Job, change: Callable[..., Any], error: type[Exception], message: str
+) -> None:
+    made = change(simple, tmp_path)
+    with pytest.raises(error, match=message) as raised:
+        worker.run([replace(simple, **made) if isinstance(made, dict) else simple], 1)
+    assert not isinstance(raised.value, OSError) or raised.value.errno == errno.ENOENT
+    assert not isinstance(raised.value, RuntimeError) or "Traceback" in str(raised.value.__cause__)
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("dtype", [None, "BF16"])
-def test_a_file_that_kills_its_reader(tmp_path: Path, worker: Worker, dtype: str | None) -> None:
+def test_a_file_that_kills_its_reader(tmp_path: Path, dtype: str | None) -> None:
     """A mapped file is cut off while it is read: the system kills the process that reads past its end."""
-    path, target = tmp_path / "a.bin", tmp_path / "a"
+    path = tmp_path / "a.bin"
     torch.save({"a": torch.ones(64 << 20)}, path)
+    made = job(path, tmp_path / "a", dtype=dtype)
 
-    def cut(_: int) -> None:
-        os.truncate(path, 1 << 20)
+    def cut() -> None:
+        if made.part.exists():
+            os.truncate(path, 1 << 20)
 
-    with pytest.raises(SourceError, match=r"a\.bin was cut off while it was read; try again"):
-        worker.rewrite(request(path, target, dtype), cut, bool)
+    with pytest.raises(SourceError, match=r"a\.bin (was cut off|changed) while it was read; try again"):
+        worker.run([made], 1, cut)
 
 
-def test_a_worker_ends_with_its_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (signal.SIGKILL, "the process that rewrote pipe.bin was killed, perhaps for lack of memory"),
+        (signal.SIGBUS, "pipe.bin was cut off while it was read"),
+        (signal.SIGSEGV, "pipe.bin is damaged: the process that read it ended with code -11"),
+    ],
+)
+def test_a_worker_that_is_killed(
+    simple: Job, endless: Job, started: list[Any], sent: signal.Signals, message: str
+) -> None:
+    def kill() -> None:
+        if Path(simple.target).exists():
+            started[0].send_signal(sent)
+
+    with pytest.raises(SourceError, match=message):
+        worker.run([simple, endless], 1, kill)
+
+
+def test_an_interruption_ends_the_workers(simple: Job, endless: Job, started: list[Any]) -> None:
+    def interrupt() -> None:
+        if Path(simple.target).exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        worker.run([endless, simple], 2, interrupt)
+    assert None not in [process.poll() for process in started]
+
+
+def test_a_worker_ends_with_its_run(endless: Job) -> None:
     """Even when the run is killed."""
-    torch.save({"a": torch.ones(8)}, tmp_path / "a.bin")
     code = (
-        "import sys, time; from pathlib import Path; from converter.weights.worker import Job, Worker\n"
-        "worker = Worker()\n"
-        "worker.rewrite(Job(sys.argv[1], sys.argv[2], None, [], []), int, bool)\n"
-        "print(worker._process.pid, flush=True); time.sleep(60)"
+        "import os, subprocess, sys; from converter.weights import worker\n"
+        f"made = worker.{endless!r}\n"
+        "worker.run([made], 1, lambda: None)"
     )
-    run = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "a.bin"), str(tmp_path / "a")],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert run.stdout is not None
-    pid = int(run.stdout.readline())
+    run = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    while not (pids := children.read_text().split()):
+        assert run.poll() is None
+        time.sleep(0.01)
     run.kill()
-    run.communicate()
+    run.wait()
     for _ in range(100):
-        if not alive(pid):
+        if not any(alive(int(pid)) for pid in pids):
             return
         time.sleep(0.1)
     raise AssertionError("it still runs")
+
+
+def test_a_worker_whose_run_ended_before_it_began() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, str(os.getppid()), *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        assert process.wait(timeout=60) == 1
+    finally:
+        process.kill()
 
 
 def alive(pid: int) -> bool:
@@ -475,6 +505,51 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "script"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("/bin/false", "it ended with code 1"),
+        ("/no/such/program", "No such file or directory"),
+        ("", "does not know its own path"),
+        (None, "does not know its own path"),
+        ("echo one >&2; echo the reason >&2; echo >&2; exit 3", "the reason"),
+    ],
+)
+@pytest.mark.usefixtures("fresh_workers")
+def test_a_worker_that_cannot_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simple: Job, program: str | None, reason: str
+) -> None:
+    path = script(tmp_path, program) if program and " " in program else program
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", path)
+        with pytest.raises(ConverterError, match=reason) as error:
+            worker.run([simple], 1)
+    assert not isinstance(error.value, SourceError)  # the file is not to blame
+    assert str(error.value).startswith("the process that rewrites weights could not be started (")
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.usefixtures("fresh_workers")
+def test_what_others_say_in_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simple: Job) -> None:
+    """Other output is ignored, a flood of it too."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nprint('[\"SourceError\"]')\nsys.stderr.write('noise\\n' * 100_000)\n"
+        "print('one', end='')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    worker.run([simple], 1)
+    assert load_file(simple.target)["a"].tolist() == [1, 1]
+    with pytest.raises(SourceError, match="lists the tensor 'b'"):
+        worker.run([replace(simple, expected=["b"])], 1)
 
 
 @pytest.mark.usefixtures("fresh_workers")
@@ -499,16 +574,16 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
     def stop(source: Path, error: BaseException, **options: Any) -> Path:
         made: list[str] = []
-        make = transfer_module._Work.make
+        do = Job.do
 
-        def two(self: Any, name: str, *rest: Any) -> None:
+        def two(self: Job) -> None:
             if len(made) == 2:
                 raise error
-            made.append(name)
-            make(self, name, *rest)
+            made.append(self.target)
+            do(self)
 
         with monkeypatch.context() as patch:
-            patch.setattr(transfer_module._Work, "make", two)
+            patch.setattr(Job, "do", two)
             with pytest.raises((OutputError, KeyboardInterrupt)) as raised:
                 convert(source, tmp_path / "out", scale=2, verify=False, **options)
         (folder,) = staging_folders(tmp_path)
@@ -531,8 +606,7 @@ def test_a_stopped_run_goes_on(
     error: BaseException,
     options: dict[str, Any],
 ) -> None:
-    if options:
-        monkeypatch.setattr(transfer_module, "Worker", SameProcess)
+    monkeypatch.setattr(worker, "run", in_this_process)
     how = {key: value for key, value in options.items() if key == "dtype"}
     source = pristine("bloom", sharded=True, **{key: options[key] for key in options.keys() - how.keys()})
     count = len(read_checkpoint(source).files)
@@ -540,7 +614,7 @@ def test_a_stopped_run_goes_on(
     folder = stopped(source, error, **how)
     (folder / "half-written").write_text("x")
     (folder / "1_Pooling").mkdir()
-    inodes = {entry.file: (folder / entry.file).stat().st_ino for entry in Journal(folder).entries().values()}
+    inodes = {name: (folder / name).stat().st_ino for name in journal.finished(folder)}
     assert len(inodes) == 2
     needed: list[int] = []
     monkeypatch.setattr("converter.pipeline.check_space", lambda _, size, *__: needed.append(size))
@@ -558,21 +632,6 @@ def test_a_stopped_run_goes_on(
     assert ours == theirs
 
 
-def test_without_resume_the_next_run_starts_clean(
-    pristine: Pristine, tmp_path: Path, stopped: Callable[..., Path]
-) -> None:
-    source = pristine("bloom", sharded=True)
-    stopped(source, KeyboardInterrupt())
-    result = convert(source, tmp_path / "out", scale=2, verify=False)
-    assert "kept" not in result.weights
-    assert names(tmp_path) == ["out"]
-
-
-def test_resume_with_nothing_to_go_on_from(pristine: Pristine, tmp_path: Path) -> None:
-    result = convert(pristine("bloom"), tmp_path / "out", scale=2, verify=False, resume=True)
-    assert dict(result.weights) == {"copied": 1}
-
-
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -585,52 +644,93 @@ def swap(path: Path) -> None:
     path.symlink_to(path.parent.parent / "elsewhere")
 
 
+def set_back(path: Path) -> None:
+    """Changes a file and says that it was not changed."""
+    before = path.stat()
+    flip(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def exchange(path: Path) -> None:
+    """Gives a file the name of another one."""
+    other = path.with_name(path.name.replace("00001", "00002"))
+    path.rename(path.with_name("other"))
+    other.rename(path)
+    path.with_name("other").rename(other)
+
+
+def strange_journal(path: Path) -> None:
+    lines = [
+        "null",
+        "[]",
+        "{",
+        '{"file": 3}',
+        '{"file": "../../source/config.json"}',
+        "\0\udcff",
+        "[" * 100_000,
+    ]
+    (path.parent / JOURNAL).write_text("\n".join(lines) + "\n", errors="surrogateescape")
+
+
 def damage_line(path: Path) -> None:
-    journal = path.parent / JOURNAL
-    lines = [line[:-20] if path.name in line else line for line in journal.read_text().splitlines()]
-    journal.write_text("\n".join(["[]", "{}", "\0", '{"file": 3}', *lines]))
+    lines = (path.parent / JOURNAL).read_text().splitlines()
+    lines = [line[:-20] if path.name in line else line for line in lines]
+    (path.parent / JOURNAL).write_text("\n".join(lines))
 
 
-SPOILED: dict[str, Callable[[Path, Path], object]] = {
-    "another byte": lambda made, source: flip(made),
-    "a byte less": lambda made, source: os.truncate(made, made.stat().st_size - 1),
-    "another source": lambda made, source: flip(source),
-    "not there": lambda made, source: made.unlink(),
-    "a link": lambda made, source: swap(made),
-    "a damaged journal": lambda made, source: damage_line(made),
+# What happens to one of two finished files, and its source's -> how many are kept.
+SPOILED: dict[str, tuple[Callable[[Path, Path], object], int]] = {
+    "another byte": (lambda made, source: flip(made), 1),
+    "another byte, its time set back": (lambda made, source: set_back(made), 1),
+    "a byte less": (lambda made, source: os.truncate(made, made.stat().st_size - 1), 1),
+    "another source": (lambda made, source: flip(source), 1),
+    "another source, its time set back": (lambda made, source: set_back(source), 1),
+    "not there": (lambda made, source: made.unlink(), 1),
+    "a link": (lambda made, source: swap(made), 1),
+    "exchanged": (lambda made, source: exchange(made), 0),
+    "a damaged line": (lambda made, source: damage_line(made), 1),
+    "a strange journal": (lambda made, source: strange_journal(made), 0),
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED.keys())
+@pytest.mark.parametrize("case", SPOILED)
 def test_what_is_not_as_it_was_is_done_again(
-    make_source: Callable[..., Path],
-    tmp_path: Path,
-    stopped: Callable[..., Path],
-    spoil: Callable[[Path, Path], object],
+    make_source: Callable[..., Path], tmp_path: Path, stopped: Callable[..., Path], case: str
 ) -> None:
+    spoil, kept = SPOILED[case]
     source = make_source("bloom", sharded=True)
     folder = stopped(source, KeyboardInterrupt())
-    name = min(Journal(folder).entries())
+    name = min(journal.finished(folder))
     spoil(folder / name, source / name)
     result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True)
-    assert result.weights["kept"] == 1
+    assert result.weights.get("kept", 0) == kept
     for path in source.glob("*.safetensors"):
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
         assert not (tmp_path / "out" / path.name).is_symlink()
+    assert not staging_folders(tmp_path)
 
 
-def test_files_of_another_dtype_are_done_again(
-    pristine: Pristine, tmp_path: Path, stopped: Callable[..., Path]
+@pytest.mark.parametrize("options", [{}, {"resume": True, "dtype": "bf16"}, {"resume": True, "verify": True}])
+def test_another_run_keeps_nothing(
+    pristine: Pristine, tmp_path: Path, stopped: Callable[..., Path], options: dict[str, Any]
 ) -> None:
+    """One without --resume, in another dtype, or one that reads values that were not read."""
     source = pristine("bloom", sharded=True)
     stopped(source, KeyboardInterrupt())
-    result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True, dtype="bf16")
-    assert "kept" not in result.weights or result.weights["kept"] == 0
-    assert {tensor.dtype for tensor in read_checkpoint(tmp_path / "out").tensors.values()} == {"BF16"}
+    result = convert(source, tmp_path / "out", scale=2, **{"verify": False, **options})
+    assert "kept" not in result.weights
+    assert names(tmp_path) == ["out"]
+    stored = "BF16" if "dtype" in options else "F32"
+    assert {tensor.dtype for tensor in read_checkpoint(tmp_path / "out").tensors.values()} == {stored}
+
+
+def test_resume_with_nothing_to_go_on_from(pristine: Pristine, tmp_path: Path) -> None:
+    result = convert(pristine("bloom"), tmp_path / "out", scale=2, verify=False, resume=True)
+    assert dict(result.weights) == {"copied": 1}
 
 
 def test_the_command_line_says_what_is_kept(tmp_path: Path, pristine: Pristine, run: Command) -> None:
-    """Ctrl-C after the small shards of a checkpoint whose last one takes a second."""
+    """Ctrl-C after the small shards of a checkpoint whose last one takes seconds."""
     source = tmp_path / "source"
     shutil.copytree(pristine("bloom", sharded=True), source)
     index = source / "model.safetensors.index.json"
@@ -647,7 +747,7 @@ def test_the_command_line_says_what_is_kept(tmp_path: Path, pristine: Pristine, 
     while True:
         assert process.poll() is None
         folders = staging_folders(tmp_path)
-        if folders and Journal(folders[0]).entries() and (folders[0] / big).exists():
+        if folders and journal.finished(folders[0]) and (folders[0] / f".{big}.part").exists():
             break
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
@@ -677,40 +777,26 @@ def test_a_disk_that_is_still_full_loses_nothing(
     assert result.weights["kept"] == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGBUS], ids=lambda number: number.name)
 def test_a_worker_that_is_killed_loses_nothing(
-    pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endless: Job, started: list[Any]
 ) -> None:
-    source = pristine("bloom", sharded=True)
-    rewrite = Worker.rewrite
-    last = max(read_checkpoint(source).files)
+    source, run = pristine("bloom", sharded=True), worker.run
+    out = tmp_path / "folder/out"
+    out.parent.mkdir()
 
-    def killed(self: Worker, request: Job, *rest: Any) -> None:
-        if Path(request.source).name == last:
-            self._started().send_signal(number)
-            self._started().wait()
-        rewrite(self, request, *rest)
+    def killed(jobs: Sequence[Job], *_: object) -> None:
+        def kill() -> None:
+            if len(journal.finished(Path(jobs[0].target).parent)) == len(jobs) - 1:
+                started[0].kill()
+
+        run([*jobs[:-1], endless], 1, kill)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Worker, "rewrite", killed)
-        with pytest.raises(OutputError, match="finished weight files are kept"):
-            convert(source, tmp_path / "out", scale=2, verify=False, dtype="bf16")
-    result = convert(source, tmp_path / "out", scale=2, verify=False, dtype="bf16", resume=True)
+        patch.setattr(worker, "run", killed)
+        with pytest.raises(OutputError, match=r"was killed, .* finished weight files are kept"):
+            convert(source, out, scale=2, verify=False, dtype="bf16")
+    result = convert(source, out, scale=2, verify=False, dtype="bf16", resume=True)
     assert dict(result.weights) == {"kept": len(read_checkpoint(source).files) - 1, "converted": 1}
-
-
-def test_content_whose_time_was_set_back(
-    make_source: Callable[..., Path], tmp_path: Path, stopped: Callable[..., Path]
-) -> None:
-    source = make_source("bloom", sharded=True)
-    folder = stopped(source, KeyboardInterrupt())
-    changed = source / min(Journal(folder).entries())
-    before = changed.stat()
-    flip(changed)
-    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
-    result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True)
-    assert result.weights["kept"] == 1
-    assert (tmp_path / "out" / changed.name).read_bytes() == changed.read_bytes()
 
 
 def test_of_two_leftovers_the_one_with_more_is_gone_on_from(
@@ -718,34 +804,12 @@ def test_of_two_leftovers_the_one_with_more_is_gone_on_from(
 ) -> None:
     source = pristine("bloom", sharded=True)
     folder = stopped(source, KeyboardInterrupt())
-    for name in (".out.ntk-convert-0-aa", ".out.ntk-convert-999999999-zz"):
-        shutil.copytree(folder, tmp_path / name)
-        journal = Journal(tmp_path / name)
-        journal.rewrite(list(journal.entries().values())[:1])
+    name = max(journal.finished(folder))
+    entry = journal.finished(folder)[name]
+    for other in (".out.ntk-convert-00", ".out.ntk-convert-zz"):
+        (tmp_path / other).mkdir()
+        copy_file(folder / name, tmp_path / other / name)
+        journal.add(tmp_path / other / name, entry.source, entry.sha256)
     result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True)
     assert result.weights["kept"] == 2
     assert names(tmp_path) == ["out"]
-
-
-def test_a_link_and_another_dtype_exclude_each_other(
-    make_source: Callable[..., Path], refused: Callable[..., str]
-) -> None:
-    source = make_source()
-    words = ("--scale", "2", "--out", source.parent / "out", "--dtype", "bf16", "--link")
-    assert "drop --dtype or the link" in refused(source, *words, code=2)
-
-
-def test_a_hard_link_that_is_not_allowed(
-    pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The system may forbid links to another user's files: they are copied, and need free space."""
-
-    def forbidden(*_: object) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", forbidden)
-    source, needed = pristine("bloom"), []
-    checkpoint = read_checkpoint(source)
-    how = transfer(checkpoint, source, tmp_path, Order(link="hard"), space=needed.append)
-    assert how == {"not linked": 1}
-    assert needed == [checkpoint.total_bytes]

@@ -19,7 +19,18 @@ from converter.verification import verify
 from tests import tiny
 from tests.conftest import edit_json
 from tests.dealt import dealt
-from tests.patched import CHECKED, FAMILIES, FITTED, HEADS, SCALINGS, STOCK, VARIANTS, Convert, Mistaken
+from tests.patched import (
+    CHECKED,
+    FAMILIES,
+    FITTED,
+    HEADS,
+    SCALINGS,
+    STOCK,
+    VARIANTS,
+    Convert,
+    Mistaken,
+    options_for,
+)
 
 Tensors = dict[str, torch.Tensor]
 
@@ -45,6 +56,30 @@ def test_right_repositories_pass(
     assert list(checks) == CHECKED
     skipped = [name for name, check in checks.items() if check.skipped]
     assert skipped == ([] if family in STOCK else ["stock model"])
+
+
+LAYERS = {
+    "-".join(filter(None, (family, layout))): (family, changes)
+    for family in tiny.ENCODERS
+    for layout, changes in {"": {}, **tiny.CHECKPOINTS[family].layouts}.items()
+}
+"""Every kind of layer of an encoder -> its family, and changes of its config."""
+
+
+def converted_encoder(folder: Path, family: str, scaling: str, **changes: Any) -> Path:
+    source = tiny.ENCODERS[family](folder / "source", 12, **changes)
+    convert(source, folder / "out", verify=False, **options_for(scaling, 12))
+    return folder / "out"
+
+
+@pytest.mark.parametrize(
+    ("layer", "scaling"), [*dealt(LAYERS, SCALINGS, each=1), *dealt(LAYERS, FITTED, each=1)]
+)
+def test_right_encoders_pass(tmp_path: Path, layer: str, scaling: str) -> None:
+    family, changes = LAYERS[layer]
+    checks = run(converted_encoder(tmp_path, family, scaling, **changes), tmp_path / "source")
+    assert list(checks) == CHECKED
+    assert [name for name, check in checks.items() if check.skipped] == ["stock model"]
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "bloom-untied"])
@@ -74,7 +109,6 @@ def test_the_folder_is_left_as_it_was(converted: Convert, tmp_path: Path) -> Non
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-TILED = "tiled attention differs"
 WRONG_CODE = {
     # file, the correct code, the mistake that replaces it, the message
     "slopes-exponent": (
@@ -98,8 +132,8 @@ WRONG_CODE = {
     "padding-channel": ("ntk_alibi.py", "(~real) * PADDED_KEY", "real * 0.0", "fused attention differs"),
     "chunk-mask": (
         "ntk_plan.py",
-        "queries in (1, sizes.keys)",
-        "queries <= sizes.keys",
+        "queries in (1, cache.read)",
+        "queries <= cache.read",
         "chunked attention differs",
     ),
     "decoding": (
@@ -110,8 +144,8 @@ WRONG_CODE = {
     ),
     "cached-positions": (
         "ntk_plan.py",
-        "slots = torch.arange(queries, device=device) + seen",
-        "slots = torch.arange(queries, device=device)",
+        "slots = torch.arange(queries, device=hidden_states.device) + seen",
+        "slots = torch.arange(queries, device=hidden_states.device)",
         "runs with slope",
     ),
     "cache": (
@@ -119,15 +153,6 @@ WRONG_CODE = {
         "room[..., seen : seen + new, :] = states",
         "room[..., : seen + new, :][..., -new - (seen > 0) :, :][..., :new, :] = states",
         "runs with slope",
-    ),
-    "far-keys": ("ntk_alibi.py", "flattest * distances", "100 * flattest * distances", TILED),
-    "tile-without-mask": ("ntk_attention.py", "mask[k.shape[2] :] = -math.inf", "pass", TILED),
-    "tile-in-reverse": ("ntk_attention.py", "scale=scaling).flip(2)", "scale=scaling)", TILED),
-    "tile-of-other-heads": (
-        "ntk_attention.py",
-        "output[:, queries, heads] =",
-        "output[:, queries, heads.start - heads.stop :] =",
-        TILED,
     ),
     "activation": ("modeling_ntk_bloom.py", 'approximate="tanh"', 'approximate="none"', "that of stock"),
     "layout": (
@@ -138,8 +163,8 @@ WRONG_CODE = {
     ),
     "extra-module": (
         "modeling_ntk_bloom.py",
-        "        self.gradient_checkpointing = False",
-        "        self.gradient_checkpointing = False; self.extra = nn.Linear(2, 2)",
+        "        self.ln_f =",
+        "        self.extra = nn.Linear(2, 2); self.ln_f =",
         "'transformer.extra.bias' is missing, and 1 more",
     ),
 }
@@ -150,6 +175,111 @@ def test_wrong_code_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: 
     *where, message = WRONG_CODE[mistake]
     mistaken(*where)
     folder = converted("bloom", 12, "ntk")
+    with pytest.raises(VerificationError, match=message):
+        run(folder, tmp_path / "source")
+
+
+WRONG_SLOPE, FUSED, TILED = "runs with slope", "fused attention differs", "tiled attention differs"
+WRONG_ENCODERS = {
+    # file, the correct code, the mistake that replaces it, the scaling, the message
+    "one-sided": (
+        "ntk_symmetric.py",
+        "(slots[:, None] - keys[None, :]).abs()",
+        "(slots[:, None] - keys[None, :])",
+        "ntk",
+        WRONG_SLOPE,
+    ),
+    "rightwards-steeper": (
+        "ntk_symmetric.py",
+        "(slots[:, None] - keys[None, :]).abs()",
+        "torch.where(keys > slots[:, None], 2, 1) * (slots[:, None] - keys[None, :]).abs()",
+        "ntk",
+        WRONG_SLOPE,
+    ),
+    "padding-counts": (
+        "ntk_symmetric.py",
+        "(real.cumsum(-1) - 1)",
+        "(0 * real + 200)",
+        "ntk-length",
+        WRONG_SLOPE,
+    ),
+    "not-scaled": (
+        "ntk_alibi.py",
+        "[m * factor**-t for m, t in zip(slopes, row, strict=True)]",
+        "list(slopes)",
+        "ntk",
+        WRONG_SLOPE,
+    ),
+    "other-layer's-slopes": (
+        "ntk_encoder.py",
+        "plans[index if len(plans) > 1 else 0]",
+        "plans[0]",
+        "fitted",
+        WRONG_SLOPE,
+    ),
+    "temperatures-dropped": (
+        "ntk_symmetric.py",
+        "query = multiplied(query, plan.query_factors)",
+        "pass",
+        "fitted",
+        "runs with queries",
+    ),
+    "other-layer's-temperatures": (
+        "ntk_symmetric.py",
+        "zip(slopes, each, strict=True)",
+        "zip(slopes, reversed(each), strict=True)",
+        "fitted",
+        "runs with queries",
+    ),
+    "toeplitz-shifted": ("ntk_tiles.py", "(start - queries + 1)", "(start - queries)", "ntk", FUSED),
+    "row-without-its-last-token": ("ntk_symmetric.py", "start + count)", "start + count - 1)", "ntk", FUSED),
+    "row-without-its-padding": ("ntk_tiles.py", "scale, span.start)", "scale, 0)", "ntk", FUSED),
+    "tile-shifted": ("ntk_tiles.py", "keys.start - queries.start", "keys.start", "ntk", TILED),
+    "tile-of-other-heads": (
+        "ntk_tiles.py",
+        "key[:, heads, keys]",
+        "key.flip(1)[:, heads, keys]",
+        "ntk",
+        TILED,
+    ),
+    "far-keys": ("ntk_tiles.py", "] * distances", "] * 100 * distances", "ntk", TILED),
+    "only-earlier-keys": (
+        "ntk_tiles.py",
+        "lasts = torch.maximum(lasts.clamp(max=length), stops)",
+        "lasts = stops.expand_as(firsts)",
+        "ntk",
+        TILED,
+    ),
+    "toeplitz-not-reversed": ("ntk_tiles.py", "reverse = query.flip(2)", "reverse = query", "ntk", FUSED),
+    "padding-seen": (
+        "ntk_symmetric.py",
+        "(~real)[:, None, :, None]",
+        "(real & False)[:, None, :, None]",
+        "ntk",
+        "training attention differs",
+    ),
+    "later-blocks-at-the-start": (
+        "ntk_symmetric.py",
+        "[attend(q, key, value, m, at) for q, m, at in blocks]",
+        "[attend(q, key, value, m, slots[0][: len(at)]) for q, m, at in blocks]",
+        "ntk-position",
+        FUSED,
+    ),
+    "first-block-s-slopes": (
+        "ntk_symmetric.py",
+        "[attend(q, key, value, m, at) for q, m, at in blocks]",
+        "[attend(q, key, value, own[0][..., : len(at)], at) for q, m, at in blocks]",
+        "ntk-position",
+        FUSED,
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_ENCODERS)
+def test_wrong_code_of_encoders_is_caught(mistaken: Mistaken, tmp_path: Path, mistake: str) -> None:
+    *where, scaling, message = WRONG_ENCODERS[mistake]
+    mistaken(*where)
+    folder = converted_encoder(tmp_path, "mosaic_bert", scaling)
     with pytest.raises(VerificationError, match=message):
         run(folder, tmp_path / "source")
 
@@ -274,7 +404,7 @@ def test_wrong_mpt_bias_is_caught(converted: Convert, mistaken: Mistaken, tmp_pa
 
 
 def test_falcon_bias_counted_twice_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: Path) -> None:
-    mistaken("modeling_ntk_falcon.py", "slope * self.softmax_scale for", "slope for")
+    mistaken("modeling_ntk_falcon.py", "slope * config.score_scale for", "slope for")
     folder = converted("falcon", 12, "ntk")
     with pytest.raises(VerificationError, match="runs with slope"):
         run(folder, tmp_path / "source")

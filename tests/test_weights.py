@@ -12,11 +12,9 @@ import os
 import pickle
 import re
 import struct
-import subprocess
-import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
@@ -30,37 +28,32 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from converter import recipes
-from converter.errors import ConverterError, SourceError
+from converter.errors import SourceError
 from converter.families import FAMILIES
-from converter.progress import Advance
 from converter.rotary.models import MODELS
-from converter.source.checkpoint import Tensor, read_checkpoint
-from converter.weights import files
+from converter.source.checkpoint import ITEM_BYTES, Tensor, read_checkpoint
+from converter.weights import files, worker
 from converter.weights import rewrite as rewrite_module
-from converter.weights import transfer as transfer_module
 from converter.weights.files import copy_file
 from converter.weights.finite import Scan
 from converter.weights.rewrite import rewrite
 from converter.weights.transfer import Order, transfer
-from converter.weights.worker import START, Job, Worker
+from converter.weights.worker import Job
 from tests import tiny
 from tests.conftest import Run, edit_json
 from tests.dealt import dealt
 from tests.tiny.rotary import rotary
 
 
-class SameProcess(Worker):
-    """Rewrites in this process: a worker process for each of so many files would take minutes."""
-
-    def rewrite(self, request: Job, advance: Advance, _: object) -> None:
-        values = vars(request)
-        rewrite(Path(values.pop("source")), Path(values.pop("target")), **values, advance=advance)
-
-
 @pytest.fixture(autouse=True)
-def _same_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "own_process" not in request.keywords:
-        monkeypatch.setattr(transfer_module, "Worker", SameProcess)
+def _same_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker process for each of so many files would take minutes."""
+
+    def run(jobs: Sequence[Job], *_: object) -> None:
+        for job in jobs:
+            job.do()
+
+    monkeypatch.setattr(worker, "run", run)
 
 
 def convert_weights(source: Path, target: Path, *, tied: Collection[str] = ()) -> dict[str, torch.Tensor]:
@@ -111,7 +104,7 @@ def test_copy_of_a_file_larger_than_a_block(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(files, "BLOCK", 1000)
     (tmp_path / "a").write_bytes(os.urandom(12_345))
     done: list[int] = []
-    digest = copy_file(tmp_path / "a", tmp_path / "b", 12_345, done.append)
+    digest = copy_file(tmp_path / "a", tmp_path / "b", 12_345, lambda block: done.append(len(block)))
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
     assert digest == hashlib.sha256((tmp_path / "a").read_bytes()).hexdigest()
     assert sum(done) == 12_345
@@ -158,21 +151,26 @@ def test_values_that_are_not_finite_are_found(
                 break
 
 
-def test_a_file_that_ended_short_meanwhile(make_source: Callable[..., Path], tmp_path: Path) -> None:
-    source = make_source()
-    checkpoint = read_checkpoint(source)
-    os.truncate(source / "model.safetensors", 1000)
-    with pytest.raises(SourceError, match=r"model\.safetensors changed while it was read \(1000 of"):
-        transfer(checkpoint, source, tmp_path)
+def test_values_of_a_bin_that_are_not_finite(tmp_path: Path) -> None:
+    """Those of a tensor that nothing reads may be anything."""
+    state = {"a": torch.ones(3), "masked_bias": torch.tensor(-math.inf)}
+    torch.save(state, tmp_path / "a.bin")
+    rewrite(tmp_path / "a.bin", tmp_path / "a", unread=re.compile("masked_bias$"))
+    torch.save({**state, "b": torch.tensor([0.0, math.nan])}, tmp_path / "b.bin")
+    with pytest.raises(SourceError, match=r"^the tensor 'b' in b\.bin has values that are NaN or infinite;"):
+        rewrite(tmp_path / "b.bin", tmp_path / "b", unread=re.compile("masked_bias$"))
 
 
-def test_a_file_that_grew_meanwhile(make_source: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1000, -4])
+def test_a_file_that_changed_meanwhile(make_source: Callable[..., Path], tmp_path: Path, size: int) -> None:
+    """It was cut off, or something was added to it."""
     source = make_source()
     checkpoint = read_checkpoint(source)
-    with (source / "model.safetensors").open("ab") as file:
-        file.write(b"more")
-    with pytest.raises(SourceError, match="changed while it was read"):
+    with (source / "model.safetensors").open("r+b") as file:
+        file.truncate(size if size > 0 else checkpoint.total_bytes - size)
+    with pytest.raises(SourceError, match=r"model\.safetensors changed while it was read; try again"):
         transfer(checkpoint, source, tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("model")] == []
 
 
 @pytest.mark.parametrize("family", tiny.STOCK)
@@ -214,35 +212,40 @@ STATE = {
 }
 
 
-def test_every_type_and_shape(tmp_path: Path) -> None:
-    assert_same(convert_weights(save_bin(tmp_path / "in", STATE), tmp_path / "out"), STATE)
+BASE = torch.arange(24.0).reshape(4, 6)
+VIEWS = {
+    "whole": BASE,
+    "rows": BASE[1:3],
+    "columns": BASE[:, ::2],
+    "turned": BASE.T,
+    "spread": BASE[:1].expand(3, 6),
+    "number": torch.tensor(1.5).expand(7),
+    "one": torch.tensor(1.5).expand(1),
+    "deep": BASE.view(2, 2, 3, 2).permute(3, 1, 0, 2),
+    "backwards": BASE.view(2, 2, 6)[:, 1:, ::5].transpose(0, 2),
+    "nothing": BASE[:0, ::2],
+}
+SHARED, ZEROS = torch.arange(16.0).view(4, 4), torch.zeros(4)
+STATES: dict[str, tuple[Mapping[str, torch.Tensor], dict[str, Any]]] = {
+    "every type": (STATE, {}),
+    "before torch 1.6": (STATE, {"_use_new_zipfile_serialization": False}),
+    "views": (VIEWS, {}),
+    # Two layers may share a norm: each name is written as a tensor of its own.
+    "shared": ({"z.embedding": SHARED, "h.0.bias": ZEROS, "h.1.bias": ZEROS, "lm_head": SHARED}, {}),
+    "parameters": (collections.OrderedDict(a=torch.nn.Parameter(torch.ones(2))), {}),
+}
 
 
-def test_tensors_are_aligned(tmp_path: Path) -> None:
-    convert_weights(save_bin(tmp_path / "in", STATE), tmp_path / "out")
-    for tensor in read_checkpoint(tmp_path / "out").tensors.values():
-        items = max(1, torch.Size(tensor.shape).numel())
-        assert tensor.start % max(1, (tensor.end - tensor.start) // items) == 0
-
-
-@pytest.mark.parametrize("block", [4, 12, 30, 4096])
-def test_views_and_strides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+@pytest.mark.parametrize("case", STATES)
+@pytest.mark.parametrize("block", [4, 12, 30, 4 << 20])
+def test_every_tensor_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, block: int
+) -> None:
     monkeypatch.setattr(rewrite_module, "BLOCK", block)
-    base = torch.arange(24.0).reshape(4, 6)
-    state = {
-        "whole": base,
-        "rows": base[1:3],
-        "columns": base[:, ::2],
-        "turned": base.T,
-        "spread": base[:1].expand(3, 6),
-        "number": torch.tensor(1.5).expand(7),
-        "one": torch.tensor(1.5).expand(1),
-        "deep": base.view(2, 2, 3, 2).permute(3, 1, 0, 2),
-        "backwards": base.view(2, 2, 6)[:, 1:, ::5].transpose(0, 2),
-        "nothing": base[:0, ::2],
-    }
-    actual = convert_weights(save_bin(tmp_path / "in", state), tmp_path / "out")
-    assert_same(actual, state)
+    state, options = STATES[case]
+    assert_same(convert_weights(save_bin(tmp_path / "in", state, **options), tmp_path / "out"), state)
+    for tensor in read_checkpoint(tmp_path / "out").tensors.values():
+        assert tensor.offset % ITEM_BYTES[tensor.dtype] == 0
 
 
 def anonymous() -> int:
@@ -263,10 +266,19 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_memory_does_not_grow_with_the_file(tmp_path: Path, layout: str) -> None:
+def test_memory_does_not_grow_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
     torch.save(LAYOUTS[layout](torch.zeros(64 << 20)), tmp_path / "a.bin")
     before, peaks = anonymous(), [0]
-    rewrite(tmp_path / "a.bin", tmp_path / "a", advance=lambda _: peaks.append(anonymous()))
+    write = files.write_all
+
+    def measured(*arguments: Any) -> None:
+        peaks.append(anonymous())
+        write(*arguments)
+
+    monkeypatch.setattr(rewrite_module, "write_all", measured)
+    rewrite(tmp_path / "a.bin", tmp_path / "a")
     assert len(peaks) > 10
     assert max(peaks) - before < 48 << 20
 
@@ -275,13 +287,6 @@ def test_tensors_that_would_fill_the_disk(tmp_path: Path) -> None:
     wide = {str(n): torch.zeros(1).expand(1 << 40) for n in range(3)}
     with pytest.raises(SourceError, match=r"would take 13194139533312 when written; at most 8 times"):
         convert_weights(save_bin(tmp_path / "in", wide), tmp_path / "out")
-
-
-def test_every_name_is_written(tmp_path: Path) -> None:
-    """Two names for one tensor are written as two tensors, for example when two layers share a norm."""
-    shared, zeros = torch.randn(4, 4), torch.zeros(4)
-    state = {"z.embedding": shared, "h.0.bias": zeros, "h.1.bias": zeros, "lm_head.weight": shared}
-    assert_same(convert_weights(save_bin(tmp_path / "in", state), tmp_path / "out"), state)
 
 
 def test_a_tied_head_is_left_out_if_it_is_the_very_tensor(tmp_path: Path) -> None:
@@ -295,11 +300,9 @@ def test_a_tied_head_is_left_out_if_it_is_the_very_tensor(tmp_path: Path) -> Non
                 save_bin(place, state), place / "out", tied=["a.head", "z.head", "not.there"]
             )
             assert_same(actual, {"embedding": table} if kind == "same" else state)
-
-
-def test_a_tied_head_alone_stays(tmp_path: Path) -> None:
-    state = {"head": torch.ones(2)}
-    assert_same(convert_weights(save_bin(tmp_path / "in", state), tmp_path / "out", tied=["head"]), state)
+    alone = {"a.head": table}
+    made = convert_weights(save_bin(tmp_path / "alone", alone), tmp_path / "out", tied=["a.head"])
+    assert_same(made, alone)
 
 
 EMBEDDINGS = ("embed_tokens.weight", *(family.embeddings for family in FAMILIES))
@@ -354,16 +357,6 @@ def test_rotary_models_that_tie_by_default(model_type: str) -> None:
     assert MODELS[model_type].ties == bool(default)
 
 
-def test_parameters_and_ordered_dicts(tmp_path: Path) -> None:
-    state = collections.OrderedDict(a=torch.nn.Parameter(torch.ones(2)))
-    assert_same(convert_weights(save_bin(tmp_path / "in", state), tmp_path / "out"), {"a": torch.ones(2)})
-
-
-def test_files_of_torch_before_1_6(tmp_path: Path) -> None:
-    source = save_bin(tmp_path / "in", STATE, _use_new_zipfile_serialization=False)
-    assert_same(convert_weights(source, tmp_path / "out"), STATE)
-
-
 class Attack:
     """A pickle that leaves a file behind if it runs."""
 
@@ -374,23 +367,15 @@ class Attack:
         return (Path.touch, (self.trace,))
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_code_in_a_pickle_does_not_run(tmp_path: Path, zipped: bool) -> None:
+@pytest.mark.parametrize("form", ["zip", "before torch 1.6", "plain pickle"])
+def test_code_in_a_pickle_does_not_run(tmp_path: Path, form: str) -> None:
     trace = tmp_path / "it-ran"
-    source = save_bin(
-        tmp_path / "in", {"a": torch.ones(1), "b": Attack(trace)}, _use_new_zipfile_serialization=zipped
-    )
+    state = {"a": torch.ones(1), "b": Attack(trace)}
+    source = save_bin(tmp_path / "in", state, _use_new_zipfile_serialization=form == "zip")
+    if form == "plain pickle":
+        (source / "pytorch_model.bin").write_bytes(pickle.dumps(Attack(trace)))
     with pytest.raises(SourceError, match=r"pytorch_model\.bin is damaged or holds more than tensors"):
         convert_weights(source, tmp_path / "out")
-    assert not trace.exists()
-
-
-def test_plain_pickle_with_code(tmp_path: Path) -> None:
-    trace = tmp_path / "it-ran"
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/pytorch_model.bin").write_bytes(pickle.dumps(Attack(trace)))
-    with pytest.raises(SourceError):
-        convert_weights(tmp_path / "in", tmp_path / "out")
     assert not trace.exists()
 
 
@@ -559,102 +544,3 @@ def test_metadata_stays(tmp_path: Path, metadata: dict[str, str] | None) -> None
     rewrite(tmp_path / "a.safetensors", tmp_path / "b", dtype="F16")
     with safe_open(tmp_path / "b", framework="pt") as library:
         assert library.metadata() == (metadata or {"format": "pt"})
-
-
-# The worker process
-
-
-@pytest.fixture
-def worker() -> Iterator[Worker]:
-    worker = Worker()
-    yield worker
-    worker.close()
-
-
-@pytest.fixture
-def simple(tmp_path: Path) -> Job:
-    save_bin(tmp_path / "in", {"a": torch.ones(2)})
-    return Job(str(tmp_path / "in/pytorch_model.bin"), str(tmp_path / "made"), None, [], [])
-
-
-def script(folder: Path, text: str) -> str:
-    path = folder / "script"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        ("/bin/false", "it ended with code 1"),
-        ("/bin/echo", "it ended with code 0"),
-        ("/no/such/program", "No such file or directory"),
-        ("", "does not know its own path"),
-        (None, "does not know its own path"),
-        ("echo one >&2; echo the reason >&2; echo >&2; exit 3", "the reason"),
-    ],
-)
-@pytest.mark.usefixtures("fresh_workers")
-def test_a_worker_that_cannot_be_started(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    worker: Worker,
-    simple: Job,
-    program: str | None,
-    reason: str,
-) -> None:
-    path = script(tmp_path, program) if program and " " in program else program
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", path)
-        with pytest.raises(ConverterError) as error:
-            worker.rewrite(simple, int, bool)
-    assert not isinstance(error.value, SourceError)  # the file is not to blame
-    assert str(error.value).startswith("the process that rewrites weights could not be started (")
-    assert str(error.value).endswith(f": {reason}") or reason in str(error.value)
-    assert str(error.value).isprintable()
-
-
-@pytest.mark.usefixtures("fresh_workers")
-def test_what_others_say_in_a_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: Worker, simple: Job
-) -> None:
-    """Other output is ignored: lines before it is ready, unfinished ones too, and a flood on stderr."""
-    noise = "import sys\nprint('{\"result\": null}')\nprint('one', end='', flush=True)\n"
-    (tmp_path / "sitecustomize.py").write_text(
-        noise + "sys.stderr.write('noise\\n' * 100_000)\nprint('two')\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    worker.rewrite(simple, int, bool)
-    assert load_file(simple.target)["a"].tolist() == [1, 1]
-
-
-def test_a_worker_whose_run_ended_before_it_began() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", START, str(os.getppid()), *sys.path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        assert process.wait(timeout=60) == 1
-    finally:
-        process.kill()
-
-
-@pytest.mark.usefixtures("fresh_workers")
-def test_closing_a_worker_that_is_gone(worker: Worker) -> None:
-    """A request that can no longer be sent raises nothing: that would hide the real reason."""
-    process = worker._started()
-    assert process.stdin is not None
-    process.kill()
-    process.wait()
-    process.stdin.write("a request")
-    worker.close()
-
-
-@pytest.mark.usefixtures("fresh_workers")
-def test_a_failure_in_a_worker_is_one_line(worker: Worker, simple: Job) -> None:
-    with pytest.raises(RuntimeError) as error:
-        worker.rewrite(Job(simple.source, simple.target, "no dtype", [], []), int, bool)
-    assert str(error.value) == "KeyError: 'no dtype'"
-    assert "Traceback (most recent call last)" in str(error.value.__cause__)

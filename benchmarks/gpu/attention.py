@@ -1,235 +1,167 @@
-"""Prefill, decoding and memory of converted models and stock, for each attention of transformers."""
+"""Prefill, decoding, memory and kernels of converted models and stock, for each attention of transformers."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
+import measuring
+import numpy as np
 import report
 import torch
-import torch_speed
-from torch_speed import Measured, factor, megabytes, milliseconds, say
+from measuring import STOCK, Cell, Setup
+from report import Document, say
 
-from gpu.document import Document
-from gpu.models import DTYPES, STOCK, Side, available, load, repositories
-from gpu.settings import BLOOM, MPT, Geometry, Settings, shared
+from gpu import kernels
+from gpu.part import (
+    BLOOM_1B7,
+    BLOOM_560M,
+    DTYPES,
+    EXACT,
+    MPT_7B,
+    ROUNDING,
+    Settings,
+    Side,
+    available,
+    load,
+    repositories,
+    shared,
+)
 
-TITLE = "prefill, decoding and memory in torch"
-WARM_UP, STEPS = 8, 16
-"""Decoded tokens that are not timed, and that are."""
-LONG = 0.25
-"""Seconds of a shorter prompt from which on a prompt gets no run to warm up."""
-EXACT = 1e-3
-"""Largest difference of float32 logits from stock's, relative to the largest logit."""
-ROUNDING = 3.0
-"""In half precision, a side may differ from stock in float32 this many times as much as stock does."""
+TITLE = "prefill, decoding, memory and kernels in torch"
+MODELS = {"BLOOM-560m": BLOOM_560M, "BLOOM-1b7": BLOOM_1B7, "MPT-7B": MPT_7B}
+WEIGHTS = (1, 2, 3)
+"""How the models share the time."""
+RUNS = 3
+"""Timed prompts at most."""
 SIDES = (
     Side(STOCK, STOCK, None, required=True, exact=True),
     Side("sdpa", "none", "sdpa", required=True, exact=True),
     Side("flash_attention_2", "none", "flash_attention_2"),
     Side("flash_attention_3", "none", "flash_attention_3"),
     Side("flex_attention", "none", "flex_attention"),
+    Side("sdpa, ntk static", "static", "sdpa", required=True, dtypes=DTYPES[:1]),
     Side("sdpa, ntk by position", "position", "sdpa", required=True, exact=True, dtypes=DTYPES[:1]),
+    Side("flash_attention_2, ntk by position", "position", "flash_attention_2", dtypes=DTYPES[:1]),
 )
 INTRO = f"""\
-One row. *Prefill*: a prompt with a mask of ones and a cache, logits of the last token; the median of up to
-3 runs. *Extra*: the peak of torch's allocator during it, minus what was in use before; it includes the
-cache. *Decoding*: one token over a cache of this many random tokens; the median of {STEPS}. Factors are
-stock's number divided by this one. Each side has the GPU to itself.
+{measuring.SAID} Prefill is the median of up to {RUNS} runs. Ratios are to stock. *Difference*: of the last
+logits from stock's in float32, relative to the largest logit, for the shortest prompt; in float32 at most
+{EXACT:g}. Each side has the GPU to itself. {kernels.SAID}
 
 Weights are random, and the same for all sides. *{STOCK}* is the class in transformers, with the attention
-that it has by default. The others are converted: with scaling none or, where the name says so, with ntk by
-position, which scales beyond the trained length only."""
-HEAD = ["tokens", "side", "prefill ms", "factor", "extra MB", "factor", "decoding ms", "factor", "runs"]
-
-
-@dataclass
-class Cell:
-    """One side, dtype and length."""
-
-    prompt: Measured = field(default_factory=Measured)
-    token: Measured = field(default_factory=Measured)
+that it has by default. The others are converted: with scaling none or, where the name says so, with ntk."""
+HEAD = ["tokens", "side", *measuring.COLUMNS, "difference"]
 
 
 def run(settings: Settings, document: Document) -> None:
     document.intro = INTRO
     lengths = settings.size((2048, 8192, 32768, 65536), (24, 48))
-    for model, until in shared([BLOOM, MPT], settings.until, [1, 2]):
-        geometry = settings.geometry(model)
-        started = time.monotonic()
-        with repositories(settings, geometry, lengths[-1]) as setup:
-            say(f"{geometry.name}: made in {time.monotonic() - started:.0f} s")
-            comparison = Comparison(document, setup, geometry, lengths)
+    for (name, geometry), until in shared(list(MODELS.items()), settings.until, WEIGHTS):
+        setup = settings.setup(name, geometry, lengths[-1])
+        with repositories(setup, "none", "static", "position"):
+            comparison = Comparison(document, setup, name, lengths)
             for side, side_until in shared(available(document, setup, SIDES), until):
                 try:
                     comparison.measure(side, side_until)
                 except Exception as error:  # the other sides can still be measured
-                    document.fail(f"{geometry.name}, {side.name}", error)
-                torch_speed.release()
+                    document.fail(f"{name}, {side.name}", error)
+                measuring.release()
                 comparison.show()
 
 
 class Comparison:
-    """All sides of one geometry."""
+    """All sides of one model."""
 
-    def __init__(
-        self, document: Document, setup: torch_speed.Setup, geometry: Geometry, lengths: Sequence[int]
-    ):
+    def __init__(self, document: Document, setup: Setup, name: str, lengths: Sequence[int]):
         self.document = document
         self.setup = setup
-        self.geometry = geometry
+        self.name = name
         self.lengths = lengths
-        self.cells: dict[tuple[str, int, str], Cell] = {}
-        """(dtype, length, side) -> measurements."""
-        self.differences: dict[tuple[str, str], float] = {}
-        """(side, dtype) -> largest difference from stock in float32, relative to the largest logit."""
-        self.reference: torch.Tensor | None = None
+        self.cells: dict[tuple[str, int], dict[str, Cell]] = {}
+        """(dtype, length) -> side -> measurements."""
+        self.reference: np.ndarray | None = None
         """Stock's logits in float32 after the shortest prompt."""
+        self.kernels: list[list[str]] = []
 
     @torch.inference_mode()
     def measure(self, side: Side, until: float) -> None:
         """Measures one side in all its dtypes and lengths, as far as there is time."""
-        started = time.monotonic()
         model = load(self.setup, side)
-        say(f"{self.geometry.name}, {side.name}: loaded in {time.monotonic() - started:.0f} s")
         if side.exact:
-            self.compare(side, model.float(), "float32")
+            logits = measuring.prefill(model.float(), measuring.tokens(self.setup, self.lengths[0]))
+            self.reference = logits.cpu().numpy() if side.name == STOCK else self.reference
+            self.check(side, "float32", logits.cpu().numpy(), EXACT)
         for dtype, dtype_until in shared(side.dtypes, until):
             model.to(getattr(torch, dtype))
-            self.compare(side, model, dtype)
-            cells = measure_lengths(self.setup, model, self.lengths, dtype_until)
-            for length, cell in zip(self.lengths, cells, strict=False):
-                self.cells[dtype, length, side.name] = cell
-                where = f"{self.geometry.name}, {side.name}, {dtype}, {length}"
-                say(
-                    f"{where}: prefill {milliseconds(cell.prompt)} ms, {megabytes(cell.prompt)} MB, "
-                    f"a token {milliseconds(cell.token)} ms"
-                )
-                for what, measured in (("prefill", cell.prompt), ("decoding", cell.token)):
-                    if measured.reason and measured.failure == "fails":
-                        self.document.fail(f"{where}, {what}", measured.reason)
+            self.kernels.append([side.name, dtype, *kernels_of(self.setup, model, self.lengths[0])])
+            for length, cell in zip(
+                self.lengths, measure_lengths(self.setup, model, self.lengths, dtype_until), strict=True
+            ):
+                self.cells.setdefault((dtype, length), {})[side.name] = cell
+                where = f"{self.name}, {side.name}, {dtype}, {length}"
+                say(f"{where}: {' | '.join(cell.columns())}")
+                if cell.failure == "fails":
+                    self.document.fail(where, cell.prompt.reason or cell.token.reason)
+            cells = self.cells[dtype, self.lengths[0]]
+            stock = self.difference(cells.get(STOCK))
+            if cells[side.name].logits and stock is not None:
+                self.check(side, dtype, cells[side.name].logits[0], ROUNDING * stock)
 
-    def compare(self, side: Side, model: Any, dtype: str) -> None:
-        """Notes how far logits are from stock's in float32, and whether that is too far."""
-        ids = torch_speed.tokens(self.setup, self.lengths[0])
-        logits = torch_speed.prefill(model, ids).cpu()
-        if side.name == STOCK and self.reference is None:
-            self.reference = logits
-        if self.reference is None:
-            return
-        found = torch_speed.difference(self.reference, logits)
-        self.differences[side.name, dtype] = found
-        limit = EXACT if dtype == "float32" else ROUNDING * self.differences.get((STOCK, dtype), 0.0)
-        if side.name != STOCK and not found <= limit:
-            self.document.fail(
-                f"{self.geometry.name}, {side.name}, {dtype}",
-                f"logits differ from stock's in float32 by {found:.1e} of the largest, more than {limit:.1e}",
-            )
+    def difference(self, cell: Cell | None) -> float | None:
+        """From stock in float32."""
+        if self.reference is None or cell is None or not cell.logits:
+            return None
+        return measuring.difference(self.reference, cell.logits[0])
+
+    def check(self, side: Side, dtype: str, logits: np.ndarray, limit: float) -> None:
+        """Notes logits that are too far from stock's in float32; static scaling changes them."""
+        if self.reference is not None and side.name != STOCK and side.folder != "static":
+            found = measuring.difference(self.reference, logits)
+            if not found <= limit:
+                said = f"logits differ from stock's in float32 by {found:.1e}, more than {limit:.1e}"
+                self.document.fail(f"{self.name}, {side.name}, {dtype}", said)
 
     def show(self) -> None:
         """Puts what is known into the document."""
         for dtype in DTYPES:
-            rows = list(self.rows(dtype))
+            rows = []
+            for length in self.lengths:
+                cells = self.cells.get((dtype, length), {})
+                for side, cell in cells.items():
+                    gap = self.difference(cell) if length == self.lengths[0] else None
+                    columns = cell.columns(None if side == STOCK else cells.get(STOCK))
+                    rows.append([str(length), side, *columns, "-" if gap is None else f"{gap:.1e}"])
             if rows:
-                self.document.put(f"{self.geometry.name}, {dtype}", report.table(HEAD, rows, texts=2))
-        dtypes = ("float32", *DTYPES)
-        rows = []
-        for side in dict.fromkeys(side for side, _ in self.differences):
-            found = [self.differences.get((side, dtype)) for dtype in dtypes]
-            rows.append([side, *("-" if one is None else f"{one:.1e}" for one in found)])
-        self.document.put(
-            f"{self.geometry.name}: the same function",
-            f"{self.geometry.said()}. The largest difference of the last logits from stock's in float32, "
-            f"relative to the largest logit, after {self.lengths[0]} tokens:\n\n"
-            + report.table(["side", *dtypes], rows),
-        )
-
-    def rows(self, dtype: str) -> Iterator[list[str]]:
-        """The lines of one dtype's table."""
-        for length in self.lengths:
-            cells = {side: cell for (*key, side), cell in self.cells.items() if key == [dtype, length]}
-            stock = cells.get(STOCK, Cell())
-            for side, cell in cells.items():
-                factors = [
-                    factor(median(stock.prompt), median(cell.prompt)),
-                    factor(stock.prompt.extra, cell.prompt.extra),
-                    factor(median(stock.token), median(cell.token)),
-                ]
-                if side == STOCK:
-                    factors = ["-"] * 3
-                yield [
-                    str(length),
-                    side,
-                    *(milliseconds(cell.prompt), factors[0]),
-                    *(megabytes(cell.prompt), factors[1]),
-                    *(milliseconds(cell.token), factors[2]),
-                    str(len(cell.prompt.seconds)),
-                ]
+                self.document.put(f"{self.name}, {dtype}", report.table(HEAD, rows, texts=2))
+        table = report.table(["side", "dtype", "prefill", "decoding"], self.kernels, texts=4)
+        said = f"{self.setup.said()}:"
+        self.document.put(f"{self.name}: kernels at {self.lengths[0]} tokens", f"{said}\n\n{table}")
 
 
-def measure_lengths(
-    setup: torch_speed.Setup, model: Any, lengths: Sequence[int], until: float
-) -> Iterator[Cell]:
+def measure_lengths(setup: Setup, model: Any, lengths: Sequence[int], until: float) -> Iterator[Cell]:
     """Measures a model at each length, in rising order, as far as there is time and memory."""
-    before, shorter = Cell(), lengths[0]
+    before = Cell()
     for length in lengths:
-        cell, growth = Cell(), length / shorter
-        slowest = max(before.prompt.seconds, default=0.0)
-        if can_start(cell.prompt, before.prompt, growth**2 * slowest, until):
-            measure_prompt(setup, model, length, cell.prompt, warm_up=slowest < LONG)
-        if can_start(cell.token, before.token, 2 * growth * sum(before.token.seconds), until):
-            measure_tokens(setup, model, length, cell.token)
-        if cell.prompt.failure or cell.token.failure:
-            torch_speed.release()
+        cell = Cell()
+        # The next length is at most four times as long, so its attention takes at most 16 times as long.
+        late = time.monotonic() + 16 * max(before.prompt.seconds, default=0.0) > until
+        cell.prompt.failure = before.failure or ("no time" if late else None)
+        if not cell.failure:
+            measuring.measure_model(setup, model, length, cell, RUNS)
+            measuring.release()
         yield cell
-        before, shorter = cell, length
+        before = cell
 
 
-def can_start(measured: Measured, before: Measured, expected: float, until: float) -> bool:
-    """Whether to try a length; if not, ``measured`` says why.
-
-    Args:
-        before: what the next shorter length gave. Where that failed, this would fail too.
-        expected: about how many seconds it takes.
-    """
-    late = time.monotonic() + expected > until
-    measured.failure = before.failure or ("no time" if late else None)
-    return measured.failure is None
-
-
-def measure_prompt(
-    setup: torch_speed.Setup, model: Any, length: int, measured: Measured, *, warm_up: bool
-) -> None:
-    """Times some runs of a prompt, and finds their memory.
-
-    Args:
-        warm_up: make a first run that does not count: it fills the memory pool, and may compile.
-    """
-    ids = torch_speed.tokens(setup, length)
-    started = time.monotonic()
-    with torch_speed.noting_failure(measured):
-        for turn in range(-1 if warm_up else 0, setup.repeats):
-            if turn > 0 and time.monotonic() - started > setup.seconds:
-                break
-            torch_speed.measure_prefill(setup, model, ids, measured, keep=turn >= 0)
-
-
-def measure_tokens(setup: torch_speed.Setup, model: Any, length: int, measured: Measured) -> None:
-    """Times tokens over a cache."""
-    ids = torch_speed.tokens(setup, WARM_UP + STEPS)
-    with torch_speed.noting_failure(measured):
-        cache = torch_speed.random_cache(setup, model, length)
-        for step in range(WARM_UP + STEPS):
-            mask = torch.ones(1, length + step + 1, dtype=torch.int64, device=setup.device)
-            call = partial(torch_speed.decode, model, ids[:, step, None], mask, cache)
-            taken, _ = torch_speed.seconds(setup, call)
-            measured.seconds += [taken] if step >= WARM_UP else []
-
-
-def median(measured: Measured) -> float | None:
-    """The median of the seconds; None where a run failed."""
-    values = sorted(measured.seconds)
-    return None if measured.failure or not values else values[len(values) // 2]
+def kernels_of(setup: Setup, model: Any, length: int) -> list[str]:
+    """The kernels of a prompt, and of a token over a cache of that length."""
+    cache, cached = measuring.random_cache(setup, model, length), itertools.count(length)
+    ids = measuring.tokens(setup, length)
+    calls = (
+        lambda: measuring.prefill(model, ids),
+        lambda: measuring.decode(model, ids[:, :1], next(cached), cache),
+    )
+    return [kernels.described(kernels.profile(call, setup.device)) for call in calls]

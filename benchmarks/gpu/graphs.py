@@ -8,44 +8,40 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
-import numpy as np
+import measuring
 import onnx_speed
 import report
 import torch
-import torch_speed
-from onnx_speed import DECODE_STEPS, WARM_UP, Measured
-from torch_speed import factor, fresh, number
+from measuring import STEPS, WARM_UP, Cell, Setup, fresh
+from onnx_speed import GRAPHS, Cached
+from report import Document
 
 from gpu import kernels
-from gpu.attention import EXACT, ROUNDING, measure_lengths
-from gpu.document import Document
-from gpu.settings import BLOOM, Geometry, Settings, shared
+from gpu.part import BLOOM_1B7, EXACT, ROUNDING, Settings, shared
 
 TITLE = "graphs under onnxruntime"
-OURS, TORCH, COPIED = "ours-last", "torch, sdpa", "ours-last, new buffers"
-GRAPHS = (OURS, "transformers-last", "optimum")
-EXPORTING = 0.4
-"""Share of the time that exports may take."""
+OURS, COPIED = "ours-last", "ours-last, new buffers"
+PEER = "transformers-last"
+EXPORTING = 0.3
+"""Share of the time that an export may take."""
 RUNS = 3
 KERNEL_INFO = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
 """With this variable set, onnxruntime prints which attention kernel a node uses."""
-
 INTRO = f"""\
-{{geometry}}; random weights, the same for all, scaling none. Only the last token's logits are computed,
-except by optimum's graph, which has no such form.
+{{sizes}}; random weights, the same for all, scaling none. Only the last token's logits are computed.
 
-*Extra*: by how much onnxruntime's memory on the GPU grew since a prompt of {WARM_UP} tokens; for torch, the
-peak of its allocator. Both include the cache. *Decoding*: one token over the prompt's cache (for torch,
-over a cache of random tokens); the median of {DECODE_STEPS}. `{OURS}` writes into one buffer for past and
-present. `{COPIED}` is the same graph, but returns a new cache for each token, as the graphs of others must.
+{measuring.SAID} *Extra* is by how much onnxruntime's memory on the GPU grew since a prompt of
+{WARM_UP} tokens, and the cache is the prompt's. `{OURS}` writes into one buffer for past and present.
+`{COPIED}` is the same graph, but returns a new cache for each token, as the graphs of others must.
 Ratios are to `{OURS}`. *Difference*: the largest difference of the last logits from stock's in torch in
-float32, relative to the largest logit, for the shortest prompt."""
-Results = dict[int, dict[str, Measured]]
+float32, relative to the largest logit, for the shortest prompt. {kernels.SAID}"""
+HEAD = ["tokens", "graph", *measuring.COLUMNS, "difference"]
+ATTENTION_HEAD = ["dtype", "run", "provider", "onnxruntime says", "kernels"]
+Results = dict[int, dict[str, Cell]]
 """Length -> graph -> measurements."""
 
 
@@ -54,21 +50,20 @@ def run(settings: Settings, document: Document) -> None:
     if lacking:
         document.skip("everything", lacking)
         return
-    geometry = settings.geometry(BLOOM, layers=6, vocabulary=32768)
     lengths = settings.size((2048, 8192, 32768, 65536), (24, 48))
-    document.intro = INTRO.format(geometry=geometry.said())
-    dtypes = settings.size(("float16", "bfloat16"), ("float16",))
-    setups = {dtype: make(settings, geometry, dtype) for dtype in dtypes}
-    allowed = time.monotonic() + EXPORTING * (settings.until - time.monotonic())
-    exported = export_all(settings, document, setups, allowed)
-    attention: list[list[str]] = []
-    for dtype, until in shared(dtypes, settings.until):
-        setup = setups[dtype]
-        if OURS in exported[dtype]:
-            attention += attention_rows(document, setup, lengths[0])
-            table = report.table(ATTENTION_HEAD, attention, texts=len(ATTENTION_HEAD))
+    rows: list[list[str]] = []
+    for dtype, until in shared(settings.size(("float16", "bfloat16"), ("float16",)), settings.until):
+        setup = settings.setup(dtype, BLOOM_1B7, lengths[-1], layers=6, vocabulary=32768, dtype=dtype)
+        document.intro = INTRO.format(sizes=setup.said())
+        setup.folder.mkdir()
+        onnx_speed.make_checkpoints(setup, [OURS, PEER])
+        graphs = [graph for graph in (OURS, PEER) if export(document, setup, graph, until)]
+        if OURS in graphs:
+            rows += attention_rows(document, setup, lengths[0])
+            table = report.table(ATTENTION_HEAD, rows, texts=len(ATTENTION_HEAD))
             document.put("Attention of our graph", table)
-        measure_all(document, setup, exported[dtype], lengths, until)
+        names = [*graphs, *([COPIED] if OURS in graphs else [])]
+        measure_all(document, setup, names, lengths, until)
 
 
 def missing(device: str) -> str | None:
@@ -76,170 +71,81 @@ def missing(device: str) -> str | None:
     try:
         import onnx  # noqa: F401
         import onnxruntime
-
-        from converter.exports.onnx.session import PROVIDERS
     except ImportError as error:
         return f"{error.name} is not installed"
-    available = onnxruntime.get_available_providers()
-    if PROVIDERS[device] in available:
+    available, wanted = onnxruntime.get_available_providers(), onnx_speed.PROVIDERS[device]
+    if wanted in available:
         return None
     return (
-        f"onnxruntime {onnxruntime.__version__} has no {PROVIDERS[device]} here, only "
-        f"{', '.join(available)}; install onnxruntime-gpu in place of onnxruntime"
+        f"onnxruntime {onnxruntime.__version__} has no {wanted} here, only {', '.join(available)}; install "
+        "onnxruntime-gpu in place of onnxruntime"
     )
 
 
-def make(settings: Settings, geometry: Geometry, dtype: str) -> onnx_speed.Setup:
-    """Writes the checkpoint of one dtype, and its conversion."""
-    setup = onnx_speed.Setup(
-        folder=Path(settings.folder, dtype),
-        heads=geometry.heads,
-        head_dim=geometry.head_dim,
-        layers=geometry.layers,
-        vocabulary=geometry.vocabulary,
-        threads=torch.get_num_threads(),
-        repeats=RUNS,
-        seconds=2.0,
-        dtype=dtype,
-        device=settings.device,
-    )
-    setup.folder.mkdir()
-    onnx_speed.make_checkpoints(setup, [OURS])
-    torch_speed.release()
-    return setup
-
-
-def export_all(
-    settings: Settings, document: Document, setups: dict[str, onnx_speed.Setup], until: float
-) -> dict[str, list[str]]:
-    """Runs all exports at the same time; returns the graphs of each dtype that there are."""
-    processes = {}
-    for dtype, setup in setups.items():
-        for graph in GRAPHS:
-            if graph == "optimum" and settings.optimum_python is None:
-                document.skip(graph, "--optimum-python names no Python that has it")
-                continue
-            processes[dtype, graph] = start_export(setup, graph, settings.optimum_python)
-    exported: dict[str, list[str]] = {dtype: [] for dtype in setups}
-    for (dtype, graph), process in processes.items():
-        note = document.fail if graph == OURS else document.skip
-        try:
-            _, errors = process.communicate(timeout=max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            note(f"{graph}, {dtype}", "the export took too long")
-            continue
-        if process.returncode:
-            note(f"{graph}, {dtype}", f"the export failed: {(errors.strip().splitlines() or [''])[-1]}")
-        else:
-            exported[dtype].append(graph)
-    return exported
-
-
-def start_export(setup: onnx_speed.Setup, graph: str, optimum_python: str | None) -> subprocess.Popen[str]:
-    out = setup.folder / graph
-    out.mkdir(exist_ok=True)
-    folders = {"source": setup.folder / onnx_speed.STOCK, "out": out}
-    words = onnx_speed.export_command(setup, graph, optimum_python)
-    command = [word.format(**folders) if "{" in word else word for word in words]
+def export(document: Document, setup: Setup, graph: str, until: float) -> bool:
+    """Writes a graph; whether that worked."""
     path = os.pathsep.join([str(report.ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    seconds = max(0.1, EXPORTING * (until - time.monotonic()))
+    options = {"env": os.environ | {"PYTHONPATH": path}, "timeout": seconds, "capture_output": True}
+    try:
+        subprocess.run(onnx_speed.export_command(setup, graph, None), check=True, **options)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        last = ((error.stderr or b"").decode(errors="replace").strip().splitlines() or [""])[-1]
+        note = document.fail if graph == OURS else document.skip
+        note(f"{graph}, {setup.dtype}", last or "the export took too long")
+        return False
+    return True
 
 
 def measure_all(
-    document: Document, setup: onnx_speed.Setup, graphs: Sequence[str], lengths: Sequence[int], until: float
+    document: Document, setup: Setup, names: Sequence[str], lengths: Sequence[int], until: float
 ) -> None:
-    """Measures torch and each graph in turn, and writes a table after each."""
+    """Measures each graph, and writes a table after each."""
     results: Results = {length: {} for length in lengths}
-    reference = onnx_speed.stock_logits(setup, lengths[0])
-    torch_speed.release()
-    sides: list[tuple[str, Callable[[float], dict[int, Measured]]]] = []
-    if OURS in graphs:  # the repository is there too
-        sides = [(TORCH, partial(measure_torch, setup, lengths))]
-        sides += [(name, partial(fresh, measure, setup, name, lengths)) for name in (OURS, COPIED)]
-    sides += [(name, partial(fresh, measure, setup, name, lengths)) for name in graphs if name != OURS]
+    right = fresh(onnx_speed.stock_logits, setup, lengths[0])
+    own = onnx_speed.difference(right, fresh(onnx_speed.stock_logits, setup, lengths[0], setup.dtype))
     differences: dict[str, float] = {}
-    for (name, call), side_until in shared(sides, until):
+    for name, side_until in shared(names, until):
+        note = document.fail if name.startswith(OURS) else document.skip
         try:
-            for length, measured in call(side_until).items():
-                results[length][name] = measured
-        except Exception as error:  # the other sides can still be measured; a process may have been killed
-            note = document.fail if name.startswith((OURS, TORCH)) else document.skip
+            for length, cell in fresh(measure, setup, name, lengths, side_until).items():
+                results[length][name] = cell
+        except Exception as error:  # the other graphs can still be measured; a process may have been killed
             note(f"{name}, {setup.dtype}", error)
             continue
-        torch_speed.release()
         found = results[lengths[0]][name].logits
-        pairs = zip(reference, found, strict=False)
-        differences[name] = max((difference(one, other) for one, other in pairs), default=float("nan"))
-        check(document, setup, name, differences)
+        differences[name] = onnx_speed.difference(right[: len(found)], found)
+        if not differences[name] <= max(EXACT, ROUNDING * own):
+            said = f"logits differ from stock's in float32 by {differences[name]:.1e}, its own by {own:.1e}"
+            document.fail(f"{name}, {setup.dtype}", said)
         rows = rows_of(results, differences)
         document.put(f"BLOOM's graphs, {setup.dtype}", report.table(HEAD, rows, texts=2))
 
 
-def check(document: Document, setup: onnx_speed.Setup, name: str, differences: dict[str, float]) -> None:
-    """Notes logits that are too far from stock's, compared with torch's own in the same dtype."""
-    limit = max(EXACT, ROUNDING * differences.get(TORCH, 0.0))
-    if name != TORCH and not differences[name] <= limit:
-        document.fail(
-            f"{name}, {setup.dtype}",
-            f"logits differ from stock's in float32 by {differences[name]:.1e} of the largest, torch's by "
-            f"{differences.get(TORCH, float('nan')):.1e}",
-        )
-
-
-def difference(reference: np.ndarray, logits: np.ndarray) -> float:
-    return float(np.abs(reference - logits).max() / np.abs(reference).max())
-
-
-def measure(setup: onnx_speed.Setup, name: str, lengths: Sequence[int], until: float) -> dict[int, Measured]:
+def measure(setup: Setup, name: str, lengths: Sequence[int], until: float) -> dict[int, Cell]:
     """Measures one graph at all lengths; needs a process of its own, whose memory nothing else uses."""
-    cached = onnx_speed.Cached(setup, OURS if name == COPIED else name)
+    cached = Cached(setup, GRAPHS[OURS if name == COPIED else name])
     cached.in_place = name == OURS
-    cached.clear(WARM_UP)
-    cached.step(onnx_speed.tokens(setup, WARM_UP))
+    cached.prompt(onnx_speed.tokens(setup, WARM_UP), WARM_UP)
     before = free_memory(setup.device)
-    results: dict[int, Measured] = {}
+    results: dict[int, Cell] = {}
     failure, longest = None, 0.0
     for length in lengths:
-        measured = results[length] = Measured(failure=failure)
-        if not failure and time.monotonic() + 16 * longest > until:
-            measured.failure = "no time"
-        if measured.failure:
+        cell = results[length] = Cell()
+        late = time.monotonic() + 16 * longest > until
+        cell.prompt.failure = failure or ("no time" if late else None)
+        if cell.failure:
             continue
-        try:
-            measure_length(setup, cached, length, measured)
-            longest = max(measured.prefill)
-            measured.extra = before - free_memory(setup.device) if setup.device != "cpu" else None
-        except Exception as error:  # onnxruntime's exceptions have no common base class
-            if not re.search(r"alloc|memory", f"{type(error).__name__} {error}"):
-                raise
-            measured.failure = failure = "out of memory"
+        with measuring.noting_failure(cell.prompt):
+            ids = onnx_speed.tokens(setup, length + WARM_UP + STEPS)
+            cached.prompt(ids[:, :length], ids.shape[1])  # fills the memory pool
+            onnx_speed.measure_steps(cached, ids, length, RUNS, cell)
+            longest = max(cell.prompt.seconds)
+            cell.prompt.extra = before - free_memory(setup.device) if setup.device != "cpu" else None
+        if cell.failure == "fails":
+            raise RuntimeError(cell.prompt.reason)
+        failure = cell.failure
     return results
-
-
-def measure_length(
-    setup: onnx_speed.Setup, cached: onnx_speed.Cached, length: int, measured: Measured
-) -> None:
-    """Times a prompt a few times, and then tokens over its cache."""
-    steps = WARM_UP + DECODE_STEPS
-    ids = onnx_speed.tokens(setup, length + steps)
-    started = time.monotonic()
-    onnx_speed.prefill(cached, ids, length)
-    for turn in range(RUNS):
-        if turn and time.monotonic() - started > setup.seconds:
-            break
-        taken, logits = onnx_speed.prefill(cached, ids, length)
-        measured.prefill.append(taken)
-    measured.logits.append(onnx_speed.last(logits))
-    for step in range(steps):
-        started = time.perf_counter()
-        logits = cached.step(ids[:, length + step, None])
-        measured.steps += [time.perf_counter() - started] if step >= WARM_UP else []
-    measured.logits.append(onnx_speed.last(logits))
 
 
 def free_memory(device: str) -> int:
@@ -247,82 +153,16 @@ def free_memory(device: str) -> int:
     return torch.cuda.mem_get_info()[0] if device != "cpu" else 0
 
 
-@torch.inference_mode()
-def measure_torch(setup: onnx_speed.Setup, lengths: Sequence[int], until: float) -> dict[int, Measured]:
-    """The same for the converted model in torch."""
-    of_torch = torch_speed.Setup(
-        folder=setup.folder,
-        family="bloom",
-        heads=setup.heads,
-        head_dim=setup.head_dim,
-        layers=setup.layers,
-        dtype=setup.dtype,
-        device=setup.device,
-        threads=setup.threads,
-        repeats=RUNS,
-        seconds=setup.seconds,
-        longest=lengths[-1],
-        vocabulary=setup.vocabulary,
-    )
-    model = torch_speed.load(of_torch, OURS)
-    results = {}
-    for length, cell in zip(lengths, measure_lengths(of_torch, model, lengths, until), strict=True):
-        prompt, token = cell.prompt, cell.token
-        failure = prompt.failure or token.failure
-        results[length] = Measured(prompt.seconds, prompt.extra, token.seconds, failure=failure)
-    # The reference has the tokens of the graphs, not those of torch_speed.
-    ids = torch.from_numpy(onnx_speed.tokens(setup, lengths[0] + WARM_UP + DECODE_STEPS)).to(setup.device)
-    logits = model(ids, use_cache=False).logits[0].float().cpu().numpy()
-    results[lengths[0]].logits = [logits[lengths[0] - 1], logits[-1]]
-    return results
-
-
-HEAD = [
-    "tokens",
-    "graph",
-    "prefill ms",
-    "ratio",
-    "extra MB",
-    "ratio",
-    "decoding ms",
-    "ratio",
-    "difference",
-    "runs",
-]
-
-
 def rows_of(results: Results, differences: dict[str, float]) -> Iterator[list[str]]:
     """The lines of one dtype's table."""
-    for number_, (length, cells) in enumerate(results.items()):
-        ours = cells.get(OURS, Measured())
+    for length, cells in results.items():
         for name, cell in cells.items():
-            if cell.failure:
-                yield [str(length), name, cell.failure, *["-"] * 7]
-                continue
-            times = [onnx_speed.median(cell.prefill), onnx_speed.median(cell.steps)]
-            our_times = [onnx_speed.median(ours.prefill), onnx_speed.median(ours.steps)]
-            prompt, token = (number(1000 * one) if one else "-" for one in times)
-            ratios = (
-                ["-", "-"] if name == OURS else [factor(*pair) for pair in zip(times, our_times, strict=True)]
-            )
-            yield [
-                str(length),
-                name,
-                prompt,
-                ratios[0],
-                "-" if cell.extra is None else f"{cell.extra / 1e6:.0f}",
-                "-" if name == OURS else factor(cell.extra, ours.extra),
-                token,
-                ratios[1],
-                f"{differences[name]:.1e}" if number_ == 0 and name in differences else "-",
-                str(len(cell.prefill)),
-            ]
+            gap = differences.get(name) if length == min(results) else None
+            columns = cell.columns(None if name == OURS else cells.get(OURS))
+            yield [str(length), name, *columns, "-" if gap is None else f"{gap:.1e}"]
 
 
-ATTENTION_HEAD = ["dtype", "run", "provider", "onnxruntime says", "by name", "share", "kernels"]
-
-
-def attention_rows(document: Document, setup: onnx_speed.Setup, length: int) -> list[list[str]]:
+def attention_rows(document: Document, setup: Setup, length: int) -> list[list[str]]:
     """Where our graph's attention ran and with what kernel; on a GPU, only flash attention is right."""
     try:
         rows = fresh(attention, setup, length)
@@ -335,29 +175,21 @@ def attention_rows(document: Document, setup: onnx_speed.Setup, length: int) -> 
     return rows
 
 
-def attention(setup: onnx_speed.Setup, length: int) -> list[list[str]]:
+def attention(setup: Setup, length: int) -> list[list[str]]:
     """A line for a prompt, and one for a token over a shared buffer; needs a process of its own."""
     os.environ[KERNEL_INFO] = "1"
-    from converter.exports.onnx.session import Session
-
-    with tempfile.TemporaryDirectory(dir=setup.folder) as temporary:
-        session = Session(setup.folder / OURS / "model.onnx", setup.device, profile=Path(temporary))
-        cache = session.shared(1, length + WARM_UP)
-        ids = onnx_speed.tokens(setup, length + WARM_UP)
-        prompt = partial(cache.step, ids[:, :length], np.ones((1, length), np.int64))
-        # Each call writes the same place of the buffer again.
-        token = partial(cache.step, ids[:, length : length + 1], np.ones((1, length + 1), np.int64))
-        found: list[tuple[str, list[str], dict[str, float]]] = []
-        for name, call in (("prefill", prompt), ("decoding", token)):
-            with printed() as lines:
-                times = kernels.profile(call, setup.device)
-            found.append((name, kernel_info(lines), times))
-        providers = [one for one, ran in session.operators().items() if "GroupQueryAttention" in ran]
-    rows = []
-    for name, info, times in found:
-        said = ", ".join(info) or "-"
-        rows.append([setup.dtype, name, ", ".join(providers), said, *kernels.described(times)])
-    return rows
+    cached = Cached(setup, GRAPHS[OURS], profile=setup.folder / "profile")
+    ids = onnx_speed.tokens(setup, length + WARM_UP)
+    prompt = partial(cached.prompt, ids[:, :length], ids.shape[1])
+    token = partial(cached.step, ids[:, length : length + 1])
+    found = []
+    for name, call in (("prefill", prompt), ("decoding", token)):
+        with printed() as lines:
+            times = kernels.profile(call, setup.device)
+        found.append((name, ", ".join(kernel_info(lines)) or "-", kernels.described(times)))
+    nodes = [event["args"] for event in cached.profiled() if event["name"].endswith("_kernel_time")]
+    ran = {node.get("provider", "-") for node in nodes if node["op_name"] == "GroupQueryAttention"}
+    return [[setup.dtype, name, ", ".join(sorted(ran)), said, kind] for name, said, kind in found]
 
 
 @contextmanager
@@ -383,7 +215,6 @@ def kernel_info(lines: Sequence[str]) -> list[str]:
     for line in lines:
         if "Operator=GroupQueryAttention" in line:
             words = re.sub(r"\x1b\[\d*m", "", line).split()
-            found.append(
-                " ".join(word for word in words if not word.startswith(("Operator=", "Node=", "DataType=")))
-            )
+            kept = [word for word in words if not word.startswith(("Operator=", "Node=", "DataType="))]
+            found.append(" ".join(kept))
     return list(dict.fromkeys(found))

@@ -21,7 +21,7 @@ from converter.cli.options import (
     quiet_option,
     scaling_options,
     set_option,
-    take_exports,
+    take_onnx,
     token_option,
     verbose_option,
 )
@@ -69,13 +69,6 @@ model_argument = argument(
 @verification_option(
     "--no-verify", is_flag=True, help="Do not run and check the result before it is put in place."
 )
-@verification_option(
-    "--trust-remote-code",
-    is_flag=True,
-    help="Also compare the result with MODEL's own modeling code. This runs that code with your rights; if "
-    "MODEL names code in another repository (auto_map), its newest commit is downloaded and run. Otherwise "
-    "no code of MODEL is run.",
-)
 @set_option
 @hub_options
 @push_option("--push-to-hub", metavar="USER/NAME", help="Push the result there, as push does.")
@@ -103,7 +96,7 @@ def convert(
     result = run(
         verify=not no_verify,
         link="hard" if hard_link else "reflink" if link else None,
-        exports=take_exports(arguments),
+        onnx=take_onnx(arguments),
         progress=not quiet and sys.stderr.isatty(),
         **arguments,
     )
@@ -113,9 +106,8 @@ def convert(
         click.echo(report.plan(result))
     else:
         click.echo(str(result.path))
-    if not as_json and not quiet:
-        for exported in result.exports.values():
-            click.echo(exported.summary())
+    if not as_json and not quiet and result.onnx is not None:
+        click.echo(result.onnx.summary())
     if not quiet and not result.dry_run:
         click.echo(report.summary(result, verbose=verbose), err=True)
     if result.pushed is not None and not as_json:

@@ -13,15 +13,12 @@ from converter.cli.base import EXPORT, Command, section
 from converter.cli.options import (
     converted_argument,
     export_options,
-    flag,
     json_option,
+    provider_option,
     quiet_option,
-    take_exports,
+    take_onnx,
     verbose_option,
 )
-from converter.errors import UsageError
-from converter.exports import EXPORTS
-from converter.exports.onnx.command_line import provider_option
 from converter.result.manifest import MANIFEST
 
 
@@ -42,16 +39,15 @@ def export(
     no_validate: bool,
     **arguments: Any,
 ) -> None:
-    """Export a converted model, as an ONNX graph by default.
+    """Export a converted model, as an ONNX graph.
 
     The graph is written into DIR and validated with onnxruntime before it is put in place.
     """
-    from converter.exports.base import export_folder
+    from converter.exports.onnx.export import export as run
 
-    exports = take_exports(arguments, EXPORTS[:1], validate=not no_validate)
-    if len(exports) > 1:
-        raise UsageError(f"choose one kind of export at a time: {' or '.join(map(flag, EXPORTS))}")
-    result = export_folder(folder, exports[0], progress=not quiet and sys.stderr.isatty())
+    options = take_onnx({**arguments, "with_onnx": True}, validate=not no_validate)
+    assert options is not None
+    result = run(folder, options, progress=not quiet and sys.stderr.isatty())
     click.echo(json.dumps(result.to_json()) if as_json else str(result.path))
     if not as_json and not quiet:
         click.echo(result.summary())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from converter.cli.base import EXPORT, PATH, F, argument, folders, section, under
 from converter.errors import UsageError
-from converter.exports import EXPORTS
-from converter.exports.base import Export, ExportKind
+from converter.exports.onnx.choices import DTYPES, PROFILES, PROVIDERS, TASKS
+from converter.exports.onnx.options import OnnxOptions
 from converter.scaling.scaling import BASES, METHODS
 
 
@@ -166,20 +167,60 @@ push_options = options(
 )
 
 
-def flag(kind: ExportKind) -> str:
-    """The option that requests a kind of export."""
-    return f"--{kind.name.replace('_', '-')}"
-
-
+provider_option = click.option(
+    "--provider",
+    type=click.Choice([*PROVIDERS]),
+    help="Where to validate; by default on the CPU, and on CUDA if there is one.",
+)
+export_option = section(EXPORT)
 export_options = options(
-    *(
-        under(EXPORT, option)
-        for kind in EXPORTS
-        for option in (
-            click.option(flag(kind), f"with_{kind.name}", is_flag=True, help=kind.help),
-            *kind.options(),
-        )
-    )
+    export_option("--onnx", "with_onnx", is_flag=True, help="Export a validated ONNX graph."),
+    export_option(
+        "--onnx-profile",
+        "profile",
+        type=click.Choice(PROFILES),
+        default="ort",
+        show_default=True,
+        help="onnxruntime's fused attention, or standard ONNX operators.",
+    ),
+    export_option(
+        "--onnx-dtype",
+        "graph_dtype",
+        type=click.Choice(DTYPES),
+        default="native",
+        show_default=True,
+        help="Dtype that the graph computes in, or bits of its weights.",
+    ),
+    export_option(
+        "--onnx-task",
+        "task",
+        type=click.Choice(TASKS),
+        metavar="TASK",
+        help="What the graph computes, such as fill-mask; by default what the model's class does. "
+        "feature-extraction gives the hidden states of an encoder with any head.",
+    ),
+    export_option(
+        "--pooled",
+        is_flag=True,
+        help="Also compute one vector of each text (sentence_embedding), pooled as the model's files for "
+        "sentence-transformers say.",
+    ),
+    export_option(
+        "--onnx-standalone",
+        "standalone",
+        is_flag=True,
+        help="Write onnx/model.onnx, with a copy of the weights.",
+    ),
+    export_option(
+        "--calibrate",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Text like what the model will read. int4 weights are rounded so that the layers compute almost "
+        "the same on it. May be repeated.",
+    ),
+    export_option("--last-logits", is_flag=True, help="Compute the logits of each row's last token only."),
+    under(EXPORT, provider_option),
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one JSON object to stdout."
@@ -190,27 +231,23 @@ verbose_option = click.option(
 )
 
 
-def take_exports(
-    arguments: dict[str, Any], default: Sequence[ExportKind] = (), *, validate: bool = True
-) -> list[Export]:
+def take_onnx(arguments: dict[str, Any], *, validate: bool = True) -> OnnxOptions | None:
     """Removes the values of ``export_options`` from a command's arguments.
 
     Args:
-        arguments: parameter name -> value; those of the exports are removed.
-        default: what to export if no flag is given.
-        validate: run the exports before they are put in place.
+        arguments: parameter name -> value; those of the graph are removed.
+        validate: run the graph before it is put in place.
 
     Returns:
-        The requested exports.
+        The requested graph; None without ``--onnx``.
 
     Raises:
-        UsageError: an option of an export that is not requested.
+        UsageError: options of a graph that is not requested.
     """
-    asked = [kind for kind in EXPORTS if arguments.pop(f"with_{kind.name}")] or default
-    exports = []
-    for kind in EXPORTS:
-        if kind in asked:
-            exports.append(kind.take(arguments, validate=validate))
-        elif kind.take(arguments) != kind.default:
-            raise UsageError(f"the options of an export need {flag(kind)}; add it, or drop them")
-    return exports
+    asked = arguments.pop("with_onnx")
+    names = ("profile", "task", "pooled", "standalone", "calibrate", "last_logits", "provider")
+    values = {name: arguments.pop(name) for name in names}
+    options = OnnxOptions(dtype=arguments.pop("graph_dtype"), validate=validate, **values)
+    if not asked and options != OnnxOptions():
+        raise UsageError("the options of an export need --onnx; add it, or drop them")
+    return options if asked else None

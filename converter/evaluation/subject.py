@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.evaluation.embeddings import pooling_of
 from converter.evaluation.hardware import Hardware
-from converter.exports import not_copied
+from converter.exports.onnx.files import NOT_COPIED
 from converter.model import Model, open_model
 from converter.plan import prepare, write
 from converter.recipes import AlibiRecipe, Recipe
@@ -253,9 +253,9 @@ def open_subject(
         )
     if not (recipe.converted or opened.tokenizer.here):
         raise SourceError(
-            f"{source.name} has no tokenizer that loads without its own code, and evaluation needs one"
+            f"{source.name} has no tokenizer that loads without remote code, and evaluation needs one"
         )
-    source.fetch([CONFIG, *small_files(source.files, but=not_copied()), *source.weights()])
+    source.fetch([CONFIG, *small_files(source.files, but=NOT_COPIED), *source.weights()])
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as name, contextlib.ExitStack() as stack:
         work = Path(name)
         folder, patched = source.folder, None
@@ -267,7 +267,7 @@ def open_subject(
                 folder = work / "model"
                 repository = _convert(opened, folder, UNSCALED, progress=progress)
             patched = stack.enter_context(Patched.load(repository))
-            headless = patched.architecture is patched.trunk
+            headless = patched.architecture is patched.backbone
             if not (recipe.decoder or headless or auto_class(patched.config) == MASKED):
                 raise UnsupportedModel(
                     f"{source.name} neither embeds texts nor predicts masked tokens "

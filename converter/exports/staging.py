@@ -20,9 +20,6 @@ from converter.result.staging import workspace
 from converter.source.base import CARD
 from converter.weights.files import sha256
 
-MARK = ".ntk-convert-"
-"""In the name of an unfinished file or folder, before the run's own part."""
-
 
 @dataclass
 class Draft:
@@ -31,7 +28,7 @@ class Draft:
     folder: Path
     """The repository."""
     work: Path
-    """An empty folder in it, for files that need not be beside the weights until they are finished."""
+    """An empty folder in it, for files that are not in place yet."""
     files: dict[str, Path] = field(default_factory=dict)
     """Name in the repository -> where the file is for now. They are put in place last to first, so that a
     file comes before the files that it needs."""
@@ -43,10 +40,6 @@ class Draft:
     """Title and text of the card's section, Markdown; None to leave the card as it is."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Once all is in place: file -> bytes, without the card."""
-
-    def beside(self, name: str) -> Path:
-        """Where to write a file that must be beside the weights before it is finished."""
-        return self.folder / f".{name}{MARK}{_run(self.work)}"
 
 
 @contextmanager
@@ -66,13 +59,9 @@ def draft(folder: Path, name: str) -> Iterator[Draft]:
     made: Draft | None = None
     try:
         with workspace(folder / name) as work:
-            remove_leftovers(folder)
             made = Draft(folder, work)
-            try:
-                yield made
-                _put_in_place(made)
-            finally:
-                remove_leftovers(folder, own=work)
+            yield made
+            _put_in_place(made)
     except KeyboardInterrupt as error:
         if made is not None and made.sizes:
             raise Interrupted(f"the export is in place: {', '.join(made.sizes)}") from error
@@ -105,18 +94,3 @@ def _new_card(made: Draft) -> dict[str, Path]:
     text = with_section(card.read_text(encoding="utf-8", errors="surrogateescape"), *made.section)
     (made.work / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
     return {CARD: made.work / CARD}
-
-
-def remove_leftovers(folder: Path, *, own: Path | None = None) -> None:
-    """Removes unfinished files whose run has ended, and those of the run with the working folder ``own``."""
-    files = [path for path in folder.glob(f".*{MARK}*") if not path.is_dir()]
-    # Looked for afterwards, because a run creates its folder before its files.
-    going_on = {_run(path) for path in folder.glob(f".*{MARK}*") if path.is_dir() and path != own}
-    for path in files:
-        if _run(path) not in going_on:
-            path.unlink(missing_ok=True)
-
-
-def _run(path: Path) -> str:
-    """The part of an unfinished file's or folder's name that tells its run."""
-    return path.name.partition(MARK)[2]

@@ -24,10 +24,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from converter.config import Config, Geometry, count, head_dim, is_number
+from converter.config import Config, is_number
 from converter.errors import SourceError, Undecided, UnsupportedModel
 from converter.families.base import Family, Trained
-from converter.scaling import slopes
 
 # (hidden_size, num_attention_heads)
 SIZES_7B, SIZES_13B = (4096, 32), (5120, 40)
@@ -115,21 +114,7 @@ def norm_head(config: Config) -> bool:
     )
 
 
-def geometry(config: Config) -> Geometry:
-    heads = count(config, "num_attention_heads")
-    return Geometry(
-        num_heads=heads,
-        head_dim=head_dim(count(config, "hidden_size"), heads),
-        num_layers=count(config, "num_hidden_layers"),
-        num_kv_heads=heads,
-    )
-
-
-def stock_slopes(config: Config) -> slopes.Slopes:
-    return slopes.stock_slopes(geometry(config).num_heads)
-
-
-def normalise(config: Config) -> dict[str, Any]:
+def rewrite(config: dict[str, Any]) -> dict[str, Any]:
     result = {**config, "norm_head": norm_head(config)}
     result.setdefault("tie_word_embeddings", False)
     checkpointing = config.get("gradient_checkpointing", False)
@@ -140,20 +125,12 @@ def normalise(config: Config) -> dict[str, Any]:
     return result
 
 
-def raise_length(config: dict[str, Any], length: int) -> None:
-    """Raises ``model_max_length``, beyond which tools that read it refuse to run."""
-    config["model_max_length"] = max(count(config, "model_max_length", default=1), length)
-
-
 FAMILY = Family(
     name="baichuan",
     title="Baichuan-13B",
-    camel="Baichuan",
     model_types=("baichuan",),
     class_prefixes=("Baichuan",),
     check=check,
-    geometry=geometry,
-    stock_slopes=stock_slopes,
     checkpoints=(
         Trained(
             4096,
@@ -167,9 +144,7 @@ FAMILY = Family(
         ),
     ),
     length_hint="model_max_length",
-    length_doubt="is a limit that is often raised without training",
-    normalise=normalise,
-    raise_length=raise_length,
+    rewrite=rewrite,
     base_prefix="model",
     layers="layers",
     embeddings="embed_tokens.weight",

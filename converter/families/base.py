@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from converter.config import Config, Geometry, is_number
+from converter.config import Config, Geometry, count, head_dim, is_number, respelled
 from converter.errors import SourceError, UnsupportedModel
 from converter.scaling.slopes import Slopes
+from converter.scaling.slopes import stock_slopes as press_slopes
 from converter.source.checkpoint import Tensor
 
 Kind = Literal["decoder", "encoder"]
@@ -68,20 +69,22 @@ class Family:
     """Short name, used in the names of the templates: ``bloom``."""
     title: str
     """Name for people: ``BLOOM``."""
-    camel: str
-    """Name in class names: ``Bloom``."""
     model_types: tuple[str, ...]
     """Values of ``model_type`` in a source's config that belong to this family."""
     class_prefixes: tuple[str, ...]
     """Prefixes of the source's class names in ``architectures``: ``("Bloom",)``."""
-    check: Callable[[Config], None]
-    """Raises ``UnsupportedModel``, with the reason, for a config whose options cannot be honoured."""
-    geometry: Callable[[Config], Geometry]
-    """Reads the sizes; raises ``SourceError`` if one is missing or impossible."""
-    stock_slopes: Callable[[Config], Slopes]
-    """The slopes the checkpoint was trained with."""
     checkpoints: tuple[Trained, ...]
     """The known checkpoints, with the trained length of each."""
+    sizes: tuple[str, str, str] = ("num_attention_heads", "hidden_size", "num_hidden_layers")
+    """The config's keys of the number of heads, the hidden size and the number of layers."""
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    """Other names of keys -> those that the template reads."""
+    check: Callable[[Config], None] = lambda config: None
+    """Raises ``UnsupportedModel``, with the reason, for a config whose options cannot be honoured."""
+    kv_heads: Callable[[Config, int], int] = lambda config, heads: heads
+    """The number of key and value heads; takes the config and the number of heads."""
+    trained_slopes: Callable[[Config, int], Slopes] = lambda config, heads: press_slopes(heads)
+    """The slopes the checkpoint was trained with; takes the config and the number of heads."""
     kind: Kind = "decoder"
     """Decoders are causal and have a cache; encoders see both sides, and their bias is symmetric."""
     claims: Callable[[Config], bool] | None = None
@@ -94,25 +97,25 @@ class Family:
     5 remembers one class of ``AutoModel`` for each config class."""
     length_hint: str | None = None
     """Config key that often, but not reliably, holds the trained length."""
-    length_doubt: str = ""
+    length_doubt: str = "is a limit that is often raised without training"
     """Why the hint is not trusted, for the message that asks for the real number."""
+    limited: bool = True
+    """Whether the hint is a limit that has to be raised: tools that read it truncate or refuse beyond it."""
     config_length: Callable[[Config], int | None] = lambda config: None
     """The trained length in tokens if the config states it reliably, else None."""
-    normalise: Callable[[Config], dict[str, Any]] = dict
-    """The config with the key names that the template reads (old configs use other names for some)."""
+    rewrite: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    """Takes the respelled config; returns it with what the template does not read in the same way."""
     fit: Callable[[Config, Mapping[str, Tensor]], dict[str, Any]] = lambda config, tensors: {}
     """Takes the normalised config and the stored tensors by name; returns the keys that the config lacks or
     has wrong and that the tensors' names and shapes reveal."""
-    raise_length: Callable[[dict[str, Any], int], None] | None = None
-    """Raises the config's own length limit to the given number of tokens; None if it has no limit."""
     base_prefix: str = "transformer"
-    """The trunk's attribute in a model with a head, which its tensors' names start with."""
+    """The backbone's attribute in a model with a head, which its tensors' names start with."""
     layers: str = "h"
-    """Name of the list of layers, without the trunk's prefix."""
+    """Name of the list of layers, without the backbone's prefix."""
     embeddings: str = "word_embeddings.weight"
-    """Name of the token embeddings' tensor, without the trunk's prefix."""
+    """Name of the token embeddings' tensor, without the backbone's prefix."""
     stored_slopes: str | None = None
-    """Name of the tensor that stores the slopes, without the trunk's prefix; None if there is none. Its
+    """Name of the tensor that stores the slopes, without the backbone's prefix; None if there is none. Its
     values replace those of the formula; a conversion writes them into config.json as ``SLOPES``."""
     own_scaling: bool = False
     """Whether the source's own code reads ``alibi_scaling`` from its config, as BTLM's does."""
@@ -122,8 +125,6 @@ class Family:
     """The class that transformers chooses for the source's model_type if the tokenizer's config has none."""
     bias_scale: Callable[[int], float] = lambda head_dim: 1.0
     """Head size -> the factor on slope times distance (Falcon divides it by sqrt(head size))."""
-    rounded_bias: bool = False
-    """Whether its own code, and transformers', rounds the bias to bfloat16 even in a float32 model."""
     stock: bool = True
     """Whether transformers has its own classes for this family, called ``<camel>Model`` and so on."""
     stock_unfit: Callable[[Config], str | None] = lambda config: None
@@ -134,11 +135,41 @@ class Family:
     """Hub ids for the documentation's table."""
 
     @property
+    def camel(self) -> str:
+        """Name in class names: ``MosaicGpt``."""
+        return "".join(word.title() for word in self.name.split("_"))
+
+    @property
     def train_lengths(self) -> Mapping[str, int]:
         """Hub id -> trained length in tokens, of the known checkpoints whose length is known."""
         return {
             name: group.tokens for group in self.checkpoints for name in group.ids if group.tokens is not None
         }
+
+    def geometry(self, config: Config) -> Geometry:
+        """Reads the sizes.
+
+        Raises:
+            SourceError: a size is missing or impossible.
+        """
+        heads, width, layers = (
+            count(config, key, *(other for other, name in self.spellings.items() if name == key))
+            for key in self.sizes
+        )
+        return Geometry(heads, head_dim(width, heads), layers, self.kv_heads(config, heads))
+
+    def stock_slopes(self, config: Config) -> Slopes:
+        """The slopes the checkpoint was trained with, one per head."""
+        return self.trained_slopes(config, self.geometry(config).num_heads)
+
+    def normalise(self, config: Config) -> dict[str, Any]:
+        """The config with the keys and values that the template reads."""
+        return self.rewrite(respelled(config, self.spellings))
+
+    def raise_length(self, config: dict[str, Any], length: int) -> None:
+        """Raises the config's own length limit, if it has one, to this number of tokens."""
+        if self.limited and self.length_hint is not None:
+            config[self.length_hint] = max(count(config, self.length_hint, default=1), length)
 
     @property
     def model_type(self) -> str:
@@ -150,12 +181,13 @@ class Family:
         """The files that are copied into a converted repository."""
         parts = {
             "decoder": ("ntk_attention.py", "ntk_plan.py", "ntk_cache.py"),
-            "encoder": ("ntk_encoder_heads.py", "ntk_symmetric.py"),
+            "encoder": ("ntk_encoder_heads.py", "ntk_symmetric.py", "ntk_tiles.py"),
         }
         return (
             f"configuration_ntk_{self.name}.py",
             f"modeling_ntk_{self.name}.py",
             f"ntk_{self.kind}.py",
+            "ntk_config.py",
             "ntk_heads.py",
             *parts[self.kind],
             "ntk_alibi.py",
@@ -221,12 +253,28 @@ class Family:
         return model_type in self.model_types if self.claims is None else self.claims(config)
 
     def tensor_names(self, below: str) -> tuple[str, str]:
-        """The names under which a tensor of the trunk may be stored: with the trunk's prefix and without."""
+        """The names under which a tensor of the backbone may be stored: with its prefix and without."""
         return f"{self.base_prefix}.{below}", below
 
     def below(self, name: str) -> str:
-        """A tensor's name without the trunk's prefix."""
+        """A tensor's name without the backbone's prefix."""
         return name.removeprefix(f"{self.base_prefix}.")
+
+
+def check_options(config: Config, known: Mapping[str, tuple[Any, ...]], what: str, where: str = "") -> None:
+    """Raises ``UnsupportedModel`` for an option with a value that the template would not honour.
+
+    Args:
+        config: the config, or an object in it.
+        known: option -> its good values; None stands for a missing or null key, which means the default.
+        what: the kind of model, for people.
+        where: the object's name and a dot.
+    """
+    for key, good in known.items():
+        value = config.get(key)
+        if value not in good:
+            fit = " or ".join(repr(option) for option in good if option is not None) or "no such key"
+            raise UnsupportedModel(f"{where}{key} is {value!r}; only {what} with {fit} can be converted")
 
 
 UNREAD = r"(^|\.)(masked_bias|scale_mask_softmax\.causal_mask)$"

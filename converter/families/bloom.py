@@ -8,13 +8,8 @@ Sources: transformers' ``models/bloom`` and the configs on the Hub. Early config
 
 from __future__ import annotations
 
-from typing import Any
-
-from converter.config import Config, Geometry, count, head_dim, respelled
 from converter.families.base import Family, Trained
-from converter.scaling import slopes
 
-SPELLINGS = {"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 SIZES = ("", "-560m", "-1b1", "-1b7", "-3b", "-7b1")
 
 OF_BLOOM = "of BLOOM, its base; its own source states no longer one"
@@ -68,41 +63,17 @@ CHECKPOINTS = (
 )
 
 
-def check(config: Config) -> None:
-    """Accepts every BLOOM: all of them use ALiBi."""
-
-
-def geometry(config: Config) -> Geometry:
-    heads = count(config, "n_head", "num_attention_heads")
-    return Geometry(
-        num_heads=heads,
-        head_dim=head_dim(count(config, "hidden_size", "n_embed"), heads),
-        num_layers=count(config, "n_layer", "num_hidden_layers"),
-        num_kv_heads=heads,
-    )
-
-
-def stock_slopes(config: Config) -> slopes.Slopes:
-    return slopes.stock_slopes(geometry(config).num_heads)
-
-
-def normalise(config: Config) -> dict[str, Any]:
-    return respelled(config, SPELLINGS)
-
-
 FAMILY = Family(
     name="bloom",
     title="BLOOM",
-    camel="Bloom",
     model_types=("bloom",),
     class_prefixes=("Bloom",),
-    check=check,
-    geometry=geometry,
-    stock_slopes=stock_slopes,
     checkpoints=CHECKPOINTS,
+    sizes=("n_head", "hidden_size", "n_layer"),
+    spellings={"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
     length_hint="seq_length",
     length_doubt="is absent or 4096 in checkpoints that were trained at 2048",
-    normalise=normalise,
+    limited=False,
     tokenizer_class="BloomTokenizerFast",
     examples=("bigscience/bloom-560m", "bigscience/bloom-1b7", "bigscience/bloomz-7b1"),
 )

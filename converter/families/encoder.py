@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from converter.config import Config, Geometry, count, head_dim
-from converter.errors import SourceError, UnsupportedModel
+from converter.config import Config
+from converter.errors import SourceError
+from converter.families.base import check_options
 from converter.source.checkpoint import Tensor
 
 # Buffers that old versions of transformers stored.
@@ -15,8 +16,7 @@ BUFFERS = r"(^|\.)embeddings\.(position_ids|token_type_ids)$"
 CLASSIFIER = "classifier.weight"
 POOLER, PREDICTIONS = re.compile(r"(^|\.)pooler\.dense\."), re.compile(r"^cls\.predictions\.")
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
-# Option -> the values for which the templates compute the right layers; None stands for a missing or null
-# key, which means the default.
+# Option -> the values for which the templates compute the right layers; see check_options.
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "hidden_act": (None, *ACTIVATIONS),
     "is_decoder": (None, False),
@@ -27,10 +27,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 
 def check(config: Config) -> None:
     """Raises ``UnsupportedModel`` for options of BERT that change its layers."""
-    for key, good in OPTIONS.items():
-        if config.get(key) not in good:
-            fit = " or ".join(repr(value) for value in good if value is not None)
-            raise UnsupportedModel(f"{key} is {config[key]!r}; only a model with {fit} can be converted")
+    check_options(config, OPTIONS, "a model")
 
 
 def code(config: Config) -> Mapping[str, Any]:
@@ -54,35 +51,20 @@ def class_names(config: Config) -> list[str]:
     return [entry.split(".")[-1] for entry in entries if isinstance(entry, str)]
 
 
-def geometry(config: Config) -> Geometry:
-    heads = count(config, "num_attention_heads")
-    return Geometry(
-        num_heads=heads,
-        head_dim=head_dim(count(config, "hidden_size"), heads),
-        num_layers=count(config, "num_hidden_layers"),
-        num_kv_heads=heads,
-    )
-
-
-def raise_length(config: dict[str, Any], length: int) -> None:
-    """Raises ``max_position_embeddings``, where tokenizers and servers truncate; nothing else reads it."""
-    config["max_position_embeddings"] = max(count(config, "max_position_embeddings", default=1), length)
-
-
 def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Whether a pooler is stored; and the right class, if the config names one without the stored head.
 
     Some configs name a masked language model whose head is not stored. Those of jina-reranker-v1 name the
-    trunk, though a classifier on top of the pooler is stored.
+    backbone, though a classifier on top of the pooler is stored.
     """
     pooler = any(POOLER.search(name) for name in tensors)
     changes: dict[str, Any] = {"add_pooling_layer": pooler}
     named = config.get("architectures") or []
-    trunk, predictions, labels = "Model", "ForMaskedLM", tensors.get(CLASSIFIER)
+    bare, predictions, labels = "Model", "ForMaskedLM", tensors.get(CLASSIFIER)
     if any(name.endswith(predictions) for name in named) and not any(map(PREDICTIONS.search, tensors)):
-        changes["architectures"] = [name.removesuffix(predictions) + trunk for name in named]
-    elif pooler and labels is not None and named and all(name.endswith(trunk) for name in named):
-        changes["architectures"] = [name.removesuffix(trunk) + "ForSequenceClassification" for name in named]
+        changes["architectures"] = [name.removesuffix(predictions) + bare for name in named]
+    elif pooler and labels is not None and named and all(name.endswith(bare) for name in named):
+        changes["architectures"] = [name.removesuffix(bare) + "ForSequenceClassification" for name in named]
         if len(config.get("id2label") or ()) != labels.shape[0]:
             changes["num_labels"] = labels.shape[0]
     return changes

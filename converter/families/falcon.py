@@ -3,6 +3,8 @@
 Sources: transformers' ``models/falcon`` and ``configuration_RW`` of the first revisions. Those revisions
 have the model_type ``RefinedWebModel`` or ``RefinedWeb`` and call the sizes ``n_head``, ``n_layer`` and
 ``n_head_kv``; their ``multi_query`` and ``parallel_attn`` are false by default, those of transformers true.
+Every published Falcon with ALiBi has sequential layers and a key for every head. Falcon's other layouts are
+those of its rotary models.
 The bias is divided by sqrt(head_dim) together with the scores. The models were trained at 2048 tokens
 (Penedo et al. 2023, arXiv 2306.01116), which no config stores.
 """
@@ -11,10 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from converter.config import Config, Geometry, count, head_dim, respelled
+from converter.config import Config, respelled
 from converter.errors import UnsupportedModel
 from converter.families.base import Family, Trained
-from converter.scaling import slopes
 
 OLD_TYPES = ("RefinedWebModel", "RefinedWeb")
 SPELLINGS = {
@@ -23,6 +24,8 @@ SPELLINGS = {
     "n_layer": "num_hidden_layers",
     "n_head_kv": "num_kv_heads",
 }
+LAYOUTS = {"multi_query": True, "parallel_attn": True, "new_decoder_architecture": False}
+"""Flags of Falcon's other layouts, with transformers' defaults."""
 
 
 def check(config: Config) -> None:
@@ -31,45 +34,29 @@ def check(config: Config) -> None:
             f"alibi is {config.get('alibi', False)!r}: this Falcon, like falcon-7b and falcon-40b, has "
             "rotary positions, so it has no slopes to scale; set rope scaling in its config.json instead"
         )
+    flags = rewrite(respelled(config, SPELLINGS))
+    for key, default in LAYOUTS.items():
+        if flags.get(key, default) is not False:
+            raise UnsupportedModel(
+                f"{key} is {flags.get(key, default)!r}; only a Falcon with False, as all published ones with "
+                "ALiBi have, can be converted"
+            )
 
 
-def geometry(config: Config) -> Geometry:
-    heads = count(config, "num_attention_heads", "n_head")
-    flags = normalise(config)
-    if flags.get("new_decoder_architecture"):
-        kv_heads = count(config, "num_kv_heads", "n_head_kv", default=heads)
-    else:
-        kv_heads = 1 if flags.get("multi_query", True) else heads
-    return Geometry(
-        num_heads=heads,
-        head_dim=head_dim(count(config, "hidden_size", "n_embed"), heads),
-        num_layers=count(config, "num_hidden_layers", "n_layer"),
-        num_kv_heads=kv_heads,
-    )
-
-
-def stock_slopes(config: Config) -> slopes.Slopes:
-    return slopes.stock_slopes(geometry(config).num_heads)
-
-
-def normalise(config: Config) -> dict[str, Any]:
-    result = respelled(config, SPELLINGS)
-    if config.get("model_type") in OLD_TYPES:
-        for key in ("multi_query", "parallel_attn"):
-            result.setdefault(key, False)
-        result.setdefault("new_decoder_architecture", config.get("n_head_kv") is not None)
-    return result
+def rewrite(config: dict[str, Any]) -> dict[str, Any]:
+    if config.get("model_type") not in OLD_TYPES:
+        return config
+    grouped = config.get("num_kv_heads") is not None
+    old = {"multi_query": False, "parallel_attn": False, "new_decoder_architecture": grouped}
+    return {**old, **config}
 
 
 FAMILY = Family(
     name="falcon",
     title="Falcon-RW",
-    camel="Falcon",
     model_types=("falcon", *OLD_TYPES),
     class_prefixes=("Falcon", "RW"),
     check=check,
-    geometry=geometry,
-    stock_slopes=stock_slopes,
     checkpoints=(
         Trained(2048, "arXiv 2306.01116", ("tiiuae/falcon-rw-1b", "tiiuae/falcon-rw-7b")),
         Trained(
@@ -82,8 +69,8 @@ FAMILY = Family(
             ),
         ),
     ),
-    normalise=normalise,
-    rounded_bias=True,
+    spellings=SPELLINGS,
+    rewrite=rewrite,
     bias_scale=lambda head_dim: head_dim**-0.5,
     examples=("tiiuae/falcon-rw-1b", "tiiuae/falcon-rw-7b"),
 )

@@ -36,17 +36,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from converter.config import Config, Geometry, agreed, count, head_dim, is_count, is_number, respelled
+from converter.config import Config, agreed, is_count, is_number
 from converter.errors import SourceError, Undecided, UnsupportedModel
 from converter.families.base import Family, Trained, stored_slopes
 from converter.scaling import slopes
 
-SIZES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
-SCALES = {
-    "embeddings_scale": "mup_embeddings_scale",
-    "width_scale": "mup_width_scale",
-    "scale_qk_dot_by_d": "mup_scale_qk_dot_by_d",
-}
+OLD_SCALES = ("embeddings_scale", "width_scale", "scale_qk_dot_by_d")
 
 MODEL_TYPES = ("jais", "btlm")
 FACTORS = (("mup_embeddings_scale", "embeddings_scale"), ("mup_width_scale", "width_scale"))
@@ -100,9 +95,10 @@ def check(config: Config) -> None:
                 f"{key} is {value!r}; only a JAIS or BTLM with {wanted!r} can be converted"
             )
     scales(config)
-    if geometry(config).head_dim > LARGEST_HEAD_DIM:
+    head_dim = FAMILY.geometry(config).head_dim
+    if head_dim > LARGEST_HEAD_DIM:
         raise UnsupportedModel(
-            f"n_embd / n_head is {geometry(config).head_dim}; only a JAIS or BTLM with heads of up to "
+            f"n_embd / n_head is {head_dim}; only a JAIS or BTLM with heads of up to "
             f"{LARGEST_HEAD_DIM} channels can be converted"
         )
     own = config.get("alibi_scaling")
@@ -140,24 +136,12 @@ def scales(config: Config) -> dict[str, Any]:
     }
 
 
-def geometry(config: Config) -> Geometry:
-    heads = count(config, "n_head", "num_attention_heads")
-    return Geometry(
-        num_heads=heads,
-        head_dim=head_dim(count(config, "n_embd", "hidden_size"), heads),
-        num_layers=count(config, "n_layer", "num_hidden_layers"),
-        num_kv_heads=heads,
-    )
-
-
-def stock_slopes(config: Config) -> slopes.Slopes:
-    heads = geometry(config).num_heads
+def trained_slopes(config: Config, heads: int) -> slopes.Slopes:
     return stored_slopes(config, heads) or slopes.stock_slopes(heads)
 
 
-def normalise(config: Config) -> dict[str, Any]:
-    result = {key: value for key, value in respelled(config, SIZES).items() if key not in SCALES}
-    return result | scales(config)
+def rewrite(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in OLD_SCALES} | scales(config)
 
 
 def config_length(config: Config) -> int | None:
@@ -165,11 +149,6 @@ def config_length(config: Config) -> int | None:
     scaling = config.get("alibi_scaling")
     length = scaling.get("train_seq_len") if isinstance(scaling, dict) else None
     return length if is_count(length) else None
-
-
-def raise_length(config: dict[str, Any], length: int) -> None:
-    """Raises ``n_positions``, which tools take for the longest input."""
-    config["n_positions"] = max(count(config, "n_positions", default=1), length)
 
 
 def _linear(scaling: object) -> bool:
@@ -236,21 +215,19 @@ CHECKPOINTS = (
 FAMILY = Family(
     name="jais",
     title="JAIS and BTLM",
-    camel="Jais",
     model_types=MODEL_TYPES,
     claims=claims,
     sign="`jais`, `btlm`, or `GPTJX...` classes",
     class_prefixes=("JAIS", "BTLM", "GPTJX"),
     class_aliases={"JAISLMHeadModel": "ForCausalLM", "BTLMLMHeadModel": "ForCausalLM"},
     check=check,
-    geometry=geometry,
-    stock_slopes=stock_slopes,
     checkpoints=CHECKPOINTS,
+    sizes=("n_head", "n_embd", "n_layer"),
+    spellings={"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
+    trained_slopes=trained_slopes,
     length_hint="n_positions",
-    length_doubt="is a limit that is raised for longer inputs without training",
     config_length=config_length,
-    normalise=normalise,
-    raise_length=raise_length,
+    rewrite=rewrite,
     embeddings="wte.weight",
     stored_slopes="relative_pe.slopes",
     own_scaling=True,

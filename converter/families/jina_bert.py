@@ -21,7 +21,7 @@ Facts and their sources:
 * The embedding models name ``JinaBertForMaskedLM`` but store no such head (the loaders of vLLM and
   text-embeddings-inference skip it); rerankers store a ``classifier`` on top of the pooler.
 * jina-colbert-v1-en has the class ``HF_ColBERT`` (stanford-futuredata/ColBERT, ``hf_colbert.py`` and
-  ``colbert.py``; jina-ai/ColBERT for JinaBERT): the trunk and ``linear.weight`` [dim, width]. A token's
+  ``colbert.py``; jina-ai/ColBERT for JinaBERT): the backbone and ``linear.weight`` [dim, width]. A token's
   vector is linear(hidden state), scaled to unit length. That of a padding token, recognised by its id, is 0.
   Queries are filled up with mask tokens, which attention does not see, but which have vectors too.
 * Trained length: 512 (model cards of v2-base-en and v2-small-en: "trained using 512 sequence length,
@@ -38,7 +38,6 @@ from converter.config import Config
 from converter.errors import SourceError, UnsupportedModel
 from converter.families import encoder
 from converter.families.base import Family, Trained
-from converter.scaling import slopes
 from converter.source.checkpoint import Tensor
 
 FEED_FORWARD = ("geglu", "reglu", "original")
@@ -87,10 +86,6 @@ def check(config: Config) -> None:
     encoder.check(config)
 
 
-def stock_slopes(config: Config) -> slopes.Slopes:
-    return slopes.stock_slopes(encoder.geometry(config).num_heads)
-
-
 def qk_post_norm(config: Config) -> bool:
     """Whether the config names the code of the second layout, or a checkpoint with that layout."""
     given = config.get("qk_post_norm")
@@ -100,7 +95,7 @@ def qk_post_norm(config: Config) -> bool:
     return any(QK_CODE in place for place in places if isinstance(place, str))
 
 
-def normalise(config: Config) -> dict[str, Any]:
+def rewrite(config: dict[str, Any]) -> dict[str, Any]:
     layout = qk_post_norm(config)
     default = "geglu" if layout else "original"
     return {
@@ -143,7 +138,6 @@ CHECKPOINTS = (
 FAMILY = Family(
     name="jina_bert",
     title="JinaBERT",
-    camel="JinaBert",
     kind="encoder",
     model_types=(),
     claims=claims,
@@ -151,14 +145,11 @@ FAMILY = Family(
     class_prefixes=("JinaBert",),
     class_aliases={"HF_ColBERT": "ForColBERT"},
     check=check,
-    geometry=encoder.geometry,
-    stock_slopes=stock_slopes,
     checkpoints=CHECKPOINTS,
     length_hint="max_position_embeddings",
     length_doubt="is the length that the model is meant to reach, 16 times the trained one in Jina's own",
-    normalise=normalise,
+    rewrite=rewrite,
     fit=fit,
-    raise_length=encoder.raise_length,
     base_prefix="bert",
     layers="encoder.layer",
     embeddings="embeddings.word_embeddings.weight",

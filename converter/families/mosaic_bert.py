@@ -29,7 +29,6 @@ from converter.config import Config
 from converter.errors import UnsupportedModel
 from converter.families import encoder
 from converter.families.base import Family, Trained
-from converter.scaling import slopes
 from converter.source.checkpoint import Tensor
 
 KNOWN_CODE = re.compile(r"(^|--)bert_layers\.Bert(Model|For\w+)$")
@@ -63,10 +62,6 @@ def check(config: Config) -> None:
     encoder.check(config)
 
 
-def stock_slopes(config: Config) -> slopes.Slopes:
-    return slopes.stock_slopes(encoder.geometry(config).num_heads)
-
-
 def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Ties the decoder unless one is stored, whatever the config says; the rest is ``encoder.fit``."""
     tied = {} if DECODER in tensors else {"tie_word_embeddings": True}
@@ -96,20 +91,16 @@ CHECKPOINTS = (
 FAMILY = Family(
     name="mosaic_bert",
     title="MosaicBERT and DNABERT-2",
-    camel="MosaicBert",
     kind="encoder",
     model_types=(),
     claims=claims,
     sign="`bert` or none, with `alibi_starting_size`",
     class_prefixes=("Bert",),
     check=check,
-    geometry=encoder.geometry,
-    stock_slopes=stock_slopes,
     checkpoints=CHECKPOINTS,
     length_hint="max_position_embeddings",
     length_doubt="is BERT's default, whatever the model was trained at",
     fit=fit,
-    raise_length=encoder.raise_length,
     base_prefix="bert",
     layers="encoder.layer",
     embeddings="embeddings.word_embeddings.weight",

@@ -7,7 +7,7 @@ repository is an ``mpt``).
 
 * The options are top-level keys: ``alibi`` (false by default), ``alibi_bias_max``, ``attn_qk_ln``,
   ``attn_clip_qkv``, ``softmax_scale``, ``attn_pdrop``, ``mlp_ratio``, ``no_bias`` (false by default).
-* The only class is the language model; its trunk is a ModuleDict called ``transformer``. Each layer has
+* The only class is the language model; its backbone is a ModuleDict called ``transformer``. Each layer has
   ``ln_1``, ``attn.{Wqkv,out_proj}``, ``ln_2``, ``mlp.{mlp_up,mlp_down}``; the last norm is ``ln_f``. Logits
   come from ``wte`` whatever ``tie_word_embeddings`` says.
 * ``attn_qk_ln`` adds ``attn.{q_ln,k_ln}`` over the whole width, before the split into heads. Both
@@ -27,15 +27,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from converter.config import Config, Geometry, count, head_dim, is_number, respelled
-from converter.errors import SourceError, UnsupportedModel
-from converter.families.base import Family, Trained
-from converter.families.mpt import raise_length
-from converter.scaling import slopes
+from converter.config import Config, count
+from converter.errors import UnsupportedModel
+from converter.families.base import Family, Trained, check_options
+from converter.families.mpt import bias_max, check_numbers, check_softmax_scale
+from converter.scaling.slopes import Slopes
 
-SPELLINGS = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
-
-# Option -> the values for which the template computes the right model; None stands for a missing key.
+# Option -> the values for which the template computes the right model; see check_options.
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "prefix_lm": (None, False),
     "norm_type": (None,),
@@ -53,59 +51,24 @@ def check(config: Config) -> None:
             f"alibi is {config.get('alibi', False)!r}: this MosaicGPT was trained with learned positions, so "
             "it has no slopes to scale; no conversion can lengthen it"
         )
-    for key, good in OPTIONS.items():
-        value = config.get(key)
-        if value not in good:
-            fit = " or ".join(repr(option) for option in good if option is not None) or "no such key"
-            raise UnsupportedModel(f"{key} is {value!r}; only a MosaicGPT with {fit} can be converted")
-    scale = config.get("softmax_scale")
-    if scale is not None and not (is_number(scale) and 1 / 256 <= scale <= 16):
-        raise UnsupportedModel(
-            f"softmax_scale is {scale!r}; only a MosaicGPT with a value from 1/256 to 16 can be converted"
-        )
-    for key in ("attn_clip_qkv", "logit_scale"):
-        value = config.get(key)
-        named = key == "logit_scale" and value == "inv_sqrt_d_model"
-        if not (value is None or is_number(value) or named):
-            raise SourceError(f"config.json: {key} is {value!r}, expected a number or null")
+    check_options(config, OPTIONS, "a MosaicGPT")
+    check_softmax_scale(config, "a MosaicGPT")
+    check_numbers(config, ("attn_clip_qkv", "logit_scale"))
     count(config, "mlp_ratio", default=4)
-    bias_max(config)
+    bias_max(config, "")
 
 
-def geometry(config: Config) -> Geometry:
-    heads = count(config, "n_heads", "num_attention_heads")
-    return Geometry(
-        num_heads=heads,
-        head_dim=head_dim(count(config, "d_model", "hidden_size"), heads),
-        num_layers=count(config, "n_layers", "num_hidden_layers"),
-        num_kv_heads=heads,
-    )
+def trained_slopes(config: Config, heads: int) -> Slopes:
+    return tuple(2.0 ** (-bias_max(config, "") * head / heads) for head in range(1, heads + 1))
 
 
-def bias_max(config: Config) -> float:
-    """``alibi_bias_max``, 8 by default.
-
-    Raises:
-        SourceError: the value is not a number above 0 and up to 128.
-    """
-    value = config.get("alibi_bias_max", 8)
-    if not is_number(value) or not 0 < value <= 128:
-        raise SourceError(f"config.json: alibi_bias_max is {value!r}, expected 8 or so")
-    return float(value)
-
-
-def stock_slopes(config: Config) -> slopes.Slopes:
-    heads = geometry(config).num_heads
-    return tuple(2.0 ** (-bias_max(config) * head / heads) for head in range(1, heads + 1))
-
-
-def normalise(config: Config) -> dict[str, Any]:
+def rewrite(config: dict[str, Any]) -> dict[str, Any]:
     # The original code ignores this key; its head is always the embedding.
-    return respelled(config, SPELLINGS) | {"tie_word_embeddings": True}
+    return config | {"tie_word_embeddings": True}
 
 
 def doubt(config: Config) -> str | None:
-    heads = geometry(config).num_heads
+    heads = FAMILY.geometry(config).num_heads
     if heads & (heads - 1) == 0:
         return None
     return (
@@ -118,13 +81,13 @@ def doubt(config: Config) -> str | None:
 FAMILY = Family(
     name="mosaic_gpt",
     title="MosaicGPT",
-    camel="MosaicGpt",
     model_types=("mosaic_gpt", "replit_lm"),
     class_prefixes=("MosaicGPT", "ReplitLM"),
     class_aliases={"MosaicGPT": "ForCausalLM", "ReplitLM": "ForCausalLM"},
     check=check,
-    geometry=geometry,
-    stock_slopes=stock_slopes,
+    sizes=("n_heads", "d_model", "n_layers"),
+    spellings={"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+    trained_slopes=trained_slopes,
     checkpoints=(
         Trained(
             2048,
@@ -135,9 +98,7 @@ FAMILY = Family(
         Trained(2048, "max_seq_len, and the tokenizer's limit", ("replit/replit-code-v1-3b",)),
     ),
     length_hint="max_seq_len",
-    length_doubt="is a limit that is often raised without training",
-    normalise=normalise,
-    raise_length=raise_length,
+    rewrite=rewrite,
     layers="blocks",
     embeddings="wte.weight",
     tokenizer_class="GPTNeoXTokenizerFast",

@@ -29,23 +29,17 @@ cards; ``max_seq_len`` is a limit that users raise on purpose.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from converter.config import Config, Geometry, agreed, count, head_dim, is_number, respelled
+from converter.config import Config, agreed, count, is_number
 from converter.errors import SourceError, Undecided, UnsupportedModel
-from converter.families.base import Family, Trained
+from converter.families.base import Family, Trained, check_options
 from converter.scaling import slopes
 
-SPELLINGS = {
-    "hidden_size": "d_model",
-    "num_attention_heads": "n_heads",
-    "num_hidden_layers": "n_layers",
-    "norm_eps": "layer_norm_epsilon",
-}
 EPSILON = 1e-5
 
-# Option -> the values for which the template computes the right layer; None stands for a missing or null
-# key, which means the default.
+# Option -> the values for which the template computes the right layer; see check_options.
 LAYER_NORMS = ("layernorm", "low_precision_layernorm")
 RMS_NORMS = ("rmsnorm", "low_precision_rmsnorm")
 ATTENTION: dict[str, tuple[Any, ...]] = {
@@ -113,28 +107,12 @@ def check(config: Config) -> None:
             f"config.json does not say attn_config.alibi, and by llm-foundry's default {reason}; if it was "
             "trained with ALiBi, give --set attn_config.alibi=true"
         )
-    check_softmax_scale(options)
-    for where, values, known in (
-        ("attn_config.", options, ATTENTION),
-        ("ffn_config.", layer, FFN),
-        ("", config, LAYER),
-    ):
-        for key, good in known.items():
-            value = values.get(key)
-            # Newer versions write the kind of linear layer as an object.
-            value = value.get("name", "torch") if key == "fc_type" and isinstance(value, dict) else value
-            if value not in good:
-                fit = " or ".join(repr(value) for value in good if value is not None) or "no such key"
-                raise UnsupportedModel(f"{where}{key} is {value!r}; only an MPT with {fit} can be converted")
-    for where, values, key in (
-        ("attn_config.", options, "softmax_scale"),
-        ("attn_config.", options, "clip_qkv"),
-        ("attn_config.", options, "attn_pdrop"),
-        ("", config, "logit_scale"),
-    ):
-        value = values.get(key)
-        if not (value is None or is_number(value) or (key == "logit_scale" and value == "inv_sqrt_d_model")):
-            raise SourceError(f"config.json: {where}{key} is {value!r}, expected a number or null")
+    check_softmax_scale(options, "an MPT", "attn_config.")
+    check_options(options, ATTENTION, "an MPT", "attn_config.")
+    check_options(_with_named_layers(layer), FFN, "an MPT", "ffn_config.")
+    check_options(_with_named_layers(config), LAYER, "an MPT")
+    check_numbers(options, ("clip_qkv", "attn_pdrop"), "attn_config.")
+    check_numbers(config, ("logit_scale",))
     check_norms(config)
     tuning = options.get("attn_temperature_tuning")
     if tuning and not (isinstance(tuning, dict) and tuning.get("attn_scale", 0) == 0):
@@ -143,7 +121,7 @@ def check(config: Config) -> None:
             "their positions can be converted"
         )
     count(layer, "ffn_hidden_size", default=1)
-    bias_max(config)
+    bias_max(options)
     sizes = (config.get("d_model"), config.get("n_heads"), options.get("kv_n_heads"))
     if sizes == KRUTRIM and layer.get("ffn_act_fn") is None:
         raise Undecided(
@@ -179,24 +157,22 @@ def check_norms(config: Config) -> None:
         )
 
 
-def check_softmax_scale(options: Config) -> None:
+def check_softmax_scale(options: Config, what: str, where: str = "") -> None:
     """The template divides the slopes by this scale, and half precision must hold the result."""
     scale = options.get("softmax_scale")
     if scale is not None and not (is_number(scale) and 1 / 256 <= scale <= 16):
         raise UnsupportedModel(
-            f"attn_config.softmax_scale is {scale!r}; only an MPT with a value from 1/256 to 16 can be "
-            "converted"
+            f"{where}softmax_scale is {scale!r}; only {what} with a value from 1/256 to 16 can be converted"
         )
 
 
-def geometry(config: Config) -> Geometry:
-    heads = count(config, "n_heads", "num_attention_heads")
-    return Geometry(
-        num_heads=heads,
-        head_dim=head_dim(count(config, "d_model", "hidden_size"), heads),
-        num_layers=count(config, "n_layers", "num_hidden_layers"),
-        num_kv_heads=kv_heads(config, heads),
-    )
+def check_numbers(options: Config, keys: Sequence[str], where: str = "") -> None:
+    """Raises ``SourceError`` for a value that is not a number, null, or the name of a factor on logits."""
+    for key in keys:
+        value = options.get(key)
+        named = key == "logit_scale" and value == "inv_sqrt_d_model"
+        if not (value is None or is_number(value) or named):
+            raise SourceError(f"config.json: {where}{key} is {value!r}, expected a number or null")
 
 
 def kv_heads(config: Config, heads: int) -> int:
@@ -224,42 +200,34 @@ def kv_heads(config: Config, heads: int) -> int:
     return groups
 
 
-def bias_max(config: Config) -> float:
-    """``attn_config.alibi_bias_max``, 8 by default.
+def bias_max(options: Config, where: str = "attn_config.") -> float:
+    """``alibi_bias_max``, 8 by default.
 
     Raises:
         SourceError: the value is not a number above 0 and up to 128.
     """
-    value = attention(config).get("alibi_bias_max", 8)
+    value = options.get("alibi_bias_max", 8)
     if not is_number(value) or not 0 < value <= 128:
-        raise SourceError(f"config.json: attn_config.alibi_bias_max is {value!r}, expected 8 or so")
+        raise SourceError(f"config.json: {where}alibi_bias_max is {value!r}, expected 8 or so")
     return float(value)
 
 
-def stock_slopes(config: Config) -> slopes.Slopes:
-    return slopes.stock_slopes(geometry(config).num_heads, bias_max(config))
+def trained_slopes(config: Config, heads: int) -> slopes.Slopes:
+    return slopes.stock_slopes(heads, bias_max(attention(config)))
 
 
-def normalise(config: Config) -> dict[str, Any]:
-    result = {
-        key: value
-        for key, value in respelled(config, SPELLINGS).items()
-        if key != SPELLINGS["norm_eps"] or value is not None
-    }
+def rewrite(config: dict[str, Any]) -> dict[str, Any]:
+    unless_null = ("attn_config", "ffn_config", "layer_norm_epsilon")
+    result = {key: value for key, value in config.items() if key not in unless_null or value is not None}
     if result.get("no_bias") is None and _foundry(config):
         result["no_bias"] = False
     return result
 
 
-def raise_length(config: dict[str, Any], length: int) -> None:
-    """Raises ``max_seq_len``, beyond which MPT code and tools that read it refuse to run."""
-    config["max_seq_len"] = max(count(config, "max_seq_len", default=1), length)
-
-
 def stock_unfit(config: Config) -> str | None:
     """Names an option that transformers' MPT silently ignores; None if there is none."""
     options, layer = attention(config), ffn(config)
-    sizes = geometry(config)
+    sizes = FAMILY.geometry(config)
     if sizes.num_kv_heads != sizes.num_heads:
         return f"stock transformers ignores attn_config.attn_type ({options['attn_type']})"
     if layer.get("ffn_type") == "mptglu" or layer.get("ffn_act_fn") or layer.get("ffn_hidden_size"):
@@ -268,13 +236,13 @@ def stock_unfit(config: Config) -> str | None:
         return f"stock transformers ignores norm_type ({config['norm_type']})"
     if config.get("norm_eps") not in (None, EPSILON):
         return f"stock transformers ignores norm_eps ({config['norm_eps']})"
-    if bias_max(config) != 8:
-        return f"stock transformers ignores attn_config.alibi_bias_max ({bias_max(config):g})"
+    if bias_max(options) != 8:
+        return f"stock transformers ignores attn_config.alibi_bias_max ({bias_max(options):g})"
     if options.get("qk_ln"):
         return "stock transformers ignores attn_config.qk_ln"
     if config.get("expansion_ratio", 4) != 4:
         return f"stock transformers ignores expansion_ratio ({config['expansion_ratio']})"
-    if not normalise(config).get("no_bias", True):
+    if not FAMILY.normalise(config).get("no_bias", True):
         return "stock transformers has no biases"
     return None
 
@@ -306,6 +274,12 @@ def doubt(config: Config) -> str | None:
     return f"logit_scale {scale!r} is honoured, as in llm-foundry; transformers' own MPT class ignores it"
 
 
+def _with_named_layers(options: Config) -> Config:
+    """The same, with the kind of linear layer as a word; newer versions write an object."""
+    kind = options.get("fc_type")
+    return {**options, "fc_type": kind.get("name", "torch")} if isinstance(kind, dict) else options
+
+
 def _options(config: Config, key: str) -> Config:
     options = config.get(key)
     if options is None:
@@ -318,12 +292,18 @@ def _options(config: Config, key: str) -> Config:
 FAMILY = Family(
     name="mpt",
     title="MPT",
-    camel="Mpt",
     model_types=("mpt",),
     class_prefixes=("Mpt", "MPT"),
     check=check,
-    geometry=geometry,
-    stock_slopes=stock_slopes,
+    sizes=("n_heads", "d_model", "n_layers"),
+    spellings={
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+        "norm_eps": "layer_norm_epsilon",
+    },
+    kv_heads=kv_heads,
+    trained_slopes=trained_slopes,
     checkpoints=(
         Trained(2048, "card", tuple(f"mosaicml/mpt-7b{kind}" for kind in ("", "-instruct", "-chat"))),
         Trained(65536, "card", ("mosaicml/mpt-7b-storywriter",)),
@@ -346,9 +326,7 @@ FAMILY = Family(
         ),
     ),
     length_hint="max_seq_len",
-    length_doubt="is a limit that is often raised without training",
-    normalise=normalise,
-    raise_length=raise_length,
+    rewrite=rewrite,
     layers="blocks",
     embeddings="wte.weight",
     tokenizer_class="GPTNeoXTokenizerFast",

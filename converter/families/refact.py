@@ -8,7 +8,7 @@ github.com/smallcloudai/refact, which splits attn.kv and names the modules. They
 * The norms are LayerNorm without bias (llama.cpp's converter stores the epsilon as that of an RMSNorm; the
   original, the model card and the other ports have LayerNorm). There are no other biases either. Only the
   first revision's ``ln_f`` has a bias, which its own conversion leaves at zero. ``ln_f`` and lm_head are
-  outside the trunk, and the head is not tied, although no config says so.
+  outside the backbone, and the head is not tied, although no config says so.
 * The scale is 1 / sqrt(head size). The bias is +slope * (key position + 1), which in a softmax equals
   -slope * distance. With a cache the first revision has no causal mask, so it takes one new token at a time.
 * The MLP is silu(gate) * up; its width is two thirds of ``n_inner`` (4 * n_embd if null), rounded up
@@ -28,18 +28,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from converter.config import Config, Geometry, count, head_dim, respelled
+from converter.config import Config, count
 from converter.errors import SourceError, UnsupportedModel
 from converter.families.base import Family, Trained
-from converter.scaling import slopes
 from converter.source.checkpoint import Tensor
 
-SPELLINGS = {
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer",
-    "max_position_embeddings": "n_positions",
-}
 PACKED = "packed_projections"
 """Key of a converted config: whether key and value share one stored tensor, and gate and up another."""
 
@@ -65,25 +58,9 @@ def check(config: Config) -> None:
     count(config, "n_inner", default=1)
 
 
-def geometry(config: Config) -> Geometry:
-    heads = count(config, "n_head", "num_attention_heads")
-    return Geometry(
-        num_heads=heads,
-        head_dim=head_dim(count(config, "n_embd", "hidden_size"), heads),
-        num_layers=count(config, "n_layer", "num_hidden_layers"),
-        num_kv_heads=1,
-    )
-
-
-def stock_slopes(config: Config) -> slopes.Slopes:
-    return slopes.stock_slopes(geometry(config).num_heads)
-
-
-def normalise(config: Config) -> dict[str, Any]:
-    result = respelled(config, SPELLINGS)
-    result.setdefault(PACKED, True)
-    result["tie_word_embeddings"] = False  # transformers' default, true, never reached the head
-    return result
+def rewrite(config: dict[str, Any]) -> dict[str, Any]:
+    # transformers' default of the last key, true, never reached the head.
+    return {PACKED: True, **config, "tie_word_embeddings": False}
 
 
 def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:  # noqa: ARG001 -- the signature of Family.fit
@@ -92,27 +69,25 @@ def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:  # noq
     return {PACKED: packed, FINAL_BIAS: "ln_f.bias" in tensors}
 
 
-def raise_length(config: dict[str, Any], length: int) -> None:
-    """Raises ``n_positions``, beyond which tools that read it refuse to run."""
-    config["n_positions"] = max(count(config, "n_positions", default=1), length)
-
-
 FAMILY = Family(
     name="refact",
     title="Refact-1.6B",
-    camel="Refact",
     model_types=("gpt_refact",),
     class_prefixes=("GPTRefact",),
     check=check,
-    geometry=geometry,
-    stock_slopes=stock_slopes,
     checkpoints=(Trained(4096, "card", ("smallcloudai/Refact-1_6B-fim",)),),
+    sizes=("n_head", "n_embd", "n_layer"),
+    spellings={
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+        "max_position_embeddings": "n_positions",
+    },
+    kv_heads=lambda config, heads: 1,
     claims=claims,
     length_hint="n_positions",
-    length_doubt="is a limit that is often raised without training",
-    normalise=normalise,
+    rewrite=rewrite,
     fit=fit,
-    raise_length=raise_length,
     embeddings="wte.weight",
     stock=False,
     examples=("smallcloudai/Refact-1_6B-fim",),

@@ -25,11 +25,12 @@ def templates_folder() -> Path:
 
 
 def config_keys(family: Family) -> set[str]:
-    """The keys that a family's converted config class has parameters for.
+    """The keys that a family's converted config class has defaults for.
 
     The file is parsed and not imported, since that would import transformers.
     """
     path = templates_folder() / f"configuration_ntk_{family.name}.py"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    return {argument.arg for function in functions for argument in function.args.args} - {"self"}
+    classes = (node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef))
+    assignments = (node for node in next(classes).body if isinstance(node, ast.Assign))
+    values = {ast.unparse(node.targets[0]): node.value for node in assignments}
+    return {"alibi_scaling", *ast.literal_eval(values["defaults"])}

@@ -53,7 +53,7 @@ class Positions:
     scale: Callable[[Values, Scaling, int], Values] = lambda stock, scaling, tokens: scaling.slopes(
         stock, tokens
     )
-    """``converter.recipes.base.Recipe.scaled``."""
+    """``converter.recipes.recipe.Recipe.scaled``."""
 
     @property
     def variants(self) -> list[Variant]:

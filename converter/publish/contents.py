@@ -7,28 +7,25 @@ reports of exports. All other files in the folder are the user's own and are not
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converter.config import read_provenance
 from converter.errors import SourceError, VerificationError
-from converter.exports import EXPORTS, reports
+from converter.exports.onnx.files import REPORT
 from converter.progress import byte_bar
 from converter.result import manifest
-from converter.result.code import code_names
-from converter.result.converted import CONVERT_FIRST, ConvertedRepository, open_converted
-from converter.source.base import CARD, CONFIG
+from converter.result.converted import CONVERT_FIRST, ConvertedRepository, code_names, open_converted
+from converter.source.base import CONFIG
 from converter.weights.files import sha256
 
 if TYPE_CHECKING:
     from converter.verification import Check
 
-UNLISTED = (*manifest.UNLISTED, *reports())
+UNLISTED = (*manifest.UNLISTED, REPORT)
 """Files that belong to a repository, but are not in its manifest; they may be edited or written again."""
-State = tuple[int, int, int, int]
-"""Size in bytes, times of the last changes in ns, and inode number; if they differ, the file was changed."""
 SMALL = 64 << 20
 """Bytes; files up to this size are compared with the manifest at once, larger ones when they are sent."""
 
@@ -38,24 +35,12 @@ class Contents:
     """A converted repository."""
 
     repository: ConvertedRepository
-    states: Mapping[str, State]
-    """Every file that belongs to it, relative to ``folder``, as it was when the folder was read."""
+    files: Mapping[str, int]
+    """Every file that belongs to it, relative to ``folder`` -> bytes."""
     digests: Mapping[str, str | None]
     """File in the manifest -> SHA-256, or None for linked weights. Other files may change."""
     left: Sequence[str]
     """Files that do not belong to it, and folders, which end in a slash."""
-    card: Path | None = None
-    """The card that is pushed instead of the folder's."""
-
-    @property
-    def files(self) -> dict[str, int]:
-        """File -> size in bytes."""
-        sizes = {name: state[0] for name, state in self.states.items()}
-        return sizes if self.card is None else {**sizes, CARD: self.card.stat().st_size}
-
-    def path(self, name: str) -> Path:
-        """The file that is pushed under a name."""
-        return self.card if name == CARD and self.card is not None else self.folder / name
 
     @property
     def folder(self) -> Path:
@@ -67,33 +52,18 @@ class Contents:
         """The Hub id or name of what it was made from."""
         return self.repository.source
 
-    def check_linked(self, *, progress: bool = False) -> None:
-        """Raises ``SourceError`` if a linked weight is NaN or infinite; the conversion has not read them."""
+    def with_linked(self, *, progress: bool = False) -> Contents:
+        """The same with the SHA-256 of linked weights, not read before; refuses NaN and infinity."""
         linked = [name for name, digest in self.digests.items() if digest is None]
-        total = sum(self.states[name][0] for name in linked)
+        total, digests = sum(self.files[name] for name in linked), dict(self.digests)
         with byte_bar("reading linked weights", total, show=progress) as advance:
             for name in linked:
                 scan = self.repository.scan(name, "download the source again, and convert it")
-                sha256(self.folder / name, advance, look=scan)
-
-    def check_unchanged(self) -> None:
-        """Raises ``SourceError`` for a file that was changed after the folder was read and verified."""
-        for name, state in self.states.items():
-            try:
-                found = state_of(self.folder / name)
-            except OSError:
-                found = None
-            if found != state:
-                raise SourceError(
-                    f"{name} was changed meanwhile; run the command again when nobody writes there"
-                )
+                digests[name] = sha256(self.folder / name, advance, look=scan)
+        return replace(self, digests=digests)
 
     def check_digests(self, found: Mapping[str, str]) -> None:
-        """Raises ``SourceError`` for a file whose SHA-256 is not the one in the manifest.
-
-        Args:
-            found: file -> its SHA-256 now.
-        """
+        """Raises ``SourceError`` for a file whose SHA-256, found now, is not the one in the manifest."""
         remedy = (
             f"{manifest.ADOPT.format(self.folder)}, otherwise put it back, or convert again (what you add "
             "yourself, `hf upload` sends after the push)"
@@ -115,51 +85,48 @@ def read_contents(folder: Path) -> Contents:
     present = set(_walk(folder))
     listed = manifest.read(folder, UNLISTED)
     code = code_names(folder, repository.recipe.templates)
-    index = [checkpoint.index] if checkpoint.index else []
-    for name in (CONFIG, *code, *checkpoint.files, *index):
+    for name in (CONFIG, *code, *checkpoint.files, *filter(None, [checkpoint.index])):
         if name not in listed:
             raise SourceError(
                 f"{name} is not in {manifest.MANIFEST}; {manifest.ADOPT.format(folder)}, otherwise convert "
                 "the source again"
             )
-    root = folder.resolve()
-    wanted = [*listed, *(name for name in UNLISTED if name in present)]
+    wanted = sorted([*listed, *(name for name in UNLISTED if name in present)])
     for name in wanted:
-        path = folder / name
-        if not path.is_file():
+        if not (folder / name).is_file():
             raise SourceError(
                 f"{folder} lacks {name}, which was written there; put it back, or convert or export again"
             )
-        if not path.resolve().is_relative_to(root):
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise SourceError(f"{name} is a link that leads out of {folder}; put the file itself there")
-    states = {name: state_of(folder / name) for name in sorted(wanted)}
+    files = {name: (folder / name).stat().st_size for name in wanted}
     digests = {name: entry.sha256 for name, entry in listed.items()}
-    contents = Contents(repository, states, digests, sorted(present - states.keys()))
-    small = {name: sha256(folder / name) for name in listed if digests[name] and states[name][0] <= SMALL}
+    contents = Contents(repository, files, digests, sorted(present - files.keys()))
+    small = {name: sha256(folder / name) for name in listed if digests[name] and files[name] <= SMALL}
     contents.check_digests(small)
     return contents
 
 
-def verify(contents: Contents, *, progress: bool = False) -> list[Check]:
+def verify(
+    repository: ConvertedRepository, listed: Collection[str], *, progress: bool = False
+) -> list[Check]:
     """Checks a converted repository as the conversion did, and its exports as ``export`` did.
 
-    Nothing in the folder is changed.
+    Nothing in the folder is changed. Exports that are not ``listed`` are not its own, and not checked.
 
     Raises:
         VerificationError, ValidationError: the first check that failed.
         MissingPackage: a package that the checks of an export need is not installed.
     """
+    from converter.exports.onnx.validate import check_again
     from converter.verification import verify as check
 
-    repository = contents.repository
     stored = repository.recipe.stored(repository.folder, repository.checkpoint, repository.config)
     for key, value in stored.items():
         if repository.config.get(key) != value:
             raise VerificationError(f"{CONFIG}: {key} is not what the weights say; convert the source again")
     checks = check(repository)
-    for kind in EXPORTS:
-        checks += kind.check_again(repository, contents.digests.keys(), progress=progress)
-    return checks
+    return checks + check_again(repository, listed, progress=progress)
 
 
 def _walk(folder: Path) -> Iterator[str]:
@@ -170,13 +137,3 @@ def _walk(folder: Path) -> Iterator[str]:
         folders[:] = sorted(set(folders) - set(closed) - {"__pycache__"})
         yield from (f"{(here / name).relative_to(folder).as_posix()}/" for name in closed)
         yield from ((here / name).relative_to(folder).as_posix() for name in files)
-
-
-def state_of(path: Path) -> State:
-    """What shows that a file was changed.
-
-    Raises:
-        OSError: there is no such file.
-    """
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino

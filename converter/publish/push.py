@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
-import re
-import tempfile
+import contextlib
+import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.config import read_provenance
-from converter.errors import ConverterError, PushError, SourceError
+from converter.errors import ConverterError, PushError, SourceError, UsageError
 from converter.interrupts import Interrupted
+from converter.progress import byte_bar
 from converter.publish.contents import UNLISTED, Contents, read_contents, verify
-from converter.publish.options import PushOptions
-from converter.publish.target import Hub, Target, arrived, check_branch, same
-from converter.result.card import OURS, with_place
+from converter.publish.hub import BRANCH, Hub, Target, same
+from converter.result.card import by_hand, with_place
 from converter.source.base import CARD, CONFIG
 from converter.source.hub import DEFAULT_REVISION
 from converter.source.jsonfile import parse_object
 
 if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd
-
     from converter.verification import Check
 
 GIT_SETTINGS = ".gitattributes"
 """The Hub's own file: it says which files are stored apart from git."""
-FRONT_MATTER = re.compile(rb"\A\s*---[ \t]*\r?\n.*?^---[ \t]*$", re.DOTALL | re.MULTILINE)
+HELD = 10 << 20
+"""Bytes; smaller files are read once, so that what is compared is what is sent. Larger ones are stored on the
+Hub by their SHA-256."""
+
+
+@dataclass(frozen=True)
+class PushOptions:
+    """A repository on the Hub, and how it is pushed to."""
+
+    repo_id: str
+    """``user/name``; created if it does not exist."""
+    private: bool = False
+    """Create it private; an existing one must be private already."""
+    branch: str | None = None
+    """Branch that gets the commit, created if it does not exist; None for the default branch."""
+    create_pr: bool = False
+    """Open a pull request instead."""
+    overwrite: bool = False
+    """Replace whatever the target holds."""
+    token: str | None = field(default=None, repr=False)
+    """Hub access token; None for HF_TOKEN or the saved login."""
+
+    def command(self, folder: Path) -> str:
+        """The command line that pushes a folder with these options, without the token."""
+        words = ["ntk-convert", "push", str(folder), self.repo_id]
+        words += ["--private"] * self.private + ["--create-pr"] * self.create_pr
+        words += ["--overwrite"] * self.overwrite + (["--branch", self.branch] if self.branch else [])
+        return shlex.join(words)
 
 
 @dataclass(frozen=True)
@@ -60,20 +84,7 @@ class PushResult:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
-        return {
-            "repo": self.repo,
-            "branch": self.branch,
-            "new_branch": self.new_branch,
-            "commit": self.commit,
-            "url": self.url,
-            "pull_request": self.pull_request,
-            "files": dict(self.files),
-            "changed": list(self.changed),
-            "deleted": list(self.deleted),
-            "kept": list(self.kept),
-            "left": list(self.left),
-            "checks": [check.to_json() for check in self.checks],
-        }
+        return {**asdict(self), "checks": [check.to_json() for check in self.checks]}
 
 
 def push(
@@ -88,7 +99,10 @@ def push(
     progress: bool = False,
     verified: bool = False,
 ) -> PushResult:
-    """Verifies a converted repository and adds it to the Hub as one commit.
+    """Verifies a converted repository and adds it to the Hub as one commit, all or nothing.
+
+    Without ``overwrite``, no file of the target is changed or removed except this tool's card, manifest and
+    reports, and a card that was written by hand stays: a target that holds anything else is refused.
 
     Files that the Hub already has are not sent again, so an interrupted push continues where it ended.
     Nothing in the folder is changed, and only files that a conversion or an export wrote are sent. In the
@@ -100,8 +114,7 @@ def push(
         private: create it private; an existing one must be private already.
         branch: branch that gets the commit, created if it does not exist; None for the default branch.
         create_pr: open a pull request instead.
-        overwrite: replace whatever the target holds. By default only files that a conversion wrote about the
-            same model are replaced, and a card that somebody else wrote stays.
+        overwrite: replace whatever the target holds.
         token: Hub access token; HF_TOKEN or the saved login by default.
         progress: draw progress bars on stderr.
         verified: this process has just verified the folder.
@@ -114,62 +127,19 @@ def push(
         Interrupted: the user stopped it.
     """
     options = PushOptions(repo_id, private, branch, create_pr, overwrite, token)
-    return push_folder(Path(folder).absolute(), options, progress=progress, verified=verified)
-
-
-def push_folder(
-    folder: Path, options: PushOptions, *, progress: bool = False, verified: bool = False
-) -> PushResult:
-    """Does what ``push`` says.
-
-    Args:
-        folder: a repository that ``convert`` wrote, an absolute path.
-        options: where to push to, and how.
-        progress, verified: as for ``push``.
-    """
-    with tempfile.TemporaryDirectory() as own:
-        contents = _with_card(read_contents(folder), options, Path(own))
-        return _push(contents, options, progress=progress, verified=verified)
-
-
-def _push(contents: Contents, options: PushOptions, *, progress: bool, verified: bool) -> PushResult:
-    repo_id = options.repo_id
-    hub, target = _open(options, contents.source, progress=progress)
-    if target is not None:
-        # What can be compared before anything is hashed.
-        _check_clash(options, target, _difference(contents, target))
-    checks = [] if verified else verify(contents, progress=progress)
-    contents.check_linked(progress=progress)
-    created = target is None
     try:
-        if target is None:
-            target = _created(hub, options)
-        result, sent = _send(hub, options, contents, target, checks, progress=progress)
+        return _push(Path(folder).absolute(), options, progress=progress, verified=verified)
     except KeyboardInterrupt as error:
-        more = f"; {error}" if str(error) else ""
         raise Interrupted(
             f"a push is one commit, so {repo_id} has all of it or nothing; run the same command again, and "
-            f"what the Hub has is not sent again{more}"
+            "what the Hub has is not sent again"
         ) from error
-    except PushError as error:
-        if created and target is not None:
-            raise PushError(f"{error}; {repo_id} was created") from error
-        raise
-    try:
-        _check_arrived(hub, target, result, sent)
-    except KeyboardInterrupt as error:
-        raise Interrupted(f"all of it is in {repo_id}, as commit {result.commit}") from error
-    return result
 
 
 def push_result(folder: Path, options: PushOptions, *, progress: bool = False) -> PushResult:
-    """Pushes what a conversion has just written and verified.
-
-    Raises:
-        PushError, Interrupted: as for ``push``; adds that the result is complete, and how to push it.
-    """
+    """Pushes what a conversion has just written and verified; errors say that it is complete."""
     try:
-        return push_folder(folder, options, progress=progress, verified=True)
+        return _push(folder, options, progress=progress, verified=True)
     except (ConverterError, KeyboardInterrupt) as error:
         done = f"{folder} is complete, and this sends it: {options.command(folder)}"
         kind = Interrupted if isinstance(error, KeyboardInterrupt) else PushError
@@ -179,231 +149,156 @@ def push_result(folder: Path, options: PushOptions, *, progress: bool = False) -
 def preflight(options: PushOptions, source: str | None = None) -> None:
     """Checks before hours of work what would keep a push from working.
 
-    Args:
-        options: of the push.
-        source: Hub id or name of what will be converted. Without ``overwrite``, the target may hold nothing
-            but a conversion of it and descriptions; ``push`` checks whether it is the same conversion.
-
-    Raises:
-        UsageError: an impossible name.
-        PushError: no token, no access, or the target holds something else.
+    Without ``overwrite``, the target may hold nothing but a conversion of ``source`` and descriptions;
+    ``push`` checks whether it is the same conversion.
     """
     hub, target = _open(options, source, progress=False)
     held = sorted(target.files.keys() - {*UNLISTED, GIT_SETTINGS}) if target is not None else []
     if target is None or options.overwrite or not held:
         return
-    origin = _origin(hub, target)
-    if origin is None or origin != source:
-        whose = f"made from {origin}" if origin else "not of a conversion"
+    provenance = None
+    if CONFIG in held:
+        with contextlib.suppress(SourceError):
+            provenance = read_provenance(parse_object(hub.read(CONFIG, target.head), CONFIG))
+    if provenance is None or provenance.source != source:
+        whose = "not of a conversion" if provenance is None else f"made from {provenance.source}"
         raise _occupied(options, target, f"{_some(held)}, {whose}")
 
 
-def _with_card(contents: Contents, options: PushOptions, own: Path) -> Contents:
-    """The contents with a card whose examples load the model from the Hub; it is written into ``own``."""
-    if CARD not in contents.states:
-        return contents
-    text = (contents.folder / CARD).read_bytes().decode(errors="surrogateescape")
-    branch = options.branch if options.branch != DEFAULT_REVISION else None
-    card = with_place(text, options.repo_id, branch)
-    (own / CARD).write_bytes(card.encode(errors="surrogateescape"))
-    return replace(contents, card=own / CARD)
+def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool) -> PushResult:
+    from huggingface_hub import CommitOperationAdd
 
-
-@dataclass(frozen=True)
-class Difference:
-    """The difference between a converted repository and a target."""
-
-    changed: Sequence[str]
-    """Files that the target lacks or has with other content."""
-    unknown: Sequence[str]
-    """Files of equal size that have to be hashed before they can be compared."""
-    others: Sequence[str]
-    """The target's files that the repository does not have."""
-    clash: Sequence[str]
-    """Files in the target that belong to another model."""
-    kept: Sequence[str] = ()
-    """Files in the target that were written by hand and are kept."""
+    contents = read_contents(folder)
+    hub, target = _open(options, contents.source, progress=progress)
+    files = _to_send(contents, options)
+    if target is not None:
+        _compare(options, contents, files, target)
+    contents = contents.with_linked(progress=progress)
+    checks = [] if verified else verify(contents.repository, contents.digests.keys(), progress=progress)
+    if target is None:
+        hub.create(private=options.private)
+        target = hub.look(options.branch)
+        if target is None:
+            raise PushError(
+                f"the Hub does not show {hub.repo_id}, which it has just created; run the command again"
+            )
+    changed, others = _compare(options, contents, files, target)
+    kept = []
+    if CARD in changed and CARD in target.files and not options.overwrite:
+        kept = [CARD] if by_hand(hub.read(CARD, target.head)) else []
+    changed = [name for name in changed if name not in kept]
+    deleted = others if options.overwrite else []
+    sent = []
+    with byte_bar("hashing", sum(contents.files[name] for name in changed), show=progress) as advance:
+        for name in changed:
+            sent.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=files[name]))
+            # New clients hash a file when its hash is first read.
+            contents.check_digests({name: sent[-1].upload_info.sha256.hex()})
+            advance(contents.files[name])
+    provenance = read_provenance(contents.repository.config)
+    tuned = ", fine-tuned" if provenance is not None and provenance.fine_tuned else ""
+    commit, pull_request = hub.commit(
+        target,
+        sent,
+        deleted,
+        title=f"ntk-convert: {contents.source or 'a model'}, {contents.repository.scaling}{tuned}",
+        create_pr=options.create_pr,
+    )
+    lacking = sorted(files.keys() - hub.files(commit).keys())
+    if lacking:
+        raise PushError(
+            f"commit {commit} of {hub.repo_id} lacks {_some(lacking)}, which the Hub left out; do not use "
+            "it: remove any .gitignore there, and run the same command again"
+        )
+    return PushResult(
+        repo=hub.repo_id,
+        branch=target.branch,
+        new_branch=target.new_branch,
+        commit=commit,
+        url=pull_request or hub.url(target.branch),
+        pull_request=pull_request,
+        files={name: _size(files[name]) for name in files if name not in kept},
+        changed=changed,
+        deleted=deleted,
+        kept=kept,
+        left=contents.left,
+        checks=checks,
+    )
 
 
 def _open(options: PushOptions, source: str | None, *, progress: bool) -> tuple[Hub, Target | None]:
     """Connects to the Hub and checks the target, which is None if it has to be created."""
-    check_branch(options.branch)
-    hub = Hub.connect(options.repo_id, token=options.token, progress=progress)
-    repo_id = options.repo_id
-    if source is not None and source.lower() == repo_id.lower() and not (options.branch or options.create_pr):
+    repo_id, branch = options.repo_id, options.branch
+    if branch is not None and not BRANCH.fullmatch(branch):
+        raise UsageError(
+            f"--branch {branch[:100]!r} is not a valid branch name; use letters, digits, - and _"
+        )
+    hub = Hub(repo_id, token=options.token, progress=progress)
+    if source is not None and source.lower() == repo_id.lower() and not (branch or options.create_pr):
         raise PushError(
             f"{repo_id} is what was converted; push to another repository, or with --branch or --create-pr"
         )
-    target = hub.look(repo_id, options.branch)
+    target = hub.look(branch)
     if not options.create_pr:
-        hub.check_may_write(repo_id)
-    if target is None:
-        if options.create_pr:
-            raise PushError(
-                f"the Hub shows no repository {repo_id} to open a pull request in; drop --create-pr"
-            )
-        return hub, None
-    if options.create_pr and target.new_branch:
-        raise PushError(
-            f"{repo_id} has no branch {target.branch} to open a pull request against; drop --create-pr or "
-            "--branch"
-        )
-    if options.private and not target.private:
+        hub.check_namespace()
+    elif target is None or target.new_branch:
+        place = repo_id if target is None else f"{repo_id} (branch {branch})"
+        raise PushError(f"the Hub shows no {place} to open a pull request in; drop --create-pr")
+    if target is not None and options.private and not target.private:
         raise PushError(
             f"{repo_id} exists and is public; drop --private, or make it private in its settings first"
         )
     return hub, target
 
 
-def _created(hub: Hub, options: PushOptions) -> Target:
-    hub.create(options.repo_id, private=options.private)
-    target = hub.look(options.repo_id, options.branch)
-    if target is None:
-        raise PushError(
-            f"the Hub does not show {options.repo_id}, which it has just created; run the command again"
-        )
-    return target
-
-
-def _send(
-    hub: Hub,
-    options: PushOptions,
-    contents: Contents,
-    target: Target,
-    checks: Sequence[Check],
-    *,
-    progress: bool,
-) -> tuple[PushResult, Mapping[str, CommitOperationAdd]]:
-    """Adds the commit if one is needed; returns what was pushed and the operations of the commit."""
-    found = _difference(contents, target)
-    _check_clash(options, target, found)
-    paths = {name: contents.path(name) for name in (*found.changed, *found.unknown)}
-    operations = hub.prepare(paths, progress=progress)
-    hashes = {name: operation.upload_info.sha256.hex() for name, operation in operations.items()}
-    contents.check_digests(hashes)
-    found = _difference(contents, target, hashes)
-    _check_clash(options, target, found)
-    if CARD in found.changed and CARD in target.files and not options.overwrite:
-        found = _keep_card(found, hub.read(target, CARD))
-    deleted = found.others if options.overwrite else ()
-    sent = {name: operations[name] for name in found.changed}
-    commit, pull_request = target.head, None
-    hub.send(target, [*sent.values()], create_pr=options.create_pr)
-    contents.check_unchanged()
-    with hub.new_branch(target) if target.new_branch else nullcontext():
-        if sent or deleted:
-            commit, pull_request = hub.commit(
-                target, [*sent.values()], deleted, title=_title(contents), create_pr=options.create_pr
-            )
-    result = PushResult(
-        repo=target.repo_id,
-        branch=target.branch,
-        new_branch=target.new_branch,
-        commit=commit,
-        url=pull_request or hub.url(target.repo_id, target.branch),
-        pull_request=pull_request,
-        files={name: size for name, size in contents.files.items() if name not in found.kept},
-        changed=found.changed,
-        deleted=deleted,
-        kept=found.kept,
-        left=contents.left,
-        checks=checks,
-    )
-    return result, sent
-
-
-def _check_arrived(
-    hub: Hub, target: Target, result: PushResult, sent: Mapping[str, CommitOperationAdd]
-) -> None:
-    """Raises ``PushError`` unless the Hub lists exactly what was pushed in the commit."""
-    if result.commit == target.head:
-        return
-    try:
-        files = hub.files(target.repo_id, result.commit)
-    except PushError as error:
-        raise PushError(
-            f"{target.repo_id} got commit {result.commit}, which could not be compared with the folder; run "
-            f"the same command again ({error})"
-        ) from error
-    wrong = sorted(files.keys() & set(result.deleted))
-    for name in result.files:
-        found = files.get(name)
-        right = arrived(sent[name], found) if name in sent and found else found == target.files.get(name)
-        wrong += [name] * (found is None or not right)
-    if wrong:
-        raise PushError(
-            f"commit {result.commit} of {target.repo_id} is not what was pushed ({_some(wrong)}); do not use "
-            "it, and run the same command again with --overwrite"
-        )
-
-
-def _keep_card(found: Difference, theirs: bytes) -> Difference:
-    """Keeps the target's card if it has text that no conversion wrote."""
-    if OURS.search(theirs.decode(errors="replace")) or not FRONT_MATTER.sub(b"", theirs, count=1).strip():
-        return found
-    changed = [name for name in found.changed if name != CARD]
-    return replace(found, changed=changed, kept=[CARD])
-
-
-def _difference(contents: Contents, target: Target, hashes: Mapping[str, str] | None = None) -> Difference:
-    """Compares files by size, then by git's id or by SHA-256.
-
-    Args:
-        contents: the repository.
-        target: what to compare it with.
-        hashes: SHA-256 of some files, by name.
-    """
-    equal = {
-        name: same(contents.path(name), target.files[name], (hashes or {}).get(name))
-        for name in contents.states
-        if name in target.files
+def _to_send(contents: Contents, options: PushOptions) -> dict[str, bytes | Path]:
+    """The files of a repository, small ones as their content; the card's examples load it from the Hub."""
+    paths = {name: contents.folder / name for name in contents.files}
+    files: dict[str, bytes | Path] = {
+        name: path.read_bytes() if contents.files[name] <= HELD else path for name, path in paths.items()
     }
-    changed = [name for name in contents.states if equal.get(name) is not True]
-    unknown = [name for name in changed if name in equal and equal[name] is None]
-    others = sorted(target.files.keys() - contents.states.keys() - {GIT_SETTINGS})
-    differ = [name for name, is_same in equal.items() if is_same is False]
-    clash = [name for name in (*differ, *others) if name not in UNLISTED]
-    return Difference([name for name in changed if name not in unknown], unknown, others, clash)
+    if CARD in files:
+        text = paths[CARD].read_bytes().decode(errors="surrogateescape")
+        branch = options.branch if options.branch != DEFAULT_REVISION else None
+        files[CARD] = with_place(text, options.repo_id, branch).encode(errors="surrogateescape")
+    return files
 
 
-def _check_clash(options: PushOptions, target: Target, found: Difference) -> None:
-    if found.clash and not options.overwrite:
-        raise _occupied(options, target, _some(found.clash))
+def _compare(
+    options: PushOptions, contents: Contents, files: Mapping[str, bytes | Path], target: Target
+) -> tuple[list[str], list[str]]:
+    """The files that the target lacks or has otherwise, and those that it has besides.
+
+    Raises:
+        PushError: they are not this tool's, and must not be replaced.
+    """
+    theirs = target.files
+    changed = [
+        name
+        for name, content in files.items()
+        if name not in theirs or not same(content, contents.digests.get(name), theirs[name])
+    ]
+    others = sorted(theirs.keys() - files.keys() - {GIT_SETTINGS})
+    clash = [name for name in (*changed, *others) if name in theirs and name not in UNLISTED]
+    if clash and not options.overwrite:
+        raise _occupied(options, target, _some(clash))
+    return changed, others
 
 
 def _occupied(options: PushOptions, target: Target, what: str) -> PushError:
     """The error for a target that holds something else."""
-    if target.new_branch:
-        return PushError(
-            f"{target.repo_id} has no branch {target.branch}, and a new one begins as the default one, which "
-            f"holds something else ({what}); name another repository, or give --overwrite to make the new "
-            "branch, and no other, hold this model alone"
-        )
-    place = target.repo_id + (f" (branch {options.branch})" if options.branch else "")
+    place = options.repo_id + (f" (branch {options.branch})" if options.branch else "")
+    begins = ", as a new branch begins as the default one," * target.new_branch
     return PushError(
-        f"{place} holds something else ({what}); name another repository or branch, or give --overwrite to "
-        "replace it"
+        f"{place} holds something else{begins} ({what}); name another repository or branch, or give "
+        "--overwrite to replace it there"
     )
+
+
+def _size(content: bytes | Path) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
 def _some(names: Sequence[str]) -> str:
     """The first of some names, and the number of the others."""
     return names[0][:100] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-
-def _origin(hub: Hub, target: Target) -> str | None:
-    """The source of the model in a target; None if this tool did not write it."""
-    if CONFIG not in target.files:
-        return None
-    try:
-        provenance = read_provenance(parse_object(hub.read(target, CONFIG), CONFIG))
-    except SourceError:
-        return None
-    return None if provenance is None else provenance.source
-
-
-def _title(contents: Contents) -> str:
-    """The commit's first line."""
-    provenance = read_provenance(contents.repository.config)
-    tuned = ", fine-tuned" if provenance is not None and provenance.fine_tuned else ""
-    return f"ntk-convert: {contents.source or 'a model'}, {contents.repository.scaling}{tuned}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from converter.config import Config
 from converter.recipes.alibi import AlibiRecipe
-from converter.recipes.base import Recipe
+from converter.recipes.recipe import Recipe
 from converter.recipes.rotary import RotaryRecipe
 from converter.rotary import settings
 

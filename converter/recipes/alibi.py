@@ -28,7 +28,7 @@ from converter.source.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class AlibiRecipe:
-    """See ``converter.recipes.base.Recipe``."""
+    """See ``converter.recipes.recipe.Recipe``."""
 
     family: Family
     config: Config
@@ -112,8 +112,8 @@ class AlibiRecipe:
         spans = [NATS / (slope * self._bias_scale) for slope in stock]
         if max(spans) <= scaling.ramp[0]:
             raise UsageError(
-                f"--method {scaling.method} would scale no head: the longest span is {max(spans):.0f} "
-                f"tokens, and the ramp starts at {scaling.ramp[0]:g}; give a --ramp that starts lower"
+                f"`method` {scaling.method} would scale no head: the longest span is {max(spans):.0f} "
+                f"tokens, and the ramp starts at {scaling.ramp[0]:g}; give a `ramp` that starts lower"
             )
 
     def _misfit(self, scaling: Scaling) -> str | None:
@@ -151,7 +151,7 @@ class AlibiRecipe:
             PROVENANCE: Provenance(source.name, source.commit, train_length).to_json(),
         }
         reach = self.reach(scaling, train_length)
-        if family.raise_length is not None and reach is not None:
+        if reach is not None:
             result = copy.deepcopy(result)  # the length may be inside an object shared with the source
             family.raise_length(result, reach)
         return result

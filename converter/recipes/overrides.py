@@ -20,7 +20,7 @@ from converter.families.refusals import QUANTISED
 from converter.families.templates import config_keys
 from converter.recipes import of_source
 from converter.recipes.alibi import AlibiRecipe
-from converter.recipes.base import Recipe
+from converter.recipes.recipe import Recipe
 from converter.source import jsonfile
 
 FIXED = ("model_type", "auto_map", "alibi_scaling", "_name_or_path", PROVENANCE, SLOPES, *QUANTISED)

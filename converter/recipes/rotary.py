@@ -14,7 +14,6 @@ from converter.config import (
     Config,
     Geometry,
     Provenance,
-    count,
     read_provenance,
 )
 from converter.families.refusals import check_convertible, check_kernels, check_plain
@@ -45,7 +44,7 @@ BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attention\.bias|masked_bias)$
 
 @dataclass(frozen=True)
 class RotaryRecipe:
-    """See ``converter.recipes.base.Recipe``."""
+    """See ``converter.recipes.recipe.Recipe``."""
 
     config: Config
     """The source's config; for a converted repository, that of the source it was made from."""
@@ -93,13 +92,7 @@ class RotaryRecipe:
 
     @property
     def geometry(self) -> Geometry:
-        heads = count(self.config, "num_attention_heads")
-        return Geometry(
-            num_heads=heads,
-            head_dim=self.rotary.head_dim,
-            num_layers=count(self.config, "num_hidden_layers"),
-            num_kv_heads=count(self.config, "num_key_value_heads", default=heads),
-        )
+        return self.rotary.geometry
 
     def trained_length(self, source: Source, given: int | None) -> TrainLength:
         """As given or recorded, else ``max_position_embeddings``, the trained length of most rotary models.

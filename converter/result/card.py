@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,8 @@ from converter._version import __version__
 from converter.families.base import TASKS
 from converter.recipes import AlibiRecipe
 from converter.recipes.words import Words
-from converter.result import examples, serving
 from converter.result.converted import ConvertedRepository
-from converter.result.front_matter import as_yaml, front_matter, inherited, split
-from converter.scaling.scaling import Scaling, Static, Unscaled
+from converter.scaling.scaling import DYNAMIC_REACH, Dynamic, Scaling, Static, Unscaled, number_text
 from converter.source.base import CARD, Source
 from converter.source.hub import is_repo_id
 from converter.source.tokenizer import Tokenizer
@@ -27,6 +26,28 @@ if TYPE_CHECKING:
 
 LARGEST_CARD = 4 << 20
 """A larger card (bytes) is not read."""
+LARGEST_MATTER, LARGEST_VALUE = 64 << 10, 500
+"""Longer front matter (characters) is not read, since that can take seconds; longer texts and lists in it are
+left out."""
+FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+RESULTS = re.compile(r"^model-index:.*?(?=^[^\s#-]|\Z)", re.DOTALL | re.MULTILINE)
+"""A model's evaluation results. They may be long, and do not hold for the converted model."""
+KEPT = (
+    *("license", "license_name", "license_link", "language", "datasets", "metrics", "thumbnail"),
+    *("pipeline_tag", "library_name", "base_model", "tags"),
+)
+"""Keys of a source's front matter that are kept: each a text or a list of texts."""
+FALSE_TAGS = {
+    # Files of other libraries, which are not copied.
+    *("tf", "tensorflow", "jax", "flax", "keras", "tflite", "coreml", "onnx", "openvino", "gguf", "ggml"),
+    *("mlx", "rust", "transformers.js"),
+    # Servers that know the source's model type, logs of its training, and its results.
+    *("text-generation-inference", "text-embeddings-inference", "endpoints_compatible"),
+    *("tensorboard", "mteb", "model-index"),
+    # Rotary models need no code; the tags of ALiBi models have it.
+    "custom_code",
+}
+"""Tags of the source that do not hold for the converted model."""
 SENTENCES, SIMILARITY = "sentence-transformers", "sentence-similarity"
 """Names of the library and of its task on the Hub."""
 
@@ -73,6 +94,74 @@ PICTURE = "scaling.png"
 """The picture that the card shows if it was drawn."""
 SHOWN = "\n![{title}: stock beside scaled, head by head](" + PICTURE + ")\n"
 
+TRUST = ", trust_remote_code=True"
+FENCED = "```python\n{}\n```"
+CLASSIFY = """\
+from transformers import pipeline
+
+classify = pipeline("{task}", model=model, tokenizer=tokenizer)
+print(classify("A sentence."))"""
+USES = {
+    "text-generation": """\
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+output = model.generate(**inputs, max_new_tokens=50)
+print(tokenizer.decode(output[0], skip_special_tokens=True))""",
+    "feature-extraction": """\
+inputs = tokenizer("A sentence.", return_tensors="pt")
+print(model(**inputs).last_hidden_state.shape)  # [texts, tokens, channels]""",
+    "fill-mask": """\
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
+print(fill(f"Paris is the {tokenizer.mask_token} of France."))""",
+    "text-classification": CLASSIFY,
+    "token-classification": CLASSIFY,
+    "question-answering": """\
+inputs = tokenizer("Who wrote it?", "Ada wrote it in 1843.", return_tensors="pt")
+scores = model(**inputs)
+start, end = scores.start_logits.argmax(), scores.end_logits.argmax()
+print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))""",
+}
+"""Task -> code that follows the code that loads the model and its tokenizer."""
+EMBED = """\
+from sentence_transformers import SentenceTransformer
+
+encoder = SentenceTransformer({where})
+print(encoder.encode(["A sentence.", "Another one."]).shape)  # [texts, channels]"""
+LOADED = re.compile(r"^model = \w+\.from_pretrained\((?P<place>(?P<quote>['\"]).*?(?P=quote))", re.MULTILINE)
+"""The line of a card's code that names the model's place."""
+
+SERVE = """\
+## Serve
+
+With vLLM and the plugin of ntk-convert, which has this model:
+
+```
+pip install 'ntk-convert[vllm]'
+{command} {length}
+```
+
+Leave out `--trust-remote-code`. Without the plugin, vLLM cannot serve this model.
+
+"""
+ENCODER = """\
+## Serve
+
+{embeds}* text-embeddings-inference refuses the weights of this model. Never set `model_type` in config.json
+  to `bert` so that it takes them: it has a JinaBERT of its own, which reads no scaling, so the model would
+  run **unscaled**.
+* vLLM cannot serve this model: {why}.
+
+"""
+EMBEDS = """\
+* infinity runs this model through sentence-transformers: `--engine torch --no-bettertransformer`.
+* text-embeddings-inference runs its ONNX graph, on a CPU:
+  `ntk-convert export DIR --onnx-standalone --onnx-dtype fp32 --pooled`.
+"""
+REFUSED = "## Serve\n\nvLLM cannot serve this model: {why}.\n\n"
+TRAINED = 2048
+"""Tokens: the trained length of most ALiBi checkpoints, used if that of the model is not known."""
+
 SECTIONS = ("Load", "Use", "Serve", "Fine-tune", "How it was made")
 """Titles of the sections of ``BODY``."""
 ADOPTED = "Longer contexts"
@@ -97,12 +186,7 @@ class Origin:
 
 
 def read_origin(source: Source, base_model: str | None) -> Origin:
-    """The origin of a conversion.
-
-    Args:
-        source: the checkpoint; from the Hub, its card is downloaded.
-        base_model: the Hub id that the user gave.
-    """
+    """The origin of a conversion, whose card is downloaded; ``base_model`` is what the user gave."""
     path, card = source.folder / CARD, ""
     if path.is_file() and path.stat().st_size <= LARGEST_CARD:
         source.fetch([CARD])
@@ -139,15 +223,17 @@ def describe(
         checks: what verification found; empty if it was not run.
         picture: show ``PICTURE``.
     """
+    import yaml
+
     scaling = repository.scaling
     scaled, alibi = not isinstance(scaling, Unscaled), isinstance(repository.recipe, AlibiRecipe)
     embeds = sentence_encoder
     if embeds is None:  # then sentence-transformers takes the mean of an encoder's hidden states
         embeds = alibi and not repository.decoder and repository.head == "Model"
-    use = examples.use(words, tokenizer, place, sentence_encoder=embeds)
+    use = _use(words, tokenizer, place, sentence_encoder=embeds)
     more = USE.format(code=use) if use else ""
     if alibi:
-        more += serving.section(repository, place, embeds=bool(embeds))
+        more += _serve(repository, place, embeds=bool(embeds))
         more += LORA.format(names=json.dumps(repository.linear_layers))
     body = BODY.format(
         name=_plain(origin.name),
@@ -161,7 +247,7 @@ def describe(
         train_length=f"{repository.train_length} tokens" if repository.train_length else "not known",
         commit=f"`{origin.commit}`" if origin.commit else "(local folder)",
         picture=SHOWN.format(title=words.kind) if picture else "",
-        load=examples.load(words, tokenizer, place),
+        load=_load(words, tokenizer, place),
         notes="\n\n".join([words.notes, *(f"{note[:1].upper()}{note[1:]}." for note in notes)]),
         more=more,
         command=command,
@@ -170,21 +256,17 @@ def describe(
         or "- nothing: `--no-verify` was given",
     )
     found = _metadata(origin, words, sentence_encoder, embeds=embeds, fine_tuned=weights == "fine-tuned")
-    return f"{as_yaml(found)}\n{body}"
+    return f"---\n{yaml.safe_dump(found, sort_keys=False, allow_unicode=True)}---\n\n{body}"
 
 
 def adopted(card: str, fresh: str) -> str:
-    """The card of a fine-tuned model.
+    """The card of a fine-tuned model, from the folder's and what ``describe`` says.
 
     A card that a conversion wrote is replaced, but keeps the sections that somebody added. Any other card
     keeps its text and gets the new one as a section.
-
-    Args:
-        card: the folder's card; empty if it has none.
-        fresh: what ``describe`` says; its front matter follows from that of ``card``.
     """
-    header, body = split(card)
-    new_header, new_body = split(fresh)
+    header, body = _split(card)
+    new_header, new_body = _split(fresh)
     if not body.strip():
         return fresh
     if OURS.search(body) and f"\n## {ADOPTED}\n" not in body:
@@ -199,69 +281,101 @@ def adopted(card: str, fresh: str) -> str:
 
 
 def with_section(card: str, title: str, text: str) -> str:
-    """A card with one more section at its end, which replaces an older one of the same title.
-
-    Args:
-        card: the card, Markdown.
-        title: of the section, without ``##``.
-        text: the section's text, Markdown; it ends with a newline.
-    """
+    """A card with one more section at its end, which replaces an older one of the same title."""
     older = re.compile(rf"\n## {re.escape(title)}\n.*?(?=\n## |\Z)", re.DOTALL)
     rest = older.sub("", card).rstrip("\n")
     return f"{rest}\n\n## {title}\n\n{text}"
 
 
 def with_place(card: str, place: str, revision: str | None = None) -> str:
-    """A card whose examples load the model from another place than the one that it was written for.
-
-    Args:
-        card: the card, Markdown; any other than a converted repository's is not changed.
-        place: folder or Hub id.
-        revision: branch of the Hub id, if it is not the default one.
-    """
-    found = examples.LOADED.search(card) if OURS.search(card) else None
+    """A conversion's card whose examples load the model from another folder or Hub id, or its branch."""
+    found = LOADED.search(card) if OURS.search(card) else None
     if found is None:
         return card
-    arguments = examples.literal(place) + (f", revision={examples.literal(revision)}" if revision else "")
+    arguments = _literal(place) + (f", revision={_literal(revision)}" if revision else "")
     older = rf"\({re.escape(found['place'])}(?=[,)])"
     card = re.sub(older, lambda _: f"({arguments}", card)
-    served = serving.command(ast.literal_eval(found["place"]))
-    return card.replace(f"\n{served} ", f"\n{serving.command(place, revision)} ")
+    served = _serve_command(ast.literal_eval(found["place"]))
+    return card.replace(f"\n{served} ", f"\n{_serve_command(place, revision)} ")
+
+
+def by_hand(card: bytes) -> bool:
+    """Whether a card has text, and none that a conversion wrote."""
+    text = card.decode(errors="replace")
+    return not OURS.search(text) and bool(_split(text)[1].strip())
 
 
 def shown_folder(given: Path, place: Path) -> str:
-    """A folder as the card shows it, with ``./`` before it.
+    """The folder ``place`` as the card shows it, with ``./`` before it.
 
     For privacy, a folder that is not given by its path below the current one is cut to its own name.
-
-    Args:
-        given: the folder as the user gave it.
-        place: its absolute path.
     """
     outside = given.is_absolute() or ".." in given.parts or str(given).startswith(("~", "."))
     return f"./{place.name if outside else given.as_posix()}"
 
 
+def front_matter(card: str, *, results: bool = False) -> dict[str, Any]:
+    """The front matter of a card, if it can be read and written safely; ``results``: with ``model-index``."""
+    import yaml
+
+    found = FRONT_MATTER.match(card)
+    matter = "" if found is None else found[1]
+    matter = matter if results else RESULTS.sub("", matter)
+    if len(matter) > LARGEST_MATTER:
+        return {}
+    try:
+        # An alias can stand for content without limit.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(matter, yaml.SafeLoader)):
+            return {}
+        values = yaml.safe_load(matter)
+        yaml.safe_dump(values)  # a number may be too long to be written
+    except Exception:  # PyYAML also raises errors that are not its own
+        return {}
+    return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
+
+
 def _metadata(
     origin: Origin, words: Words, sentence_encoder: bool | None, *, embeds: bool, fine_tuned: bool
 ) -> dict[str, Any]:
+    """The front matter: what still holds of the older card's, and what is known of this model."""
+    found = front_matter(origin.card, results=fine_tuned)
+    known = {key: _texts(found.get(key)) for key in KEPT}
     # The card of a fine-tuned model is its own, and may name a closer parent than the conversion's source.
-    known = inherited(origin.card, words.tags, results=fine_tuned)
-    parents = [origin.base_model, _hub_ids(known.get("base_model"))]
+    parents = [origin.base_model, _hub_ids(known["base_model"])]
     parent = next(filter(None, reversed(parents) if fine_tuned else parents), None)
-    of_sentences = sentence_encoder or (embeds and known.get("library_name") == SENTENCES)
-    tag = known.get("pipeline_tag")
+    of_sentences = sentence_encoder or (embeds and known["library_name"] == SENTENCES)
+    tag = known["pipeline_tag"]
     if tag is None or (fine_tuned and tag in (SIMILARITY, *TASKS.values())):  # it may have another head now
         tag = SIMILARITY if of_sentences else words.task
-    found = {
+    tags = known["tags"] or []
+    kept = [tag for tag in ([tags] if isinstance(tags, str) else tags) if tag.lower() not in FALSE_TAGS]
+    made = {
         "pipeline_tag": tag,
         "base_model": parent,
         "base_model_relation": "finetune" if fine_tuned and parent else None,
         "library_name": SENTENCES if of_sentences else "transformers",
-        "tags": known["tags"],
+        "tags": list(dict.fromkeys([*kept, *words.tags])),
     }
-    others = {key: value for key, value in known.items() if key not in found}
-    return others | {key: value for key, value in found.items() if value is not None}
+    if fine_tuned:
+        known = {**found, **known, "model_type": None, "new_version": None}
+    others = {key: value for key, value in known.items() if key not in made}
+    return {key: value for key, value in {**others, **made}.items() if value is not None}
+
+
+def _texts(value: object) -> str | list[str] | None:
+    """A text or a list of texts, else None. YAML reads "no", the code of Norwegian, as False."""
+    listed = ["no" if entry is False else entry for entry in (value if isinstance(value, list) else [value])]
+    texts = [entry for entry in listed if isinstance(entry, str) and 0 < len(entry) <= LARGEST_VALUE]
+    if len(texts) < len(listed) or not 0 < len(texts) <= LARGEST_VALUE:
+        return None
+    return texts if isinstance(value, list) else texts[0]
+
+
+def _split(card: str) -> tuple[str, str]:
+    """The front matter of a card, with the lines that enclose it, and the text after it."""
+    found = FRONT_MATTER.match(card)
+    end = 0 if found is None else found.end()
+    return card[:end], card[end:]
 
 
 def _hub_ids(names: str | list[str] | None) -> str | list[str] | None:
@@ -287,10 +401,76 @@ def _strength(scaling: Scaling) -> str:
     if isinstance(scaling, Unscaled):
         return "1"
     if isinstance(scaling, Static):
-        return f"{scaling.factor:g} (static)"
+        return f"{number_text(scaling.factor)} (static)"
     what = "the row's length" if scaling.dynamic == "length" else "the query's position + 1"
-    return f"max(1, {scaling.rate:g} x {what} / {scaling.train_length}) ({scaling.dynamic}-dynamic)"
+    rate = number_text(scaling.rate)
+    return f"max(1, {rate} x {what} / {scaling.train_length}) ({scaling.dynamic}-dynamic)"
 
 
 def _plain(text: str) -> str:
     return re.sub(r"[^\w./ -]", "_", text)
+
+
+def _load(words: Words, tokenizer: Tokenizer, place: str) -> str:
+    """Code that loads the model and, if there is one, its tokenizer."""
+    where = _where(words, place)
+    has_tokenizer = tokenizer.here or tokenizer.elsewhere
+    lines = [f"from transformers import {words.auto_class}{', AutoTokenizer' if has_tokenizer else ''}", ""]
+    if has_tokenizer:
+        elsewhere = f"{_literal(tokenizer.elsewhere)}{TRUST}" if tokenizer.elsewhere else where
+        lines.append(f"tokenizer = AutoTokenizer.from_pretrained({elsewhere})")
+    lines.append(f"model = {words.auto_class}.from_pretrained({where})")
+    return FENCED.format("\n".join(lines))
+
+
+def _use(words: Words, tokenizer: Tokenizer, place: str, *, sentence_encoder: bool) -> str | None:
+    """Code that uses the model once, after ``_load``; None for a task or a tokenizer that it cannot show."""
+    if sentence_encoder and tokenizer.here:
+        return FENCED.format(EMBED.format(where=_where(words, place)))
+    if words.task is None or not (tokenizer.here or tokenizer.elsewhere):
+        return None
+    return FENCED.format(USES[words.task].replace("{task}", words.task))
+
+
+def _literal(text: str) -> str:
+    """A text as it is written in Python, with double quotes where that needs no escapes."""
+    return f'"{text}"' if text.isprintable() and not {'"', "\\"} & set(text) else repr(text)
+
+
+def _where(words: Words, place: str) -> str:
+    return _literal(place) + (TRUST if words.code else "")
+
+
+def _serve(repository: ConvertedRepository, place: str, *, embeds: bool) -> str:
+    """The section about servers of an ALiBi model; ``embeds``: an encoder that makes vectors of texts."""
+    why = _not_served(repository)
+    if not repository.decoder:
+        return ENCODER.format(embeds=EMBEDS if embeds else "", why=why)
+    if why:
+        return REFUSED.format(why=why)
+    scaling = repository.scaling
+    factor = DYNAMIC_REACH if isinstance(scaling, Dynamic) else scaling.factor_at(0)
+    length = round((repository.train_length or TRAINED) * factor)
+    return SERVE.format(command=_serve_command(place), length=length)
+
+
+def _serve_command(place: str, revision: str | None = None) -> str:
+    """The command that serves the model, but for its last word."""
+    words = [place, *(["--revision", revision] if revision else [])]
+    return f"vllm serve {shlex.join(words)} --max-model-len"
+
+
+def _not_served(repository: ConvertedRepository) -> str | None:
+    """Why vLLM cannot serve the model; None if it can."""
+    if not repository.decoder:
+        return "the plugin of ntk-convert has no encoders"
+    if not repository.has_logits:
+        [name] = repository.config["architectures"]
+        return f"the plugin of ntk-convert has `{repository.family.language_model}`, not `{name}`"
+    scaling = repository.scaling
+    if isinstance(scaling, Dynamic) and scaling.dynamic == "length":
+        return (
+            "its scaling is length-dynamic, so every new token changes the keys of all tokens before it. "
+            "Convert the source with `--dynamic position` instead"
+        )
+    return None

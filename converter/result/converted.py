@@ -1,22 +1,25 @@
-"""A converted repository, as verification, exports, evaluation and push use it."""
+"""A converted repository, as verification, exports, evaluation and push use it, and the code in it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from converter import recipes
-from converter.config import Geometry, read_provenance
+from converter.config import Config, Geometry, read_provenance
 from converter.errors import SourceError, UnsupportedModel
 from converter.families import Family
+from converter.families.refusals import check_kernels
+from converter.families.templates import templates_folder
 from converter.recipes import AlibiRecipe, Recipe
-from converter.result.code import check_code
 from converter.scaling.scaling import Dynamic, Scaling
 from converter.source.base import CONFIG
 from converter.source.checkpoint import Checkpoint, read_checkpoint
 from converter.source.jsonfile import read_object
+from converter.source.tokenizer import TEMPLATE
 from converter.weights.finite import Scan
 
 CONVERT_FIRST = "convert it first: ntk-convert MODEL --scale A --out DIR"
@@ -149,3 +152,40 @@ def read_converted(folder: Path) -> tuple[dict[str, Any], Recipe]:
         named = config.get("model_type")
         raise SourceError(f"{folder} is not converted (model_type {named!r}); {CONVERT_FIRST}")
     return config, recipe
+
+
+def code_names(folder: Path, templates: Sequence[str]) -> list[str]:
+    """The code files of a converted repository: its templates, and the tokenizer's if it has that."""
+    return [*templates, *([TEMPLATE] if templates and (folder / TEMPLATE).is_file() else [])]
+
+
+def check_code(folder: Path, config: Config, templates: Sequence[str]) -> None:
+    """Refuses a repository with other code than this version writes; runs none of it.
+
+    Verification runs this tool's own templates, which says something about the repository only if its copies
+    are the same.
+    """
+    check_kernels(config)
+    names = code_names(folder, templates)
+    if not all(f"{reference.partition('.')[0]}.py" in names for reference in references(config)):
+        raise SourceError(f"{CONFIG}: auto_map names code outside this repository; convert again")
+    for name in names:
+        if not (folder / name).is_file():
+            raise SourceError(f"{folder} lacks {name}; convert the source again")
+        if differs(folder, name):
+            raise SourceError(
+                f"{name} differs from what this version of ntk-convert writes and is not run; convert the "
+                "source again"
+            )
+
+
+def references(config: Config) -> list[str]:
+    """What the config's ``auto_map`` names: ``module.Class``, or ``user/name--module.Class`` elsewhere."""
+    mapped = config.get("auto_map") or {}
+    return [str(named) for named in (mapped.values() if isinstance(mapped, Mapping) else [mapped])]
+
+
+def differs(folder: Path, name: str) -> bool:
+    """Whether a code file of a repository is not the one that this version writes."""
+    path, ours = folder / name, (templates_folder() / name).read_bytes()
+    return path.stat().st_size != len(ours) or path.read_bytes() != ours

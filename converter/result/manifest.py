@@ -32,17 +32,19 @@ class Entry:
     sha256: str | None
     """None for weights that are linked to the source's, since nothing has read them."""
 
+    @classmethod
+    def of(cls, path: Path) -> Entry:
+        """The entry of a file, which is read."""
+        return cls(path.stat().st_size, sha256(path))
+
 
 def write(folder: Path, names: Iterable[str], known: Mapping[str, str | None]) -> None:
-    """Writes the manifest of a repository.
+    """Writes the manifest of a repository, which lists ``names``.
 
-    Args:
-        folder: the repository.
-        names: its files, relative, without the reports of exports.
-        known: SHA-256 of some of the files, or None for files that must not be read; all others are read.
+    ``known`` is the SHA-256 of some of the files, or None for files that must not be read; all others are.
     """
     entries = {
-        name: Entry((folder / name).stat().st_size, known[name] if name in known else sha256(folder / name))
+        name: Entry((folder / name).stat().st_size, known[name]) if name in known else Entry.of(folder / name)
         for name in set(names) - set(UNLISTED)
     }
     new = folder / f".{MANIFEST}.new"
@@ -57,15 +59,7 @@ def as_json(entries: Mapping[str, Entry]) -> str:
 
 
 def read(folder: Path, unlisted: Collection[str] = UNLISTED) -> dict[str, Entry]:
-    """The listed files, by name.
-
-    Args:
-        folder: the repository.
-        unlisted: names that cannot be listed.
-
-    Raises:
-        SourceError: there is no manifest, or it is damaged.
-    """
+    """The listed files, by name; ``SourceError`` if there is no manifest, or it is damaged."""
     if not (folder / MANIFEST).is_file():
         raise SourceError(
             f"{folder} has no {MANIFEST}, which a conversion writes; {ADOPT.format(folder)}, otherwise "
@@ -83,16 +77,7 @@ def read(folder: Path, unlisted: Collection[str] = UNLISTED) -> dict[str, Entry]
 
 
 def check_digests(written: Mapping[str, str | None], found: Mapping[str, str], *, remedy: str) -> None:
-    """Checks that files are as a conversion or an export wrote them.
-
-    Args:
-        written: file -> its SHA-256 in the manifest; None for linked weights, which are not compared.
-        found: file -> its SHA-256 now.
-        remedy: what the message advises.
-
-    Raises:
-        SourceError: a file has another SHA-256.
-    """
+    """Raises ``SourceError`` for a file whose SHA-256 now is not the manifest's, None for linked weights."""
     for name, digest in found.items():
         if written.get(name) not in (None, digest):
             raise SourceError(
@@ -101,13 +86,9 @@ def check_digests(written: Mapping[str, str | None], found: Mapping[str, str], *
 
 
 def update(folder: Path, added: Mapping[str, str]) -> None:
-    """Lists files that were added or replaced, and removes the entries of files that are gone.
+    """Lists files that were added or replaced, by their SHA-256, and removes those that are gone.
 
     A folder without a manifest gets none, because it may hold other files as well.
-
-    Args:
-        folder: the repository.
-        added: name -> SHA-256.
     """
     if not (folder / MANIFEST).is_file():
         return

@@ -38,13 +38,6 @@ def write_files(place: Path, files: Mapping[str, bytes]) -> list[Path]:
     The files are first written into a hidden folder inside it, so a full disk leaves nothing half done.
     The hidden folder is not beside it because the folder may be a mount point, and a file can be renamed only
     within its file system.
-
-    Args:
-        place: the folder.
-        files: name -> content.
-
-    Returns:
-        The files' paths, in the order given.
     """
     made = not place.exists()
     place.mkdir(exist_ok=True)

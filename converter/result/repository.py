@@ -1,15 +1,22 @@
-"""The files of a converted repository except its weights and card: config, templates, small files."""
+"""The files of a converted repository except its weights and card: config, templates, small files.
+
+Some small files have limits beyond which programs truncate texts, in tokens; they follow the scaling.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converter.config import Config
+from converter.config import Config, is_count
+from converter.errors import SourceError
 from converter.families.templates import templates_folder
 from converter.source.base import CARD, CONFIG, Source
+from converter.source.jsonfile import read_object
+from converter.source.tokenizer import TOKENIZER_CONFIG, Tokenizer
 from converter.weights.files import copy_file
 
 KEPT_ENDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
@@ -29,14 +36,13 @@ LEFT_NAMES = (
     "ntk_convert.json",
 )
 
+SENTENCE_CONFIG = "sentence_bert_config.json"
+LIMITS = {SENTENCE_CONFIG: "max_seq_length", TOKENIZER_CONFIG: "model_max_length"}
+"""File -> key of its limit: of sentence-transformers for an encoder, and of the tokenizer."""
+
 
 def small_files(names: Iterable[str], *, but: Collection[str] = ()) -> list[str]:
-    """The files of a source that are copied as they are: tokenizer, generation config, licence.
-
-    Args:
-        names: the source's files.
-        but: more files that are not copied.
-    """
+    """The files of a source that are copied as they are: tokenizer, generation config, licence."""
     return sorted(
         name
         for name in names
@@ -64,13 +70,7 @@ def write_repository(
 ) -> None:
     """Writes the files of a converted repository except its weights and card.
 
-    Args:
-        folder: the folder to write to.
-        config: the content of config.json.
-        templates: names of the code files that it needs.
-        source: the source; the files in ``copied`` must have been fetched.
-        copied: names of the source's files that are copied unchanged.
-        rewritten: name of another JSON file -> its content.
+    The files in ``copied`` must have been fetched; ``rewritten`` is the content of other JSON files.
     """
     for name, value in {CONFIG: config, **rewritten}.items():
         (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
@@ -79,3 +79,48 @@ def write_repository(
     for name in copied:
         (folder / name).parent.mkdir(exist_ok=True)
         copy_file(source.folder / name, folder / name)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The files whose limits are raised."""
+
+    files: Mapping[str, dict[str, Any]]
+    """Name -> new content."""
+    note: str | None
+    """What was raised, a sentence without its full stop; None if there are no such files."""
+
+
+def raise_limits(source: Source, tokenizer: Tokenizer, reach: int | None, *, decoder: bool) -> Raised:
+    """Raises limits that are lower than ``reach`` tokens; of a decoder, only the tokenizer's.
+
+    A value that is not a positive integer is left as it is, and so is a file that cannot be read.
+    """
+    files: dict[str, dict[str, Any]] = {}
+    raised = []
+    for name in (TOKENIZER_CONFIG,) if decoder else LIMITS:
+        content = {} if reach is None else _content(source, tokenizer, name)
+        key = LIMITS[name]
+        before = content.get(key)
+        if reach is not None and is_count(before) and before < reach:
+            files[name] = {**content, key: reach}
+            raised.append(f"{key} in {name} from {before}")
+    if not raised:
+        return Raised({}, None)
+    note = (
+        f"the input limit was raised to the {reach} tokens that the scaling reaches: {' and '.join(raised)}"
+    )
+    return Raised(files, note)
+
+
+def _content(source: Source, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
+    """The content that the result would have otherwise; empty if there is none or it cannot be read."""
+    if name == TOKENIZER_CONFIG and tokenizer.settings is not None:
+        return tokenizer.settings
+    if name not in source.files:
+        return {}
+    source.fetch([name])
+    try:
+        return read_object(source.folder / name)
+    except SourceError:
+        return {}

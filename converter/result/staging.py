@@ -1,17 +1,16 @@
 """Writes all or nothing: builds a repository in a folder beside its destination and renames it when done.
 
-The folder is called ``.<name>.ntk-convert-<pid>-<host><random>`` and stays locked (flock) as long as its
-process lives, however that ends. A later run removes only folders whose lock is free, or continues in one of
-them with ``--resume``. So parallel runs do not disturb each other, not even from other containers.
+The folder is called ``.<name>.ntk-convert-<random>`` and stays locked (flock) as long as its process lives,
+however that ends. A later run removes only folders whose lock is free, or continues in one of them with
+``--resume``. So parallel runs do not disturb each other, not even from other containers.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
+import glob
 import os
-import platform
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -21,11 +20,13 @@ from pathlib import Path
 from converter.errors import OutputError, Unfinished
 from converter.interrupts import Interrupted, came, held
 from converter.paths import out_path
-from converter.weights.journal import Journal, finished_bytes, kept, prune
+from converter.weights import journal
 
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 LONGEST = 200
 """Most bytes in the name of the out folder. The staging folder's name is longer; file systems allow 255."""
+MARK = ".ntk-convert-"
+"""In the name of every staging folder."""
 ASIDE = ".old"
 """Suffix of the name under which ``--overwrite`` moves the old folder aside for an instant."""
 
@@ -65,20 +66,6 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
             raise OutputError(f"no permission to write in {folder}; change --out {out}")
     return place
-
-
-def clear(out: Path, *, resume: bool) -> None:
-    """Cleans up beside ``out``: restores a folder that a killed run had moved aside, and removes leftovers.
-
-    Args:
-        out: the out folder as the user gave it.
-        resume: keep the leftovers, so that a run can continue from them.
-    """
-    place = out_path(out)
-    if resume:
-        restore(place)
-    else:
-        remove_leftovers(place)
 
 
 def check_space(folder: Path, needed: int, what: str, remedy: str) -> None:
@@ -130,16 +117,14 @@ def workspace(place: Path, *, resume: bool = False) -> Iterator[Path]:
 
     First removes what earlier runs to the same place left there when they were killed.
     """
-    adopted = _adopt(place) if resume else None
-    remove_leftovers(place, but=adopted[0] if adopted else None)
-    folder, lock = adopted or _create(place)
+    folder, lock = remove_leftovers(place, resume=resume) or _create(place)
     files = None
     try:
         yield folder
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt) or came()
         if interrupted or isinstance(error, (OSError, OutputError, Unfinished)):
-            files = kept(folder)
+            files = journal.kept(folder)
         if interrupted and folder.exists():
             raise Interrupted(files or "nothing was written") from error
         if files is None:
@@ -152,66 +137,55 @@ def workspace(place: Path, *, resume: bool = False) -> Iterator[Path]:
         os.close(lock)
 
 
-def remove_leftovers(place: Path, *, but: Path | None = None) -> None:
+def remove_leftovers(place: Path, *, resume: bool = False) -> tuple[Path, int] | None:
     """Removes what killed runs to the same place left beside it.
 
-    A folder that ``--overwrite`` had just moved aside is put back if nothing has taken its place.
+    A folder that ``--overwrite`` had just moved aside is put back if nothing has taken its place. With
+    ``resume``, the folder with most finished weight files is kept.
 
-    Args:
-        place: where the runs' results were to go.
-        but: a folder to keep, in which this run continues.
+    Returns:
+        The kept folder and the descriptor that locks it; None if there is none.
     """
     restore(place)
-    for folder, lock in _leftovers(place):
-        try:
-            if folder != but:
-                shutil.rmtree(folder, ignore_errors=True)
-        finally:
+    kept = None
+    for folder, lock in sorted(_leftovers(place), key=lambda found: -len(journal.finished(found[0]))):
+        if resume and kept is None and _can_go_on(folder):
+            journal.prune(folder)
+            kept = folder, lock
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
+    return kept
 
 
 def restore(place: Path) -> None:
     """Puts back a folder that a killed run had moved aside, if nothing has taken its place."""
     for folder, lock in _leftovers(place):
-        try:
-            if folder.name.endswith(ASIDE) and not place.exists():
-                folder.rename(place)
-        finally:
-            os.close(lock)
+        if folder.name.endswith(ASIDE) and not place.exists():
+            folder.rename(place)
+        os.close(lock)
+
+
+def _can_go_on(folder: Path) -> bool:
+    ours = not folder.is_symlink() and folder.stat().st_uid == os.geteuid()
+    return ours and not folder.name.endswith(ASIDE) and bool(journal.finished(folder))
 
 
 def _leftovers(place: Path) -> Iterator[tuple[Path, int]]:
     """The folders that ended runs left beside ``place``, each locked for the caller."""
-    for folder in sorted(place.parent.glob(f".{_escaped(place.name)}.ntk-convert-*")):
+    for folder in sorted(place.parent.glob(f".{glob.escape(place.name)}{MARK}*")):
         lock = _lock(folder)
         if lock is not None:
             yield folder, lock
 
 
-def _adopt(place: Path) -> tuple[Path, int] | None:
-    """Of the folders that this user's runs left, the one with most finished bytes: locked and renamed."""
-    found = []
-    for folder, lock in _leftovers(place):
-        usable = kept(folder) is not None and not folder.name.endswith(ASIDE)
-        if usable and not folder.is_symlink() and folder.stat().st_uid == os.geteuid():
-            found.append((finished_bytes(folder), folder, lock))
-        else:
-            os.close(lock)
-    if not found:
-        return None
-    *others, (_, folder, lock) = sorted(found)
-    for _, _, other in others:
-        os.close(other)
-    prune(folder)
-    return folder.rename(_staging_name(place)), lock
-
-
 def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
     # Flush first: the folder must be complete even if the power fails right after the rename.
-    _flush(staging)
+    for path in [*staging.rglob("*"), staging]:
+        _flush(path)
     aside = staging.with_name(staging.name + ASIDE)
     with held() as waiting:
-        Journal(staging).remove()
+        journal.remove(staging)
         try:
             while True:
                 try:
@@ -229,37 +203,25 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
                 with suppress(FileNotFoundError):  # another run moved it first
                     place.rename(aside)
         finally:
-            if aside.exists():
-                _remove_or_restore(aside, place)
-        _flush_folder(place.parent)
+            with suppress(FileNotFoundError):  # there was nothing to replace, or another run has done this
+                if place.exists():
+                    # Rename it first: a half-removed folder must not be restored by a later run.
+                    shutil.rmtree(aside.rename(_staging_name(place)), ignore_errors=True)
+                else:
+                    aside.rename(place)
+        _flush(place.parent)
     if waiting:
         raise Interrupted(f"{place} is complete")
 
 
-def _remove_or_restore(aside: Path, place: Path) -> None:
-    with suppress(FileNotFoundError):  # another run has done this
-        if place.exists():
-            # Rename it first: a half-removed folder must not be restored by a later run.
-            shutil.rmtree(aside.rename(_staging_name(place)), ignore_errors=True)
-        else:
-            aside.rename(place)
-
-
-def _flush(folder: Path) -> None:
-    """Waits until all files of a folder are on the disk."""
-    for path in [*folder.rglob("*"), folder]:
-        if path.is_dir():
-            _flush_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _flush(path: Path) -> None:
+    """Waits until a file, or the list of a folder's files, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some file systems cannot do that for folders
-            os.fsync(descriptor)
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some file systems cannot do that for folders
+            raise
     finally:
         os.close(descriptor)
 
@@ -275,48 +237,25 @@ def _create(place: Path) -> tuple[Path, int]:
 
 
 def _staging_name(place: Path) -> Path:
-    return place.with_name(f".{place.name}.ntk-convert-{os.getpid()}-{_host()}{secrets.token_hex(4)}")
-
-
-def _host() -> str:
-    """Four characters that identify this machine: a process id means nothing on another one."""
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:4]
+    return place.with_name(f".{place.name}{MARK}{secrets.token_hex(8)}")
 
 
 def _lock(folder: Path) -> int | None:
-    """Locks a folder and returns its descriptor; None if a living process holds it, or if it is gone."""
+    """Locks a folder and returns its descriptor; None if a living process holds it, or if it is gone.
+
+    On a file system without locks every folder is free, so of two runs to one place the later goes on alone.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
         return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held = True
-    except BlockingIOError:
-        held = False
-    except OSError:
-        # The file system has no locks: rely on the process id in the name.
-        held = not _alive(folder)
-    if held and folder.exists():
+    with suppress(OSError):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+    if folder.exists():
         return descriptor
     os.close(descriptor)
     return None
-
-
-def _alive(folder: Path) -> bool:
-    pid, _, rest = folder.name.rpartition(".ntk-convert-")[2].partition("-")
-    if not pid.isdigit() or int(pid) == os.getpid():
-        return False
-    if not rest.startswith(_host()):
-        return True
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -1,6 +1,6 @@
 """Rotary checkpoints, which are scaled through ``config.json`` alone.
 
-    models.py    the supported model types, the defaults of their configs, and the types refused by name
+    models.py    the supported model types, the defaults of their configs, and the rejected types
     settings.py  reads base, dimension and length from a config in every spelling; makes the scaled config
 
 For the types in ``models.py``, transformers computes rotary frequencies from the config. A converted

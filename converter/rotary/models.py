@@ -1,4 +1,4 @@
-"""The rotary model types that transformers can scale through the config, and those refused by name.
+"""The rotary model types that transformers can scale through the config, and those rejected with an error.
 
 Each entry of ``MODELS`` was tried on transformers 4.57.6 and 5.23 with every scaling that it lists. An
 entry gives a default only if both versions agree on it. Where they disagree (Cohere's base is 10000 in one

@@ -8,7 +8,7 @@ both versions read, and no ``rope_parameters``, which 4.57 would silently ignore
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from converter.scaling.frequencies import (
     scaled_frequencies,
     yarn_attention,
 )
-from converter.scaling.scaling import FITTED, Dynamic, Scaling, Static
+from converter.scaling.scaling import FITTED, Dynamic, Scaling, Static, number_text
 from converter.scaling.slopes import Ramp
 
 LENGTH, SCALING, PARAMETERS = "max_position_embeddings", "rope_scaling", "rope_parameters"
@@ -45,7 +45,7 @@ class Rotary:
     base: float
     dim: int
     """Number of rotated channels per head; even."""
-    head_dim: int
+    geometry: Geometry
     partial: float | None
     """``dim`` as a fraction of the head; None if the model type has no key for it."""
     max_length: int | None
@@ -93,10 +93,10 @@ class Change:
             start, end = self.ramp
             return (
                 f"YaRN: wavelengths up to {start:g} tokens kept, from {end:g} on multiplied by "
-                f"{self.divisor:g}; queries and keys multiplied by {self.attention:.6g}"
+                f"{number_text(self.divisor)}; queries and keys multiplied by {self.attention:.6g}"
             )
         if self.divisor != 1:
-            return f"positions divided by {self.divisor:g}, base {self.base:.10g} kept"
+            return f"positions divided by {number_text(self.divisor)}, base {self.base:.10g} kept"
         if self.scaled_base != self.base:
             return f"base {self.base:.10g} raised to {self.scaled_base:.10g}"
         return f"base {self.base:.10g} kept"
@@ -116,22 +116,18 @@ def read(config: Config) -> Rotary:
             the message says why.
         SourceError: a value is impossible, or two contradict each other.
     """
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not recognises(config):
+    model_type = str(config.get("model_type"))
+    if not recognises(config):
         raise SourceError(f"config.json: model_type {model_type!r} is not a known rotary model")
-    named = config.get("architectures")
-    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
-        raise SourceError(f"config.json: architectures is {named!r}, not a list of class names")
     check_alibi(config)
     if model_type in REFUSED:
         raise UnsupportedModel(
             f"model_type {model_type!r} has rotary positions that cannot be scaled: {REFUSED[model_type]}"
         )
-    model = MODELS[model_type]
     check_code(config)
-    parameters = _unscaled(config)
-    base = _number(config, parameters, {model.base_key, OWN_BASE}, OWN_BASE)
-    base = model.base if base is None else base
+    _check_unscaled(config)
+    model = MODELS[model_type]
+    base = _number(config, model.base_key, OWN_BASE) or model.base
     if base is None:
         raise SourceError(
             f"config.json has no {model.base_key}, and versions of transformers disagree about its default "
@@ -139,41 +135,34 @@ def read(config: Config) -> Rotary:
         )
     if not 1 < base <= LARGEST_BASE:
         raise SourceError(f"config.json: {model.base_key} is {base:g}, not a base above 1")
-    partial = _number(config, parameters, {model.partial_key, OWN_PARTIAL}, OWN_PARTIAL)
+    partial = _number(config, model.partial_key, OWN_PARTIAL)
     if model.partial is None and partial not in (None, 1):
         raise UnsupportedModel(
             f"config.json has {OWN_PARTIAL} {partial:g}, which transformers does not read for {model_type!r}"
         )
-    part = 1.0 if model.partial is None else model.partial if partial is None else partial
-    size = geometry(config, model).head_dim
-    dim = int(size * part)
-    if not 0 < part <= 1 or dim < 2 or dim % 2:
+    part = partial or model.partial or 1.0
+    heads = count(config, "num_attention_heads")
+    own = model.own_head_dim or config.get("head_dim") is not None
+    geometry = Geometry(
+        num_heads=heads,
+        head_dim=count(config, "head_dim") if own else head_dim(count(config, "hidden_size"), heads),
+        num_layers=count(config, "num_hidden_layers"),
+        num_kv_heads=count(config, "num_key_value_heads", default=heads),
+    )
+    dim = int(geometry.head_dim * part)
+    if part > 1 or dim < 2 or dim % 2:
         raise SourceError(
             f"config.json: {dim} rotary channels per head, expected an even number of at least 2"
         )
+    window = config.get("sliding_window") if config.get("use_sliding_window") is not False else None
     return Rotary(
         model,
         base,
         dim,
-        size,
+        geometry,
         partial=None if model.partial is None else part,
         max_length=count(config, LENGTH) if config.get(LENGTH) is not None else None,
-        window=_window(config),
-    )
-
-
-def geometry(config: Config, model: RotaryModel) -> Geometry:
-    """The sizes that matter to attention.
-
-    Raises:
-        SourceError: a size is missing or impossible.
-    """
-    heads = count(config, "num_attention_heads")
-    return Geometry(
-        num_heads=heads,
-        head_dim=_head_dim(config, model),
-        num_layers=count(config, "num_hidden_layers"),
-        num_kv_heads=count(config, "num_key_value_heads", default=heads),
+        window=window if is_integer(window) else None,
     )
 
 
@@ -184,79 +173,72 @@ def check_scaling(rotary: Rotary, scaling: Scaling) -> None:
         UsageError: the scaling does not exist for rotary models, or not for this model type; the message
             says what to give instead.
     """
-    model_type = rotary.model.model_type
-    if scaling.method == FITTED:
-        raise UsageError(f"--slopes scales slopes, and the rotary {model_type!r} has none; give --method ntk")
-    if scaling.method not in METHODS:
-        raise UsageError(
-            f"--method {scaling.method} scales slopes only and cannot scale the rotary {model_type!r}; "
-            "give --method ntk"
+    problem = _problem(rotary, scaling)
+    if problem is not None:
+        raise UsageError(problem)
+
+
+def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
+    method, model_type, reads = scaling.method, rotary.model.model_type, rotary.model.reads
+    if method == FITTED:
+        return f"`slopes` scales slopes, and the rotary {model_type!r} has none; give `method` ntk"
+    if method not in METHODS:
+        return (
+            f"`method` {method} scales slopes only and cannot scale the rotary {model_type!r}; "
+            "give `method` ntk"
         )
-    if scaling.method == "ntk" and rotary.dim == 2:
-        raise UsageError(
+    if method == "ntk" and rotary.dim == 2:
+        return (
             "the model rotates a single pair of channels, whose frequency does not depend on the base; "
-            "give --method linear"
+            "give `method` linear"
         )
-    if scaling.method == "ntk" and isinstance(scaling, Static):
-        _check_base(rotary, scaling.factor)
     if isinstance(scaling, Dynamic):
-        _check_dynamic(rotary, scaling)
-    elif scaling.method == "linear" and "linear" not in rotary.model.reads:
-        raise UsageError(
-            f"transformers does not read a linear rope_scaling for {model_type!r}; give --method ntk"
+        return _dynamic_problem(model_type, reads, scaling)
+    if method == "ntk":
+        growth = rotary.dim / (rotary.dim - 2) * math.log(scaling.factor_at(0))
+        if math.log(rotary.base) + growth > math.log(LARGEST_BASE):
+            return (
+                f"`scale` {scaling.factor_at(0):g} would raise the base {rotary.base:g} beyond "
+                f"{LARGEST_BASE:g}; give a smaller `scale`"
+            )
+    if method == "linear" and "linear" not in reads:
+        return f"transformers does not read a linear rope_scaling for {model_type!r}; give `method` ntk"
+    if scaling.ramp is None:
+        return None
+    if "yarn" not in reads:
+        return f"transformers does not read YaRN's rope_scaling for {model_type!r}; give `method` ntk"
+    if scaled_frequencies(rotary.base, rotary.dim, method, 2.0, scaling.ramp) == rotary.frequencies:
+        start, end = scaling.ramp
+        return (
+            f"`method` by-parts would scale nothing: YaRN's ramp from {start:g} to {end:g} tokens lies "
+            "beside the model's wavelengths; give another `ramp`, or `method` ntk"
         )
-    elif scaling.ramp is not None:
-        _check_yarn(rotary, scaling.ramp)
+    return None
 
 
-def _check_base(rotary: Rotary, factor: float) -> None:
-    try:
-        scaled = ntk_base(rotary.base, rotary.dim, factor)
-    except OverflowError:
-        scaled = math.inf
-    if scaled > LARGEST_BASE:
-        raise UsageError(
-            f"--scale {factor:g} would raise the base {rotary.base:g} beyond {LARGEST_BASE:g}; give a "
-            "smaller --scale"
-        )
-
-
-def _check_yarn(rotary: Rotary, ramp: Ramp) -> None:
-    if "yarn" not in rotary.model.reads:
-        raise UsageError(
-            f"transformers does not read YaRN's rope_scaling for {rotary.model.model_type!r}; "
-            "give --method ntk"
-        )
-    if scaled_frequencies(rotary.base, rotary.dim, "by-parts", 2.0, ramp) == rotary.frequencies:
-        raise UsageError(
-            f"--method by-parts would scale nothing: YaRN's ramp from {ramp[0]:g} to {ramp[1]:g} tokens lies "
-            "beside the model's wavelengths; give another --ramp, or --method ntk"
-        )
-
-
-def _check_dynamic(rotary: Rotary, scaling: Dynamic) -> None:
-    model_type = rotary.model.model_type
+def _dynamic_problem(model_type: str, reads: Sequence[str], scaling: Dynamic) -> str | None:
     if scaling.method in ("linear", "by-parts"):
-        raise UsageError(
+        return (
             f"transformers has no dynamic {scaling.method} scaling for rotary models such as {model_type!r}; "
-            "give --method ntk, or --scale"
+            "give `method` ntk, or `scale`"
         )
     if scaling.dynamic == "position":
-        raise UsageError(
-            f"--dynamic position is impossible for rotary models such as {model_type!r}: each key is rotated "
-            "once, for all queries; give --dynamic length"
+        return (
+            f"`dynamic` position is impossible for rotary models such as {model_type!r}: each key is rotated "
+            "once, for all queries; give `dynamic` length"
         )
-    if "dynamic" not in rotary.model.reads:
-        raise UsageError(
+    if "dynamic" not in reads:
+        return (
             f"transformers does not accept the dynamic rope_scaling that {model_type!r} would need; "
-            "give --scale instead"
+            "give `scale` instead"
         )
     start = scaling.train_length / scaling.rate
     if not 2 <= start <= LONGEST or not start.is_integer():
-        raise UsageError(
-            f"--rate {scaling.rate:g} would start to scale {model_type!r} at {start:g} tokens, but "
+        return (
+            f"`rate` {scaling.rate:g} would start to scale {model_type!r} at {start:g} tokens, but "
             f"config.json needs a whole number of at least 2; give a rate that divides {scaling.train_length}"
         )
+    return None
 
 
 def scaled_config(
@@ -271,33 +253,26 @@ def scaled_config(
         train_length: trained length in tokens, None if it is not known.
     """
     result = {key: value for key, value in config.items() if key != PARAMETERS}
-    base, rope_scaling, length = rotary.base, None, rotary.max_length
-    if isinstance(scaling, Dynamic):
-        rope_scaling = _rope_scaling(rotary.model, "dynamic", 1.0)
-        length = _start(scaling)
-    elif isinstance(scaling, Static):
-        if scaling.method == "ntk":
-            base = ntk_base(base, rotary.dim, scaling.factor)
-        elif scaling.ramp is not None and train_length is not None:
-            rope_scaling = {
-                **_rope_scaling(rotary.model, "yarn", scaling.factor),
-                "original_max_position_embeddings": train_length,
-                "beta_fast": train_length / scaling.ramp[0],
-                "beta_slow": train_length / scaling.ramp[1],
-            }
-        elif scaling.factor > 1:
-            rope_scaling = _rope_scaling(rotary.model, "linear", scaling.factor)
-        trained = train_length or rotary.max_length
-        if trained is not None:
-            length = max(round(min(trained * scaling.factor, LONGEST)), rotary.max_length or 0)
+    made, rope_scaling, length = change(rotary, scaling), None, rotary.max_length
+    if made.dynamic_from is not None:
+        rope_scaling, length = _rope_scaling(rotary.model, "dynamic", 1.0), made.dynamic_from
+    elif made.ramp is not None and train_length is not None:
+        ends = (train_length, *(train_length / end for end in made.ramp))
+        rope_scaling = _rope_scaling(rotary.model, "yarn", made.divisor)
+        rope_scaling |= dict(zip(YARN_KEYS, ends, strict=True))
+    elif made.divisor > 1:
+        rope_scaling = _rope_scaling(rotary.model, "linear", made.divisor)
+    trained = train_length or rotary.max_length
+    if isinstance(scaling, Static) and trained is not None:
+        length = max(round(min(trained * scaling.factor, LONGEST)), rotary.max_length or 0)
 
     # Some configs have the base under a second name too; both must agree.
     for key in {rotary.model.base_key} | ({OWN_BASE} & config.keys()):
-        result[key] = base
+        result[key] = made.scaled_base
     if rotary.partial is not None:
         result[rotary.model.partial_key] = rotary.partial
     if rotary.model.needs_head_dim:
-        result["head_dim"] = rotary.head_dim
+        result["head_dim"] = rotary.geometry.head_dim
     if rope_scaling is not None or SCALING in config:
         result[SCALING] = rope_scaling
     if length is not None:
@@ -315,7 +290,7 @@ def change(rotary: Rotary, scaling: Scaling) -> Change:
         divisor=scaling.factor_at(0) if scaling.method in ("linear", "by-parts") else 1.0,
         ramp=scaling.ramp,
         attention=attention_factor(scaling),
-        dynamic_from=_start(scaling) if isinstance(scaling, Dynamic) else None,
+        dynamic_from=round(scaling.train_length / scaling.rate) if isinstance(scaling, Dynamic) else None,
         scaling=scaling.to_json(),
     )
 
@@ -323,11 +298,6 @@ def change(rotary: Rotary, scaling: Scaling) -> Change:
 def attention_factor(scaling: Scaling) -> float:
     """What rotated queries and keys are multiplied by: 1, or with YaRN more."""
     return 1.0 if scaling.ramp is None else yarn_attention(scaling.factor_at(0))
-
-
-def _start(scaling: Dynamic) -> int:
-    """Tokens beyond which the factor of a dynamic scaling is above 1."""
-    return round(scaling.train_length / scaling.rate)
 
 
 def _rope_scaling(model: RotaryModel, rope_type: str, factor: float) -> dict[str, Any]:
@@ -339,11 +309,13 @@ def _rope_scaling(model: RotaryModel, rope_type: str, factor: float) -> dict[str
 def check_alibi(config: Config) -> None:
     """Refuses a checkpoint that was trained with ALiBi, under a model_type whose class is rotary.
 
-    OLMo's own code (``hf_olmo``) has the option ``alibi``. The GPT-NeoX library has ``pos_emb: alibi``, but
-    transformers' class for its models computes rotary positions all the same.
+    OLMo's remote code (``hf_olmo``) has the option ``alibi``. The GPT-NeoX library has ``pos_emb: alibi``,
+    but transformers' class for its models computes rotary positions all the same.
     """
-    named = config.get("architectures")
-    signs = [f"its class is {name}" for name in named or () if "alibi" in str(name).lower()]
+    named = config.get("architectures") or []
+    if not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        raise SourceError(f"config.json: architectures is {named!r}, not a list of class names")
+    signs = [f"its class is {name}" for name in named if "alibi" in name.lower()]
     signs += [
         f"{key} is {value!r}"
         for key, value in config.items()
@@ -352,7 +324,7 @@ def check_alibi(config: Config) -> None:
     if signs:
         raise UnsupportedModel(
             f"this {config['model_type']} was trained with ALiBi ({signs[0]}), but transformers' class for "
-            "it computes rotary positions, and its own code is not known here, so it cannot be converted"
+            "it computes rotary positions, and its remote code is not known here, so it cannot be converted"
         )
 
 
@@ -381,7 +353,7 @@ def respelled(config: Config) -> dict[str, Any]:
 
 
 def check_code(config: Config) -> None:
-    """Refuses a checkpoint with its own code, which may compute any rotary positions."""
+    """Refuses a checkpoint with remote code, which may compute any rotary positions."""
     auto_map = config.get("auto_map")
     named = auto_map if isinstance(auto_map, Mapping) else {}
     for auto_class, target in named.items():
@@ -392,14 +364,8 @@ def check_code(config: Config) -> None:
             )
 
 
-def _unscaled(config: Config) -> Mapping[str, Any]:
-    """The contents of ``rope_parameters``; empty if the config has none.
-
-    Raises:
-        SourceError: ``rope_parameters`` or ``rope_scaling`` is not an object.
-        UnsupportedModel: it has a set of parameters for each kind of layer, or the positions are scaled
-            already.
-    """
+def _check_unscaled(config: Config) -> None:
+    """Refuses positions that are scaled already, and settings of their own for each kind of layer."""
     for key in (PARAMETERS, SCALING):
         value = config.get(key)
         if value is None:
@@ -417,32 +383,16 @@ def _unscaled(config: Config) -> Mapping[str, Any]:
                 f"its rotary positions are scaled already ({key} has type {kind!r}); "
                 "convert the checkpoint that it was made from"
             )
-    return config.get(PARAMETERS) or {}
 
 
-def _number(config: Config, parameters: Mapping[str, Any], keys: set[str], parameter: str) -> float | None:
-    """A number from the config, under any of ``keys`` or in ``rope_parameters``; None if it is missing.
-
-    Raises:
-        SourceError: a value is not a positive number, or two values differ.
-    """
-    found = {key: config[key] for key in sorted(keys) if config.get(key) is not None}
-    if parameters.get(parameter) is not None:
-        found[f"{PARAMETERS}.{parameter}"] = parameters[parameter]
-    for key, value in found.items():
+def _number(config: Config, key: str, own: str) -> float | None:
+    """A positive number under ``key``, or under ``own`` there or in ``rope_parameters``; None without one."""
+    found = {name: config[name] for name in sorted({key, own}) if config.get(name) is not None}
+    inside = (config.get(PARAMETERS) or {}).get(own)
+    if inside is not None:
+        found[f"{PARAMETERS}.{own}"] = inside
+    for name, value in found.items():
         if not is_number(value) or value <= 0:
-            raise SourceError(f"config.json: {key} is {value!r}, not a positive number")
+            raise SourceError(f"config.json: {name} is {value!r}, not a positive number")
     value = agreed(found)
     return None if value is None else float(value)
-
-
-def _head_dim(config: Config, model: RotaryModel) -> int:
-    if model.own_head_dim or config.get("head_dim") is not None:
-        return count(config, "head_dim")
-    return head_dim(count(config, "hidden_size"), count(config, "num_attention_heads"))
-
-
-def _window(config: Config) -> int | None:
-    window = config.get("sliding_window")
-    on = config.get("use_sliding_window") is not False
-    return window if on and is_integer(window) else None

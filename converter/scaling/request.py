@@ -19,6 +19,7 @@ from converter.scaling.scaling import (
     Scaling,
     Static,
     Unscaled,
+    number_text,
 )
 from converter.scaling.train_length import TrainLength
 
@@ -33,7 +34,7 @@ NARROWEST = 1.001
 """The smallest ratio of a ramp's ends; rounding must not make them equal."""
 SLOPES_FILE = "slopes.json"
 """The name of a file of fitted slopes in a converted repository, and where none is known."""
-_BY_DEFAULT = "--dynamic, the default,"
+_BY_DEFAULT = "`dynamic`, the default,"
 RECORD = "fitted"
 """Its key for notes on how the slopes were found; they are not part of the scaling."""
 
@@ -116,63 +117,63 @@ class Request:
         if self.slopes is not None:
             self._check_alone()
         if self.method not in (None, *METHODS):
-            raise UsageError(f"--method {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
+            raise UsageError(f"`method` {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
         if self.dynamic is not None and self.dynamic not in BASES:
-            raise UsageError(f"--dynamic {self.dynamic!r} is unknown; choose length or position")
+            raise UsageError(f"`dynamic` {self.dynamic!r} is unknown; choose length or position")
         given = [name for name, value in self._strengths.items() if value is not None]
         if self.method == "none":
             if given or self.rate is not None:
                 raise UsageError(
-                    f"--method none cannot be combined with {(given or ['--rate'])[0]}; drop one of them"
+                    f"`method` none cannot be combined with {(given or ['`rate`'])[0]}; drop one of them"
                 )
         elif len(given) > 1:
             raise UsageError(f"{' and '.join(given)} cannot be combined; give one of them")
         elif not given and not self.by_default and self.slopes is None:
             raise UsageError(
-                f"--method {self.method} needs a strength: give --scale, --target-length or --dynamic"
+                f"`method` {self.method} needs a strength: give `scale`, `target_length` or `dynamic`"
             )
         if self.rate is not None and self.dynamic is None and not self.by_default:
             raise UsageError(
-                "--rate needs --dynamic length or --dynamic position; give one of them or drop --rate"
+                "`rate` needs `dynamic` length or `dynamic` position; give one of them or drop `rate`"
             )
         self._check_ranges()
 
     def _check_ranges(self) -> None:
         if self.scale is not None and (not is_number(self.scale) or self.scale < 1):
-            raise UsageError(f"--scale {self.scale} is out of range; give a finite number of at least 1")
+            raise UsageError(f"`scale` {self.scale} is out of range; give a finite number of at least 1")
         if self.rate is not None and (not is_number(self.rate) or self.rate <= 0):
             raise UsageError(
-                f"--rate {self.rate} is out of range; give a finite number above 0, usually 1 to 2"
+                f"`rate` {self.rate} is out of range; give a finite number above 0, usually 1 to 2"
             )
         if self.ramp is not None:
             self._check_ramp(self.ramp)
-        for name, length in (("--target-length", self.target_length), ("--train-length", self.train_length)):
+        for name, length in (("`target_length`", self.target_length), ("`train_length`", self.train_length)):
             if length is not None and not is_count(length, LONGEST):
                 raise UsageError(f"{name} {length} is out of range; give a number of tokens, at least 1")
 
     def _check_alone(self) -> None:
         others = {
-            "--method": self.method is not None,
+            "`method`": self.method is not None,
             **{name: value is not None for name, value in self._strengths.items()},
-            "--rate": self.rate is not None,
-            "--ramp": self.ramp is not None,
+            "`rate`": self.rate is not None,
+            "`ramp`": self.ramp is not None,
         }
         for name in (name for name, given in others.items() if given):
-            raise UsageError(f"--slopes cannot be combined with {name}; drop one of them")
+            raise UsageError(f"`slopes` cannot be combined with {name}; drop one of them")
 
     def _check_ramp(self, ramp: Parts) -> None:
         if self.method != BY_PARTS:
-            raise UsageError(f"--ramp needs --method {BY_PARTS}; give that method or drop --ramp")
+            raise UsageError(f"`ramp` needs `method` {BY_PARTS}; give that method or drop `ramp`")
         numbers = len(ramp) == 2 and all(map(is_number, ramp))
         if not numbers or not 0 < NARROWEST * ramp[0] <= ramp[1] <= LONGEST:
             raise UsageError(
-                f"--ramp {' '.join(map(str, ramp))} is not a ramp; give two parts of the trained length, "
+                f"`ramp` {' '.join(map(str, ramp))} is not a ramp; give two parts of the trained length, "
                 "above 0 and the smaller first"
             )
 
     @property
     def _strengths(self) -> dict[str, object]:
-        return {"--scale": self.scale, "--target-length": self.target_length, "--dynamic": self.dynamic}
+        return {"`scale`": self.scale, "`target_length`": self.target_length, "`dynamic`": self.dynamic}
 
     @property
     def by_default(self) -> bool:
@@ -190,15 +191,15 @@ class Request:
         """The options as words of a command line, without a method that a static scaling has by default."""
         options = {
             "--method": None if self.method == NTK and self._static else self.method,
-            "--scale": None if self.scale is None else f"{self.scale:g}",
+            "--scale": None if self.scale is None else number_text(self.scale),
             "--target-length": self.target_length,
             "--dynamic": self.dynamic,
-            "--rate": None if self.rate is None else f"{self.rate:g}",
+            "--rate": None if self.rate is None else number_text(self.rate),
             "--train-length": self.train_length,
             "--slopes": None if self.slopes is None else self.slopes.name,
         }
         words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        return words if self.ramp is None else [*words, "--ramp", *(f"{end:g}" for end in self.ramp)]
+        return words if self.ramp is None else [*words, "--ramp", *map(number_text, self.ramp)]
 
     @property
     def _static(self) -> bool:
@@ -229,26 +230,26 @@ class Request:
         method = self.method or (NTK if self._static else defaults.method)
         ramp = None
         if method == BY_PARTS:
-            option = f"--method {method}" if self.method else "--dynamic" if self.dynamic else _BY_DEFAULT
+            option = f"`method` {method}" if self.method else "`dynamic`" if self.dynamic else _BY_DEFAULT
             length = self._needed(trained, name, option)
             start, end = self.ramp or defaults.ramp
             ramp = (start * length, end * length)
         if self.scale is not None:
             return Static(method, float(self.scale), ramp)
         if self.target_length is not None:
-            length = self._needed(trained, name, "--target-length")
+            length = self._needed(trained, name, "`target_length`")
             if self.target_length < length:
                 raise UsageError(
-                    f"--target-length {self.target_length} is below the trained length {length}; "
+                    f"`target_length` {self.target_length} is below the trained length {length}; "
                     "no scaling is needed up to there, so give a longer one"
                 )
             return Static(method, self.target_length / length, ramp)
         basis = self.dynamic or defaults.dynamic
         if basis is None:
             raise UsageError(
-                "a rotary model has no default strength: give --scale, --target-length or --dynamic length"
+                "a rotary model has no default strength: give `scale`, `target_length` or `dynamic` length"
             )
-        option = "--dynamic" if self.dynamic else _BY_DEFAULT
+        option = "`dynamic`" if self.dynamic else _BY_DEFAULT
         rate = 1.0 if self.rate is None else float(self.rate)
         return Dynamic(method, basis, rate, self._needed(trained, name, option), ramp)
 
@@ -257,7 +258,7 @@ class Request:
         if isinstance(scaling, Dynamic) and trained.tokens not in (None, scaling.train_length):
             raise UsageError(
                 f"{slopes.name} grows from {scaling.train_length} tokens, but the trained length is "
-                f"{trained.tokens}; take slopes that were made for this model, or give --train-length"
+                f"{trained.tokens}; take slopes that were made for this model, or give `train_length`"
             )
         return scaling
 
@@ -265,7 +266,7 @@ class Request:
         if trained.tokens is None:
             raise UsageError(
                 f"{option} needs the trained length of {name}, which is {trained.origin}; "
-                "add --train-length N"
+                "add `train_length` N"
             )
         return trained.tokens
 

@@ -28,6 +28,12 @@ LARGEST_FACTOR, LARGEST_RATE = 65536.0, 16.0
 """Of a fitted scaling. With ``EXPONENTS``, they keep all slopes within float32."""
 
 
+def number_text(value: float) -> str:
+    """The shortest text that reads back to the same number, without a trailing ``.0``."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value).removesuffix(".0")
+
+
 @dataclass(frozen=True)
 class Unscaled:
     """The slopes or frequencies as trained."""
@@ -79,7 +85,7 @@ class Static:
         return {"type": self.method, "factor": self.factor, **_details(self)}
 
     def __str__(self) -> str:
-        return f"{self.method}, factor {self.factor:g}{_details_text(self)}"
+        return f"{self.method}, factor {number_text(self.factor)}{_details_text(self)}"
 
 
 @dataclass(frozen=True)
@@ -118,11 +124,14 @@ class Dynamic:
         }
 
     def __str__(self) -> str:
-        rate = f"rate {self.rate:g} from {self.train_length} tokens"
+        rate = f"rate {number_text(self.rate)} from {self.train_length} tokens"
         return f"{self.method}, {self.dynamic}-dynamic, {rate}{_details_text(self)}"
 
 
 Scaling = Unscaled | Static | Dynamic
+DYNAMIC_REACH = 8
+"""A dynamic scaling has no longest length; this multiple of the trained length is given where a program needs
+one."""
 UNSCALED = Unscaled()
 LONGEST_SHOWN = 200
 """Characters of a value in a message."""
@@ -186,7 +195,7 @@ def _details(scaling: Static | Dynamic) -> dict[str, Any]:
 
 def _details_text(scaling: Static | Dynamic) -> str:
     if scaling.ramp is not None:
-        return f", ramp {scaling.ramp[0]:g} to {scaling.ramp[1]:g} tokens"
+        return f", ramp {number_text(scaling.ramp[0])} to {number_text(scaling.ramp[1])} tokens"
     if scaling.exponents is None:
         return ""
     layers, heads = len(scaling.exponents), len(scaling.exponents[0])

@@ -1,14 +1,13 @@
 """Checks a converted repository by running the code that it holds.
 
-    alibi.py     runs the checks of an ALiBi repository, in order
-    patched.py   imports that code and reads the repository's tensors
-    tensors.py   every tensor the model expects is stored, and nothing else
-    slopes.py    the slopes, measured from attention weights, are the requested ones
-    paths.py     the fused, chunked and decoding paths agree with plain attention
-    slice.py     builds a slice: the first layers with real weights, and some tokens
-    stock.py     the slice agrees with the stock model
-    own_code.py  the slice agrees with the source's own code, if that may be run
-    rotary.py    the checks of a rotary repository, which holds no code
+    alibi.py    runs the checks of an ALiBi repository, in order
+    patched.py  imports that code and reads the repository's tensors
+    tensors.py  every tensor the model expects is stored, and nothing else
+    slopes.py   the slopes, measured from attention weights, are the requested ones
+    paths.py    the fused, chunked and decoding paths agree with plain attention
+    slice.py    builds a slice: the first layers with real weights, and some tokens
+    stock.py    the slice agrees with the stock model
+    rotary.py   the checks of a rotary repository, which holds no code
 
 The cost does not grow with the model: no check holds the weights of more than a few layers.
 """
@@ -22,21 +21,17 @@ from contextlib import contextmanager
 from converter.config import Config
 from converter.recipes import RotaryRecipe
 from converter.result.converted import ConvertedRepository
-from converter.source.remote_code import OwnCode
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 
-__all__ = ["Check", "Context", "verify"]
+__all__ = ["Check", "verify"]
 
 
-def verify(
-    repository: ConvertedRepository, source_config: Config | None = None, own_code: OwnCode | None = None
-) -> list[Check]:
+def verify(repository: ConvertedRepository, source_config: Config | None = None) -> list[Check]:
     """Checks a converted repository.
 
     Args:
         repository: complete except for its card.
         source_config: the source's config as read, for the stock model; the repository's own by default.
-        own_code: the source's own code, to run and compare with; None to run none of it.
 
     Returns:
         The checks, in order. A check that does not apply is marked as skipped and says why.
@@ -44,15 +39,14 @@ def verify(
     Raises:
         VerificationError: a check failed (the first one is named), or the model cannot be built or run.
     """
-    context = Context(repository.config if source_config is None else source_config, own_code)
     with unlogged():
         if isinstance(repository.recipe, RotaryRecipe):
             from converter.verification import rotary
 
-            return rotary.verify(repository, repository.recipe, context)
+            return rotary.verify(repository, repository.recipe)
         from converter.verification import alibi
 
-        return alibi.verify(repository, context)
+        return alibi.verify(repository, repository.config if source_config is None else source_config)
 
 
 @contextmanager

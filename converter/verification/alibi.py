@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from importlib import import_module
-from typing import Any
 
 import torch
 
+from converter.config import Config
 from converter.errors import ConverterError, VerificationError
 from converter.result.converted import ConvertedRepository
-from converter.verification.check import Check, Context
+from converter.verification import paths, slopes, stock, tensors
+from converter.verification.check import Check
 from converter.verification.patched import Patched
 
-CHECKS = ("tensors", "slopes", "paths", "stock", "own_code")
-"""Modules beside this one, in the order in which they run. To add a check, write a module with a ``NAME``
-and a ``check(patched, context)``, and list it here."""
 
-
-def verify(repository: ConvertedRepository, context: Context) -> list[Check]:
+def verify(repository: ConvertedRepository, source_config: Config) -> list[Check]:
     """Runs all checks; see ``converter.verification.verify``."""
     try:
         with one_thread(), Patched.load(repository) as patched:
-            found: list[Check | None] = [module.check(patched, context) for module in modules()]
+            return [
+                tensors.check(patched),
+                slopes.check(patched),
+                paths.check(patched),
+                stock.check(patched, source_config),
+            ]
     except ConverterError:
         raise
     except Exception as error:  # building a model from a bad config value can raise anything
@@ -32,12 +33,6 @@ def verify(repository: ConvertedRepository, context: Context) -> list[Check]:
             f"the model does not run with this config.json ({type(error).__name__}: {reason}); "
             "correct the value there"
         ) from error
-    return [check for check in found if check is not None]
-
-
-def modules() -> list[Any]:
-    """The modules that ``CHECKS`` names, in its order."""
-    return [import_module(f"converter.verification.{name}") for name in CHECKS]
 
 
 @contextlib.contextmanager

@@ -1,22 +1,9 @@
-"""The outcome of a check, and what a check needs besides the repository."""
+"""The outcome of a check."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from converter.config import Config
-from converter.source.remote_code import OwnCode
-
-
-@dataclass(frozen=True)
-class Context:
-    """What checks compare a repository with."""
-
-    source_config: Config
-    """The source's config as read, for the stock model."""
-    own_code: OwnCode | None = None
-    """The source's own code, to run and compare with; None to run none of it."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Patched:
         return getattr(self.modeling, self.config["architectures"][0])
 
     @property
-    def trunk(self) -> Any:
+    def backbone(self) -> Any:
         """The class of the model without a head."""
         return getattr(self.modeling, f"Ntk{self.family.camel}Model")
 

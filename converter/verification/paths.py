@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
 from converter.scaling.scaling import Dynamic
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 from converter.verification.patched import PROBE_VOCABULARY, Patched, build
 
 NAME = "paths"
@@ -33,13 +33,13 @@ TOLERANCE = 1e-4
 
 
 @torch.no_grad()
-def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it
+def check(patched: Patched) -> Check:
     """Runs a small random model with this repository's heads and scaling along every path.
 
     Plain attention computes each row alone, without padding. A decoder has three other paths: one pass,
     chunks over a cache, and single tokens over a cache. An encoder has one pass, in inference and in
-    training, over rows longer than the block of queries that it computes at once. In both, there is a pass in
-    tiles, as in long rows.
+    training, over rows longer than the block of queries that it computes at once, and a pass in tiles, as in
+    long rows.
 
     Raises:
         VerificationError: a path differs; the message names the path and the difference.
@@ -48,7 +48,7 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
     scaling = patched.repository.scaling
     if isinstance(scaling, Dynamic):
         scaling = replace(scaling, train_length=TRAIN_LENGTH)
-    model = build(patched.trunk, patched.probe_config(scaling))
+    model = build(patched.backbone, patched.probe_config(scaling))
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         # Larger than a usual initialisation, so attention is far from uniform.
@@ -68,9 +68,9 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
         "fused": model(tokens, attention_mask=mask).last_hidden_state,
         "padded": model(tokens, attention_mask=mask, output_attentions=True).last_hidden_state,
     }
-    with small_tiles(patched, length // TILES):
-        steps["tiled"] = model(tokens, attention_mask=mask).last_hidden_state
     if family.kind == "encoder":
+        with small_tiles(patched, length // TILES):
+            steps["tiled"] = model(tokens, attention_mask=mask).last_hidden_state
         # Inference on a CPU looks at each row by itself. All else has the path that this takes.
         with torch.enable_grad():
             steps["training"] = model(tokens, attention_mask=mask).last_hidden_state.detach()
@@ -97,7 +97,7 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
 @contextlib.contextmanager
 def small_tiles(patched: Patched, keys: int) -> Iterator[None]:
     """All heads are computed in tiles, with blocks of so many keys, which are otherwise for long rows."""
-    module = sys.modules[patched.modeling.Alibi.__module__]
+    module = sys.modules[f"{patched.modeling.__package__}.ntk_tiles"]
     small = {
         "SHORTEST": 1,
         "MOST_THREADS": math.inf,

@@ -18,7 +18,8 @@ from converter.result.converted import ConvertedRepository
 from converter.rotary.settings import Rotary, attention_factor
 from converter.scaling.scaling import Dynamic, Scaling
 from converter.source.checkpoint import Checkpoint
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
+from converter.verification.tensors import fits
 
 # Relative; float32 rounds a power of the base by about this much.
 TOLERANCE = 2e-5
@@ -26,7 +27,7 @@ TOLERANCE = 2e-5
 RENAMED = {"embed_out.": "lm_head."}
 
 
-def verify(repository: ConvertedRepository, recipe: RotaryRecipe, context: Context) -> list[Check]:
+def verify(repository: ConvertedRepository, recipe: RotaryRecipe) -> list[Check]:
     """Runs all checks; see ``converter.verification.verify``.
 
     Raises:
@@ -58,9 +59,6 @@ def verify(repository: ConvertedRepository, recipe: RotaryRecipe, context: Conte
             f"transformers {transformers.__version__} does not run this config.json "
             f"({type(error).__name__}: {reason}); correct the value there"
         ) from error
-    if context.own_code is not None:
-        # A rotary source with its own code is not accepted, so there is none to run.
-        checks.append(Check("own code", context.own_code.missing or "", skipped=True))
     return checks
 
 
@@ -84,17 +82,16 @@ def model_class(config: Any) -> Any:
 def check_tensors(model: Any, checkpoint: Checkpoint, recipe: RotaryRecipe) -> Check:
     """Checks that every tensor the model expects is stored with its shape, and no other tensor.
 
-    A stored name may lack the trunk's prefix or have an extra one, as transformers allows.
+    A stored name may lack the backbone's prefix or have an extra one, as transformers allows.
 
     Raises:
         VerificationError: a tensor is missing, left over or misshapen; the message names the first.
     """
-    name = type(model).__name__
     if any(re.search(r"\.(experts|block_sparse_moe)\.", stored) for stored in checkpoint.tensors):
         return Check(
             "tensors", "not compared: transformers rearranges experts as it loads them", skipped=True
         )
-    expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    expected = model.state_dict().keys()
     prefix = f"{model.base_model_prefix}."
     stored = {}
     for key, tensor in checkpoint.tensors.items():
@@ -103,18 +100,7 @@ def check_tensors(model: Any, checkpoint: Checkpoint, recipe: RotaryRecipe) -> C
         full = next((spelling for spelling in spellings if spelling in expected), key)
         if full in expected or not recipe.unread.search(key):
             stored[full] = tensor.shape
-    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
-    problems = [f"{key!r} is missing" for key in sorted(expected.keys() - stored.keys() - tied)]
-    problems += [f"{key!r} is left over" for key in sorted(stored.keys() - expected.keys())]
-    problems += [
-        f"{key!r} has shape {list(stored[key])}, not {list(expected[key])}"
-        for key in sorted(expected.keys() & stored.keys())
-        if stored[key] != expected[key]
-    ]
-    if problems:
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise VerificationError(f"the checkpoint does not fit {name}: {problems[0]}{more}")
-    return Check("tensors", f"all {len(stored)} tensors fit {name}; none missing, none left over")
+    return fits(model, stored)
 
 
 def check_frequencies(model: Any, rotary: Rotary, scaling: Scaling) -> Check:

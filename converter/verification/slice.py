@@ -111,7 +111,7 @@ class Slice:
         config.pad_token_id = None  # it is an id of the full vocabulary
 
     def stored(self, name: str) -> str | None:
-        """The stored name of a model's tensor, with or without the trunk's prefix; None if not stored."""
+        """The stored name of a model's tensor, with or without the backbone's prefix; None if not stored."""
         spellings = (name, *self.patched.family.tensor_names(self.patched.family.below(name)))
         return next((key for key in spellings if key in self.patched.checkpoint.tensors), None)
 

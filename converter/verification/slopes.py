@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
 from converter.scaling.scaling import Dynamic, query_factors, rows
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
 
 NAME = "slopes"
@@ -45,7 +45,7 @@ LONGEST = {"decoder": 1 << 17, "encoder": 256}
 CHUNK = 4096
 
 
-def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it
+def check(patched: Patched) -> Check:
     """Compares what is measured with ``converter.scaling``: at one length, or two if dynamic.
 
     Where the layers' slopes differ, every layer is measured; else one is enough, since all share them.
@@ -65,7 +65,7 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
         scaling = replace(scaling, train_length=max(1, min(scaling.train_length, longest)))
         # The length at which the factor is 2 (or the rate, if that is larger).
         lengths.append(max(2 * SPAN, math.ceil(scaling.train_length * max(1.0, 2 / scaling.rate))))
-    model = build(patched.trunk, patched.probe_config(scaling, layers))
+    model = build(patched.backbone, patched.probe_config(scaling, layers))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -98,14 +98,7 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
 
 
 def refuse(wrong: np.ndarray, measured: np.ndarray, expected: np.ndarray, told: str, heads: int) -> None:
-    """Raises ``VerificationError`` for the first wrong value, of [layers, heads or a multiple].
-
-    Args:
-        wrong: which values are wrong.
-        measured, expected: the values.
-        told: what the head runs with; a place for each of both values.
-        heads: number of heads.
-    """
+    """Raises ``VerificationError`` for the first wrong value of [layers, heads or a multiple]."""
     layer, head = np.unravel_index(wrong.argmax(), wrong.shape)
     if wrong[layer, head]:
         where = f"head {head % heads}" + (f" of layer {layer}" if len(wrong) > 1 else "")
@@ -120,14 +113,10 @@ def measure(model: Any, tokens: int) -> np.ndarray:
 
 @torch.no_grad()
 def last_weights(model: Any, tokens: int, scores: np.ndarray | None = None) -> list[torch.Tensor]:
-    """The attention weights of the last of ``tokens`` tokens in a decoder, [num_heads, tokens] of each layer.
+    """The attention weights of the last of ``tokens`` tokens in an all-zero decoder, [heads, tokens] each.
 
-    The cache is filled without computing attention: the output of all-zero values is zero.
-
-    Args:
-        model: an all-zero model.
-        tokens: how many.
-        scores: [layers, num_heads], see ``content``.
+    The cache is filled without computing attention: the output of all-zero values is zero. For ``scores``
+    [layers, heads], see ``content``.
     """
     cache = DynamicCache()
     with without_attention(model):
@@ -191,13 +180,7 @@ def measure_both_sides(model: Any, tokens: int) -> np.ndarray:
 def middle_weights(
     model: Any, tokens: int, scores: np.ndarray | None = None
 ) -> tuple[int, list[torch.Tensor]]:
-    """The token of an encoder that ``measure_both_sides`` looks at, and its weights [num_heads, keys].
-
-    Args:
-        model: an all-zero model.
-        tokens: how many.
-        scores: [layers, num_heads], see ``content``.
-    """
+    """The token of an all-zero encoder that ``measure_both_sides`` looks at; its weights [heads, keys]."""
     scaling = model.config.alibi_scaling or {}
     side = SPAN // 2
     own = scaling.get("dynamic") == "position"
@@ -211,13 +194,9 @@ def middle_weights(
 
 
 def measure_query_factors(model: Any, kind: str, tokens: int, expected: np.ndarray) -> np.ndarray:
-    """What the running code multiplies queries by, float64 [layers, num_heads].
+    """What the code of an all-zero model multiplies queries by, float64 [layers, heads].
 
-    Args:
-        model: an all-zero model.
-        kind: decoder or encoder.
-        tokens: number of tokens, as for the slopes.
-        expected: [layers, num_heads], what to expect, for which the scores are then ``CONTENT``.
+    If that is what is expected, [layers, heads], the scores are ``CONTENT``.
     """
     found = []
     for scores in (None, CONTENT / expected):
@@ -234,12 +213,9 @@ def measure_query_factors(model: Any, kind: str, tokens: int, expected: np.ndarr
 
 @contextlib.contextmanager
 def content(model: Any, scores: np.ndarray | None, at: int) -> Iterator[None]:
-    """In this context, all queries of an all-zero model have content for one new key, and none for others.
+    """In this context, all queries of an all-zero model have content for the new key ``at``, and no other.
 
-    Args:
-        model: the model.
-        scores: [layers, num_heads], q.k times the softmax's scale, without temperatures; None for no content.
-        at: the key's place among the new ones.
+    The scores [layers, heads] are q.k times the softmax's scale, without temperatures; None for no content.
     """
 
     def attend(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
+from transformers import FalconModel
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
+from converter.config import Config
 from converter.errors import VerificationError
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 from converter.verification.patched import Patched, build
 from converter.verification.slice import TOLERANCE, Slice
 
@@ -19,13 +19,13 @@ PADDING = 5
 
 
 @torch.no_grad()
-def check(patched: Patched, context: Context) -> Check:
+def check(patched: Patched, source_config: Config) -> Check:
     """Runs a slice of the checkpoint through transformers' class and through the patched one.
 
     Raises:
         VerificationError: the two differ; the message says by how much.
     """
-    family, source_config = patched.family, context.source_config
+    family = patched.family
     unfit = family.stock_unfit(source_config) if family.stock else "transformers has no class for this model"
     if unfit is not None:
         return Check(NAME, unfit, skipped=True)
@@ -41,7 +41,7 @@ def check(patched: Patched, context: Context) -> Check:
         return Check(NAME, f"transformers' own class rejects this config ({reason})", skipped=True)
     part, models = Slice.of(patched), []
     patched_config = patched.build_config(alibi_scaling=None)
-    for model_class, config in ((stock_class, stock_config), (patched.trunk, patched_config)):
+    for model_class, config in ((stock_class, stock_config), (patched.backbone, patched_config)):
         part.shrink(config)
         model = build(model_class, config, "meta")
         part.fill(model)
@@ -49,6 +49,8 @@ def check(patched: Patched, context: Context) -> Check:
         models.append(model)
 
     stock, ours = models
+    if isinstance(stock, FalconModel):
+        unround_bias(stock)
     worst = largest_difference(stock, ours, part.ids)
     if not worst < TOLERANCE:
         raise VerificationError(
@@ -67,13 +69,12 @@ def largest_difference(stock: Any, ours: Any, ids: torch.Tensor) -> float:
     mask = torch.ones_like(ids)
     mask[1, :PADDING] = 0
     differences = []
-    with exact_stock_bias():
-        for attention_mask, real in ((None, torch.ones_like(mask).bool()), (mask, mask.bool())):
-            expected, states = (
-                model(ids, attention_mask=attention_mask).last_hidden_state[real].float()
-                for model in (stock, ours)
-            )
-            differences.append((expected - states).abs().max() / expected.abs().max())
+    for attention_mask, real in ((None, torch.ones_like(mask).bool()), (mask, mask.bool())):
+        expected, states = (
+            model(ids, attention_mask=attention_mask).last_hidden_state[real].float()
+            for model in (stock, ours)
+        )
+        differences.append((expected - states).abs().max() / expected.abs().max())
     return float(torch.stack(differences).max())  # NaN if any is; NaN fails every comparison
 
 
@@ -85,12 +86,23 @@ def materialise(model: torch.nn.Module) -> None:
                 module.register_buffer(name, torch.zeros_like(buffer, device="cpu"), persistent=False)
 
 
-@contextlib.contextmanager
-def exact_stock_bias() -> Iterator[None]:
-    """Makes stock Falcon use BLOOM's bias: the same one, but not rounded to bfloat16 in a float32 model."""
-    from transformers.models.bloom import modeling_bloom
-    from transformers.models.falcon import modeling_falcon
+def unround_bias(stock: FalconModel) -> None:
+    """Gives the layers of a stock Falcon its bias without the rounding to bfloat16 that it has in any dtype.
 
-    exact: Any = modeling_bloom.build_alibi_tensor
-    with mock.patch.object(modeling_falcon, "build_alibi_tensor", exact):
-        yield
+    Stock BLOOM has the same function without the rounding.
+
+    Args:
+        stock: computes attention with sdpa, for which the bias is part of the mask.
+    """
+    heads = stock.config.num_attention_heads
+    scale = (stock.config.hidden_size // heads) ** -0.5
+
+    def exact(_: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+        mask = keywords["attention_mask"]  # [B, H, Q, K]
+        hidden = mask == torch.finfo(mask.dtype).min
+        real = (~hidden[:, 0, -1]).long()  # the last query sees every real key
+        bias = build_alibi_tensor(real, heads, mask.dtype).view(len(mask), heads, 1, -1)
+        return arguments, keywords | {"attention_mask": torch.where(hidden, mask, scale * bias)}
+
+    for layer in stock.h:
+        layer.register_forward_pre_hook(exact, with_kwargs=True)

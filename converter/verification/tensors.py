@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from converter.errors import VerificationError
-from converter.verification.check import Check, Context
+from converter.verification.check import Check
 from converter.verification.patched import Patched, build
 
 NAME = "tensors"
 
 
-def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every check takes it
+def check(patched: Patched) -> Check:
     """Compares names and shapes with those of the model, built on the meta device.
 
-    A stored name may lack the trunk's prefix or have an extra one, as transformers allows when it loads a
-    trunk into a model with a head, or the reverse.
+    A stored name may lack the backbone's prefix or have an extra one, as transformers allows when it loads a
+    backbone into a model with a head, or the reverse.
 
     Raises:
         VerificationError: a tensor is missing, left over or misshapen; the message names the first.
@@ -26,7 +28,7 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
     if in_config != stored_layers:
         raise VerificationError(f"config.json says {in_config} layers, but the weights have {stored_layers}")
     model = build(patched.architecture, patched.build_config(), device="meta")
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    expected = model.state_dict().keys()
     stored = {}
     unread = patched.repository.recipe.unread
     prefix = f"{family.base_prefix}."
@@ -39,6 +41,16 @@ def check(patched: Patched, context: Context) -> Check:  # noqa: ARG001 -- every
             raise VerificationError(f"the tensor {full!r} is stored twice, with and without {prefix!r}")
         stored[full] = tensor.shape
 
+    return fits(model, stored)
+
+
+def fits(model: Any, stored: Mapping[str, tuple[int, ...]]) -> Check:
+    """Checks the shapes of the stored tensors, by the model's names.
+
+    Raises:
+        VerificationError: a tensor is missing, left over or misshapen; the message names the first.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
     missing = sorted(expected.keys() - stored.keys() - tied)
     left_over = sorted(stored.keys() - expected.keys())

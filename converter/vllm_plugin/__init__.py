@@ -7,7 +7,8 @@ vLLM finds it by the entry point in pyproject.toml, and calls ``register`` in ea
     checks.py         what is refused, and what to do about it
     sizes.py          how large the heads are in the cache
     attention.py      ALiBi through a kernel's slopes or through folded channels; the projections around it
-    decoder.py        the trunk and the language model
+    layer.py          the layer and its MLP
+    decoder.py        the backbone and the language model
     families/         the layers of each family
     templates/        the templates as a package: formulas and config classes are those of a repository
 

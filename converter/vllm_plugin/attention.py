@@ -51,8 +51,6 @@ class Setup:
 
     vllm_config: VllmConfig
     alibi: Alibi
-    scaling: float
-    """The factor on q.k."""
 
     def __post_init__(self) -> None:
         check_scaling(self.config)
@@ -91,8 +89,8 @@ class Setup:
             factors = factors[..., self.own_heads, :][:, 0].transpose(1, 2)[..., None].unbind()
         if not is_folded(self.config):
             return Channels(None, None, factors)
-        slopes = self.alibi.scaled(values, positions[None])[..., self.own_heads, :]
-        queries = query_channels(slopes, self.scaling)[:, 0].transpose(1, 2)
+        slopes = self.alibi.at(positions[None], values=values)[..., self.own_heads, :]
+        queries = query_channels(slopes, self.config.score_scale)[:, 0].transpose(1, 2)
         keys = key_channels(positions[None], None)[0].transpose(0, 1)
         return Channels(queries.to(dtype).unbind(), keys.to(dtype), factors)
 
@@ -119,7 +117,7 @@ class AlibiAttention(nn.Module):
         self.attn = Attention(
             heads,
             self.padded,
-            setup.scaling,
+            setup.config.score_scale,
             num_kv_heads=kv_heads,
             alibi_slopes=None if self.folded else setup.alibi.slopes[self.row][setup.own_heads],
             cache_config=cache_config,

@@ -56,19 +56,6 @@ def check_cache(dtype: str, folded: bool) -> None:
         )
 
 
-def check_lora(lora_config: Any, *, grouped: bool) -> None:
-    """Raises ValueError for adapters of a Falcon whose heads share keys.
-
-    An adapter has the outputs of the fused projection in the order of the groups. vLLM's layers have all
-    queries first, and would leave the adapter out with a warning.
-    """
-    if grouped and lora_config is not None:
-        raise ValueError(
-            "vLLM cannot use LoRA adapters of a Falcon whose heads share keys; merge the adapter into the "
-            "model before it is converted, and drop --enable-lora"
-        )
-
-
 def check_weights(config: Any) -> None:
     """Raises ValueError for weights that are stored quantised.
 

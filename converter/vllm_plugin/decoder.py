@@ -1,4 +1,4 @@
-"""The trunk and the language model of a converted decoder; each family adds its layers.
+"""The backbone and the language model of a converted decoder; each family adds its layers.
 
 Tensors have the names of the checkpoint. vLLM asks for the names ``embed_input_ids``, ``compute_logits`` and
 ``load_weights``.
@@ -31,44 +31,31 @@ from converter.families import FAMILIES
 from converter.families.base import UNREAD
 from converter.vllm_plugin.attention import Setup
 from converter.vllm_plugin.checks import check_weights
-from converter.vllm_plugin.templates.ntk_alibi import Alibi
+from converter.vllm_plugin.layer import Layer
+from converter.vllm_plugin.templates.ntk_alibi import CHANNELS, Alibi
 
 FAMILY = {family.name: family for family in FAMILIES}
 TOKENS = ("input_ids", "positions", "intermediate_tensors", "inputs_embeds")
 compiled = support_torch_compile(dynamic_arg_dims=dict.fromkeys(TOKENS, 0))
-"""Decorates a trunk: vLLM compiles its ``forward`` for any number of tokens."""
+"""Decorates a backbone: vLLM compiles its ``forward`` for any number of tokens."""
 
 
 class Decoder(nn.Module):
-    """The trunk. A family's subclass names its parts, and is decorated with ``compiled``."""
+    """The backbone. A family's subclass names its parts, and is decorated with ``compiled``."""
 
     family: str
     """Name of the family, whose ``Family`` has the names of the tensors."""
-    layer_class: type[nn.Module]
-    """Built from the setup, the layer's index and its prefix; called with hidden states and channels."""
-    norm_name: str
+    layer_class: type[Layer]
+    norm_name = "ln_f"
     alibi_values: torch.Tensor
     """Slopes, exponents and temperatures, from ``Alibi.on``."""
-
-    @staticmethod
-    def alibi(config: Any) -> Alibi:
-        """The scaled slopes."""
-        raise NotImplementedError
-
-    @staticmethod
-    def softmax_scale(config: Any) -> float:
-        """The factor on q.k."""
-        raise NotImplementedError
-
-    @staticmethod
-    def make_norm(config: Any) -> nn.Module:
-        """The final norm."""
-        raise NotImplementedError
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
         config, family = vllm_config.model_config.hf_config, FAMILY[self.family]
-        self.setup = Setup(vllm_config, self.alibi(config), self.softmax_scale(config))
+        scale = family.bias_scale(config.head_dim - CHANNELS)
+        slopes = [scale * slope for slope in family.stock_slopes(config.to_dict())]
+        self.setup = Setup(vllm_config, Alibi(slopes, config.alibi_scaling, config.num_hidden_layers))
         # A buffer, since a compiled graph cannot copy them to its device.
         values = self.setup.alibi.on(torch.get_default_device())
         self.register_buffer("alibi_values", values, persistent=False)
@@ -81,10 +68,13 @@ class Decoder(nn.Module):
             prefix=f"{prefix}.{family.layers}",
         )
         self.add_module(family.layers, layers)
-        self.add_module(self.norm_name, self.make_norm(config))
+        self.add_module(self.norm_name, self.final_norm(config))
         self.make_empty_intermediate_tensors = make_empty_intermediate_tensors_factory(
             ["hidden_states"], config.hidden_size
         )
+
+    def final_norm(self, config: Any) -> nn.Module:
+        return self.layer_class.make_norm(config)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         return getattr(self, self.embeddings)(input_ids)
@@ -117,24 +107,26 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
-    """A trunk with a language modeling head."""
+    """A backbone with a language modeling head."""
 
-    trunk_class: type[Decoder]
+    backbone_class: type[Decoder]
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {}
     """Name of a fused projection -> the stored ones that it is made of, which is how adapters name them.
 
     Without an entry, vLLM leaves an adapter of the projection out, and only warns.
     """
+    by_head: ClassVar[str | None] = None
+    """Name of a fused projection that is stored with query, key and value of each head together."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
         self.config = vllm_config.model_config.hf_config
         check_weights(self.config)
-        self.family = FAMILY[self.trunk_class.family]
-        trunk = self.trunk_class(
+        self.family = FAMILY[self.backbone_class.family]
+        backbone = self.backbone_class(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, self.family.base_prefix)
         )
-        self.add_module(self.family.base_prefix, trunk)
+        self.add_module(self.family.base_prefix, backbone)
         self.lm_head = ParallelLMHead(
             self.config.vocab_size,
             self.config.hidden_size,
@@ -142,9 +134,9 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
             prefix=maybe_prefix(prefix, "lm_head"),
         )
         if self.config.tie_word_embeddings:
-            self.lm_head = self.lm_head.tie_weights(getattr(trunk, trunk.embeddings))
+            self.lm_head = self.lm_head.tie_weights(getattr(backbone, backbone.embeddings))
         self.logits_processor = LogitsProcessor(self.config.vocab_size, scale=self.logit_scale(self.config))
-        self.make_empty_intermediate_tensors = trunk.make_empty_intermediate_tensors
+        self.make_empty_intermediate_tensors = backbone.make_empty_intermediate_tensors
 
     @staticmethod
     def logit_scale(config: Any) -> float:  # noqa: ARG004 -- most families have none
@@ -157,15 +149,17 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
         Fused projections must be all queries, all keys, all values. A part of one is marked by
         ``part``.
         """
+        if self.by_head is not None and self.by_head in name and not self.backbone.setup.as_stored:
+            tensor = queries_first(tensor, self.config.num_attention_heads)
         yield name, tensor
 
     @property
-    def trunk(self) -> Decoder:
-        trunk: Decoder = getattr(self, self.family.base_prefix)
-        return trunk
+    def backbone(self) -> Decoder:
+        backbone: Decoder = getattr(self, self.family.base_prefix)
+        return backbone
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.trunk.embed_input_ids(input_ids)
+        return self.backbone.embed_input_ids(input_ids)
 
     def forward(
         self,
@@ -175,13 +169,13 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
         """Hidden states [T, hidden] of the tokens of all requests, from their ids and positions [T]."""
-        return self.trunk(input_ids, positions, intermediate_tensors, inputs_embeds)
+        return self.backbone(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Loads a checkpoint, whose tensors may lack the trunk's prefix."""
+        """Loads a checkpoint, whose tensors may lack the backbone's prefix."""
         return AutoWeightsLoader(self).load_weights(
             part
             for name, tensor in weights
@@ -195,22 +189,19 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
         return re.compile("|".join((UNREAD, *self.family.unread)))
 
     def full_name(self, name: str) -> str:
-        """A tensor's name with the trunk's prefix."""
+        """A tensor's name with the backbone's prefix."""
         prefix = f"{self.family.base_prefix}."
         return name if name.startswith((prefix, "lm_head.")) else prefix + name
 
 
-def queries_first(tensor: torch.Tensor, groups: int, per_group: int) -> torch.Tensor:
-    """All queries, all keys, all values, from a fused weight or bias in the order of the groups of heads.
+def queries_first(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """All queries, all keys, all values, from a fused weight or bias with the three of each head together.
 
     Args:
-        tensor: [outputs, ...]; each group has its queries, then one key and one value.
-        groups: number of groups, which is that of the key heads.
-        per_group: query heads of a group.
+        tensor: [heads * 3 * head size, ...].
+        heads: number of heads.
     """
-    split = tensor.unflatten(0, (groups, per_group + 2, -1))
-    parts = split[:, :-2], split[:, -2:-1], split[:, -1:]
-    return torch.cat([part.flatten(0, 2) for part in parts])
+    return tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def part(tensor: torch.Tensor, shard: str) -> torch.Tensor:

@@ -16,19 +16,22 @@ from converter.source.checkpoint import ITEM_BYTES, Tensor
 
 INFINITY = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F80_0000, "F64": 0x7FF0_0000_0000_0000}
 """Dtype -> the bits of infinity; those of NaN are larger."""
+DAMAGED = "download the file again (convert --no-verify keeps such values)"
 
 
 class Scan:
     """Looks at the bytes of one file, block by block."""
 
-    def __init__(self, tensors: Iterable[Tensor], file: str, unread: re.Pattern[str], remedy: str) -> None:
+    def __init__(
+        self, tensors: Iterable[Tensor], file: str, unread: re.Pattern[str], remedy: str = DAMAGED
+    ) -> None:
         """A scan that has seen nothing yet.
 
         Args:
             tensors: of the file.
             file: its name in messages.
             unread: finds the names of tensors that no model computes with; those may hold anything.
-            remedy: what the message advises.
+            remedy: what the message advises; to download the file again by default.
         """
         self.file, self.remedy = file, remedy
         self._tensors = sorted(
@@ -63,10 +66,12 @@ class Scan:
             whole = len(data) - len(data) % size
             self._rest = bytes(data[whole:])
             if not finite(data[:whole], tensor.dtype):
-                raise SourceError(
-                    f"the tensor {tensor.name!r} in {self.file} has values that are NaN or infinite; "
-                    f"{self.remedy}"
-                )
+                raise not_finite(tensor.name, self.file, self.remedy)
+
+
+def not_finite(name: str, file: str, remedy: str = DAMAGED) -> SourceError:
+    """The error for a tensor with such values."""
+    return SourceError(f"the tensor {name!r} in {file} has values that are NaN or infinite; {remedy}")
 
 
 def finite(data: memoryview | bytes, dtype: str) -> bool:

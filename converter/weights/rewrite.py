@@ -6,8 +6,10 @@ described in ``converter.source.checkpoint``.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,9 +19,9 @@ from pathlib import Path
 import torch
 
 from converter.errors import SourceError
-from converter.progress import Advance
-from converter.source.checkpoint import ITEM_BYTES, read_header, read_metadata
-from converter.weights.files import BLOCK, changed
+from converter.source.checkpoint import ITEM_BYTES, Tensor, read_header, read_metadata
+from converter.weights.files import BLOCK, changed, write_all
+from converter.weights.finite import not_finite
 from converter.weights.pickles import load, pieces, without_tied
 
 NAMES = {
@@ -58,9 +60,9 @@ def rewrite(
     keep: Collection[str] = (),
     expected: Collection[str] = (),
     tied: Collection[str] = (),
-    advance: Advance = int,
-) -> None:
-    """Writes the tensors of ``source`` to the safetensors file ``target``.
+    unread: re.Pattern[str] | None = None,
+) -> str:
+    """Writes the tensors of ``source`` to the safetensors file ``target``; returns its SHA-256.
 
     Args:
         source: a ``.bin`` or safetensors file.
@@ -70,13 +72,12 @@ def rewrite(
         keep: names of tensors to leave unchanged.
         expected: names that a ``.bin`` file must have, according to its index.
         tied: names to leave out of a ``.bin`` file where they are the same tensor as another name.
-        advance: called with the number of the source's bytes just done.
+        unread: finds the names of tensors that may hold NaN or infinities; None lets all of them.
 
     Raises:
         SourceError: the file is unreadable or too short, holds more than tensors, or lacks an expected
-            name; or a value does not fit ``dtype``.
+            name; or a value does not fit ``dtype``, or is NaN or infinite.
     """
-    size = source.stat().st_size
     if source.suffix == ".bin":
         tensors, metadata = _of_bin(source, expected, tied), {}
     else:
@@ -87,19 +88,22 @@ def rewrite(
     }
     # Widest dtypes first, with the data starting at a multiple of 8 bytes: every element is aligned.
     order = sorted(tensors, key=lambda name: (-ITEM_BYTES[wanted[name]], name))
-    done = 0
+    digest = hashlib.sha256()
     with target.open("xb", buffering=0) as file:
-        shapes = {name: (wanted[name], tensors[name].shape) for name in order}
-        _write(file.fileno(), _header(shapes, metadata))
+
+        def write(data: bytes | memoryview) -> None:
+            digest.update(data)
+            write_all(file.fileno(), data)
+
+        write(_header({name: (wanted[name], tensors[name].shape) for name in order}, metadata))
         for name in order:
             for block in tensors[name].blocks():
-                count = block.nbytes
+                if unread and not unread.search(name) and not block.isfinite().all():
+                    raise not_finite(name, source.name)
                 if wanted[name] != tensors[name].dtype:
                     block = _cast(block, FLOATS[wanted[name]], name)
-                _write(file.fileno(), block.view(torch.uint8).numpy().data)
-                done += count
-                advance(count)
-    advance(size - done)
+                write(block.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
@@ -129,19 +133,17 @@ def _of_bin(source: Path, expected: Collection[str], tied: Collection[str]) -> d
 def _of_safetensors(source: Path) -> dict[str, Stored]:
     """Reads instead of mapping: if a mapped file were cut off, SIGBUS would kill the whole process."""
 
-    def stored(dtype: str, shape: tuple[int, ...], start: int, end: int) -> Stored:
-        def blocks() -> Iterator[torch.Tensor]:
-            with source.open("rb", buffering=0) as file:
-                for at in range(start, end, BLOCK):
-                    buffer = bytearray(min(BLOCK, end - at))
-                    if os.preadv(file.fileno(), [buffer], at) != len(buffer):
-                        raise changed(source.name, at, end)
-                    yield torch.frombuffer(buffer, dtype=FLOATS.get(dtype, torch.uint8))
-
-        return Stored(dtype, shape, blocks)
+    def blocks(tensor: Tensor) -> Iterator[torch.Tensor]:
+        end = tensor.offset + tensor.end - tensor.start
+        with source.open("rb", buffering=0) as file:
+            for at in range(tensor.offset, end, BLOCK):
+                buffer = bytearray(min(BLOCK, end - at))
+                if os.preadv(file.fileno(), [buffer], at) != len(buffer):
+                    raise changed(source.name)
+                yield torch.frombuffer(buffer, dtype=FLOATS.get(tensor.dtype, torch.uint8))
 
     return {
-        name: stored(tensor.dtype, tensor.shape, tensor.offset, tensor.offset + tensor.end - tensor.start)
+        name: Stored(tensor.dtype, tensor.shape, partial(blocks, tensor))
         for name, tensor in read_header(source).items()
     }
 
@@ -172,9 +174,3 @@ def _rounded(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     bits -= (back.abs() > block.abs()).int()
     bits |= (back != block).int()
     return single.to(dtype)
-
-
-def _write(descriptor: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -1,11 +1,10 @@
-"""Rewrites weight files in worker processes.
+"""Copies and rewrites weight files: in this process, or in processes of their own.
 
 A damaged or hostile ``.bin`` file can kill the process that reads it: torch may crash, or a mapped file may
-be cut off meanwhile. That ends the worker and not the run. Workers also rewrite several files at once.
+be cut off meanwhile. That ends the worker and not the run. Workers also do several files at once.
 
-The worker first prints a line that says it is ready. From then on both sides exchange JSON, one object per
-line: the run writes requests to the worker's stdin, and the worker answers on stdout with ``{"done": bytes}``
-now and then and ``{"result": ...}`` at the end.
+A worker gets its jobs on stdin, as JSON. Each file gets its name, and its line in the journal, when it is
+complete. Exit code 0 means that all are; with ``FAILED`` the last line of the output is the error, as JSON.
 """
 
 from __future__ import annotations
@@ -13,151 +12,169 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
-from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
 
-from converter.child import end_with
 from converter.errors import ConverterError, SourceError, Unfinished
-from converter.progress import Advance
+from converter.source.checkpoint import read_header
+from converter.weights import journal
+from converter.weights.files import changed, copy_file
+from converter.weights.finite import Scan
 
 # The worker gets the parent's sys.path, so it imports nothing from the current folder by accident.
 START = (
     "import sys; run, *sys.path[:] = sys.argv[1:]; from converter.weights.worker import main; main(int(run))"
 )
-READY = "ntk-convert: ready"
-"""The worker's first line. Ignore all output before it: a library or a start-up hook printed that."""
+FAILED = 64
+ERRORS = {kind.__name__: kind for kind in (SourceError, Unfinished, OSError, RuntimeError)}
 MEMORY = 4 << 30
 """Bytes a worker may allocate on top of twice its file's size: for torch itself and a large tensor's copy."""
 LONGEST = 300
 """Most characters of a failed worker's message that are shown."""
+LOOK = 0.05
+"""Seconds between two looks at the workers, and at whether the run still lives."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One file to rewrite; see ``converter.weights.rewrite``."""
+    """One weight file to make."""
 
     source: str
     target: str
-    dtype: str | None
-    keep: list[str]
-    expected: list[str]
-    tied: list[str] = field(default_factory=list)
+    size: int
+    """Of the source in bytes, when the run first looked at it."""
+    how: str
+    """Everything that the result depends on besides the source's bytes; in the journal."""
+    rewrite: bool = False
+    """Whether it is rewritten as safetensors; see ``converter.weights.rewrite``."""
+    dtype: str | None = None
+    keep: Sequence[str] = ()
+    expected: Sequence[str] = ()
+    tied: Sequence[str] = ()
+    unread: str | None = None
+    """Pattern of names of tensors that may hold NaN or infinities; None lets all of them."""
 
+    @property
+    def identity(self) -> str:
+        """What the journal says that the file is made from."""
+        return journal.identity(Path(self.source), f"{Path(self.source).resolve()} {self.how}")
 
-class Worker:
-    """One worker process, as the run sees it; it starts when it is first needed."""
+    @property
+    def part(self) -> Path:
+        """The file while it is not complete."""
+        target = Path(self.target)
+        return target.with_name(f".{target.name}.part")
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._last_error: deque[str] = deque(maxlen=1)
-        self._drainer: threading.Thread | None = None
-
-    def rewrite(self, job: Job, advance: Advance, check: Callable[[], object]) -> None:
-        """Lets the process rewrite one file, and waits until it is done.
-
-        Args:
-            job: what to do.
-            advance: called with the number of bytes just done.
-            check: called now and then; an exception that it raises ends the wait.
+    def do(self) -> None:
+        """Makes the file and records it in the journal.
 
         Raises:
-            SourceError: see ``converter.weights.rewrite``; also if reading the file killed the process.
+            SourceError: the source changed, is damaged, or holds more than tensors; or a value does not fit
+                the dtype, or is NaN or infinite.
             OSError: reading or writing failed, for example on a full disk.
-            ConverterError: the process could not be started.
         """
-        process = self._started(check)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        name = Path(job.source).name
-        try:
-            process.stdin.write(json.dumps(vars(job)) + "\n")
-            process.stdin.flush()
-            for line in process.stdout:
-                check()
-                message = json.loads(line)
-                if "done" not in message:
-                    _raise(message["result"])
-                    return
-                advance(message["done"])
-        except BrokenPipeError:
-            pass  # the process died; its exit code below says why
-        check()
-        raise _died(name, process.wait())
+        source, target, made_from = Path(self.source), Path(self.target), self.identity
+        unread = None if self.unread is None else re.compile(self.unread)
+        self.part.unlink(missing_ok=True)
+        if source.stat().st_size != self.size:
+            raise changed(source.name)
+        if self.rewrite:
+            from converter.weights.rewrite import rewrite
 
-    def kill(self) -> None:
-        """Kills the process, whatever it is doing; any thread may call this."""
-        if self._process is not None:
-            self._process.kill()
+            names = {"keep": self.keep, "expected": self.expected, "tied": self.tied}
+            digest = rewrite(source, self.part, dtype=self.dtype, unread=unread, **names)
+        else:
+            look = bool if unread is None else Scan(read_header(source).values(), source.name, unread)
+            digest = copy_file(source, self.part, self.size, look)
+        if self.identity != made_from:
+            raise changed(source.name)
+        with self.part.open("rb") as file:
+            os.fsync(file.fileno())  # before the journal says that it is complete
+        self.part.rename(target)
+        journal.add(target, made_from, digest)
 
-    def close(self) -> None:
-        """Ends the process and closes its pipes."""
-        process, self._process = self._process, None
-        if process is not None:
-            # Closing stdin flushes what is left to send, and the process may be gone already.
-            with suppress(BrokenPipeError), process:
-                process.kill()
-                self._drain()
 
-    def _started(self, check: Callable[[], object] = bool) -> subprocess.Popen[str]:
-        """The process, ready for requests."""
-        if self._process is not None:
-            return self._process
+def run(jobs: Sequence[Job], count: int, look: Callable[[], object] = bool) -> None:
+    """Does all jobs in ``count`` processes, and calls ``look`` now and then.
+
+    The first failure, or an interruption, ends all processes.
+
+    Raises:
+        SourceError, OSError: see ``Job.do``; also if reading a file killed the process.
+        ConverterError: a process could not be started.
+    """
+    with ExitStack() as stack:
+        workers = []
+        for first in range(count):
+            workers.append(_Worker(jobs[first::count]))
+            stack.callback(workers[-1].close)
+        while workers := [worker for worker in workers if not worker.done()]:
+            look()
+            time.sleep(LOOK)
+
+
+class _Worker:
+    """A process that does some jobs, as the run sees it."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs, self.output = jobs, b""
         if not sys.executable:
             raise _not_started("Python does not know its own path: sys.executable is not set")
         try:
-            process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", START, str(os.getpid()), *sys.path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                errors="surrogateescape",
+                stderr=subprocess.STDOUT,
                 start_new_session=True,  # so Ctrl-C reaches only the run, which then stops its workers
             )
         except OSError as error:
             raise _not_started(str(error)) from error
-        self._process = process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        # Drain stderr all the time: a full pipe would block the worker.
-        self._drainer = threading.Thread(
-            target=self._last_error.extend, args=(filter(str.strip, process.stderr),), daemon=True
-        )
-        self._drainer.start()
-        check()  # the run may have stopped before there was a process to kill
-        if not any(line.strip() == READY for line in process.stdout):
-            check()
-            code = process.wait()
-            self._drain()
-            raise _not_started(self._last_error[0] if self._last_error else f"it ended with code {code}")
-        return process
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+        with suppress(BrokenPipeError), self.process.stdin as pipe:  # type: ignore[union-attr]
+            pipe.write(json.dumps([asdict(job) for job in jobs]).encode())
 
-    def _drain(self) -> None:
-        if self._drainer is not None:
-            self._drainer.join(timeout=1)  # a child of the worker could keep the pipe open
+    def done(self) -> bool:
+        """Whether the process has done its jobs; raises the error of one that failed."""
+        assert self.process.stdout is not None
+        code = self.process.poll()
+        while block := self.process.stdout.read(1 << 16):  # always, since a full pipe would block it
+            self.output = (self.output + block)[-(1 << 16) :]
+        if code:
+            raise self._error(code) from RuntimeError(self.output.decode(errors="replace"))
+        return code == 0
 
+    def close(self) -> None:
+        """Ends the process, whatever it is doing."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
-def _raise(result: dict[str, Any] | None) -> None:
-    if result is None:
-        return
-    if "errno" in result:
-        raise OSError(result["errno"], os.strerror(result["errno"]), result["filename"])
-    if "unfinished" in result:
-        raise Unfinished(result["unfinished"])
-    if "refused" in result:
-        raise SourceError(result["refused"])
-    raise RuntimeError(result["failed"]) from RuntimeError(result["traceback"])
+    def _error(self, code: int) -> Exception:
+        lines = self.output.decode(errors="replace").strip().splitlines() or [f"it ended with code {code}"]
+        if code == FAILED:
+            name, *values = json.loads(lines[-1])
+            return ERRORS[name](*values)
+        if code > 0:
+            return _not_started(lines[-1])
+        name = next((Path(job.source).name for job in self.jobs if not Path(job.target).exists()), "a file")
+        if code == -signal.SIGBUS:
+            return _cut_off(name)
+        if code == -signal.SIGKILL:
+            return Unfinished(f"the process that rewrote {name} was killed, perhaps for lack of memory")
+        return SourceError(f"{name} is damaged: the process that read it ended with code {code}")
 
 
 def _not_started(reason: str) -> ConverterError:
@@ -167,76 +184,54 @@ def _not_started(reason: str) -> ConverterError:
 
 
 def _one_line(text: str) -> str:
-    words = " ".join(text.split())
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
 
 
-def _died(name: str, code: int) -> SourceError:
-    if code == -signal.SIGBUS:
-        return Unfinished(_ended_short(name))
-    if code == -signal.SIGKILL:
-        return Unfinished(f"the process that rewrote {name} was killed, perhaps for lack of memory")
-    return SourceError(f"{name} is damaged: the process that read it ended with code {code}")
-
-
-def _ended_short(name: str) -> str:
-    return f"{name} was cut off while it was read; try again, or download it again"
+def _cut_off(name: str) -> Unfinished:
+    return Unfinished(f"{name} was cut off while it was read; try again, or download it again")
 
 
 def main(run: int) -> None:
-    """Runs the worker: answers requests until there are no more, or until the process ``run`` has ended."""
+    """Runs the worker; it ends when the process ``run`` ends, so it never writes to an abandoned folder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with(run)  # so the worker does not write to an abandoned folder
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogateescape")
-    os.dup2(2, 1)  # keep what libraries print out of the answers
-    requests = os.fdopen(os.dup(0), encoding="utf-8", errors="surrogateescape")
-    answers.write(f"\n{READY}\n")
-    answers.flush()
-    for line in requests:
-        _answer(answers, {"result": _rewrite(Job(**json.loads(line)), answers)})
+
+    def watch() -> None:
+        while os.getppid() == run:
+            time.sleep(LOOK)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    error = _failure([Job(**values) for values in json.load(sys.stdin)])
+    if error is not None:
+        sys.stdout.flush()
+        os.write(1, f"\n{json.dumps(error)}\n".encode())
+    os._exit(FAILED if error else 0)  # libraries that say something when they end cannot follow
 
 
-def _rewrite(job: Job, answers: IO[str]) -> dict[str, Any] | None:
-    try:
-        source = Path(job.source)
-        _limit_memory(2 * source.stat().st_size + MEMORY)
-        import torch
+def _failure(jobs: Sequence[Job]) -> list[object] | None:
+    """Does the jobs; the name and the arguments of the error that ended them, if one did."""
+    for job in jobs:
+        name = Path(job.source).name
+        try:
+            if job.rewrite:
+                _limit_memory(2 * job.size + MEMORY)
+                import torch
 
-        from converter.weights.rewrite import rewrite
-
-        torch.set_num_threads(1)  # one worker per core
-        rewrite(
-            source,
-            Path(job.target),
-            dtype=job.dtype,
-            keep=frozenset(job.keep),
-            expected=job.expected,
-            tied=frozenset(job.tied),
-            advance=lambda count: _answer(answers, {"done": count}),
-        )
-    except Unfinished as error:
-        return {"unfinished": str(error)}
-    except SourceError as error:
-        return {"refused": str(error)}
-    except MemoryError:
-        return {"refused": f"{Path(job.source).name} takes far more memory than its size; it may be damaged"}
-    except BrokenPipeError:
-        sys.exit(1)  # the run no longer reads the answers
-    except OSError as error:
-        if error.errno == errno.EFAULT:  # the kernel reads past a mapped file's end: EFAULT, not SIGBUS
-            return {"unfinished": _ended_short(Path(job.source).name)}
-        return {"errno": error.errno or 0, "filename": error.filename}
-    except Exception as error:
-        return {
-            "failed": _one_line(f"{type(error).__name__}: {error}"),
-            "traceback": traceback.format_exc(),
-        }
+                torch.set_num_threads(1)  # one worker per core
+            job.do()
+        except (SourceError, Unfinished) as error:
+            return [type(error).__name__, str(error)]
+        except MemoryError:
+            return ["SourceError", f"{name} takes far more memory than its size; it may be damaged"]
+        except OSError as error:
+            if error.errno == errno.EFAULT:  # the kernel reads past a mapped file's end: EFAULT, not SIGBUS
+                return ["Unfinished", str(_cut_off(name))]
+            return ["OSError", error.errno or 0, error.strerror or str(error), error.filename]
+        except Exception as error:
+            traceback.print_exc()
+            return ["RuntimeError", _one_line(f"{type(error).__name__}: {error}")]
     return None
-
-
-def _answer(answers: IO[str], message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
 
 
 def _limit_memory(size: int) -> None:

@@ -15,15 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.reference.alibi import press_slopes, query_slopes, symmetric_attention, tempered
-from tests.reference.layers import Array, Config, Ints, Network, Tensors, gelu_exact, setting
+from tests.reference.layers import ACTIVATIONS, Array, Config, Ints, Network, Tensors, setting
 
 PREFIX = "bert."
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": gelu_exact,
-    "relu": lambda x: np.maximum(x, 0.0),
-    "silu": lambda x: x / (1.0 + np.exp(-x)),
-}
-
 Layer = Callable[[Config, Tensors, str, Array, Callable[[Array, Array, Array], Array]], Array]
 """(config, tensors, layer's name, hidden [L, width], attend) -> hidden [L, width]; ``attend`` takes the
 projected queries, keys and values, each [L, width], and keeps the probabilities."""

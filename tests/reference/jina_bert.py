@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.reference.bert import ACTIVATIONS, Encoder
-from tests.reference.layers import Array, Config, Tensors, setting
+from tests.reference.bert import Encoder
+from tests.reference.layers import ACTIVATIONS, Array, Config, Tensors, setting
 
 GATES = {"geglu": "gelu", "reglu": "relu"}
 

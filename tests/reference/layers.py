@@ -37,6 +37,20 @@ def gelu_bloom(x: Array) -> Array:
     return x * 0.5 * (1.0 + np.tanh(0.79788456 * x * (1.0 + 0.044715 * x * x)))
 
 
+def gelu_tanh(x: Array) -> Array:
+    """The tanh approximation of GELU (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
+    return x * 0.5 * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": gelu_exact,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0.0),
+    "silu": lambda x: x / (1.0 + np.exp(-x)),
+}
+"""By the names that transformers has for them."""
+
+
 class Tensors:
     """A checkpoint's tensors in float64, found with or without the trunk's prefix before the name."""
 

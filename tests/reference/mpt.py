@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.reference.alibi import attention, mpt_slopes, query_slopes, tempered
-from tests.reference.layers import Array, Config, Ints, Network, Tensors, gelu_exact, setting
+from tests.reference.layers import ACTIVATIONS, Array, Config, Ints, Network, Tensors, setting
 
 
 def _rms_norm(weights: Tensors, x: Array, name: str, epsilon: float) -> Array:
@@ -42,12 +42,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
             return _rms_norm(weights, x, name, epsilon)
         return weights.layer_norm(x, name, epsilon, bias)
 
-    def activation(x: Array) -> Array:
-        named = (ffn.get("ffn_act_fn") or {}).get("name", "gelu")
-        if named == "relu":
-            return np.maximum(x, 0.0)
-        return x / (1.0 + np.exp(-x)) if named == "silu" else gelu_exact(x)
-
+    activation = ACTIVATIONS[(ffn.get("ffn_act_fn") or {}).get("name", "gelu")]
     x = weights["wte.weight"][ids]
     length, width = x.shape
     head_dim = width // heads

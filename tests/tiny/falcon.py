@@ -28,9 +28,6 @@ TINY = Tiny(
     queries=("query_key_value",),
     dropout={"attention_dropout": 0.5},
     variants={
-        "parallel": {"parallel_attn": True},
-        "multi-query": {"multi_query": True},
-        "grouped": {"new_decoder_architecture": True, "parallel_attn": True, "num_kv_heads": 2},
         "no-bias": {"bias": False, "ffn_hidden_size": 80},
     },
 )

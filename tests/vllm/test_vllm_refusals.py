@@ -1,4 +1,4 @@
-"""What vLLM would compute wrongly is refused by name, with the remedy."""
+"""What vLLM would compute wrongly is rejected with an error, with the remedy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(tmp_path: Path) -> Refused:
-    """``refused(scaling, family="bloom", changes=None, **options)``: why an engine does not start."""
+    """``refused(scaling, **options)``: why an engine does not start."""
 
-    def start(scaling: str, family: str = "bloom", changes: Any = None, **options: Any) -> str:
-        folder = converted_tiny(tmp_path, family, scaling, **(changes or {}))
+    def start(scaling: str, **options: Any) -> str:
+        folder = converted_tiny(tmp_path, "bloom", scaling)
         with pytest.raises((ValueError, RuntimeError)) as error, engine(folder, **options):
             pass
         return str(error.value)
@@ -65,12 +65,6 @@ def test_weights_that_are_stored_quantised(refused: Refused) -> None:
     message = refused("ntk", hf_overrides=stored, dtype="bfloat16")
     assert "vLLM cannot load a converted model whose weights are stored quantised" in message
     assert "--quantization fp8_per_channel" in message
-
-
-def test_lora_where_heads_share_keys(refused: Refused) -> None:
-    """An adapter of the fused weight is not in the order of vLLM's layers."""
-    message = refused("ntk", "falcon", {"multi_query": True}, enable_lora=True)
-    assert "vLLM cannot use LoRA adapters of a Falcon whose heads share keys" in message
 
 
 def test_vllm_s_own_way_to_run_a_repository_s_code(refused: Refused) -> None:

@@ -10,13 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.patched import FAMILIES, FITTED, VARIANTS
+from tests.patched import FAMILIES, FITTED
 from tests.vllm.engines import BOUND, FELT, converted_tiny
 
 # One key head for both processes, key heads that are divided, and norms over the heads of both.
 OPTIONS = {
-    "falcon-multi-query": ("falcon", {"multi_query": True}),
-    "falcon-grouped": ("falcon", VARIANTS["falcon-grouped"][1]),
+    "mpt-multi-query": ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}),
+    "mpt-grouped": ("mpt", {"attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 2}}),
     "mpt-qk-ln": ("mpt", {"attn_config": {"qk_ln": True}}),
     "refact-first-revision": ("refact", {"packed_projections": False}),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +16,13 @@ from numpy.typing import NDArray
 from converter.exports.onnx.graph import Graph, Value
 from converter.scaling.scaling import Dynamic, Scaling, exponents_of, query_factors, rows
 from converter.scaling.slopes import Slopes
+
+
+class Cache(NamedTuple):
+    """Keys and values of one layer, each [B, key-value heads, tokens, ``head_size``]."""
+
+    key: Value
+    value: Value
 
 
 class Tokens:
@@ -82,18 +90,15 @@ class Tokens:
         graph = self.graph
         same = graph.op("Equal", self.ids, graph.constant(padding))
         real = graph.cast(graph.op("Not", same), ir.DataType.FLOAT)
-        columns = graph.op("Range", graph.constant(0), self._scalar(self.new), graph.constant(1))
+        columns = graph.range(self.new)
         ordered = graph.op("Mul", real, graph.cast(columns, ir.DataType.FLOAT))
         return self._among_all(graph.op("ArgMax", ordered, axis=1, keepdims=0))
 
     def _among_all(self, within: Value) -> Value:
         """From a column of each row to the index among the N new tokens."""
         graph = self.graph
-        row = graph.op("Range", graph.constant(0), self._scalar(self.rows), graph.constant(1))
+        row = graph.range(self.rows)
         return graph.op("Add", graph.op("Mul", row, self.new), within)
-
-    def _scalar(self, values: Value) -> Value:
-        return self.graph.op("Squeeze", values, self.graph.constant([0]))
 
     def _dimension(self, shape: Value, axis: int) -> Value:
         return self.graph.op("Gather", shape, self.graph.constant([axis]))

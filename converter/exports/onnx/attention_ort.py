@@ -17,8 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from converter.config import Geometry
-from converter.exports.onnx.alibi import Alibi, Tokens
-from converter.exports.onnx.attention import Cache
+from converter.exports.onnx.alibi import Alibi, Cache, Tokens
 from converter.exports.onnx.graph import ORT, Value
 
 CHANNELS = 8
@@ -31,8 +30,16 @@ SPLIT = 2.0**16 + 1
 """Veltkamp's constant, which keeps the 8 leading bits of a float32."""
 
 
+def head_size(geometry: Geometry) -> int:
+    """Channels of a cached key or value."""
+    return -(-(geometry.head_dim + CHANNELS) // MULTIPLE) * MULTIPLE
+
+
 class OrtAttention:
-    """See ``Attention``. Cached keys hold their channels, so past positions are never computed again.
+    """Causal attention with ALiBi over cached and new tokens.
+
+    Whatever all layers share is computed once, by the constructor. Layouts are token-major: N = rows times
+    new tokens, then heads, then channels. Cached keys hold their channels of positions.
 
     GroupQueryAttention has two limits. It takes several new tokens over a cache with one row only. Keys and
     values must have the same size, so values are padded with zeros.
@@ -43,9 +50,9 @@ class OrtAttention:
         self.graph = graph
         self.geometry = geometry
         self.softmax_scale = softmax_scale
-        self.zeros = -(geometry.head_dim + CHANNELS) % MULTIPLE
+        self.head_size = head_size(geometry)
+        self.zeros = self.head_size - geometry.head_dim - CHANNELS
         """Channels of zeros, beside ``CHANNELS``."""
-        self.head_size = geometry.head_dim + CHANNELS + self.zeros
         with graph.scope("alibi"):
             self.by_row = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
             count = graph.op("Mul", tokens.rows, tokens.new)
@@ -68,6 +75,17 @@ class OrtAttention:
     def __call__(
         self, query: Value, key: Value, value: Value, past: Cache | None, layer: int
     ) -> tuple[Value, Cache]:
+        """Attention of the new tokens.
+
+        Args:
+            query: [N, heads, head_dim].
+            key, value: [N, key-value heads, head_dim].
+            past: the layer's cache; None in a graph without caches.
+            layer: index of the layer, which may have slopes of its own.
+
+        Returns:
+            The heads' outputs [N, heads * head_dim], and the layer's cache with the new tokens.
+        """
         graph, geometry = self.graph, self.geometry
         row = layer if len(self.query_channels) > 1 else 0
         factors = self.query_factors[row]

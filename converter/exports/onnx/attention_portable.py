@@ -12,8 +12,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from converter.config import Geometry
-from converter.exports.onnx.alibi import Alibi, Tokens
-from converter.exports.onnx.attention import Cache
+from converter.exports.onnx.alibi import Alibi, Cache, Tokens
 from converter.exports.onnx.graph import Value
 from converter.scaling.scaling import Dynamic
 
@@ -50,11 +49,11 @@ class BlockwiseAttention:
             self.block = graph.op("Min", tokens.new, graph.constant([BLOCK]))
             """int64 [1]: Q; decoding has a block of one query."""
             whole = graph.op("Sub", graph.op("Add", tokens.new, self.block), one)
-            self.blocks = self._scalar(graph.op("Div", whole, self.block))
+            self.blocks = graph.scalar(graph.op("Div", whole, self.block))
             """int64 []: the number of blocks."""
             self.single = graph.op("Equal", self.block, tokens.new)
             """bool [1]: whether there is only one block."""
-            self.within = self._range(self.block)
+            self.within = graph.range(self.block)
             """int64 [Q]: 0 to Q - 1."""
             self.last = graph.op("Sub", tokens.new, one)
             """int64 [1]: the last query."""
@@ -75,11 +74,12 @@ class BlockwiseAttention:
 
         A scale rounded to half precision would be an error that all scores share.
         """
-        scaled = self.graph.op("Mul", self._wide(query), self.graph.float32(self.softmax_scale))
+        graph = self.graph
+        scaled = graph.op("Mul", graph.wide(query), graph.float32(self.softmax_scale))
         factors = self.query_factors[layer if len(self.query_factors) > 1 else 0]
         if factors is not None:
-            scaled = self.graph.op("Mul", scaled, factors)
-        return self._by_head(self._narrow(scaled))
+            scaled = graph.op("Mul", scaled, factors)
+        return self._by_head(graph.narrow(scaled))
 
     def _all_blocks(self, one: Callable[[], Value], step: Callable[[Value], Value]) -> Value:
         """The outputs of all blocks, [N, H * D].
@@ -127,8 +127,8 @@ class BlockwiseAttention:
         block = graph.reshape(block, 0, groups, -1, size)
         transposed = graph.op("Transpose", cache.key, perm=[0, 1, 3, 2])
         scores = graph.op("MatMul", block, transposed)
-        scores = graph.reshape(self._wide(scores), 0, heads, -1, 0)
-        probabilities = self._narrow(graph.op("Softmax", graph.op("Add", scores, bias), axis=-1))
+        scores = graph.reshape(graph.wide(scores), 0, heads, -1, 0)
+        probabilities = graph.narrow(graph.op("Softmax", graph.op("Add", scores, bias), axis=-1))
         output = graph.op("MatMul", graph.reshape(probabilities, 0, groups, -1, 0), cache.value)
         return graph.op("Transpose", graph.reshape(output, 0, heads, -1, size), perm=[0, 2, 1, 3])
 
@@ -142,34 +142,16 @@ class BlockwiseAttention:
         graph = self.graph
         return graph.op("Slice", values, graph.constant([0]), count, graph.constant([axis]))
 
-    def _wide(self, value: Value) -> Value:
-        """From the graph's dtype to float32."""
-        graph = self.graph
-        return value if graph.dtype == ir.DataType.FLOAT else graph.cast(value, ir.DataType.FLOAT)
-
-    def _narrow(self, value: Value) -> Value:
-        """From float32 to the graph's dtype."""
-        graph = self.graph
-        return value if graph.dtype == ir.DataType.FLOAT else graph.cast(value)
-
-    def _range(self, count: Value) -> Value:
-        """int64 [count]: 0 to ``count`` - 1."""
-        graph = self.graph
-        return graph.op("Range", graph.constant(0), self._scalar(count), graph.constant(1))
-
-    def _scalar(self, values: Value) -> Value:
-        return self.graph.op("Squeeze", values, self.graph.constant([0]))
-
 
 class PortableAttention(BlockwiseAttention):
-    """See ``Attention``. Caches are plain [B, key-value heads, tokens, head_dim]."""
+    """The same as ``OrtAttention``. Caches are plain [B, key-value heads, tokens, head_dim]."""
 
     def __init__(self, tokens: Tokens, alibi: Alibi, geometry: Geometry, softmax_scale: float):
         super().__init__(tokens, alibi, geometry, softmax_scale)
         graph = self.graph
         self.head_size = geometry.head_dim
         with graph.scope("alibi"):
-            self.key_slots = graph.op("Unsqueeze", self._range(tokens.total), graph.constant([0]))
+            self.key_slots = graph.op("Unsqueeze", graph.range(tokens.total), graph.constant([0]))
             """int64 [1, T]: where in the cache the keys are."""
             keys = graph.op("Where", self.real, tokens.all_positions, graph.float32(FAR))
             self.key_positions = graph.op("Unsqueeze", keys, graph.constant([1, 2]))
@@ -225,7 +207,7 @@ class SymmetricAttention(BlockwiseAttention):
         super().__init__(tokens, alibi, geometry, softmax_scale)
         graph = self.graph
         with graph.scope("alibi"):
-            self.keys = graph.cast(self._range(tokens.total), ir.DataType.FLOAT)
+            self.keys = graph.cast(graph.range(tokens.total), ir.DataType.FLOAT)
             """float32 [T]: the slots."""
             self.visible = graph.op("Unsqueeze", self.real, graph.constant([1, 2]))
             """bool [B, 1, 1, T]."""

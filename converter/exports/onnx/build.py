@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
 from converter.errors import SourceError
-from converter.exports.onnx.attention import MakeAttention
-from converter.exports.onnx.attention_ort import OrtAttention
-from converter.exports.onnx.attention_portable import PortableAttention
-from converter.exports.onnx.choices import Profile
+from converter.exports.onnx.choices import QUANTISED
+from converter.exports.onnx.describe import Description
 from converter.exports.onnx.families import network_class
-from converter.exports.onnx.graph import Graph
+from converter.exports.onnx.graph import COMPUTE, Graph
 from converter.exports.onnx.weights import DTYPES, Weights
 from converter.result.converted import ConvertedRepository
+from converter.scaling.scaling import first_layers
 from converter.source.pooling import Pooling
-
-FORMS: dict[Profile, MakeAttention] = {"ort": OrtAttention, "portable": PortableAttention}
-COMPUTE = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
-"""Names of the dtypes that a graph can compute in."""
 
 
 def dtype_of(repository: ConvertedRepository) -> str:
@@ -37,49 +33,55 @@ def dtype_of(repository: ConvertedRepository) -> str:
 
 def build_graph(
     repository: ConvertedRepository,
+    made: Description,
     *,
-    profile: Profile,
-    dtype: str,
-    last_logits: bool,
-    pooling: Pooling | None = None,
-    follow_links: bool = False,
-    convert_weights: bool = False,
+    part: tuple[int, int] | None = None,
+    calibrated: Mapping[str, Path] | None = None,
 ) -> Graph:
     """The graph of a repository's model, with whatever head it has.
 
     Args:
         repository: what to build it from; ``check_repository`` accepts it.
-        profile: ``ort`` or ``portable``.
-        dtype: what the graph computes in, a name of ``COMPUTE``.
-        last_logits: a decoder computes the logits of each row's last token only.
-        pooling: how a trunk's hidden states also become one vector of each text; None for no such vector.
-        follow_links: name the weight files that links lead to, for a graph that will copy them.
-        convert_weights: convert weights of another dtype when the graph is saved with a copy of them; by
-            default the graph casts them.
+        made: what graph.
+        part: build only so many layers, and so many tokens of the vocabulary.
+        calibrated: for int4: stored name of a weight -> file with its numbers.
 
     Raises:
         SourceError: a tensor is missing or does not fit the config.
         UnsupportedModel: the config has an option that graphs do not support.
     """
-    graph = Graph(COMPUTE[dtype])
+    config, geometry, scaling = repository.config, repository.geometry, repository.scaling
+    family, quantised = repository.family, made.dtype in QUANTISED
+    vocabulary = None
+    if part is not None:
+        layers, tokens = part
+        vocabulary = int(config["vocab_size"])
+        config = {**config, "vocab_size": tokens}
+        geometry, scaling = replace(geometry, num_layers=layers), first_layers(scaling, layers)
+    weights = Weights(
+        repository.folder,
+        repository.checkpoint,
+        f"{family.base_prefix}.",
+        follow_links=made.standalone,
+        vocabulary=vocabulary,
+    )
+    graph = Graph(COMPUTE[made.computes_in])
     parts: dict[str, Any] = {
-        "fused": profile == "ort",
-        "config": repository.config,
-        "family": repository.family,
-        "geometry": repository.geometry,
-        "convert_weights": convert_weights,
-        "weights": Weights(
-            repository.folder,
-            repository.checkpoint,
-            f"{repository.family.base_prefix}.",
-            follow_links=follow_links,
-        ),
+        "fused": made.profile == "ort",
+        "config": config,
+        "family": family,
+        "geometry": geometry,
+        "convert_weights": made.standalone and not quantised,
+        "weights": weights,
     }
-    network = network_class(repository.family)(graph, **parts)
+    network = network_class(family)(graph, **parts)
+    pooling = Pooling(**made.pooling) if made.pooling else None
     if repository.decoder:
-        network.build(
-            FORMS[profile], repository.scaling, repository.head, last_logits=last_logits, pooling=pooling
-        )
+        network.build(scaling, repository.head, last_logits=made.last_logits, pooling=pooling)
     else:
-        network.build(repository.scaling, repository.head, pooling)
+        network.build(scaling, repository.head, pooling)
+    if quantised:
+        from converter.exports.onnx.quantise import quantise
+
+        quantise(graph.main, made.dtype, fused=made.profile == "ort", calibrated=calibrated)
     return graph

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from converter.exports.onnx.rounding import BLOCK, Calibrated, dequantised, pack
+from converter.exports.onnx.rounding import BLOCK, dequantised
 from converter.progress import steps
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Scaling
@@ -40,7 +40,7 @@ BAND = 128
 
 def calibrate(
     repository: ConvertedRepository, files: Sequence[Path], folder: Path, *, progress: bool = False
-) -> dict[str, Calibrated]:
+) -> dict[str, Path]:
     """Quantises the linear layers of a model's blocks to 4 bits, by what they compute on a text.
 
     Args:
@@ -50,13 +50,13 @@ def calibrate(
         progress: draw a bar on stderr.
 
     Returns:
-        Stored name of each weight -> its numbers.
+        Stored name of each weight -> the file with its numbers.
 
     Raises:
         UsageError: a file cannot be read, or is shorter than a window.
         SourceError: the tokenizer does not load.
     """
-    found: dict[str, Calibrated] = {}
+    found: dict[str, Path] = {}
     with Patched.load(repository) as patched, torch.no_grad():
         tokenizer = load_tokenizer(repository.folder, str(repository.folder), patched)
         length = min(WINDOW, repository.train_length or WINDOW)
@@ -75,9 +75,11 @@ def calibrate(
                     parts = (numbers.numpy(), scales.numpy(), zeros.numpy())
                     values = torch.from_numpy(dequantised(*parts))
                     module.weight.copy_(values.T if by_column else values)
-                    known_as = Calibrated(file, model.stored[module.weight])
-                    known_as.save_in(tensors, *as_stored(numbers, scales, zeros))
-                    found[known_as.name] = known_as
+                    name = model.stored[module.weight]
+                    ends = ("Q4", "scales", "zero_points")
+                    for end, part in zip(ends, as_stored(numbers, scales, zeros), strict=True):
+                        tensors[f"{name}_{end}"] = part
+                    found[name] = file
                 save_file(tensors, file)
                 states = [layer(row, **model.keywords[index])[0] for row in states]
                 layer.to("meta")
@@ -88,10 +90,7 @@ def calibrate(
 class Layers:
     """A model's layers, of which only one has its weights in memory.
 
-    Args:
-        patched: the repository.
-        scaling: of the model.
-        tokens: the token ids that will be used. Their places in this list take their place.
+    ``tokens`` are the ids that will be used. Their places in this list take their place.
     """
 
     def __init__(self, patched: Patched, scaling: Scaling, tokens: list[int]):
@@ -204,8 +203,7 @@ def gptq(weight: torch.Tensor, products: torch.Tensor) -> tuple[torch.Tensor, to
         products: the sum of x xᵀ over the inputs x, float32 [inputs, inputs]; is overwritten.
 
     Returns:
-        Numbers 0 to 15, uint8 [outputs, inputs]; scales, float32 [outputs, blocks]; zero points, uint8
-        [outputs, blocks]. A number n stands for (n - zero point) * scale.
+        Numbers 0 to 15, uint8 [outputs, inputs]; scales, float32, and zero points, uint8 [outputs, blocks].
     """
     left = weight.T.contiguous().clone()  # [inputs, outputs]: what is still to be rounded
     inputs, outputs = left.shape
@@ -255,9 +253,9 @@ def block_steps(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def as_stored(numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> tuple[Any, Any, Any]:
     """The results of ``gptq`` as MatMulNBits stores them; unused numbers of the last block stand for 0."""
-    outputs, blocks = scales.shape
+    blocks = scales.shape[1]
     full = zeros.repeat_interleave(BLOCK, dim=1)
     full[:, : numbers.shape[1]] = numbers
     whole_bytes = nn.functional.pad(zeros, (0, blocks % 2))
-    packed = (pack(part.numpy(), 4).reshape(outputs, -1) for part in (full, whole_bytes))
-    return next(packed), scales.numpy(), next(packed)
+    packed, packed_zeros = (part[:, ::2] | part[:, 1::2] << 4 for part in (full, whole_bytes))
+    return packed.contiguous().numpy(), scales.contiguous().numpy(), packed_zeros.contiguous().numpy()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from converter.exports.onnx.choices import QUANTISED, GraphOptions
+from converter.exports.onnx.choices import QUANTISED
 from converter.exports.onnx.files import GRAPH
+from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.session_options import ENTRIES
 from converter.source.pooling import SENTENCES, Pooling
 
@@ -37,7 +38,7 @@ MAX_LENGTH = 4096
 
 
 def section(
-    options: GraphOptions,
+    options: OnnxOptions,
     dtype: str,
     pooling: Pooling | None,
     graphs: Iterable[str],

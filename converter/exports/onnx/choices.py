@@ -1,16 +1,15 @@
-"""What graph to write, as the modules that write and check graphs see it."""
+"""What graphs there are: profiles, dtypes and tasks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
-from converter.errors import UsageError
 from converter.families.base import TASKS as TASK_OF
 
 Profile = Literal["ort", "portable"]
 PROFILES: tuple[Profile, ...] = get_args(Profile)
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+"""Name on the command line -> onnxruntime's name."""
 DTYPES = ("native", "fp32", "fp16", "bf16", "int8", "int4", "w8a8")
 TASKS = tuple(TASK_OF.values())
 TRUNK = TASK_OF["Model"]
@@ -19,69 +18,3 @@ QUANTISED: dict[str, Literal[4, 8]] = {"int8": 8, "int4": 4, "w8a8": 8}
 """dtype -> bits of the layers' weights."""
 INTEGER = "w8a8"
 """The dtype whose products are of integers: activations have 8 bits too."""
-
-
-@dataclass(frozen=True)
-class GraphOptions:
-    """What graph to write.
-
-    Raises:
-        UsageError: options that contradict each other.
-    """
-
-    profile: Profile = "ort"
-    """``ort``: onnxruntime's fused attention; ``portable``: standard ONNX operators only."""
-    dtype: str = "native"
-    """``native`` (the weights' own), ``fp32``, ``fp16``, ``bf16``, ``int8``, ``int4`` or ``w8a8``."""
-    task: str | None = None
-    """What the graph computes, such as ``feature-extraction``; by default what the model's class does. A
-    model with a head has a graph of its trunk as well, and a model without that head has none of it."""
-    pooled: bool = False
-    """Compute one vector of each text as well, as the repository's files for sentence-transformers say."""
-    standalone: bool = False
-    """Copy the weights into ``onnx/``, into the graph's file or beside it; quantised graphs always do."""
-    last_logits: bool = False
-    """Compute the logits of each row's last token only."""
-    calibrate: tuple[Path, ...] = ()
-    """Text files: int4 weights are rounded so that the layers compute almost the same on this text."""
-    provider: str | None = None
-    """Where to validate: ``cpu``, ``cuda``, or None for the CPU and, if there is one, CUDA."""
-    validate: bool = True
-    """Run the graph before it is put in place."""
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("--onnx-profile", self.profile, ("ort", "portable")),
-            ("--onnx-dtype", self.dtype, DTYPES),
-            ("--onnx-task", self.task, (None, *TASKS)),
-            ("--provider", self.provider, (None, "cpu", "cuda")),
-        ):
-            if value not in known:
-                choices = ", ".join(str(choice) for choice in known if choice)
-                raise UsageError(f"{name} {value!r} is unknown; choose one of {choices}")
-        if self.calibrate and self.dtype != "int4":
-            raise UsageError("--calibrate is for int4 weights; give --onnx-dtype int4 with it")
-        if self.pooled and self.task not in (None, TRUNK):
-            raise UsageError(f"--pooled is for graphs of hidden states; give --onnx-task {TRUNK} with it")
-
-    @property
-    def computes(self) -> str | None:
-        """The task that was asked for; pooling needs the hidden states of the trunk."""
-        return TRUNK if self.pooled else self.task
-
-    @property
-    def copies_weights(self) -> bool:
-        """Whether the graph has its own copy of the weights."""
-        return self.standalone or self.dtype in QUANTISED
-
-    @property
-    def words(self) -> list[str]:
-        """See ``Export.words``."""
-        words = ["--onnx"]
-        words += ["--onnx-profile", self.profile] if self.profile != "ort" else []
-        words += ["--onnx-dtype", self.dtype] if self.dtype != "native" else []
-        words += ["--onnx-task", self.task] if self.task else []
-        words += ["--pooled"] if self.pooled else []
-        words += ["--onnx-standalone"] if self.standalone else []
-        words += ["--last-logits"] if self.last_logits else []
-        return words + [word for file in self.calibrate for word in ("--calibrate", str(file))]

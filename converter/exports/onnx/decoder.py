@@ -8,17 +8,16 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from converter.config import count
-from converter.errors import UnsupportedModel
-from converter.exports.onnx.alibi import Alibi, Tokens
-from converter.exports.onnx.attention import Cache, MakeAttention
+from converter.exports.onnx.alibi import Alibi, Cache, Tokens
+from converter.exports.onnx.attention_ort import OrtAttention
+from converter.exports.onnx.attention_portable import PortableAttention
 from converter.exports.onnx.graph import EMBEDDINGS, HEAD, ORT, Dimension, Value
 from converter.exports.onnx.network import Network, Residual
 from converter.scaling.scaling import Scaling
 from converter.source.pooling import Pooling
 
 Attend = Callable[[Value, Value, Value], Value]
-"""A layer's attention: query, key and value, as in ``Attention``, to the heads' outputs."""
+"""A layer's attention: query, key and value, as in ``OrtAttention``, to the heads' outputs."""
 
 
 class Decoder(Network, ABC):
@@ -28,11 +27,6 @@ class Decoder(Network, ABC):
     final_norm: ClassVar[str] = "ln_f"
 
     # Defined by families, ``layer`` by each.
-
-    @property
-    def tied(self) -> bool:
-        """Whether the head is the embedding table, if the config does not say."""
-        return True
 
     @property
     def softmax_scale(self) -> float:
@@ -61,7 +55,6 @@ class Decoder(Network, ABC):
 
     def build(
         self,
-        attention_form: MakeAttention,
         scaling: Scaling,
         head: str,
         *,
@@ -71,7 +64,6 @@ class Decoder(Network, ABC):
         """Builds the graph; that of a causal language model has a cache.
 
         Args:
-            attention_form: the form of attention.
             scaling: the model's own.
             head: the end of its class's name: ``ForCausalLM``, ``Model``, ...
             last_logits: a language model computes the logits of each row's last token only.
@@ -85,7 +77,8 @@ class Decoder(Network, ABC):
         tokens = Tokens(graph, ids, mask)
         factor = self.family.bias_scale(geometry.head_dim)
         slopes = tuple(slope * factor for slope in self.family.stock_slopes(self.config))
-        attention = attention_form(tokens, Alibi(slopes, scaling), geometry, self.softmax_scale)
+        form = OrtAttention if self.fused else PortableAttention
+        attention = form(tokens, Alibi(slopes, scaling), geometry, self.softmax_scale)
 
         def cache_shape(length: str) -> tuple[Dimension, ...]:
             return ("batch_size", geometry.num_kv_heads, length, attention.head_size)
@@ -115,11 +108,16 @@ class Decoder(Network, ABC):
 
                 self.layer(residual, prefix, attend)
         with graph.scope(HEAD):
-            if not cached:
-                self.finish(head, residual, tokens, pooling)
-                return
-            self.language_model(residual, tokens, last_logits=last_logits)
-        for index, present in enumerate(presents):
+            if cached:
+                self.language_model(residual, tokens, last_logits=last_logits)
+            elif head == "ForSequenceClassification":
+                residual.keep(tokens.last_unlike(int(self.config["pad_token_id"])))
+                states = self.final(residual, head)
+                scores = self.linear(states, "score", self.hidden, self.labels, bias=False)
+                self.row_output(scores, self.labels)
+            else:
+                self.finish(head, self.final(residual, head), tokens, pooling)
+        for index, present in enumerate(presents if cached else ()):
             for end, value in zip(Cache._fields, present, strict=True):
                 graph.output(value, f"present.{index}.{end}", graph.dtype, cache_shape(total))
 
@@ -129,7 +127,7 @@ class Decoder(Network, ABC):
         if last_logits:
             residual.keep(tokens.last_real())
         hidden = self.final(residual, "ForCausalLM")
-        tied = self.config.get("tie_word_embeddings", self.tied)
+        tied = self.config.get("tie_word_embeddings", True)
         table = f"{self.token_embedding}.weight" if tied else "lm_head.weight"
         head = self.parameter(table, self.vocabulary, self.hidden)
         per_row = graph.constant([1]) if last_logits else tokens.new
@@ -142,36 +140,10 @@ class Decoder(Network, ABC):
             logits = self.project(graph.op("Gemm", hidden, head, transB=1), head)
             logits = graph.op("Reshape", logits, shape)
         bfloat16 = graph.dtype == ir.DataType.BFLOAT16  # which NumPy and samplers do not have
-        logits = self.wide(logits) if bfloat16 else logits
+        logits = graph.wide(logits) if bfloat16 else logits
         dtype = ir.DataType.FLOAT if bfloat16 else graph.dtype
         length: Dimension = 1 if last_logits else "sequence_length"
         graph.output(logits, "logits", dtype, ["batch_size", length, self.vocabulary])
-
-    def finish(self, head: str, residual: Residual, tokens: Tokens, pooling: Pooling | None) -> None:
-        """From the residual stream to the outputs of a model that does not generate.
-
-        Raises:
-            UnsupportedModel: there is no graph for the head.
-        """
-        if head == "Model":
-            self.hidden_states(self.final(residual, head), tokens, pooling)
-        elif head == "ForTokenClassification":
-            states = self.final(residual, head)
-            scores = self.linear(states, "classifier", self.hidden, self.labels)
-            self.token_output(scores, "logits", tokens, self.labels)
-        elif head == "ForQuestionAnswering":
-            self.spans(self.final(residual, head), tokens)
-        elif head == "ForSequenceClassification":
-            residual.keep(tokens.last_unlike(int(self.config["pad_token_id"])))
-            states = self.final(residual, head)
-            scores = self.linear(states, "score", self.hidden, self.labels, bias=False)
-            self.row_output(scores, self.labels)
-        else:
-            raise UnsupportedModel(f"no graph for the head {head!r}")
-
-    @property
-    def vocabulary(self) -> int:
-        return count(self.config, "vocab_size")
 
     # Building blocks.
 

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from converter.errors import ValidationError
-from converter.exports.onnx.build import COMPUTE
-from converter.exports.onnx.choices import PROFILES, QUANTISED
-from converter.exports.onnx.graph import METADATA
+import onnx_ir as ir
+
+from converter.exports.onnx.choices import PROFILES, QUANTISED, Profile
+from converter.exports.onnx.graph import COMPUTE
+
+METADATA = "ntk_convert"
+"""Property of a graph's file that records, as JSON, how the graph was made."""
 
 
-class Description(NamedTuple):
-    """How a graph was made."""
+@dataclass(frozen=True)
+class Description:
+    """How a graph was made; all that its repository does not say."""
 
-    profile: str
+    profile: Profile
     dtype: str
     last_logits: bool
     standalone: bool
+    """Whether it has its own copy of the weights."""
     alibi_scaling: Any
-    head_size: int
-    """Channels of a cached key or value; 0 for an encoder, which has no cache."""
+    """As config.json has it."""
     task: str | None = None
     """What it computes; None for what the model's class does."""
     calibrated: bool = False
@@ -34,44 +39,38 @@ class Description(NamedTuple):
         """The dtype of its activations; quantised graphs compute in float32."""
         return self.dtype if self.dtype in COMPUTE else "fp32"
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What a graph's file records."""
+        return {METADATA: json.dumps(asdict(self))}
 
-def describe(path: Path) -> Description | None:
-    """Reads a graph's description; None if this tool did not make it or it is not an ONNX file."""
-    import onnx
 
+@dataclass(frozen=True)
+class GraphFile:
+    """A graph that this tool wrote."""
+
+    path: Path
+    name: str
+    """In the repository."""
+    model: ir.Model
+    made: Description
+
+
+def read_graph(path: Path, name: str) -> GraphFile | None:
+    """Reads a graph's file; None if this tool did not make it, or it is damaged or lacks its own weights."""
     try:
-        model = onnx.load(path, load_external_data=False)
-        properties = {entry.key: entry.value for entry in model.metadata_props}
-        past = [value for value in model.graph.input if value.name == "past_key_values.0.key"]
-        head_size = past[0].type.tensor_type.shape.dim[3].dim_value if past else 0
-        found = Description(**json.loads(properties[METADATA]), head_size=head_size)
-    except Exception:  # protobuf, JSON and missing keys raise different errors
+        model = ir.load(path)
+        made = Description(**json.loads(model.metadata_props[METADATA]))
+        whole = not made.standalone or all(map(_complete, model.graph.initializers.values()))
+    except Exception:  # protobuf, JSON, missing keys and files raise different errors
         return None
-    return found if found.profile in PROFILES and found.dtype in (*COMPUTE, *QUANTISED) else None
+    known = made.profile in PROFILES and made.dtype in (*COMPUTE, *QUANTISED)
+    return GraphFile(path, name, model, made) if known and whole else None
 
 
-def has_weights(path: Path) -> bool:
-    """Whether the files beside a graph are long enough for the weights that it reads from them."""
-    import onnx
-
-    try:
-        for tensor in onnx.load(path, load_external_data=False).graph.initializer:
-            where = {entry.key: entry.value for entry in tensor.external_data}
-            end = int(where.get("offset", 0)) + int(where.get("length", 0))
-            if where and (path.parent / where["location"]).stat().st_size < end:
-                return False
-    except Exception:  # no such file, and what describe names
-        return False
-    return True
-
-
-def description(path: Path, name: str) -> Description:
-    """Reads a graph's description.
-
-    Raises:
-        ValidationError: this tool did not write the file, or it is damaged.
-    """
-    made = describe(path)
-    if made is None:
-        raise ValidationError(f"{name} was not written by ntk-convert, or is damaged")
-    return made
+def _complete(initialiser: ir.Value) -> bool:
+    """Whether the file beside a graph is long enough for a weight that is read from it."""
+    tensor = initialiser.const_value
+    if not isinstance(tensor, ir.ExternalTensor):
+        return True
+    return Path(tensor.path).stat().st_size >= (tensor.offset or 0) + (tensor.length or 0)

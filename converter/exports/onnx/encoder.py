@@ -9,12 +9,10 @@ from functools import partial
 import onnx_ir as ir
 
 from converter.config import count
-from converter.errors import UnsupportedModel
 from converter.exports.onnx.alibi import Alibi, Tokens
 from converter.exports.onnx.attention_portable import SymmetricAttention
 from converter.exports.onnx.graph import EMBEDDINGS, HEAD, Dimension, Value
-from converter.exports.onnx.network import Network, Residual
-from converter.exports.onnx.vectors import unit_length
+from converter.exports.onnx.network import Network, Residual, unit_length
 from converter.scaling.scaling import Scaling
 from converter.source.pooling import Pooling
 
@@ -87,9 +85,7 @@ class Encoder(Network, ABC):
     def finish(self, head: str, states: Value, tokens: Tokens, pooling: Pooling | None) -> None:
         """From the last layer [N, hidden] to the graph's outputs."""
         graph = self.graph
-        if head == "Model":
-            self.hidden_states(states, tokens, pooling)
-        elif head == "ForMaskedLM":
+        if head == "ForMaskedLM":
             name = "cls.predictions.transform"
             inner = self.linear(states, f"{name}.dense", self.hidden, self.hidden)
             inner = self.activation(inner, self.hidden_activation)
@@ -101,11 +97,6 @@ class Encoder(Network, ABC):
             self.token_output(
                 graph.op("Gemm", inner, weight, bias, transB=1), "logits", tokens, self.vocabulary
             )
-        elif head == "ForTokenClassification":
-            scores = self.linear(states, "classifier", self.hidden, self.labels)
-            self.token_output(scores, "logits", tokens, self.labels)
-        elif head == "ForQuestionAnswering":
-            self.spans(states, tokens)
         elif head == "ForSequenceClassification":
             shape = graph.op("Concat", tokens.rows, graph.constant([-1, self.hidden]), axis=0)
             first = graph.op("Gather", graph.op("Reshape", states, shape), graph.constant(0), axis=1)
@@ -116,7 +107,7 @@ class Encoder(Network, ABC):
             vectors = self.linear(states, "linear", self.hidden, size, bias=False)
             self.token_output(self.token_vectors(vectors, tokens), "last_hidden_state", tokens, size)
         else:
-            raise UnsupportedModel(f"no graph for the head {head!r}")
+            super().finish(head, states, tokens, pooling)
 
     def token_vectors(self, vectors: Value, tokens: Tokens) -> Value:
         """Vectors [N, any] scaled to unit length in float32; those of padding tokens, by their ids, are 0."""
@@ -127,10 +118,6 @@ class Encoder(Network, ABC):
             same = graph.op("Equal", graph.reshape(tokens.ids, -1, 1), graph.constant([padding]))
             unit = graph.op("Where", same, graph.float32(0), unit)
         return graph.cast(unit)
-
-    @property
-    def vocabulary(self) -> int:
-        return count(self.config, "vocab_size")
 
     @property
     def hidden_activation(self) -> str:

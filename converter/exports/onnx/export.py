@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from converter.bytesize import bytes_text
 from converter.errors import OutputError, ValidationError
 from converter.exports.onnx.card import TITLE, section
-from converter.exports.onnx.choices import INTEGER, QUANTISED, GraphOptions
+from converter.exports.onnx.choices import INTEGER
 from converter.exports.onnx.files import (
     BYTES,
     FLOAT32_GRAPH,
@@ -25,12 +25,13 @@ from converter.exports.onnx.files import (
     served_by_genai,
     standalone_graph,
 )
-from converter.exports.onnx.pooling import graph_pooling
+from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.requirements import (
     check_installed,
     check_last_logits,
     check_repository,
     for_task,
+    graph_pooling,
 )
 from converter.exports.staging import Draft, draft
 from converter.families.base import TASKS
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from converter.exports.onnx.describe import Description
     from converter.exports.onnx.validation import ValidationReport
 
-DEFAULT = GraphOptions()
+DEFAULT = OnnxOptions()
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,6 @@ class ExportResult:
     report: ValidationReport | None
     """None without validation."""
     seconds: float
-
-    def moved(self, path: Path) -> ExportResult:
-        """See ``exports.base.ExportResult``."""
-        return replace(self, path=path)
 
     def summary(self) -> str:
         """What was written and what validation found, for people."""
@@ -77,7 +74,7 @@ class ExportResult:
         }
 
 
-def export(folder: str | Path, options: GraphOptions = DEFAULT, *, progress: bool = False) -> ExportResult:
+def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool = False) -> ExportResult:
     """Writes an ONNX graph of a converted repository into it, validated under onnxruntime.
 
     Unless it is standalone, the graph points to the weights where they are and does not copy them; if they
@@ -103,7 +100,7 @@ def export(folder: str | Path, options: GraphOptions = DEFAULT, *, progress: boo
     return write(open_converted(Path(folder).resolve()), options, progress=progress)
 
 
-def write(repository: ConvertedRepository, options: GraphOptions, *, progress: bool = False) -> ExportResult:
+def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bool = False) -> ExportResult:
     """Writes an ONNX graph of a converted repository; see ``export``."""
     started = time.monotonic()
     check_repository(repository)
@@ -127,7 +124,7 @@ def write(repository: ConvertedRepository, options: GraphOptions, *, progress: b
                 # With 8 bits for activations, too, outliers among them leave too few for the others.
                 instead = "; --onnx-dtype int8 does not round activations" * (options.dtype == INTEGER)
                 raise ValidationError(f"{report.failure}; no graph was written{instead}")
-        longest = add_genai(repository, graphs, made)
+        longest = add_genai(repository, options, graphs, made)
         if report is not None:
             made.reports[REPORT] = made.work / REPORT
             made.reports[REPORT].write_text(as_json(report.to_json()), encoding="utf-8")
@@ -141,7 +138,7 @@ def write(repository: ConvertedRepository, options: GraphOptions, *, progress: b
     return ExportResult(repository.folder, made.sizes, report, time.monotonic() - started)
 
 
-def resolved(repository: ConvertedRepository, options: GraphOptions) -> str:
+def resolved(repository: ConvertedRepository, options: OnnxOptions) -> str:
     """The dtype to write, ``native`` resolved."""
     from converter.exports.onnx.build import dtype_of
 
@@ -150,106 +147,76 @@ def resolved(repository: ConvertedRepository, options: GraphOptions) -> str:
 
 def write_graphs(
     repository: ConvertedRepository,
-    options: GraphOptions,
+    options: OnnxOptions,
     pooling: Pooling | None,
     made: Draft,
     *,
     progress: bool,
 ) -> dict[str, Path]:
-    """Builds the graphs and writes them into a draft.
-
-    Returns:
-        Name in the repository -> where the file is for now: graphs, and the data of a standalone one.
-    """
-    from converter.exports.onnx.build import COMPUTE, build_graph
-    from converter.exports.onnx.graph import METADATA, Graph
-
-    def build(compute: str, *, copied: bool = False, converted: bool = False) -> Graph:
-        return build_graph(
-            repository,
-            profile=options.profile,
-            dtype=compute,
-            last_logits=options.last_logits,
-            pooling=pooling,
-            follow_links=copied,
-            convert_weights=converted,
-        )
-
-    def save(graph: Graph, path: Path, dtype: str, *, copied: bool = False) -> Path:
-        description = {
-            "profile": options.profile,
-            "dtype": dtype,
-            "task": TASKS.get(repository.head),
-            "last_logits": options.last_logits,
-            "pooling": pooling.to_json() if pooling else None,
-            "standalone": copied,
-            "calibrated": bool(options.calibrate),
-            "alibi_scaling": repository.config.get("alibi_scaling"),
-        }
-        graph.save(
-            path,
-            {METADATA: json.dumps(description)},
-            copy_weights=copied,
-            one_file=copied and inside,
-            progress=progress,
-        )
-        return path
+    """Builds the graphs and writes them into a draft; name in the repository -> where the file is for now."""
+    from converter.exports.onnx.build import build_graph
+    from converter.exports.onnx.describe import Description
 
     dtype = resolved(repository, options)
+    description = Description(
+        profile=options.profile,
+        dtype=dtype,
+        task=TASKS.get(repository.head),
+        last_logits=options.last_logits,
+        pooling=pooling.to_json() if pooling else None,
+        standalone=options.copies_weights,
+        calibrated=bool(options.calibrate),
+        alibi_scaling=repository.config.get("alibi_scaling"),
+    )
+    if not options.copies_weights:
+        graphs = {GRAPH: description}
+        if dtype != "fp32":
+            graphs[FLOAT32_GRAPH] = replace(description, dtype="fp32")
+        for name, each in graphs.items():
+            build_graph(repository, each).save(made.work / name, each.metadata)
+        return {name: made.work / name for name in graphs}
+
     elements = repository.checkpoint.parameters or 0
-    inside = in_one_file(elements, dtype, cached=repository.has_cache)
+    check_space(
+        made.work, elements * BYTES[dtype], "the graph's own weights need", "leave out --onnx-standalone"
+    )
     own = made.work / standalone_graph(dtype)
-    files: dict[str, Path] = {}
-    if options.copies_weights:
-        check_space(
-            made.work, elements * BYTES[dtype], "the graph's own weights need", "leave out --onnx-standalone"
-        )
-        own.parent.mkdir()
-    if dtype in QUANTISED:
-        from converter.exports.onnx.quantise import quantise
+    own.parent.mkdir()
+    calibrated: Mapping[str, Path] = {}
+    if options.calibrate:
+        from converter.exports.onnx.calibrate import calibrate
 
-        calibrated = {}
-        if options.calibrate:
-            from converter.exports.onnx.calibrate import calibrate
-
-            calibrated = calibrate(repository, options.calibrate, made.work, progress=progress)
-        graph = build("fp32", copied=True)
-        quantise(graph.main, dtype, fused=options.profile == "ort", calibrated=calibrated)
-        save(graph, own, dtype, copied=True)
-    elif options.standalone:
-        save(build(dtype, copied=True, converted=True), own, dtype, copied=True)
-    else:
-        files[GRAPH] = save(build(dtype), made.beside(GRAPH), dtype)
-    if dtype in COMPUTE and dtype != "fp32" and not options.copies_weights:
-        files[FLOAT32_GRAPH] = save(build("fp32"), made.beside(FLOAT32_GRAPH), "fp32")
-    if options.copies_weights:
-        files |= {f"{STANDALONE}/{path.name}": path for path in sorted(own.parent.iterdir())}
-    return files
+        calibrated = calibrate(repository, options.calibrate, made.work, progress=progress)
+    build_graph(repository, description, calibrated=calibrated).save(
+        own,
+        description.metadata,
+        copy_weights=True,
+        one_file=in_one_file(elements, dtype, cached=repository.has_cache),
+        progress=progress,
+    )
+    return {f"{STANDALONE}/{path.name}": path for path in sorted(own.parent.iterdir())}
 
 
-def add_genai(repository: ConvertedRepository, graphs: Mapping[str, Path], made: Draft) -> int | None:
+def add_genai(
+    repository: ConvertedRepository, options: OnnxOptions, graphs: Mapping[str, Path], made: Draft
+) -> int | None:
     """Adds genai_config.json to a draft, if onnxruntime-genai can serve one of the graphs.
 
-    Args:
-        repository: what the graphs were built from.
-        graphs: name in the repository -> where the graph is for now.
-        made: the draft; an older config of a graph that is replaced becomes obsolete.
+    An older config of a graph that is replaced becomes obsolete.
 
     Returns:
         The ``context_length`` of the config, in tokens; None if there is no such file.
     """
-    from converter.exports.onnx.describe import description
     from converter.exports.onnx.genai import context_length, genai_config
 
     served = FLOAT32_GRAPH if FLOAT32_GRAPH in graphs else next(iter(graphs))
-    found = description(graphs[served], served)
     before = served_by_genai(repository.folder)
-    if found.profile == "ort" and repository.has_cache:
+    if options.profile == "ort" and repository.has_cache:
         stays = before is not None and before not in graphs and (repository.folder / before).is_file()
-        if found.computes_in == "bf16" and stays:
+        if resolved(repository, options) == "bf16" and served != FLOAT32_GRAPH and stays:
             return context_length(repository)  # the CPU provider cannot run the new graph
         made.files[GENAI] = made.work / GENAI
-        config = genai_config(repository, file_name=served, head_size=found.head_size)
+        config = genai_config(repository, file_name=served)
         made.files[GENAI].write_text(as_json(config), encoding="utf-8")
         return int(config["model"]["context_length"])
     if before in graphs:
@@ -263,36 +230,30 @@ def as_json(content: Any) -> str:
 
 
 def check_others(repository: ConvertedRepository, names: Iterable[str]) -> dict[str, Description]:
-    """Checks the graphs that are there already.
-
-    Args:
-        repository: whose graphs.
-        names: files that will be written.
-
-    Returns:
-        Name -> description of those that this tool wrote and that stay.
+    """The graphs that are there already and stay when files of these names are written, if this tool's own.
 
     Raises:
         OutputError: a graph that would be replaced, but was not written by this tool; or one that would
             stay, but was made for another scaling.
     """
-    from converter.exports.onnx.describe import describe
+    from converter.exports.onnx.describe import read_graph
 
     others = {}
     for name, path in graphs_in(repository.folder).items():
-        found = describe(path)
-        if name in names and found is None:
-            raise OutputError(f"{path} was not written by ntk-convert; move it away first")
-        if name not in names and found and found.alibi_scaling != repository.config.get("alibi_scaling"):
-            raise OutputError(
-                f"{path} was made for another alibi_scaling than config.json has; remove it first"
-            )
-        if name not in names and found:
-            others[name] = found
+        found = read_graph(path, name)
+        if name in names:
+            if found is None:
+                raise OutputError(f"{path} was not written by ntk-convert; move it away first")
+        elif found is not None:
+            if found.made.alibi_scaling != repository.config.get("alibi_scaling"):
+                raise OutputError(
+                    f"{path} was made for another alibi_scaling than config.json has; remove it first"
+                )
+            others[name] = found.made
     return others
 
 
-def check_no_links(repository: ConvertedRepository, options: GraphOptions) -> None:
+def check_no_links(repository: ConvertedRepository, options: OnnxOptions) -> None:
     """Checks that onnxruntime would find the weights, and that nobody else's files would change.
 
     Raises:

@@ -10,7 +10,7 @@ from converter.errors import SourceError
 
 if TYPE_CHECKING:
     from converter.config import Config
-    from converter.exports.onnx.choices import GraphOptions
+    from converter.exports.onnx.options import OnnxOptions
     from converter.recipes import AlibiRecipe, Recipe
     from converter.source.checkpoint import Checkpoint
 
@@ -20,6 +20,9 @@ STANDALONE = "onnx"
 GENAI = "genai_config.json"
 """Config of onnxruntime-genai."""
 REPORT = "onnx_validation.json"
+"""What validation found. Nothing computes with it, so the manifest does not list it."""
+NOT_COPIED = (GENAI, REPORT)
+"""Files of a source that a conversion does not copy: they belong to a graph of the source."""
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2, "w8a8": 2}
 """dtype of a graph -> disk space for each weight that it copies, in bytes, scales included."""
 SUFFIX = {
@@ -57,9 +60,15 @@ def in_one_file(elements: int, dtype: str, *, cached: bool) -> bool:
 
 
 def planned_files(
-    options: GraphOptions, recipe: Recipe, config: Config, elements: Mapping[str, int]
+    options: OnnxOptions, recipe: Recipe, config: Config, elements: Mapping[str, int]
 ) -> list[str]:
-    """Names of the files that an export would write; see ``Export.planned_files``."""
+    """Names of the files that an export would write.
+
+    Args:
+        options: of the graph.
+        recipe, config: as for ``check_recipe``, which accepted them.
+        elements: safetensors dtype of the weights -> number of elements; empty if they are not known.
+    """
     from converter.exports.onnx.requirements import class_for, has_cache
 
     family = cast("AlibiRecipe", recipe).family
@@ -74,8 +83,14 @@ def planned_files(
     return names + [GENAI] * (cached and options.profile == "ort") + [REPORT] * options.validate
 
 
-def graph_bytes(options: GraphOptions, checkpoint: Checkpoint, dtype: str | None) -> int:
-    """Disk space that the graph's own weights need, in bytes; see ``Export.bytes_needed``."""
+def graph_bytes(options: OnnxOptions, checkpoint: Checkpoint, dtype: str | None) -> int:
+    """Disk space that the graph's own weights need, in bytes.
+
+    Args:
+        options: of the graph.
+        checkpoint: the source's; the parameters of ``.bin`` files are taken to have two bytes each.
+        dtype: safetensors dtype that the weights will have; None for the checkpoint's own.
+    """
     from converter.source.checkpoint import ITEM_BYTES
 
     if not options.copies_weights:

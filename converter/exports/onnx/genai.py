@@ -14,24 +14,22 @@ from __future__ import annotations
 from typing import Any
 
 from converter.config import LARGEST_COUNT, count, is_integer
+from converter.exports.onnx.attention_ort import head_size
 from converter.exports.onnx.session_options import ENTRIES
 from converter.result.converted import ConvertedRepository
-from converter.scaling.scaling import Dynamic
+from converter.scaling.scaling import DYNAMIC_REACH, Dynamic
 from converter.source.jsonfile import read_object
 
-DYNAMIC_REACH = 8
-"""A dynamic scaling has no longest length; genai gets this multiple of the trained length."""
 DEFAULT_LENGTH = 2048
 """Tokens: the trained length of most ALiBi checkpoints, used if the config has no limit."""
 
 
-def genai_config(repository: ConvertedRepository, *, file_name: str, head_size: int) -> dict[str, Any]:
+def genai_config(repository: ConvertedRepository, *, file_name: str) -> dict[str, Any]:
     """The content of genai_config.json for a graph that computes attention with GroupQueryAttention.
 
     Args:
         repository: a converted repository.
         file_name: the graph, relative to the repository.
-        head_size: channels of a cached key or value, as the graph declares them.
     """
     geometry = repository.geometry
     vocabulary = count(repository.config, "vocab_size")
@@ -45,7 +43,7 @@ def genai_config(repository: ConvertedRepository, *, file_name: str, head_size: 
             "decoder": {
                 "session_options": dict(ENTRIES),
                 "filename": file_name,
-                "head_size": head_size,
+                "head_size": head_size(geometry),
                 "hidden_size": geometry.num_heads * geometry.head_dim,
                 "num_attention_heads": geometry.num_heads,
                 "num_hidden_layers": geometry.num_layers,
@@ -81,7 +79,7 @@ def context_length(repository: ConvertedRepository) -> int:
     if trained is None:
         limit = family.length_hint or "max_position_embeddings"
         trained = count(config, limit, default=DEFAULT_LENGTH)
-        if family.raise_length is not None and config.get(limit) is not None:
+        if family.limited and config.get(limit) is not None:
             factor = 1.0  # the conversion has raised this limit already
     return min(round(trained * factor), LARGEST_COUNT)
 

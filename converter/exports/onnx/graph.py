@@ -7,7 +7,7 @@ onnxruntime alone, documented in its ContribOperators.md, have ``domain=ORT``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ OUTER = (f"/{EMBEDDINGS}/", f"/{HEAD}/")
 ORT = "com.microsoft"
 """Domain of the operators that only onnxruntime has."""
 
-METADATA = "ntk_convert"
-"""Property of a graph's file that records, as JSON, how the graph was made."""
+COMPUTE = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+"""Names of the dtypes that a graph can compute in."""
 INLINE = 1024
 """Bytes of the largest constant that is stored in the graph's own file."""
 
@@ -146,6 +146,26 @@ class Graph:
         """Casts to ``dtype``, the graph's own by default."""
         return self.op("Cast", value, to=int(dtype or self.dtype))
 
+    def wide(self, value: Value) -> Value:
+        """A value of the graph's dtype in float32."""
+        return value if self.dtype == ir.DataType.FLOAT else self.cast(value, ir.DataType.FLOAT)
+
+    def narrow(self, value: Value) -> Value:
+        """A float32 value in the graph's dtype.
+
+        Constants are stored in float32 and cast. So a bfloat16 graph that validation runs in float32 has them
+        exactly.
+        """
+        return value if self.dtype == ir.DataType.FLOAT else self.cast(value)
+
+    def scalar(self, value: Value) -> Value:
+        """[1] as []."""
+        return self.op("Squeeze", value, self.constant([0]))
+
+    def range(self, count: Value) -> Value:
+        """int64 [count]: 0 to ``count`` - 1, of int64 [1]."""
+        return self.op("Range", self.constant(0), self.scalar(count), self.constant(1))
+
     def reshape(self, value: Value, *shape: int) -> Value:
         """Reshapes to known sizes, one of which may be -1."""
         return self.op("Reshape", value, self.constant(shape))
@@ -186,10 +206,27 @@ class Graph:
             self._open = outer
         return body
 
+    def model(self, metadata: Mapping[str, str] | None = None) -> ir.Model:
+        """The finished graph.
+
+        Args:
+            metadata: properties of the model.
+        """
+        used = {node.domain for node in ir.traversal.RecursiveGraphIterator(self.main)}
+        if ORT not in used:
+            self.main.opset_imports.pop(ORT, None)
+        return ir.Model(
+            self.main,
+            ir_version=IR_VERSION,
+            producer_name="ntk-convert",
+            producer_version=__version__,
+            metadata_props=dict(metadata or {}),
+        )
+
     def save(
         self,
         path: Path,
-        metadata: dict[str, str],
+        metadata: Mapping[str, str],
         *,
         copy_weights: bool = False,
         one_file: bool = False,
@@ -205,16 +242,7 @@ class Graph:
                 beside it, whose name has ``_data`` at the end.
             progress: draw a bar while weights are copied.
         """
-        used = {node.domain for node in ir.traversal.RecursiveGraphIterator(self.main)}
-        for domain in {ORT} - used:
-            del self.main.opset_imports[domain]
-        model = ir.Model(
-            self.main,
-            ir_version=IR_VERSION,
-            producer_name="ntk-convert",
-            producer_version=__version__,
-            metadata_props=metadata,
-        )
+        model = self.model(metadata)
         if one_file:
             ir.external_data.load_to_model(model)
         if one_file or not copy_weights:

@@ -14,7 +14,6 @@ from converter.config import Config, Geometry, count
 from converter.errors import UnsupportedModel
 from converter.exports.onnx.alibi import Tokens
 from converter.exports.onnx.graph import ORT, Graph, Value
-from converter.exports.onnx.vectors import sentence_vectors
 from converter.exports.onnx.weights import Weights
 from converter.families import Family
 from converter.source.pooling import SENTENCES, Pooling
@@ -22,6 +21,10 @@ from converter.source.pooling import SENTENCES, Pooling
 Norm = Literal["layer", "rms"]
 """LayerNorm, or the norm by the root mean square alone (Zhang and Sennrich 2019, arXiv 1910.07467)."""
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+SHORTEST = 1e-12
+"""torch's normalize divides a vector by its length, but not by less than this."""
+FEWEST = 1e-9
+"""sentence-transformers divides a sum by the number of its tokens, but not by less than this."""
 
 
 class Network:
@@ -147,13 +150,11 @@ class Network:
         """RMSNorm in standard operators, with the mean in float32; onnxruntime fuses them on loading."""
         graph = self.graph
         with graph.scope(name):
-            wide = states if graph.dtype == ir.DataType.FLOAT else graph.cast(states, ir.DataType.FLOAT)
+            wide = graph.wide(states)
             square = graph.op("Pow", wide, graph.float32(2.0))
             mean = graph.op("ReduceMean", square, graph.constant([-1]), keepdims=1)
             root = graph.op("Sqrt", graph.op("Add", mean, graph.float32(epsilon)))
-            normed = graph.op("Div", wide, root)
-            normed = normed if graph.dtype == ir.DataType.FLOAT else graph.cast(normed)
-            return graph.op("Mul", normed, weight)
+            return graph.op("Mul", graph.narrow(graph.op("Div", wide, root)), weight)
 
     def activation(self, states: Value, kind: str) -> Value:
         """One of ``ACTIVATIONS``; ``gelu`` is exact, not approximated."""
@@ -178,13 +179,13 @@ class Network:
         """Declares [N, width] as an output [B, S, width], and returns that."""
         graph = self.graph
         shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([-1]), axis=0)
-        result = self.wide(graph.op("Reshape", states, shape))
+        result = graph.wide(graph.op("Reshape", states, shape))
         graph.output(result, name, ir.DataType.FLOAT, ["batch_size", "sequence_length", width])
         return result
 
     def row_output(self, scores: Value, width: int) -> None:
         """Declares a classifier's scores of rows [B, width] as the output."""
-        self.graph.output(self.wide(scores), "logits", ir.DataType.FLOAT, ["batch_size", width])
+        self.graph.output(self.graph.wide(scores), "logits", ir.DataType.FLOAT, ["batch_size", width])
 
     def hidden_states(self, states: Value, tokens: Tokens, pooling: Pooling | None) -> None:
         """Declares a trunk's outputs: its states [N, hidden] and, with a pooling, one vector of each text."""
@@ -201,8 +202,28 @@ class Network:
         scores = self.linear(states, "qa_outputs", self.hidden, 2)
         shape = graph.op("Concat", tokens.rows, tokens.new, axis=0)
         for part, name in zip(self.split(scores, 1, 1), ("start_logits", "end_logits"), strict=True):
-            result = self.wide(graph.op("Reshape", part, shape))
+            result = graph.wide(graph.op("Reshape", part, shape))
             graph.output(result, name, ir.DataType.FLOAT, ["batch_size", "sequence_length"])
+
+    def finish(self, head: str, states: Value, tokens: Tokens, pooling: Pooling | None) -> None:
+        """From the states [N, hidden] to the outputs of a head that decoders and encoders have.
+
+        Raises:
+            UnsupportedModel: there is no graph for the head.
+        """
+        if head == "Model":
+            self.hidden_states(states, tokens, pooling)
+        elif head == "ForTokenClassification":
+            scores = self.linear(states, "classifier", self.hidden, self.labels)
+            self.token_output(scores, "logits", tokens, self.labels)
+        elif head == "ForQuestionAnswering":
+            self.spans(states, tokens)
+        else:
+            raise UnsupportedModel(f"no graph for the head {head!r}")
+
+    @property
+    def vocabulary(self) -> int:
+        return count(self.config, "vocab_size")
 
     @property
     def labels(self) -> int:
@@ -211,21 +232,8 @@ class Network:
 
     def clamp(self, states: Value, limit: float) -> Value:
         """``states`` between -limit and limit, without Clip, which CUDA does not have for bfloat16."""
-        low, high = (self.narrow(self.graph.float32(value)) for value in (-limit, limit))
+        low, high = (self.graph.narrow(self.graph.float32(value)) for value in (-limit, limit))
         return self.graph.op("Min", self.graph.op("Max", states, low), high)
-
-    def wide(self, value: Value) -> Value:
-        """A value of the graph's dtype in float32."""
-        graph = self.graph
-        return value if graph.dtype == ir.DataType.FLOAT else graph.cast(value, ir.DataType.FLOAT)
-
-    def narrow(self, value: Value) -> Value:
-        """A float32 value in the graph's dtype.
-
-        Constants are stored in float32 and cast. So a bfloat16 graph that validation runs in float32 has them
-        exactly.
-        """
-        return value if self.graph.dtype == ir.DataType.FLOAT else self.graph.cast(value)
 
     def _gelu(self, states: Value, approximate: str) -> Value:
         """The standard operator; bfloat16 is computed in float32, because few runtimes support it here."""
@@ -243,7 +251,7 @@ class Network:
         if factor == 1:
             return states
         graph = self.graph
-        return self.narrow(graph.op("Mul", self.wide(states), graph.float32(factor)))
+        return graph.narrow(graph.op("Mul", graph.wide(states), graph.float32(factor)))
 
 
 def last_part(name: str) -> str:
@@ -300,3 +308,52 @@ class Residual:
         self._value = graph.op("Gather", self._value, last)
         if self._pending is not None:
             self._pending = graph.op("Gather", self._pending, last)
+
+
+def unit_length(graph: Graph, vectors: Value) -> Value:
+    """Float32 vectors [..., any] scaled to unit length."""
+    length = graph.op("ReduceL2", vectors, graph.constant([-1]), keepdims=1)
+    return graph.op("Div", vectors, graph.op("Max", length, graph.float32(SHORTEST)))
+
+
+def sentence_vectors(tokens: Tokens, states: Value, pooling: Pooling) -> Value:
+    """One vector of each text, float32 [B, modes * hidden].
+
+    Args:
+        tokens: of the graph; none is cached, and padding may be on either side.
+        states: float32 [B, S, hidden].
+        pooling: how.
+    """
+    graph = tokens.graph
+    vectors = [
+        _largest(tokens, states) if mode == "max" else _sum(tokens, states, mode) for mode in pooling.modes
+    ]
+    vector = vectors[0] if len(vectors) == 1 else graph.op("Concat", *vectors, axis=1)
+    return unit_length(graph, vector) if pooling.normalised else vector
+
+
+def _largest(tokens: Tokens, states: Value) -> Value:
+    graph = tokens.graph
+    real = graph.op("Unsqueeze", graph.cast(tokens.mask, ir.DataType.BOOL), graph.constant([2]))
+    shown = graph.op("Where", real, states, graph.float32(float("-inf")))
+    return graph.op("ReduceMax", shown, graph.constant([1]), keepdims=0)
+
+
+def _sum(tokens: Tokens, states: Value, mode: str) -> Value:
+    """Every mode but ``max`` is a weighted sum of the states."""
+    graph, position = tokens.graph, tokens.all_positions
+    weights = graph.cast(tokens.mask, ir.DataType.FLOAT)
+    single = mode in ("cls", "lasttoken")
+    if mode == "weightedmean":
+        weights = graph.op("Mul", weights, graph.op("Add", position, graph.float32(1)))
+    elif single:
+        at = graph.float32(0) if mode == "cls" else graph.op("Sub", tokens.lengths, graph.float32(1))
+        chosen = graph.cast(graph.op("Equal", position, at), ir.DataType.FLOAT)
+        weights = graph.op("Mul", weights, chosen)
+    row = graph.op("Unsqueeze", weights, graph.constant([1]))
+    total = graph.op("Squeeze", graph.op("MatMul", row, states), graph.constant([1]))
+    if single:
+        return total
+    count = graph.op("ReduceSum", weights, graph.constant([1]), keepdims=1)
+    count = graph.op("Max", count, graph.float32(FEWEST))
+    return graph.op("Div", total, graph.op("Sqrt", count) if mode == "mean_sqrt_len_tokens" else count)

@@ -1,55 +1,76 @@
-"""The options of an ONNX graph, of the command line and of the Python API. They are the ``Export``."""
+"""The options of an ONNX graph, of the command line and of the Python API."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from pathlib import Path
 
-from converter.config import Config
-from converter.exports.onnx.choices import GraphOptions
-
-if TYPE_CHECKING:
-    from converter.exports.onnx.export import ExportResult
-    from converter.recipes import Recipe
-    from converter.result.converted import ConvertedRepository
-    from converter.source.base import Source
-    from converter.source.checkpoint import Checkpoint
+from converter.errors import UsageError
+from converter.exports.onnx.choices import DTYPES, PROFILES, PROVIDERS, QUANTISED, TASKS, TRUNK, Profile
 
 
-class OnnxOptions(GraphOptions):
-    """What graph to write; see ``GraphOptions`` for the options. Methods import onnx only when called."""
+@dataclass(frozen=True)
+class OnnxOptions:
+    """What graph to write.
 
-    name: ClassVar[str] = "onnx"
+    Raises:
+        UsageError: options that contradict each other.
+    """
 
-    def check_installed(self) -> None:
-        """See ``Export.check_installed``: looks for onnx, onnx-ir, onnxruntime and its provider."""
-        from converter.exports.onnx.requirements import check_installed
+    profile: Profile = "ort"
+    """``ort``: onnxruntime's fused attention; ``portable``: standard ONNX operators, and MatMulNBits for
+    quantised weights."""
+    dtype: str = "native"
+    """``native`` (the weights' own), ``fp32``, ``fp16``, ``bf16``, ``int8``, ``int4`` or ``w8a8``."""
+    task: str | None = None
+    """What the graph computes, such as ``feature-extraction``; by default what the model's class does. A
+    model with a head has a graph of its backbone as well, and a model without that head has none of it."""
+    pooled: bool = False
+    """Compute one vector of each text as well, as the repository's files for sentence-transformers say."""
+    standalone: bool = False
+    """Copy the weights into ``onnx/``, into the graph's file or beside it; quantised graphs always do."""
+    last_logits: bool = False
+    """Compute the logits of each row's last token only."""
+    calibrate: tuple[Path, ...] = ()
+    """Text files: int4 weights are rounded so that the layers compute almost the same on this text."""
+    provider: str | None = None
+    """Where to validate: ``cpu``, ``cuda``, or None for the CPU and, if there is one, CUDA."""
+    validate: bool = True
+    """Run the graph before it is put in place."""
 
-        check_installed(self)
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("--onnx-profile", self.profile, PROFILES),
+            ("--onnx-dtype", self.dtype, DTYPES),
+            ("--onnx-task", self.task, (None, *TASKS)),
+            ("--provider", self.provider, (None, *PROVIDERS)),
+        ):
+            if value not in known:
+                choices = ", ".join(str(choice) for choice in known if choice)
+                raise UsageError(f"{name} {value!r} is unknown; choose one of {choices}")
+        if self.calibrate and self.dtype != "int4":
+            raise UsageError("--calibrate is for int4 weights; give --onnx-dtype int4 with it")
+        if self.pooled and self.task not in (None, TRUNK):
+            raise UsageError(f"--pooled is for graphs of hidden states; give --onnx-task {TRUNK} with it")
 
-    def check(self, recipe: Recipe, config: Config, source: Source) -> None:
-        """See ``Export.check``: accepts ALiBi models that have the task and, for ``--pooled``, the files."""
-        from converter.exports.onnx.pooling import check_source
-        from converter.exports.onnx.requirements import check_recipe
+    @property
+    def computes(self) -> str | None:
+        """The task that was asked for; pooling needs the hidden states of the backbone."""
+        return TRUNK if self.pooled else self.task
 
-        check_recipe(recipe, config, self)
-        if self.pooled:
-            check_source(source)
+    @property
+    def copies_weights(self) -> bool:
+        """Whether the graph has its own copy of the weights."""
+        return self.standalone or self.dtype in QUANTISED
 
-    def planned_files(self, recipe: Recipe, config: Config, elements: Mapping[str, int]) -> list[str]:
-        """See ``Export.planned_files``."""
-        from converter.exports.onnx.files import planned_files
-
-        return planned_files(self, recipe, config, elements)
-
-    def bytes_needed(self, checkpoint: Checkpoint, dtype: str | None) -> int:
-        """See ``Export.bytes_needed``: counts the graph's own copy of the weights."""
-        from converter.exports.onnx.files import graph_bytes
-
-        return graph_bytes(self, checkpoint, dtype)
-
-    def write(self, repository: ConvertedRepository, *, progress: bool = False) -> ExportResult:
-        """See ``Export.write`` and ``converter.export``."""
-        from converter.exports.onnx.export import write
-
-        return write(repository, self, progress=progress)
+    @property
+    def words(self) -> list[str]:
+        """``--onnx`` and the options as on a command line, without options that have their default."""
+        words = ["--onnx"]
+        words += ["--onnx-profile", self.profile] if self.profile != "ort" else []
+        words += ["--onnx-dtype", self.dtype] if self.dtype != "native" else []
+        words += ["--onnx-task", self.task] if self.task else []
+        words += ["--pooled"] if self.pooled else []
+        words += ["--onnx-standalone"] if self.standalone else []
+        words += ["--last-logits"] if self.last_logits else []
+        return words + [word for file in self.calibrate for word in ("--calibrate", str(file))]

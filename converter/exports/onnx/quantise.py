@@ -1,32 +1,57 @@
 """Quantisation of a graph: its weights have 4 or 8 bits, and with ``w8a8`` its activations 8 bits too.
 
-Weights are read and quantised piece by piece while the graph is saved. So memory holds the scales and zero
-points of one weight, and no weight as a whole.
-
 The head and the embedding table have 8 bits always, and float activations, for no later layer evens out an
 error of the logits; a tied head and its table read the same stored bytes.
+
+With ``w8a8`` (products of 8-bit integers) the numbers of a weight that lead to one output share a scale.
+Activations are rounded while the graph runs: those of one token share a scale, so what is computed for a
+token does not depend on other tokens and rows, as it would with onnxruntime's DynamicQuantizeLinear.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from converter.exports.onnx.choices import INTEGER, QUANTISED
-from converter.exports.onnx.forms import Blocks, Form, Fused, Standard
-from converter.exports.onnx.graph import METADATA, OUTER, Value
-from converter.exports.onnx.integers import Integers, rounded_by_output
-from converter.exports.onnx.rounding import Bits, Calibrated, dequantised, rounded, unpack
+from converter.exports.onnx.graph import IR_VERSION, ORT, OUTER, Value
+from converter.exports.onnx.rounding import (
+    BLOCK,
+    TILE,
+    Bits,
+    Steps,
+    Stored,
+    dequantised,
+    integers,
+    output_scales,
+    quantised,
+    rounded,
+    rounded_by_output,
+    unpack,
+)
+
+INT8_ACTIVATIONS = 4
+"""``accuracy_level`` of MatMulNBits: the kernel rounds activations to 8 bits, block by block.
+
+The error is about that of 8-bit weights and far below that of 4-bit weights. On the CPU every other level is
+several times slower; with 8 bits the kernel unpacks the whole weight at each step.
+"""
+LARGEST_ACTIVATION, MIDDLE = 127, 128
+"""Of an activation's numbers, and what stands for 0: onnxruntime is slow unless they are unsigned."""
+SMALLEST = 1e-30
+"""Least largest activation of a token, for there must be a scale if all are 0."""
 
 
 def quantise(
-    graph: ir.Graph, dtype: str, *, fused: bool, calibrated: Mapping[str, Calibrated] | None = None
+    graph: ir.Graph, dtype: str, *, fused: bool, calibrated: Mapping[str, Path] | None = None
 ) -> None:
     """Quantises the linear layers, the head and the embedding tables of a model that computes in float32.
 
@@ -36,60 +61,264 @@ def quantise(
         graph: as ``Decoder`` and ``Encoder`` build it. Linear layers are Gemm or FusedMatMul over
             initialisers or casts of them, [outputs, inputs] with ``transB`` and [inputs, outputs] without.
         dtype: a key of ``QUANTISED``.
-        fused: use onnxruntime's own operators; otherwise standard ones, of which onnxruntime fuses
-            DequantizeLinear and MatMul into MatMulNBits when it loads them.
-        calibrated: name of a layer's weight -> its numbers; the others are rounded to the nearest.
+        fused: use onnxruntime's MatMulIntegerToFloat, which also multiplies with the scales of outputs.
+        calibrated: name of a layer's weight -> file with its numbers; the others are rounded to the nearest.
     """
-    found: list[tuple[ir.Node, ir.TensorProtocol, bool]] = []
-    for node in graph:
+    weights = _Weights(graph, calibrated or {})
+    for node in list(graph):
         outer = (node.name or "").startswith(OUTER)
         if node.op_type in ("Gemm", "FusedMatMul"):
-            matrix = _initialiser(node.inputs[1])
-            if matrix is None:
+            tensor = _initialiser(node.inputs[1])
+            if tensor is None:
                 raise ValueError(f"the weight of {node.name} is not an initialiser of the graph")
-            found.append((node, matrix, outer))
-        elif node.op_type == "Gather" and outer:
-            table = _initialiser(node.inputs[0])
-            if table is not None:  # else it picks the first token's hidden states, for a pooler
-                found.append((node, table, outer))
-    blocks: Blocks = (Fused if fused else Standard)(graph, calibrated or {})
-    layers: Form = Integers(graph, fused=fused) if dtype == INTEGER else blocks
-    for node, tensor, outer in found:
-        if node.op_type == "Gather":
-            result = blocks.rows(node, tensor)
-        else:
-            form = blocks if outer else layers
-            result = form.product(node, tensor, 8 if outer else QUANTISED[dtype])
+            by_column = node.op_type == "Gemm" and "transB" not in node.attributes
+            if dtype == INTEGER and not outer:
+                result = weights.integer_product(node, Stored(tensor, by_column), fused=fused)
+            else:
+                result = weights.product(node, tensor, 8 if outer else QUANTISED[dtype], by_column=by_column)
             if len(node.inputs) > 2:
-                result = form.op(node, "Add", result, node.inputs[2])
+                # An operator of its own: some onnxruntimes for CUDA refuse MatMulNBits with a bias.
+                result = weights.op(node, "Add", result, node.inputs[2])
+        elif node.op_type == "Gather" and outer and (tensor := _initialiser(node.inputs[0])) is not None:
+            result = weights.rows(node, tensor)
+        else:
+            continue  # other Gathers pick the first token's hidden states, for a pooler
         _replace(node.outputs[0], result)
         graph.remove(node, safe=True)
-    _drop_unused(graph)
+    RemoveUnusedNodesPass()(ir.Model(graph, ir_version=IR_VERSION))
 
 
 def _replace(old: Value, new: Value) -> None:
     """Puts a value in another's place, as an output of the graph too."""
-    name = old.name
-    is_output = old.is_graph_output()
+    name, is_output = old.name, old.is_graph_output()
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     if is_output:
         old.name = f"{name}_before"
         new.name, new.type, new.shape = name, old.type, old.shape
 
 
+def _initialiser(value: Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initialiser, which may be cast before it is used; None for a computed value."""
+    while value is not None and value.const_value is None:
+        node = value.producer()
+        value = node.inputs[0] if node is not None and node.op_type == "Cast" else None
+    return None if value is None else value.const_value
+
+
+class _Streamed(ir.LazyTensor):
+    """The numbers of a quantised weight, made while they are written.
+
+    Args:
+        pieces: makes their bytes, in the order of the file.
+        dtype, shape: of the tensor.
+    """
+
+    def __init__(
+        self, pieces: Callable[[], Iterator[NDArray[Any]]], dtype: ir.DataType, shape: tuple[int, ...]
+    ):
+        def whole() -> ir.TensorProtocol:
+            return ir.tensor(np.concatenate([piece.ravel() for piece in pieces()]).reshape(shape))
+
+        super().__init__(whole, dtype, ir.Shape(shape))
+        self._pieces = pieces
+
+    def tofile(self, file: Any) -> None:
+        """Writes the numbers."""
+        for piece in self._pieces():
+            file.write(np.ascontiguousarray(piece).data)
+
+
+class _Blocks(NamedTuple):
+    """A weight in blocks, in the graph."""
+
+    stored: Stored
+    packed: Value
+    scales: Value
+    zeros: Value
+
+
+class _Weights:
+    """The quantised weights of a graph, each stored once, and the nodes that use them."""
+
+    def __init__(self, graph: ir.Graph, calibrated: Mapping[str, Path]):
+        self.graph = graph
+        self._calibrated = calibrated
+        self._names: Counter[str] = Counter()
+        self._blocks: dict[str, _Blocks] = {}
+        self._steps: tuple[Stored, Steps] | None = None
+        self._activations: dict[Value, tuple[Value, Value]] = {}
+        """Activations -> their numbers, and the scale of each token."""
+
+    def op(
+        self, before: ir.Node, op_type: str, *inputs: Value | None, domain: str = "", **attributes: Any
+    ) -> Value:
+        """Inserts a node before another one, named after it; returns its only output."""
+        name = f"{before.name}/{op_type}"
+        self._names[name] += 1
+        if self._names[name] > 1:
+            name += f"_{self._names[name] - 1}"
+        output = ir.val(f"{name}_output")
+        self.graph.insert_before(
+            before, ir.node(op_type, inputs, attributes, domain=domain, outputs=[output], name=name)
+        )
+        return output
+
+    def keep(self, name: str, tensor: ir.TensorProtocol) -> Value:
+        """The initialiser of that name, made when it is first asked for."""
+        if name not in self.graph.initializers:
+            self.graph.register_initializer(ir.val(name, const_value=tensor))
+        return self.graph.initializers[name]
+
+    def numbers(self, content: Any) -> Value:
+        """An initialiser of int64 numbers."""
+        name = "_".join(str(number) for number in content)
+        return self.keep(f"quantised_{name}", ir.tensor(np.array(content, np.int64)))
+
+    # Weights in blocks.
+
+    def product(self, node: ir.Node, tensor: ir.TensorProtocol, bits: Bits, *, by_column: bool) -> Value:
+        """The product that ``node`` computes, without its bias."""
+        weight = self.blocks(tensor, bits, by_column=by_column)
+        return self.op(
+            node,
+            "MatMulNBits",
+            node.inputs[0],
+            weight.packed,
+            weight.scales,
+            weight.zeros,
+            domain=ORT,
+            K=weight.stored.inputs,
+            N=weight.stored.outputs,
+            bits=bits,
+            block_size=BLOCK,
+            accuracy_level=INT8_ACTIVATIONS,
+        )
+
+    def rows(self, node: ir.Node, tensor: ir.TensorProtocol) -> Value:
+        """The rows of 8 bits that ``node``, a Gather, looks up, float32 [any, inputs].
+
+        DequantizeLinear would be one operator, but CUDA has it for other numbers only.
+        """
+        weight = self.blocks(tensor, 8, by_column=False)
+        packed, scales, zeros = (
+            self.op(node, "Gather", part, node.inputs[1], axis=0)
+            for part in (weight.packed, weight.scales, weight.zeros)
+        )
+        scales, zeros = (self.op(node, "Unsqueeze", part, self.numbers([2])) for part in (scales, zeros))
+        packed, zeros = (self.op(node, "Cast", part, to=int(ir.DataType.FLOAT)) for part in (packed, zeros))
+        values = self.op(node, "Mul", self.op(node, "Sub", packed, zeros), scales)
+        rows = self.op(node, "Reshape", values, self.numbers([0, -1]))
+        if weight.stored.inputs % BLOCK == 0:
+            return rows
+        ends = (self.numbers([end]) for end in (0, weight.stored.inputs, 1))
+        return self.op(node, "Slice", rows, *ends)
+
+    def blocks(self, tensor: ir.TensorProtocol, bits: Bits, *, by_column: bool) -> _Blocks:
+        """A weight as MatMulNBits takes it; ``by_column`` if it is stored [inputs, outputs]."""
+        name = tensor.name or ""
+        if name not in self._blocks:
+            stored = Stored(tensor, by_column, bits, self._calibrated.get(name) if bits == 4 else None)
+            outputs, blocks = stored.outputs, stored.blocks
+            shape = (outputs, blocks, BLOCK * bits // 8)
+            packed = _Streamed(functools.partial(self._packed, stored), ir.DataType.UINT8, shape)
+            scales = ir.LazyTensor(
+                lambda: ir.tensor(self._steps_of(stored).scales),
+                ir.DataType.FLOAT,
+                ir.Shape((outputs, blocks)),
+            )
+            zeros = ir.LazyTensor(
+                lambda: ir.tensor(self._steps_of(stored).zeros),
+                ir.DataType.UINT8,
+                ir.Shape((outputs, -(-blocks * bits // 8))),
+            )
+            tensors = {f"{name}_Q{bits}": packed, f"{name}_scales": scales, f"{name}_zero_points": zeros}
+            self._blocks[name] = _Blocks(stored, *(self.keep(key, made) for key, made in tensors.items()))
+        return self._blocks[name]
+
+    def _packed(self, stored: Stored) -> Iterator[NDArray[np.uint8]]:
+        """The numbers of a weight. Its scales and zero points are kept, for they are saved next."""
+        self._steps = None  # of the weight before
+        steps = Steps.empty(stored)
+        yield from quantised(stored, steps)
+        stored.close()
+        self._steps = stored, steps
+
+    def _steps_of(self, stored: Stored) -> Steps:
+        if self._steps is None or self._steps[0] is not stored:
+            for _ in self._packed(stored):
+                pass
+        assert self._steps is not None
+        return self._steps[1]
+
+    # Products of integers.
+
+    def integer_product(self, node: ir.Node, stored: Stored, *, fused: bool) -> Value:
+        """The same with MatMulInteger, which takes its numbers [inputs, outputs] only."""
+        outputs = stored.outputs
+        width = outputs + -outputs % TILE
+        scales = functools.cache(lambda: output_scales(stored))
+
+        def numbers() -> Iterator[NDArray[np.int8]]:
+            yield from integers(stored, scales())
+            stored.close()
+
+        packed = self.keep(f"{stored.name}_Q8", _Streamed(numbers, ir.DataType.INT8, (stored.inputs, width)))
+        by_output = self.keep(
+            f"{stored.name}_scales",
+            ir.LazyTensor(
+                lambda: ir.tensor(np.pad(scales(), (0, width - outputs))),
+                ir.DataType.FLOAT,
+                ir.Shape((width,)),
+            ),
+        )
+        activations = node.inputs[0]
+        assert activations is not None
+        rows, by_token = self.rounded(node, activations)
+        if fused:
+            parts = (rows, packed, self.float32("one", 1.0), by_output, self.middle)
+            product = self.op(node, "MatMulIntegerToFloat", *parts, domain=ORT)
+        else:
+            product = self.op(node, "MatMulInteger", rows, packed, self.middle)
+            product = self.op(node, "Cast", product, to=int(ir.DataType.FLOAT))
+            product = self.op(node, "Mul", product, by_output)
+        product = self.op(node, "Mul", product, by_token)
+        if width == outputs:
+            return product
+        return self.op(node, "Slice", product, *(self.numbers([end]) for end in (0, outputs, 1)))
+
+    def rounded(self, node: ir.Node, values: Value) -> tuple[Value, Value]:
+        """Activations as numbers, uint8 [..., inputs], and the scale of each token, float32 [..., 1]."""
+        if values not in self._activations:
+            largest = self.op(node, "ReduceMax", self.op(node, "Abs", values), self.numbers([-1]), keepdims=1)
+            largest = self.op(node, "Max", largest, self.float32("smallest", SMALLEST))
+            scales = self.op(node, "Mul", largest, self.float32("step", 1 / LARGEST_ACTIVATION))
+            parts = self.op(node, "Div", values, scales)
+            numbers = self.op(node, "QuantizeLinear", parts, self.float32("one", 1.0), self.middle)
+            self._activations[values] = numbers, scales
+        return self._activations[values]
+
+    def float32(self, name: str, value: float) -> Value:
+        """A constant."""
+        return self.keep(f"integer_{name}", ir.tensor(np.float32(value)))
+
+    @property
+    def middle(self) -> Value:
+        """What stands for 0."""
+        return self.keep("integer_middle", ir.tensor(np.uint8(MIDDLE)))
+
+
 class QuantisedGraph:
     """What the weights of a quantised graph stand for.
 
     Args:
-        path: of the graph. No weight is read yet.
+        initialisers: of the graph; no weight is read yet.
+        calibrated: whether the layers' weights of 4 bits were rounded by what the layers compute on a text.
     """
 
-    def __init__(self, path: Path):
-        model = ir.load(path)
-        self.calibrated = bool(json.loads(model.metadata_props.get(METADATA, "{}")).get("calibrated"))
-        """Whether the layers' weights of 4 bits were rounded by what the layers compute on a text."""
-        self._initialisers = model.graph.initializers
-        found = (name.rpartition("_Q") for name in self._initialisers)
+    def __init__(self, initialisers: Mapping[str, Value], *, calibrated: bool):
+        self.calibrated = calibrated
+        self._initialisers = initialisers
+        found = (name.rpartition("_Q") for name in initialisers)
         self.bits: dict[str, Bits] = {
             weight: 4 if bits == "4" else 8 for weight, _, bits in found if weight and bits in ("4", "8")
         }
@@ -102,13 +331,9 @@ class QuantisedGraph:
         if self._by_output(name):
             values: NDArray[np.float32] = numbers.T[:outputs, :inputs] * scales[:outputs, None]
             return values
-        zeros = self._array(f"{name}_zero_points")
-        if numbers.ndim == 3:  # MatMulNBits: packed, and [outputs, blocks, bytes]
-            numbers = unpack(numbers[:outputs].reshape(outputs, -1), bits)
-            zeros, scales = unpack(zeros[:outputs].reshape(outputs, -1), bits), scales[:outputs]
-        else:
-            numbers, zeros, scales = (part[:, :outputs].T for part in (numbers, zeros, scales))
-        return dequantised(numbers[:, :inputs], scales.reshape(outputs, -1), zeros)
+        packed = numbers[:outputs].reshape(outputs, -1)
+        zeros = unpack(self._array(f"{name}_zero_points")[:outputs], bits)
+        return dequantised(unpack(packed, bits)[:, :inputs], scales[:outputs], zeros)
 
     def rounded(self, name: str, weight: NDArray[np.float32]) -> NDArray[np.float32]:
         """The values that the graph must store for a weight [outputs, inputs], if not calibrated."""
@@ -122,21 +347,3 @@ class QuantisedGraph:
         tensor = self._initialisers[name].const_value
         assert tensor is not None
         return tensor.numpy()
-
-
-def _initialiser(value: Value | None) -> ir.TensorProtocol | None:
-    """The tensor of an initialiser, which may be cast before it is used; None for a computed value."""
-    while value is not None and value.const_value is None:
-        node = value.producer()
-        value = node.inputs[0] if node is not None and node.op_type == "Cast" else None
-    return None if value is None else value.const_value
-
-
-def _drop_unused(graph: ir.Graph) -> None:
-    """Removes casts and weights that are no longer used."""
-    for node in reversed(list(graph)):
-        if node.op_type == "Cast" and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
-            graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]

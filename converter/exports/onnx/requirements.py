@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converter.config import Config, is_integer
 from converter.errors import MissingPackage, UnsupportedModel, UsageError
-from converter.exports.onnx.choices import TRUNK, GraphOptions
-from converter.exports.onnx.families import has_graph
+from converter.exports.onnx.choices import TRUNK
+from converter.exports.onnx.options import OnnxOptions
 from converter.families import Family
 from converter.families.base import TASKS
 from converter.recipes import AlibiRecipe, Recipe
 from converter.rotary.settings import SCALING
+from converter.source.base import CONFIG, Source
+from converter.source.pooling import Pooling, read_pooling
+from converter.source.sentence_transformers import MODULES, nested_files
 
 if TYPE_CHECKING:
     from converter.result.converted import ConvertedRepository
@@ -21,9 +25,10 @@ if TYPE_CHECKING:
 PACKAGES = ("onnx", "onnx_ir", "onnxruntime")
 OPTIMUM = "optimum-cli export onnx --model DIR"
 """The command that exports rotary models."""
+INSTEAD = "export without --pooled and pool the hidden states as the model's card says"
 
 
-def check_installed(options: GraphOptions | None = None) -> None:
+def check_installed(options: OnnxOptions | None = None) -> None:
     """Checks what can be known before anything is read.
 
     Args:
@@ -47,16 +52,26 @@ def check_installed(options: GraphOptions | None = None) -> None:
         check_available(options.provider)
 
 
-def check_recipe(recipe: Recipe, config: Config, options: GraphOptions) -> None:
-    """Checks that such a graph can be built of a conversion, by its config.
+def check_recipe(options: OnnxOptions, recipe: Recipe, config: Config, source: Source) -> None:
+    """Checks that such a graph can be built of a conversion, before weights are downloaded.
+
+    Args:
+        options: the graph's.
+        recipe: how the model will be converted.
+        config: config.json of the converted repository.
+        source: what will be converted; files that say how to pool are fetched from it.
 
     Raises:
         UnsupportedModel: of the conversion, no graph can be built.
         UsageError: the options do not fit its task.
+        SourceError: a file that says how to pool is damaged.
     """
     if isinstance(recipe, AlibiRecipe):
-        check_has_graph(config, recipe.family)
+        check_one_class(config)
         check_last_logits(options, class_for(options.computes, config, recipe.family), recipe.family)
+        if options.pooled:
+            source.fetch(name for name in nested_files(source).files if name.endswith(f"/{CONFIG}"))
+            graph_pooling(source.folder)
         return
     rope_scaling = config.get(SCALING)
     if rope_scaling and rope_scaling["type"] == "dynamic":
@@ -78,13 +93,11 @@ def check_repository(repository: ConvertedRepository) -> None:
             f"ONNX graphs are written for ALiBi models only, and {recipe.model_type!r} is rotary; with a "
             f"static scaling, export it with optimum: {OPTIMUM}"
         )
-    check_has_graph(repository.config, recipe.family)
+    check_one_class(repository.config)
 
 
-def check_has_graph(config: Config, family: Family) -> None:
-    """Raises ``UnsupportedModel`` for the config of a converted repository that no graph can be built of."""
-    if not has_graph(family.name):
-        raise UnsupportedModel(f"there is no ONNX graph for the family {family.name} yet")
+def check_one_class(config: Config) -> None:
+    """Raises ``UnsupportedModel`` for a config that does not name one class."""
     named = config.get("architectures") or []
     if len(named) != 1:
         raise UnsupportedModel(f"architectures is {json.dumps(named)}; a graph is built of one class")
@@ -100,7 +113,7 @@ def for_task(repository: ConvertedRepository, task: str | None) -> ConvertedRepo
     return replace(repository, config={**repository.config, "architectures": [named]})
 
 
-def check_last_logits(options: GraphOptions, named: str, family: Family) -> None:
+def check_last_logits(options: OnnxOptions, named: str, family: Family) -> None:
     """Raises ``UsageError`` for logits of last tokens that a graph of the class ``named`` does not have."""
     if options.last_logits and not has_cache(named, family):
         raise UsageError(f"--last-logits is for language models, and {named} is not one; leave it out")
@@ -145,3 +158,22 @@ def class_for(task: str | None, config: Config, family: Family) -> str:
             "the source with --set pad_token_id=N"
         )
     return named
+
+
+def graph_pooling(folder: Path) -> Pooling:
+    """How the graph of a repository makes one vector of a text.
+
+    Raises:
+        UnsupportedModel: the repository has no files for that, or they ask for what is not computed.
+        SourceError: one of the files is damaged.
+    """
+    try:
+        found = read_pooling(folder)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"--pooled: {error}; {INSTEAD}") from error
+    if found is None:
+        raise UnsupportedModel(
+            f"--pooled needs {MODULES} and 1_Pooling/{CONFIG} of sentence-transformers, which say how to "
+            f"pool, and the repository has no {MODULES}; {INSTEAD}"
+        )
+    return found

@@ -1,6 +1,7 @@
-"""Weights rounded to 4 or 8 bits: the numbers of a block share a scale and a zero point.
+"""Weights rounded to 4 or 8 bits: the numbers of a block, or those of an output, share a scale.
 
-onnxruntime's quantiser rounds them to the nearest. Numbers that were calibrated before are read instead.
+onnxruntime's quantiser rounds blocks to the nearest. Numbers that were calibrated before are read instead.
+Weights are read and rounded piece by piece: memory holds the scales of one weight, and no weight as a whole.
 """
 
 from __future__ import annotations
@@ -24,25 +25,15 @@ BLOCK = 32
 PIECE = 1 << 18
 """Numbers of a weight that are quantised at once. They are transposed first, which is quick if they fit into
 the processor's cache."""
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """A weight whose numbers of 4 bits are known already."""
-
-    file: Path
-    """A safetensors file with its numbers, scales and zero points, as MatMulNBits stores them."""
-    name: str
-
-    def save_in(self, tensors: dict[str, NDArray[Any]], *parts: NDArray[Any]) -> None:
-        """Adds its numbers, scales and zero points to what will be saved."""
-        tensors |= {f"{self.name}.{index}": np.ascontiguousarray(part) for index, part in enumerate(parts)}
-
-    def read(self) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
-        """Its numbers [outputs, bytes], scales [outputs, blocks] and zero points [outputs, bytes]."""
-        with safe_open(self.file, framework="numpy") as file:
-            numbers, scales, zeros = (file.get_tensor(f"{self.name}.{index}") for index in range(3))
-        return numbers, scales, zeros
+BAND = 1 << 22
+"""Numbers of a weight that are in memory at once when it is stored [inputs, outputs]: then each of its rows
+has numbers of every output."""
+LARGEST_WEIGHT = 64
+"""Of the numbers in products of integers. On x86 processors without VNNI, onnxruntime adds two products in 16
+bits and would cut off larger sums; 2 * 255 * 64 is below 2**15."""
+TILE = 16
+"""A weight of such products is stored with a multiple of this many outputs. On processors with AMX,
+onnxruntime 1.22 computes wrong sums for the outputs of a tile that is not full; 1.31 does not."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +43,13 @@ class Stored:
     tensor: ir.TensorProtocol
     by_column: bool
     """Whether it is stored [inputs, outputs]."""
-    bits: Bits
-    calibrated: Calibrated | None = None
-    """Where its numbers come from; None to round it to the nearest."""
+    bits: Bits = 8
+    calibrated: Path | None = None
+    """A safetensors file with its numbers, scales and zero points; None to round it to the nearest."""
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name or ""
 
     @property
     def outputs(self) -> int:
@@ -68,6 +63,15 @@ class Stored:
     def blocks(self) -> int:
         """How many blocks the inputs fill; the last one may be padded."""
         return -(-self.inputs // BLOCK)
+
+    def read(self) -> NDArray[Any]:
+        """The weight [outputs, inputs], which lies in its file until it is used."""
+        return self.tensor.numpy().T if self.by_column else self.tensor.numpy()
+
+    def close(self) -> None:
+        """Closes the file that the weight was read from."""
+        if isinstance(self.tensor, ir.ExternalTensor):
+            self.tensor.release()
 
 
 @dataclass(frozen=True)
@@ -88,14 +92,41 @@ class Steps:
         )
 
 
+def quantised(stored: Stored, steps: Steps) -> Iterator[NDArray[np.uint8]]:
+    """Quantises a weight in blocks and fills ``steps``.
+
+    Yields:
+        The numbers of some outputs, from first to last, as MatMulNBits stores them, [outputs, bytes].
+    """
+    if stored.calibrated is not None:
+        with safe_open(stored.calibrated, framework="numpy") as file:
+            steps.scales[:] = file.get_tensor(f"{stored.name}_scales")
+            steps.zeros[:] = file.get_tensor(f"{stored.name}_zero_points")
+            yield file.get_tensor(f"{stored.name}_Q4")
+        return
+    with _quiet_root_logger():
+        from onnxruntime.quantization.matmul_nbits_quantizer import (
+            DefaultWeightOnlyQuantConfig,
+            DefaultWeightOnlyQuantizer,
+        )
+    kernel = DefaultWeightOnlyQuantizer(DefaultWeightOnlyQuantConfig(block_size=BLOCK, bits=stored.bits))
+    weight = stored.read()
+    height = max(1, PIECE // (BLOCK * stored.blocks))
+    for start in range(0, stored.outputs, height):
+        piece = weight[start : start + height].astype(np.float32)
+        found = kernel.qbits_block_quant(np.ascontiguousarray(piece.T))
+        # Old releases of onnxruntime return some of them flat.
+        packed, scales, zeros = (part.reshape(len(piece), -1) for part in found)
+        steps.scales[start : start + height], steps.zeros[start : start + height] = scales, zeros
+        yield packed
+
+
 def rounded(weight: NDArray[np.float32], bits: Bits) -> NDArray[np.float32]:
     """A weight [outputs, inputs] rounded to the nearest values that numbers of so many bits stand for."""
     stored = Stored(ir.tensor(weight), by_column=False, bits=bits)
-    steps, result = Steps.empty(stored), np.empty(weight.shape, np.float32)
-    for outputs, packed in quantised(stored, steps, range(stored.blocks)):
-        numbers, zeros = unpack(packed, bits), unpack(steps.zeros[outputs], bits)
-        result[outputs] = dequantised(numbers[:, : stored.inputs], steps.scales[outputs], zeros)
-    return result
+    steps = Steps.empty(stored)
+    packed = np.concatenate(list(quantised(stored, steps)))
+    return dequantised(unpack(packed, bits)[:, : stored.inputs], steps.scales, unpack(steps.zeros, bits))
 
 
 def dequantised(
@@ -108,45 +139,6 @@ def dequantised(
     return values
 
 
-def quantised(stored: Stored, steps: Steps, blocks: range) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
-    """Reads some blocks of every output of a weight and quantises them.
-
-    Args:
-        stored: the weight.
-        steps: gets the scales and zero points.
-        blocks: which; the zero points of those before must fill whole bytes.
-
-    Yields:
-        Some outputs, from first to last, and their numbers as MatMulNBits stores them, [outputs, bytes].
-    """
-    if stored.calibrated is not None:
-        numbers, scales, zeros = stored.calibrated.read()
-        steps.scales[:], steps.zeros[:] = scales, zeros
-        width = BLOCK * stored.bits // 8
-        yield slice(0, stored.outputs), numbers[:, width * blocks.start : width * blocks.stop]
-        return
-    with _quiet_root_logger():
-        from onnxruntime.quantization.matmul_nbits_quantizer import (
-            DefaultWeightOnlyQuantConfig,
-            DefaultWeightOnlyQuantizer,
-        )
-    kernel = DefaultWeightOnlyQuantizer(DefaultWeightOnlyQuantConfig(block_size=BLOCK, bits=stored.bits))
-    bits, count = stored.bits, len(blocks)
-    weight = stored.tensor.numpy().T if stored.by_column else stored.tensor.numpy()
-    inputs = slice(BLOCK * blocks.start, BLOCK * blocks.stop)
-    places = slice(blocks.start * bits // 8, -(-blocks.stop * bits // 8))
-    height = max(1, PIECE // (BLOCK * count))
-    for start in range(0, stored.outputs, height):
-        outputs = slice(start, min(start + height, stored.outputs))
-        piece = weight[outputs, inputs].astype(np.float32)
-        found = kernel.qbits_block_quant(np.ascontiguousarray(piece.T))
-        # Old releases of onnxruntime return some of them flat.
-        packed, scale, zero = (part.reshape(len(piece), -1) for part in found)
-        steps.scales[outputs, blocks.start : blocks.stop] = scale
-        steps.zeros[outputs, places] = zero
-        yield outputs, packed
-
-
 def unpack(packed: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
     """The numbers in each row of bytes; of two numbers in a byte, the first is in the low half."""
     if bits == 8:
@@ -154,13 +146,30 @@ def unpack(packed: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
 
 
-def pack(numbers: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
-    """The bytes of numbers as ONNX stores them: across the ends of rows, if they have 4 bits."""
-    if bits == 8:
-        return np.ascontiguousarray(numbers)
-    flat = np.append(numbers, np.zeros(numbers.size % 2, np.uint8))
-    halves: NDArray[np.uint8] = flat[::2] | flat[1::2] << np.uint8(4)
-    return halves
+def output_scales(stored: Stored) -> NDArray[np.float32]:
+    """The scale of each output of a weight for products of integers, float32 [outputs]."""
+    weight = stored.read()
+    height = max(1, PIECE // stored.inputs)
+    pieces = (weight[start : start + height] for start in range(0, stored.outputs, height))
+    largest = np.concatenate([np.abs(piece.astype(np.float32)).max(axis=1) for piece in pieces])
+    scales: NDArray[np.float32] = np.where(largest > 0, largest, 1) / np.float32(LARGEST_WEIGHT)
+    return scales
+
+
+def integers(stored: Stored, scales: NDArray[np.float32]) -> Iterator[NDArray[np.int8]]:
+    """The numbers of a weight for products of integers, int8 [some inputs, outputs and padding] at a time."""
+    weight = stored.read().T
+    height = max(1, BAND // stored.outputs)
+    for start in range(0, stored.inputs, height):
+        numbers = np.rint(weight[start : start + height].astype(np.float32) / scales).astype(np.int8)
+        yield np.pad(numbers, ((0, 0), (0, -stored.outputs % TILE)))
+
+
+def rounded_by_output(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A weight [outputs, inputs] rounded to the nearest values that ``integers`` stand for."""
+    scales = output_scales(Stored(ir.tensor(weight), by_column=False))[:, None]
+    values: NDArray[np.float32] = np.rint(weight / scales) * scales
+    return values
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +13,10 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from converter.errors import ProviderError
+from converter.exports.onnx.choices import PROVIDERS
 from converter.exports.onnx.session_options import denormals_as_zero, session_options
 from converter.source.pooling import SENTENCES
 
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-"""Name on the command line -> onnxruntime's name."""
 ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
 """onnxruntime's name of a dtype -> its number in onnx.proto."""
 ONLY_FATAL = 4
@@ -73,7 +73,7 @@ class Session:
         check_available(provider)
         options = session_options()
         options.log_severity_level = ONLY_FATAL
-        if folder is not None:
+        if folder is not None and isinstance(model, bytes):
             key = "session.model_external_initializers_file_folder_path"
             options.add_session_config_entry(key, str(folder))
         if profile is not None:
@@ -88,21 +88,18 @@ class Session:
         with denormals_as_zero():
             self.session = onnxruntime.InferenceSession(source, options, providers=asked)
         self.session.disable_fallback()
-        self.providers: list[str] = self.session.get_providers()
-        if self.providers[0] != asked[0]:
+        found = self.session.get_providers()[0]
+        if found != asked[0]:
             raise ProviderError(
-                f"onnxruntime was asked for {asked[0]} and fell back to {self.providers[0]}; "
+                f"onnxruntime was asked for {asked[0]} and fell back to {found}; "
                 "its CUDA libraries do not load here"
             )
         self.device = provider
-        inputs = self.session.get_inputs()
-        self.pasts = [value for value in inputs if value.name.startswith("past_key_values.")]
-        self.has_types = any(value.name == "token_type_ids" for value in inputs)
-        self.results = [
-            value.name for value in self.session.get_outputs() if not value.name.startswith("present.")
-        ]
-        """Names of the outputs: logits, hidden states and vectors of texts, or the two scores of an answer's
-        ends."""
+        self.inputs = {value.name: value for value in self.session.get_inputs()}
+        outputs = [value.name for value in self.session.get_outputs()]
+        self.results = [name for name in outputs if not name.startswith("present.")]
+        """Names of the outputs but the cache: logits, hidden states and vectors of texts, or the two scores
+        of an answer's ends."""
 
     def step(self, ids: Array, mask: Array, past: Past | None = None) -> tuple[Outputs, Past]:
         """Runs new tokens over a cache, which gets new memory at every step.
@@ -115,57 +112,58 @@ class Session:
         Returns:
             What the graph computes, and the cache with the new tokens.
         """
-        binding = self._bind(ids, mask)
-        past = past or self._buffers(len(ids), 0)
-        for name, buffer in past.items():
-            binding.bind_ortvalue_input(name, buffer)
-            binding.bind_output(present(name), self.device)
-        self._run(binding)
-        outputs = binding.get_outputs()
-        count = len(self.results)
-        results = [output.numpy().astype(np.float32, copy=False) for output in outputs[:count]]
-        sentences = results.pop(self.results.index(SENTENCES)) if SENTENCES in self.results else None
-        found = Outputs(stacked(results, ids.shape[1]), sentences)
-        return found, dict(zip(past, outputs[count:], strict=True))
+        past = past or self.buffers(len(ids), 0)
+        outputs, presents = self._run(ids, mask, past, {})
+        return outputs, dict(zip(past, presents, strict=True))
 
     def shared(self, rows: int, length: int) -> SharedCache:
         """An engine whose past and present share memory, for at most ``length`` tokens."""
-        return SharedCache(self, self._buffers(rows, length))
+        return SharedCache(self, self.buffers(rows, length))
+
+    def buffers(self, rows: int, length: int) -> Past:
+        """Memory for the cache of so many rows and tokens."""
+        found = {}
+        for name, value in self.inputs.items():
+            if name.startswith("past_key_values."):
+                shape = (rows, value.shape[1], length, value.shape[3])
+                found[name] = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+                    shape, ONNX_TYPES[value.type], self.device, 0
+                )
+        return found
+
+    def _run(self, ids: Array, mask: Array, past: Past, present: Past) -> tuple[Outputs, list[Any]]:
+        """What the graph computes, and its new cache; ``present``: where to write that, by input name."""
+        binding = self.session.io_binding()
+        binding.bind_cpu_input("input_ids", ids)
+        binding.bind_cpu_input("attention_mask", mask)
+        if "token_type_ids" in self.inputs:
+            binding.bind_cpu_input("token_type_ids", np.zeros_like(ids))
+        for name in self.results:
+            binding.bind_output(name)
+        for name, buffer in past.items():
+            binding.bind_ortvalue_input(name, buffer)
+            output = name.replace("past_key_values.", "present.")
+            if name in present:
+                binding.bind_ortvalue_output(output, present[name])
+            else:
+                binding.bind_output(output, self.device)
+        with denormals_as_zero():
+            self.session.run_with_iobinding(binding)
+        outputs, count = binding.get_outputs(), len(self.results)
+        results = [output.numpy().astype(np.float32, copy=False) for output in outputs[:count]]
+        sentences = results.pop(self.results.index(SENTENCES)) if SENTENCES in self.results else None
+        return Outputs(stacked(results, ids.shape[1]), sentences), outputs[count:]
 
     def operators(self) -> Mapping[str, Mapping[str, int]]:
         """Provider -> operator -> how often it ran, for a session with a profile, which ends here."""
         # Names of nodes and values are in there as the graph has them, which may not be UTF-8.
         profile = Path(self.session.end_profiling()).read_text(encoding="utf-8", errors="replace")
-        events: Sequence[dict[str, Any]] = json.loads(profile)
-        counts: dict[str, dict[str, int]] = {}
-        for event in events:
+        counts: dict[str, Counter[str]] = {}
+        for event in json.loads(profile):
             arguments = event.get("args", {})
             if event.get("cat") == "Node" and arguments.get("provider"):
-                ran = counts.setdefault(arguments["provider"], {})
-                ran[arguments["op_name"]] = ran.get(arguments["op_name"], 0) + 1
-        return counts
-
-    def _bind(self, ids: Array, mask: Array) -> Any:
-        binding = self.session.io_binding()
-        binding.bind_cpu_input("input_ids", ids)
-        binding.bind_cpu_input("attention_mask", mask)
-        if self.has_types:
-            binding.bind_cpu_input("token_type_ids", np.zeros_like(ids))
-        for name in self.results:
-            binding.bind_output(name)
-        return binding
-
-    def _run(self, binding: Any) -> None:
-        with denormals_as_zero():
-            self.session.run_with_iobinding(binding)
-
-    def _buffers(self, rows: int, length: int) -> Past:
-        def buffer(value: Any) -> Any:
-            shape = (rows, value.shape[1], length, value.shape[3])
-            kind = ONNX_TYPES[value.type]
-            return onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, kind, self.device, 0)
-
-        return {value.name: buffer(value) for value in self.pasts}
+                counts.setdefault(arguments["provider"], Counter())[arguments["op_name"]] += 1
+        return {provider: dict(found) for provider, found in counts.items()}
 
 
 class SharedCache:
@@ -178,13 +176,7 @@ class SharedCache:
     def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Outputs, Any]:
         """See ``Session.step``; the width of the mask tells how much of the buffers is in use."""
         del past  # is in the buffers
-        binding = self.session._bind(ids, mask)
-        for name, buffer in self.buffers.items():
-            binding.bind_ortvalue_input(name, buffer)
-            binding.bind_ortvalue_output(present(name), buffer)
-        self.session._run(binding)
-        logits: Array = binding.get_outputs()[0].numpy()
-        return Outputs(logits.astype(np.float32, copy=False)), None
+        return self.session._run(ids, mask, self.buffers, self.buffers)[0], None
 
 
 def stacked(results: Sequence[Array], tokens: int) -> Array:
@@ -198,8 +190,3 @@ def stacked(results: Sequence[Array], tokens: int) -> Array:
         return np.stack(results, axis=-1)
     [result] = results
     return result if result.ndim == 3 and result.shape[1] in (1, tokens) else result[:, None]
-
-
-def present(past: str) -> str:
-    """``past_key_values.0.key`` -> ``present.0.key``."""
-    return past.replace("past_key_values.", "present.")

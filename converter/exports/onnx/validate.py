@@ -13,8 +13,7 @@ from converter.exports.onnx.requirements import check_installed, check_repositor
 from converter.interrupts import Interrupted, held
 from converter.progress import byte_bar
 from converter.result import manifest
-from converter.result.code import code_names
-from converter.result.converted import ConvertedRepository, open_converted
+from converter.result.converted import ConvertedRepository, code_names, open_converted
 from converter.result.staging import workspace
 from converter.source.base import CONFIG
 from converter.weights.files import sha256
@@ -88,19 +87,10 @@ def check_as_written(
     *,
     progress: bool = False,
 ) -> None:
-    """Compares what the graphs and the torch model are made of with the manifest.
+    """Raises ``SourceError`` if what the graphs and the model are made of is not as the manifest lists it.
 
     Linked weights have no SHA-256 there, and files that users may edit (the card, the tokenizer, generation
     configs) are not compared.
-
-    Args:
-        repository: the repository.
-        graphs: names of its graphs.
-        listed: the files in its manifest; empty without one.
-        progress: draw a bar on stderr.
-
-    Raises:
-        SourceError: a file is not as the conversion or export wrote it.
     """
     checkpoint, folder = repository.checkpoint, repository.folder
     names = [CONFIG, *code_names(folder, repository.recipe.templates), *checkpoint.files]
@@ -118,7 +108,12 @@ def check_as_written(
 def check_again(
     repository: ConvertedRepository, listed: Collection[str], *, progress: bool = False
 ) -> list[Check]:
-    """Validates the graphs that an export wrote and the manifest lists; see ``ExportKind.check_again``."""
+    """Validates the graphs of a repository that its manifest lists; nothing in it is changed.
+
+    Raises:
+        ValidationError: a graph that is wrong.
+        MissingPackage: a package that the check needs is not installed.
+    """
     graphs = {name: path for name, path in graphs_in(repository.folder).items() if name in listed}
     if not graphs:
         return []

@@ -23,18 +23,28 @@ class Weights:
     Args:
         folder: where the checkpoint is.
         checkpoint: its tensors.
-        prefix: of the trunk's tensors, ending in a dot.
+        prefix: of the backbone's tensors, ending in a dot.
         follow_links: name the files that links lead to, for a graph that copies the weights.
+        vocabulary: rows of the tables, of which a graph may take only the first; None to take all.
     """
 
-    def __init__(self, folder: Path, checkpoint: Checkpoint, prefix: str, *, follow_links: bool):
+    def __init__(
+        self,
+        folder: Path,
+        checkpoint: Checkpoint,
+        prefix: str,
+        *,
+        follow_links: bool,
+        vocabulary: int | None = None,
+    ):
         self.folder = folder
         self.prefix = prefix
         self.checkpoint = checkpoint
         self.follow_links = follow_links
+        self.vocabulary = vocabulary
 
     def find(self, name: str) -> Tensor | None:
-        """The stored tensor, with or without the trunk's prefix in its name; None if it is missing."""
+        """The stored tensor, with or without the backbone's prefix in its name; None if it is missing."""
         tensors = self.checkpoint.tensors
         return tensors.get(self.prefix + name) or tensors.get(name)
 
@@ -47,7 +57,10 @@ class Weights:
         tensor = self.find(name)
         if tensor is None:
             raise SourceError(f"the weights have no tensor {name!r}, which the graph needs")
-        if tensor.shape != shape:
+        length = tensor.end - tensor.start
+        if self.vocabulary and tensor.shape[:1] == (self.vocabulary,) and tensor.shape[1:] == shape[1:]:
+            length = length // self.vocabulary * shape[0]
+        elif tensor.shape != shape:
             raise SourceError(
                 f"the tensor {tensor.name!r} has shape {list(tensor.shape)}, not {list(shape)} "
                 "as config.json says"
@@ -61,7 +74,7 @@ class Weights:
         return ir.ExternalTensor(
             path if self.follow_links else tensor.file,
             tensor.offset,
-            tensor.end - tensor.start,
+            length,
             DTYPES[tensor.dtype],
             shape=ir.Shape(shape),
             name=tensor.name,

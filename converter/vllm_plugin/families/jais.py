@@ -7,18 +7,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from vllm.distributed import get_tensor_model_parallel_world_size
 
-from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
+from converter.vllm_plugin.attention import SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
-from converter.vllm_plugin.mlp import MLP
-from converter.vllm_plugin.templates.modeling_ntk_jais import softmax_scale
-from converter.vllm_plugin.templates.ntk_alibi import Alibi, stock_slopes
-
-
-def layer_norm(config: Any) -> nn.LayerNorm:
-    return nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+from converter.vllm_plugin.layer import MLP, Layer
 
 
 def inner_width(config: Any) -> int:
@@ -27,39 +20,28 @@ def inner_width(config: Any) -> int:
     return int(-(-width // processes) * processes)
 
 
-class JaisLayer(nn.Module):
-    def __init__(self, setup: Setup, layer: int, prefix: str):
-        super().__init__()
-        self.ln_1 = layer_norm(setup.config)
-        self.attn = SelfAttention(setup, layer, f"{prefix}.attn", "c_attn", "c_proj", bias=True)
-        self.ln_2 = layer_norm(setup.config)
-        width = inner_width(setup.config)
-        self.mlp = MLP(setup, f"{prefix}.mlp", "c_fc", "c_proj", width, F.silu, bias=True, gate="c_fc2")
+class JaisLayer(Layer):
+    names = ("ln_1", "attn", "ln_2", "mlp")
 
-    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
-        hidden_states = hidden_states + self.attn(self.ln_1(hidden_states), channels)
-        return hidden_states + self.mlp(self.ln_2(hidden_states))
+    def make_attention(self, setup: Setup, layer: int, prefix: str) -> SelfAttention:
+        return SelfAttention(setup, layer, prefix, "c_attn", "c_proj", bias=True)
+
+    def make_mlp(self, setup: Setup, prefix: str) -> MLP:
+        width = inner_width(setup.config)
+        return MLP(setup, prefix, "c_fc", "c_proj", width, F.silu, bias=True, gate="c_fc2")
 
 
 @compiled
 class JaisModel(Decoder):
     family = "jais"
     layer_class = JaisLayer
-    norm_name = "ln_f"
-    make_norm = staticmethod(layer_norm)
-    softmax_scale = staticmethod(softmax_scale)
-
-    @staticmethod
-    def alibi(config: Any) -> Alibi:
-        slopes = stock_slopes(config.n_head) if config.alibi_slopes is None else config.alibi_slopes
-        return Alibi(slopes, config.alibi_scaling, config.num_hidden_layers)
 
     def prepare_embeddings(self, embeddings: torch.Tensor) -> torch.Tensor:
         return embeddings * self.setup.config.mup_embeddings_scale
 
 
 class NtkJaisForCausalLM(CausalLM):
-    trunk_class = JaisModel
+    backbone_class = JaisModel
     packed_modules_mapping = {"c_attn": ["c_attn"]}
 
     @staticmethod

@@ -4,63 +4,44 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from torch import nn
 
-from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
+from converter.vllm_plugin.attention import SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, named_scale
-from converter.vllm_plugin.mlp import MLP
-from converter.vllm_plugin.templates.modeling_ntk_mosaic_gpt import layer_norm, plain_slopes, softmax_scale
-from converter.vllm_plugin.templates.ntk_alibi import Alibi
+from converter.vllm_plugin.layer import MLP, Layer
+from converter.vllm_plugin.templates.modeling_ntk_mosaic_gpt import layer_norm
 
 
-class MosaicGptLayer(nn.Module):
-    def __init__(self, setup: Setup, layer: int, prefix: str):
-        super().__init__()
+class MosaicGptLayer(Layer):
+    names = ("ln_1", "attn", "ln_2", "mlp")
+    make_norm = staticmethod(layer_norm)
+
+    def make_attention(self, setup: Setup, layer: int, prefix: str) -> SelfAttention:
         config = setup.config
-        self.ln_1 = layer_norm(config)
-        self.attn = SelfAttention(
+        return SelfAttention(
             setup,
             layer,
-            f"{prefix}.attn",
+            prefix,
             "Wqkv",
             "out_proj",
             bias=not config.no_bias,
             norms=(layer_norm(config), layer_norm(config)) if config.attn_qk_ln else None,
             clip=config.attn_clip_qkv,
         )
-        self.ln_2 = layer_norm(config)
-        self.mlp = MLP(
-            setup,
-            f"{prefix}.mlp",
-            "mlp_up",
-            "mlp_down",
-            config.mlp_ratio * config.d_model,
-            F.gelu,
-            bias=not config.no_bias,
-        )
 
-    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
-        hidden_states = hidden_states + self.attn(self.ln_1(hidden_states), channels)
-        return hidden_states + self.mlp(self.ln_2(hidden_states))
+    def make_mlp(self, setup: Setup, prefix: str) -> MLP:
+        width, bias = setup.config.mlp_ratio * setup.config.d_model, not setup.config.no_bias
+        return MLP(setup, prefix, "mlp_up", "mlp_down", width, F.gelu, bias=bias)
 
 
 @compiled
 class MosaicGptModel(Decoder):
     family = "mosaic_gpt"
     layer_class = MosaicGptLayer
-    norm_name = "ln_f"
-    make_norm = staticmethod(layer_norm)
-    softmax_scale = staticmethod(softmax_scale)
-
-    @staticmethod
-    def alibi(config: Any) -> Alibi:
-        return Alibi(plain_slopes(config), config.alibi_scaling, config.num_hidden_layers)
 
 
 class NtkMosaicGptForCausalLM(CausalLM):
-    trunk_class = MosaicGptModel
+    backbone_class = MosaicGptModel
     packed_modules_mapping = {"Wqkv": ["Wqkv"]}
 
     @staticmethod

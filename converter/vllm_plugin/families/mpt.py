@@ -4,51 +4,43 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import nn
-
-from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
+from converter.vllm_plugin.attention import SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, named_scale
-from converter.vllm_plugin.mlp import MLP
-from converter.vllm_plugin.templates.modeling_ntk_mpt import ACTIVATIONS, layer_norm, norm, softmax_scale
-from converter.vllm_plugin.templates.ntk_alibi import Alibi, stock_slopes
+from converter.vllm_plugin.layer import MLP, Layer
+from converter.vllm_plugin.templates.modeling_ntk_mpt import ACTIVATIONS, layer_norm, norm
 
 
-class MptLayer(nn.Module):
-    def __init__(self, setup: Setup, layer: int, prefix: str):
-        super().__init__()
+class MptLayer(Layer):
+    names = ("norm_1", "attn", "norm_2", "ffn")
+    make_norm = staticmethod(norm)
+
+    def make_attention(self, setup: Setup, layer: int, prefix: str) -> SelfAttention:
         config, options = setup.config, setup.config.attn_config
-        size = config.d_model // config.n_heads
-        norms = None
-        if options.get("qk_ln"):
-            norms = layer_norm(config, config.d_model), layer_norm(config, config.num_key_value_heads * size)
-        self.norm_1 = norm(config)
-        self.attn = SelfAttention(
+        widths = config.d_model, config.num_key_value_heads * (config.d_model // config.n_heads)
+        first, second = (layer_norm(config, width) for width in widths)
+        return SelfAttention(
             setup,
             layer,
-            f"{prefix}.attn",
+            prefix,
             "Wqkv",
             "out_proj",
             bias=not config.no_bias,
-            norms=norms,
+            norms=(first, second) if options.get("qk_ln") else None,
             clip=options.get("clip_qkv"),
         )
-        self.norm_2 = norm(config)
-        ffn = config.ffn_config
-        self.ffn = MLP(
+
+    def make_mlp(self, setup: Setup, prefix: str) -> MLP:
+        config, options = setup.config, setup.config.ffn_config
+        return MLP(
             setup,
-            f"{prefix}.ffn",
+            prefix,
             "up_proj",
             "down_proj",
-            ffn.get("ffn_hidden_size") or int(config.expansion_ratio * config.d_model),
-            ACTIVATIONS[(ffn.get("ffn_act_fn") or {}).get("name", "gelu")],
+            options.get("ffn_hidden_size") or int(config.expansion_ratio * config.d_model),
+            ACTIVATIONS[(options.get("ffn_act_fn") or {}).get("name", "gelu")],
             bias=not config.no_bias,
-            gate="gate_proj" if ffn.get("ffn_type") == "mptglu" else None,
+            gate="gate_proj" if options.get("ffn_type") == "mptglu" else None,
         )
-
-    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
-        hidden_states = hidden_states + self.attn(self.norm_1(hidden_states), channels)
-        return hidden_states + self.ffn(self.norm_2(hidden_states))
 
 
 @compiled
@@ -56,17 +48,10 @@ class MptModel(Decoder):
     family = "mpt"
     layer_class = MptLayer
     norm_name = "norm_f"
-    make_norm = staticmethod(norm)
-    softmax_scale = staticmethod(softmax_scale)
-
-    @staticmethod
-    def alibi(config: Any) -> Alibi:
-        slopes = stock_slopes(config.n_heads, config.attn_config.get("alibi_bias_max", 8))
-        return Alibi(slopes, config.alibi_scaling, config.num_hidden_layers)
 
 
 class NtkMptForCausalLM(CausalLM):
-    trunk_class = MptModel
+    backbone_class = MptModel
     packed_modules_mapping = {"Wqkv": ["Wqkv"]}
 
     @staticmethod

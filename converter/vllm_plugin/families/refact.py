@@ -9,52 +9,37 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
+from converter.vllm_plugin.attention import SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, part
-from converter.vllm_plugin.mlp import MLP
+from converter.vllm_plugin.layer import MLP, Layer
 from converter.vllm_plugin.templates.modeling_ntk_refact import layer_norm, mlp_width
-from converter.vllm_plugin.templates.ntk_alibi import Alibi, stock_slopes
 
 
-class RefactLayer(nn.Module):
-    def __init__(self, setup: Setup, layer: int, prefix: str):
-        super().__init__()
-        self.ln_1 = layer_norm(setup.config)
-        self.attn = SelfAttention(setup, layer, f"{prefix}.attn", "qkv", "c_proj", bias=False)
-        self.ln_2 = layer_norm(setup.config)
+class RefactLayer(Layer):
+    names = ("ln_1", "attn", "ln_2", "mlp")
+    make_norm = staticmethod(layer_norm)
+
+    def make_attention(self, setup: Setup, layer: int, prefix: str) -> SelfAttention:
+        return SelfAttention(setup, layer, prefix, "qkv", "c_proj", bias=False)
+
+    def make_mlp(self, setup: Setup, prefix: str) -> MLP:
         width = mlp_width(setup.config)
-        self.mlp = MLP(
-            setup, f"{prefix}.mlp", "linear_3", "c_proj", width, F.silu, bias=False, gate="linear_1"
-        )
-
-    def forward(self, hidden_states: torch.Tensor, channels: Channels) -> torch.Tensor:
-        hidden_states = hidden_states + self.attn(self.ln_1(hidden_states), channels)
-        return hidden_states + self.mlp(self.ln_2(hidden_states))
+        return MLP(setup, prefix, "linear_3", "c_proj", width, F.silu, bias=False, gate="linear_1")
 
 
 @compiled
 class RefactModel(Decoder):
     family = "refact"
     layer_class = RefactLayer
-    norm_name = "ln_f"
 
-    @staticmethod
-    def make_norm(config: Any) -> nn.Module:
+    def final_norm(self, config: Any) -> nn.Module:
         return layer_norm(config, config.final_norm_bias)
-
-    @staticmethod
-    def alibi(config: Any) -> Alibi:
-        return Alibi(stock_slopes(config.n_head), config.alibi_scaling, config.num_hidden_layers)
-
-    @staticmethod
-    def softmax_scale(config: Any) -> float:
-        return float((config.n_embd // config.n_head) ** -0.5)
 
 
 class NtkRefactForCausalLM(CausalLM):
-    """Refact stores the final norm beside the head; here it is the trunk's, as in every other family."""
+    """Refact stores the final norm beside the head; here it is the backbone's, as in every other family."""
 
-    trunk_class = RefactModel
+    backbone_class = RefactModel
     packed_modules_mapping = {"qkv": ["q", "k", "v"]}
 
     def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:

@@ -66,4 +66,4 @@ class Baichuan(Decoder):
 
         name = f"{weight.name}_lengths"
         tensor = ir.LazyTensor(lengths, dtype=ir.DataType.FLOAT, shape=ir.Shape([vocabulary]), name=name)
-        return self.graph.op("Div", logits, self.narrow(self.graph.initialiser(tensor)))
+        return self.graph.op("Div", logits, self.graph.narrow(self.graph.initialiser(tensor)))

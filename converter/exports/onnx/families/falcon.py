@@ -1,4 +1,4 @@
-"""Falcon-RW: sequential or parallel layers; groups of queries with one key and one value each."""
+"""Falcon-RW: BLOOM's layers, with or without biases."""
 
 from __future__ import annotations
 
@@ -24,29 +24,14 @@ class Falcon(Decoder):
         return bool(self.config.get("bias", False))
 
     def layer(self, residual: Residual, prefix: str, attend: Attend) -> None:
-        config = self.config
-        new = config.get("new_decoder_architecture", False)
-        norms = config.get("num_ln_in_parallel_attn")
-        if new and norms in (None, 2):
-            output = self.attention(residual.norm(f"{prefix}.ln_attn"), prefix, attend)
-            inner = self.mlp(residual.norm(f"{prefix}.ln_mlp"), prefix)
-            residual.add(self.graph.op("Add", output, inner))
-            return
-        normed = residual.norm(f"{prefix}.input_layernorm")
-        output = self.attention(normed, prefix, attend)
-        if new or config.get("parallel_attn", True):
-            residual.add(self.graph.op("Add", output, self.mlp(normed, prefix)))
-            return
-        residual.add(output)
+        residual.add(self.attention(residual.norm(f"{prefix}.input_layernorm"), prefix, attend))
         residual.add(self.mlp(residual.norm(f"{prefix}.post_attention_layernorm"), prefix))
 
     def attention(self, states: Value, prefix: str, attend: Attend) -> Value:
         hidden, geometry, prefix = self.hidden, self.geometry, f"{prefix}.self_attention"
-        per_group = geometry.num_heads // geometry.num_kv_heads
-        width = geometry.num_kv_heads * (per_group + 2) * geometry.head_dim
-        fused = self.linear(states, f"{prefix}.query_key_value", hidden, width, bias=self.biases)
-        fused = self.graph.reshape(fused, -1, geometry.num_kv_heads, per_group + 2, geometry.head_dim)
-        output = attend(*self.heads(fused, (per_group, 1, 1)))
+        fused = self.linear(states, f"{prefix}.query_key_value", hidden, 3 * hidden, bias=self.biases)
+        fused = self.graph.reshape(fused, -1, geometry.num_heads, 3, geometry.head_dim)
+        output = attend(*self.heads(fused, (1, 1, 1)))
         return self.linear(output, f"{prefix}.dense", hidden, hidden, bias=self.biases)
 
     def mlp(self, states: Value, prefix: str) -> Value:

@@ -1,21 +1,20 @@
 """Checks of ONNX graphs: the file, and what it computes under onnxruntime against the torch model.
 
-structure.py   onnx's checker; the graph points to these weights and has this scaling
+structure.py   the file beside the graph that is built again from the repository
 cases.py       the runs (prompts, padding, decoding, chunks, greedy tokens) and how much of a model they use
-reference.py   the patched torch model
-expected.py    what it computes in the cases
-derive.py      the first layers of a graph's file; a bfloat16 graph in float32
+reference.py   the patched torch model and its results
 check.py       tolerances and the report
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import tempfile
 import time
 import warnings
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,14 @@ import onnx_ir as ir
 import onnxruntime
 from numpy.typing import NDArray
 
-from converter.errors import ProviderError
-from converter.exports.onnx.choices import INTEGER, QUANTISED
-from converter.exports.onnx.describe import Description, describe, description, has_weights
+from converter.errors import ProviderError, ValidationError
+from converter.exports.onnx.build import build_graph
+from converter.exports.onnx.choices import INTEGER, PROVIDERS, QUANTISED
+from converter.exports.onnx.describe import GraphFile, read_graph
 from converter.exports.onnx.files import standalone_graph
-from converter.exports.onnx.pooling import graph_pooling
 from converter.exports.onnx.quantise import QuantisedGraph
-from converter.exports.onnx.requirements import for_task
-from converter.exports.onnx.session import PROVIDERS, Session, available, check_available
+from converter.exports.onnx.requirements import for_task, graph_pooling
+from converter.exports.onnx.session import Session, available, check_available
 from converter.exports.onnx.validation.cases import GREEDY, Answer, Case, Extent, greedy
 from converter.exports.onnx.validation.check import (
     TOLERANCES,
@@ -44,12 +43,11 @@ from converter.exports.onnx.validation.check import (
     ValidationReport,
     one_line,
 )
-from converter.exports.onnx.validation.derive import excerpt, in_float32, serialised
-from converter.exports.onnx.validation.expected import TINY, Expected, mean_square, run_torch
+from converter.exports.onnx.validation.reference import TINY, Expected, mean_square, run_torch
 from converter.exports.onnx.validation.structure import AGAIN, check_structure
 from converter.progress import steps
 from converter.result.converted import ConvertedRepository
-from converter.source.pooling import SENTENCES, Pooling
+from converter.source.pooling import SENTENCES
 
 __all__ = ["TOLERANCES", "GraphCheck", "GraphReport", "ProviderReport", "ValidationReport", "run"]
 
@@ -92,68 +90,46 @@ def run(
     started = time.monotonic()
     if provider is not None:
         check_available(provider)
-    described = {
-        name: description(path, name)
-        for name, path in graphs.items()
-        if name not in listed or describe(path) is not None
-    }
-    for name in [name for name, made in described.items() if made.dtype in QUANTISED]:
-        if not has_weights(graphs[name]):
-            del described[name]  # the torch model could not compute with these weights either
+    with silent():
+        found = {name: read_graph(path, name) for name, path in graphs.items()}
+        for name in [name for name, file in found.items() if file is None and name not in listed]:
+            raise ValidationError(f"{name} was not written by ntk-convert, or is damaged")
+        checked = {name: GraphRun(file, repository) for name, file in found.items() if file is not None}
+    # A graph that is not what it should be is not run.
+    runs = {name: each for name, each in checked.items() if each.structure.passed}
     cuda = provider == "cuda" or (provider is None and cuda_works())
-    places = {
-        name: ["cpu", "cuda"] if cuda and cuda_has(made, repository) else ["cpu"]
-        for name, made in described.items()
-    }
-    if provider == "cuda" and described and not any("cuda" in found for found in places.values()):
+    places = {name: ["cpu", "cuda"] if cuda and each.on_cuda else ["cpu"] for name, each in runs.items()}
+    if provider == "cuda" and runs and not any("cuda" in each for each in places.values()):
         raise ProviderError(
             "the CUDA provider has no float32 GroupQueryAttention, and no products of integers (w8a8); "
             "export with --onnx-dtype fp16 or bf16, or in another dtype with --onnx-profile portable"
         )
-    with silent():
-        structure = {
-            name: check_structure(graphs[name], name, made, repository) for name, made in described.items()
-        }
-    views = {name: for_task(repository, made.task) for name, made in described.items()}
-    ort = any(made.profile == "ort" for made in described.values())
-    quantised = {
-        name: QuantisedGraph(graphs[name]) for name, made in described.items() if made.dtype in QUANTISED
-    }
-    poolings = {
-        name: graph_pooling(repository.folder) if made.pooling is not None else None
-        for name, made in described.items()
-    }
-    models = {
-        name: (views[name].head, poolings[name], name if name in quantised else None) for name in described
-    }
+    ort = any(each.made.profile == "ort" for each in runs.values())
     expected: dict[Hashable, Expected] = {}
     reports = []
-    count = len(set(models.values())) + sum(map(len, places.values()))
+    count = len({each.model for each in runs.values()}) + sum(map(len, places.values()))
     with silent(), steps("validating", count, show=progress) as advance:
-        for name, model in models.items():
-            if model not in expected:
-                expected[model] = run_torch(
-                    views[name], poolings[name], quantised.get(name), one_row_chunks=ort
-                )
+        for each in runs.values():
+            if each.model not in expected:
+                expected[each.model] = run_torch(each.view, each.pooling, each.quantised, one_row_chunks=ort)
                 advance(1)
         for name, path in graphs.items():
-            if name not in described:
-                reports.append(damaged(path, name))
+            if name not in runs:
+                reports.append(not_run(path, name, checked.get(name)))
                 continue
-            right = expected[models[name]]
-            graph = GraphRun(path, right.scope, described[name])
-            results = []
+            each, results = runs[name], []
+            right = expected[each.model]
             for place in places[name]:
-                results.append(graph.on(place, right))
+                results.append(each.on(place, right))
                 advance(1)
             reports.append(
                 GraphReport(
                     file=name,
-                    profile=described[name].profile,
-                    dtype=described[name].dtype,
+                    profile=each.made.profile,
+                    dtype=each.made.dtype,
                     bytes=path.stat().st_size,
                     extent=right.scope.note or "the whole model",
-                    structure=[*structure[name], *right.loss],
+                    structure=[each.structure, *right.loss],
                     providers=results,
                 )
             )
@@ -176,12 +152,15 @@ def silent() -> Iterator[None]:
         log.setLevel(level)
 
 
-def damaged(path: Path, name: str) -> GraphReport:
-    """The report of a graph that was exported here, and cannot be read any more with all its weights."""
-    dtype = next((dtype for dtype in QUANTISED if standalone_graph(dtype) == name), None)
-    again = AGAIN if dtype is None else f"{AGAIN} --onnx-dtype {dtype}"
-    check = GraphCheck("file", False, f"damaged: it is not as the export wrote it; {again}")
-    return GraphReport(name, UNKNOWN, UNKNOWN, path.stat().st_size, "nothing", [check], [])
+def not_run(path: Path, name: str, graph: GraphRun | None) -> GraphReport:
+    """The report of a graph that is not what its export wrote, or (None) cannot even be read."""
+    size = path.stat().st_size
+    if graph is None:
+        dtype = next((dtype for dtype in QUANTISED if standalone_graph(dtype) == name), None)
+        again = AGAIN if dtype is None else f"{AGAIN} --onnx-dtype {dtype}"
+        check = GraphCheck("file", False, f"damaged: it is not as the export wrote it; {again}")
+        return GraphReport(name, UNKNOWN, UNKNOWN, size, "nothing", [check], [])
+    return GraphReport(name, graph.made.profile, graph.made.dtype, size, "nothing", [graph.structure], [])
 
 
 def cuda_works() -> bool:
@@ -193,23 +172,40 @@ def cuda_works() -> bool:
     return torch.cuda.is_available()
 
 
-def cuda_has(made: Description, repository: ConvertedRepository) -> bool:
-    """Whether the CUDA provider can run a graph.
-
-    Its GroupQueryAttention has half precision only, and its MatMulInteger takes no unsigned activations.
-    """
-    if made.dtype == INTEGER:
-        return False
-    return made.profile != "ort" or made.computes_in != "fp32" or not repository.decoder
-
-
 class GraphRun:
-    """One graph under onnxruntime."""
+    """One graph under onnxruntime.
 
-    def __init__(self, path: Path, scope: Extent, made: Description):
-        self.path = path
-        self.scope = scope
+    Raises:
+        ValidationError, UnsupportedModel: see ``run``.
+    """
+
+    def __init__(self, file: GraphFile, repository: ConvertedRepository):
+        made = file.made
+        self.file = file
         self.made = made
+        self.view = for_task(repository, made.task)
+        """The repository with the class that computes the graph's task."""
+        self.structure = check_structure(file, self.view)
+        self.pooling = None if made.pooling is None else graph_pooling(repository.folder)
+        self.quantised: QuantisedGraph | None = None
+        if made.dtype in QUANTISED:
+            self.quantised = QuantisedGraph(file.model.graph.initializers, calibrated=made.calibrated)
+
+    @property
+    def model(self) -> Hashable:
+        """What torch model the graph is compared with."""
+        return self.view.head, self.pooling, self.file.name if self.quantised else None
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the CUDA provider can run it.
+
+        Its GroupQueryAttention has half precision only, and its MatMulInteger takes no unsigned activations.
+        """
+        made = self.made
+        if made.dtype == INTEGER:
+            return False
+        return made.profile != "ort" or made.computes_in != "fp32" or not self.view.decoder
 
     def on(self, provider: str, right: Expected) -> ProviderReport:
         """Runs all cases on one provider.
@@ -217,67 +213,62 @@ class GraphRun:
         Raises:
             ProviderError: the provider fell back to the CPU.
         """
-        widened = self.widened(provider)
-        note = WIDENED if widened else None
+        widened = provider == "cpu" and self.made.computes_in == "bf16"
         tolerance = TOLERANCES["fp32" if widened else self.made.dtype]
+        checks: list[GraphCheck] = []
+        answers: dict[str, Sequence[Answer]] = {}
+        ran: dict[str, Mapping[str, int]] = {}
+
+        def attempt(name: str, check: Callable[[], GraphCheck]) -> None:
+            try:
+                checks.append(check())
+            except ProviderError:
+                raise
+            except Exception as error:  # onnxruntime and damaged weights raise different errors
+                checks.append(GraphCheck(name, False, one_line(error)))
+
+        def case(each: Case) -> GraphCheck:
+            answers[each.name] = each.run(session)
+            return self.compare_case(each.name, answers[each.name], right, tolerance)
+
+        def placement() -> GraphCheck:
+            with tempfile.TemporaryDirectory(prefix="ntk-convert-") as folder:
+                profiled = self.open(provider, right.scope, widened=widened, profile=Path(folder))
+                right.cases[0].run(profiled)
+                ran.update(profiled.operators())
+            return check_placement(ran, provider)
+
         try:
-            session = self.open(provider)
+            session = self.open(provider, right.scope, widened=widened)
         except ProviderError:
             raise
         except Exception as error:
-            return ProviderReport(provider, {}, tolerance, [GraphCheck("load", False, one_line(error))], note)
-        checks, answers = [], {}
-        for case in right.cases:
-            try:
-                answers[case.name] = case.run(session)
-                checks.append(self.compare_case(case.name, answers[case.name], right, tolerance))
-            except Exception as error:
-                checks.append(GraphCheck(case.name, False, one_line(error)))
-        if self.made.pooling is not None:
-            checks.append(self.compare_sentences(answers, right, tolerance))
-        if right.greedy is not None:
-            try:
-                checks.append(self.greedy(session, *right.greedy, tolerance))
-            except Exception as error:
-                checks.append(GraphCheck("greedy tokens", False, one_line(error)))
-        del session
-        try:
-            ran = self.operators(provider, right.cases[0])
-        except ProviderError:
-            raise
-        except Exception as error:
-            checks.append(GraphCheck("provider", False, one_line(error)))
-            return ProviderReport(provider, {}, tolerance, checks, note)
-        elsewhere = [
-            f"{operator} on {name}"
-            for name, operators in ran.items()
-            for operator in operators
-            if operator in HEAVY and name != PROVIDERS[provider]
-        ]
-        placed = ", ".join(f"{sum(found.values())} on {name}" for name, found in ran.items())
-        checks.append(
-            GraphCheck(
-                "provider", not elsewhere, "; ".join(elsewhere) or f"operators of a short prompt: {placed}"
-            )
-        )
-        return ProviderReport(provider, ran, tolerance, checks, note)
+            checks.append(GraphCheck("load", False, one_line(error)))
+        else:
+            for each in right.cases:
+                attempt(each.name, functools.partial(case, each))
+            if self.pooling is not None:
+                checks.append(self.compare_sentences(answers, right, tolerance))
+            if right.greedy is not None:
+                attempt("greedy tokens", lambda: self.greedy(session, right, tolerance))
+            del session
+            attempt("provider", placement)
+        return ProviderReport(provider, ran, tolerance, checks, WIDENED if widened else None)
 
-    def open(self, provider: str, *, profile: Path | None = None) -> Session:
-        """A session of the graph's file, or of a graph derived from it that can be run."""
-        widen = self.widened(provider)
-        if self.scope.whole and not widen:
-            return Session(self.path, provider, profile=profile)
-        model = ir.load(self.path)
-        if not self.scope.whole:
-            scope = self.scope
-            excerpt(model, scope.layers, scope.vocabulary, scope.full_vocabulary)
-        if widen:
-            in_float32(model)
-        return Session(serialised(model), provider, folder=self.path.parent, profile=profile)
-
-    def widened(self, provider: str) -> bool:
-        """Whether the graph has to run in float32 because the provider does not support its dtype."""
-        return provider == "cpu" and self.made.computes_in == "bf16"
+    def open(self, provider: str, scope: Extent, *, widened: bool, profile: Path | None = None) -> Session:
+        """A session of the graph's file, or of one that is built again because the file cannot be run."""
+        path = self.file.path
+        folder = path.parent if self.made.standalone else self.view.folder
+        if scope.whole and not widened:
+            # A graph that is not in place yet points to weights of the folder where it will be.
+            source = path if path.parent == folder else path.read_bytes()
+            return Session(source, provider, folder=folder, profile=profile)
+        model = build_graph(self.view, self.made, part=(scope.layers, scope.vocabulary)).model()
+        if self.made.standalone:
+            take_weights(model.graph, self.file.model.graph)
+        if widened:
+            in_float32(model.graph)
+        return Session(ir.to_proto(model).SerializeToString(), provider, folder=folder, profile=profile)
 
     def compare_case(
         self, name: str, results: Sequence[Answer], expected: Expected, tolerance: float
@@ -303,14 +294,14 @@ class GraphRun:
         ]
         complete = [(a, b) for a, b in pairs if a is not None and b is not None and a.shape == b.shape]
         if not complete or len(complete) < len(pairs):
-            return GraphCheck(SENTENCES, False, f"not the vectors of {Pooling(**self.made.pooling)}")
+            return GraphCheck(SENTENCES, False, f"not the vectors of {self.pooling}")
         return self.compare(SENTENCES, [a - b for a, b in complete], [b for _, b in complete], tolerance)
 
     def compare(
         self, name: str, errors: Sequence[Array], right: Sequence[Array], tolerance: float
     ) -> GraphCheck:
         """Whether errors are small beside the right values; ``TOLERANCES`` defines the difference."""
-        if self.made.dtype in QUANTISED:
+        if self.quantised is not None:
             what = "root mean square of the differences {} of the values'"
             difference = math.sqrt(mean_square(errors) / max(mean_square(right), TINY))
             # The root mean square of n normal errors is more than 3 / sqrt(2 n) above its mean once in 1000
@@ -323,20 +314,22 @@ class GraphRun:
         detail = f"{what.format(f'{difference:.1e}')} (at most {tolerance:.2g})"
         return GraphCheck(name, difference <= tolerance, detail, difference)
 
-    def greedy(self, session: Session, tokens: Array, scores: Array, tolerance: float) -> GraphCheck:
+    def greedy(self, session: Session, right: Expected, tolerance: float) -> GraphCheck:
         """Compares greedy tokens, generated as a server does, with those of the torch model.
 
         A different token is a tie if the reference has both logits within the tolerance. A quantised graph
         may prefer other tokens; but they must not depend on the buffer, and its logits must be finite.
         """
-        name = "greedy tokens"
+        name, scope = "greedy tokens", right.scope
+        assert right.greedy is not None
+        tokens, scores = right.greedy
         shared = self.made.profile == "ort"
         where = "past and present in one buffer" if shared else "a new cache at every step"
-        engine = session.shared(1, self.scope.beyond + GREEDY) if shared else session
-        found, own = greedy(engine, self.scope)
+        engine = session.shared(1, scope.beyond + GREEDY) if shared else session
+        found, own = greedy(engine, scope)
         same = int(np.cumprod(found == tokens).sum())
-        if self.made.dtype in QUANTISED:
-            alone = greedy(session, self.scope)[0] if shared else found
+        if self.quantised is not None:
+            alone = greedy(session, scope)[0] if shared else found
             passed = bool((found == alone).all()) and bool(np.isfinite(own).all())
             how = f", {'as' if passed else 'not as'} without" if shared else ""
             return GraphCheck(name, passed, f"{where}{how}; the first {same} as the torch model")
@@ -352,14 +345,76 @@ class GraphRun:
             margin,
         )
 
-    def operators(self, provider: str, case: Case) -> dict[str, dict[str, int]]:
-        """Which provider ran which operators, from onnxruntime's profile."""
-        with tempfile.TemporaryDirectory(prefix="ntk-convert-") as folder:
-            session = self.open(provider, profile=Path(folder))
-            case.run(session)
-            return {name: dict(found) for name, found in session.operators().items()}
+
+def check_placement(ran: Mapping[str, Mapping[str, int]], provider: str) -> GraphCheck:
+    """Whether the heavy operators ran on the provider that was asked for.
+
+    Args:
+        ran: onnxruntime's provider -> operator -> count.
+        provider: a key of ``PROVIDERS``.
+    """
+    elsewhere = [
+        f"{operator} on {name}"
+        for name, operators in ran.items()
+        for operator in operators
+        if operator in HEAVY and name != PROVIDERS[provider]
+    ]
+    placed = ", ".join(f"{sum(found.values())} on {name}" for name, found in ran.items())
+    detail = "; ".join(elsewhere) or f"operators of a short prompt: {placed}"
+    return GraphCheck("provider", not elsewhere, detail)
 
 
 def largest(arrays: Sequence[Array]) -> float:
     """The largest absolute value; NaN if there is one."""
     return float(np.max([np.abs(array).max() for array in arrays]))
+
+
+def take_weights(graph: ir.Graph, stored: ir.Graph) -> None:
+    """Gives a graph the weights that another one stores, of the tables the first rows."""
+    for name, value in graph.initializers.items():
+        right, own = value.const_value, stored.initializers[name].const_value
+        assert right is not None
+        assert own is not None
+        sizes, rows = [int(size) for size in own.shape.numpy()], right.shape.numpy()
+        if sizes == list(rows):
+            value.const_value = own
+        elif isinstance(own, ir.ExternalTensor):
+            value.const_value = ir.ExternalTensor(
+                own.location,
+                own.offset,
+                (own.length or 0) // sizes[0] * int(rows[0]),
+                own.dtype,
+                shape=ir.Shape(rows),
+                name=name,
+                base_dir=own.base_dir,
+            )
+        else:
+            kept = np.ascontiguousarray(own.numpy()[: rows[0]])
+            value.const_value = ir.tensor(kept, dtype=own.dtype, name=name)
+
+
+def in_float32(graph: ir.Graph) -> None:
+    """Makes a bfloat16 graph compute in float32, casting its weights as they load.
+
+    The CPU provider has no bfloat16 kernels; this way it can run everything except their rounding.
+    """
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        if node.op_type == "Cast" and node.attributes.get_int("to") == ir.DataType.BFLOAT16:
+            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
+    for value in (*graph.inputs, *graph.outputs):
+        if value.dtype == ir.DataType.BFLOAT16:
+            value.dtype = ir.DataType.FLOAT
+    for value in list(graph.initializers.values()):
+        tensor = value.const_value
+        if tensor is None or tensor.dtype != ir.DataType.BFLOAT16:
+            continue
+        if not isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.tensor(tensor.numpy().astype("float32"), name=tensor.name)
+            value.dtype = ir.DataType.FLOAT
+            continue
+        users = list(value.uses())
+        cast = ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)}, name=f"/float32/{value.name}")
+        cast.outputs[0].name = f"/float32/{value.name}_output"
+        graph.insert_before(graph[0], cast)
+        for node, index in users:
+            node.replace_input_with(index, cast.outputs[0])

@@ -1,0 +1,268 @@
+"""The Hub's side of a push, through huggingface_hub: what a repository holds, and one new commit."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from converter.errors import ConverterError, PushError, UsageError
+from converter.source.hub import (
+    DEFAULT_REVISION,
+    access_token,
+    is_repo_id,
+    progress_bars,
+    shown,
+    template_for,
+)
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub.hf_api import RepoFile
+
+BRANCH = re.compile(r"(?!refs/|[0-9a-f]{40}$|.*\.lock(/|$))\w[\w-]*([./][\w-]+)*", re.ASCII)
+"""Names of branches that git accepts and the Hub does not reserve."""
+LOST = (
+    "the connection to the Hub failed while {id} was pushed to; check it (and HF_HUB_OFFLINE, HF_ENDPOINT) "
+    "and run the same command again: a push is one commit, all or nothing, and what the Hub has is not sent "
+    "again"
+)
+NO_HUB = "the server at HF_ENDPOINT is not a Hub; check the address, and whether your network needs a login"
+XET = (
+    "the Hub's Xet storage does not take the large files of {id}; use a token with write access, or set "
+    "HF_HUB_DISABLE_XET=1, and run the same command again"
+)
+REFUSED = "the Hub does not accept this for {id}: {reason}"
+FAILED = "the Hub failed with HTTP {status} while {id} was pushed to; run the same command again later"
+STATUS = {
+    401: "the Hub does not know this token; create one with write access in its settings, then `hf auth "
+    "login` or give --token",
+    403: "this token may not write to {id} ({reason}); use one with write access, or a USER/NAME of yours",
+    404: "HF_ENDPOINT shows no repository {id} to this token; check the spelling, the token's access, and "
+    "whether HF_ENDPOINT is a Hub",
+    409: "{id} was changed at the same time ({reason}); run the same command again",
+    412: "somebody else committed to {branch} of {id} meanwhile, and nothing was added; look at that commit, "
+    "then run the same command again",
+    429: "the Hub got too many requests; wait, and run the same command again later",
+}
+ERRORS = {
+    "JSONDecodeError": NO_HUB,
+    **dict.fromkeys(("XetError", "XetAuthenticationError"), XET),
+    **dict.fromkeys(("TransportError", "ConnectionError", "TimeoutError"), LOST),
+}
+"""Name of an error's class, as in ``source.hub`` -> what is said of it."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a repository of the Hub holds, and where its next commit goes."""
+
+    private: bool
+    branch: str
+    head: str
+    """The parent of the next commit: the last one of the branch, or the one where a new branch begins."""
+    new_branch: bool
+    files: Mapping[str, RepoFile]
+    """The files of that commit, by name."""
+
+
+class Hub:
+    """A repository on the Hub, for the owner of a token; its methods raise ``PushError``."""
+
+    def __init__(self, repo_id: str, *, token: str | None, progress: bool) -> None:
+        """Asks the Hub for the owner of the token; refuses one that cannot write, and impossible names."""
+        from huggingface_hub import HfApi
+
+        if repo_id.count("/") != 1 or not is_repo_id(repo_id):
+            raise UsageError(
+                f"{repo_id[:100]!r} is not a repository name; give USER/NAME, such as ada/bloom-ntk"
+            )
+        secret = access_token(token)
+        if secret is None:
+            raise PushError(
+                f"writing to {repo_id} takes a token with write access: `hf auth login`, HF_TOKEN or --token"
+            )
+        progress_bars(show=progress)
+        self.repo_id, self._token, self._api = repo_id, secret, HfApi(token=secret)
+        with self._explained():
+            told = self._api.whoami()
+        try:
+            self._owner: str = told["name"]
+            self._namespaces = [told["name"], *(entry["name"] for entry in told.get("orgs") or [])]
+            self._role = ((told.get("auth") or {}).get("accessToken") or {}).get("role")
+        except (AttributeError, KeyError, TypeError):
+            raise PushError(NO_HUB) from None
+        if self._role == "read":
+            raise PushError(
+                f"this token of {self._owner} can only read; create one with write access in the Hub's "
+                "settings, then `hf auth login` or give --token"
+            )
+
+    def check_namespace(self) -> None:
+        """Refuses a namespace that is not the owner's. Of fine-grained tokens the Hub does not tell."""
+        namespace, _, name = self.repo_id.partition("/")
+        if self._role != "fineGrained" and namespace.lower() not in map(str.lower, self._namespaces):
+            raise PushError(
+                f"{namespace!r} is neither {self._owner}, whose token this is, nor one of its organisations; "
+                f"write to {self._owner}/{name}, or ask to become a member"
+            )
+
+    def look(self, branch: str | None) -> Target | None:
+        """The repository as it is now; None if the token cannot see one."""
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        with self._explained(branch):
+            try:
+                info = self._api.model_info(self.repo_id)
+            except RepositoryNotFoundError:
+                return None
+            # The Hub redirects a repository's old name to its new one, and would redirect what is written.
+            if info.id.lower() != self.repo_id.lower():
+                raise PushError(
+                    f"{self.repo_id} was renamed to {info.id[:100]}; use that name to write to it"
+                )
+            head = str(info.sha)
+            heads = {DEFAULT_REVISION: head}
+            if branch not in (None, DEFAULT_REVISION):
+                refs = self._api.list_repo_refs(self.repo_id)
+                if branch in [tag.name for tag in refs.tags]:
+                    raise UsageError(f"--branch {branch} is a tag of {self.repo_id}; name a branch")
+                heads = {found.name: found.target_commit for found in refs.branches}
+            branch = branch or DEFAULT_REVISION
+            head = heads.get(branch, head)
+            return Target(bool(info.private), branch, head, branch not in heads, self.files(head))
+
+    def files(self, commit: str) -> dict[str, RepoFile]:
+        """The files of a commit, by name."""
+        from huggingface_hub.hf_api import RepoFile
+
+        with self._explained():
+            tree = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
+            return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+
+    def read(self, name: str, commit: str) -> bytes:
+        """A small file of the repository."""
+        with self._explained(), tempfile.TemporaryDirectory() as cache:
+            path = self._api.hf_hub_download(self.repo_id, name, revision=commit, cache_dir=cache)
+            return Path(path).read_bytes()
+
+    def create(self, *, private: bool) -> None:
+        """Creates the repository, empty."""
+        with self._explained():
+            # Without --private, the namespace's own default applies.
+            self._api.create_repo(self.repo_id, private=private or None, exist_ok=True)
+
+    def commit(
+        self,
+        target: Target,
+        added: Sequence[CommitOperationAdd],
+        deleted: Sequence[str],
+        *,
+        title: str,
+        create_pr: bool,
+    ) -> tuple[str, str | None]:
+        """Adds a commit to the target, unless somebody else did; returns its id and the pull request's URL.
+
+        A new branch is made when all files are sent, and goes again if the commit fails.
+        """
+        from huggingface_hub import CommitOperationDelete
+
+        with self._explained(target.branch), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the Hub's suggestions for the card
+            self._api.preupload_lfs_files(
+                self.repo_id,
+                additions=added,
+                revision=DEFAULT_REVISION if target.new_branch else target.branch,
+                create_pr=create_pr,
+                free_memory=False,
+                gitignore_content="# nothing\n",  # the target's own would silently leave out files
+            )
+            if target.new_branch:
+                self._api.create_branch(self.repo_id, branch=target.branch, revision=target.head)
+            if not added and not deleted:
+                return target.head, None
+            try:
+                made = self._api.create_commit(
+                    self.repo_id,
+                    operations=[*added, *map(CommitOperationDelete, deleted)],
+                    commit_message=title,
+                    revision=target.branch,
+                    parent_commit=target.head,
+                    create_pr=create_pr,
+                )
+            except BaseException:
+                if target.new_branch:
+                    self._remove_branch(target)
+                raise
+        return made.oid, made.pr_url
+
+    def _remove_branch(self, target: Target) -> None:
+        """Removes the new branch, unless it has a commit."""
+        with suppress(Exception):
+            refs = self._api.list_repo_refs(self.repo_id)
+            if (target.branch, target.head) in [(found.name, found.target_commit) for found in refs.branches]:
+                self._api.delete_branch(self.repo_id, branch=target.branch)
+
+    def url(self, branch: str) -> str:
+        """The address of a branch in a browser."""
+        base = f"{self._api.endpoint}/{self.repo_id}"
+        return base if branch == DEFAULT_REVISION else f"{base}/tree/{quote(branch)}"
+
+    @contextmanager
+    def _explained(self, branch: str | None = None) -> Iterator[None]:
+        """Turns the client's errors into a ``PushError`` of one line, which does not tell the token."""
+        try:
+            yield
+        except ConverterError:
+            raise
+        except Exception as error:
+            cause: BaseException = error
+            while type(cause) is RuntimeError and cause.__cause__ is not None:  # from the client's threads
+                cause = cause.__cause__
+            status = getattr(getattr(cause, "response", None), "status_code", None)
+            line = _line(cause, status)
+            if line is None:
+                raise
+            # The Hub's own words may contain anything.
+            reason = str(getattr(cause, "server_message", None) or cause).replace(self._token, "...")
+            message = line.format(
+                id=self.repo_id,
+                branch=branch or DEFAULT_REVISION,
+                status=status,
+                reason=" ".join(reason.split())[:200].rstrip("."),
+            )
+            raise PushError(message) from shown(error, self._token)
+
+
+def _line(cause: BaseException, status: int | None) -> str | None:
+    """What is said of an error of the client; None if it has nothing to do with the Hub."""
+    # hf_xet gives the status in words.
+    if re.search("/xet-write-token/|HTTP status client error", str(cause)):
+        return XET
+    found = template_for(cause, ERRORS)
+    if found is None and status is not None:
+        found = STATUS.get(status, REFUSED if status < 500 else FAILED)
+    if found is None and isinstance(cause, ValueError):
+        found = REFUSED  # by the client's own check of the card's front matter
+    if found is None and isinstance(cause, (RuntimeError, OSError)) and not getattr(cause, "errno", None):
+        found = LOST
+    return found
+
+
+def same(content: bytes | Path, sha256: str | None, remote: RepoFile) -> bool:
+    """Whether a file, or its content, is the Hub's; it is taken to be if its SHA-256 is needed and None."""
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    if size != remote.size:
+        return False
+    if remote.lfs is not None:
+        found = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256
+        return found in (None, remote.lfs.sha256)
+    data = content if isinstance(content, bytes) else content.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % size + data).hexdigest() == remote.blob_id

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
+"""What the configurations of all families share. A family states its keys and their defaults."""
+
+import copy
+from typing import Any
+
+from transformers import PretrainedConfig
+
+
+class NtkConfig(PretrainedConfig):
+    """A family's own keys, and:
+
+    Args:
+        alibi_scaling: how the slopes are scaled; None keeps the trained slopes. See ``Alibi`` in
+            ntk_alibi.py for the keys.
+    """
+
+    defaults = {}
+    """The family's own keys, with the values that they have where config.json lacks them."""
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        cls.__init__ = NtkConfig.__init__  # transformers 5 gives each class one of its own
+
+    def __init__(self, **kwargs: Any):
+        values = {"alibi_scaling": None, **copy.deepcopy(self.defaults), **kwargs}
+        for computed in ("head_dim", "num_key_value_heads"):  # some files store what is a property below
+            values.pop(computed, None)
+        super().__init__(**values)
+        if "use_cache" in values:
+            self.use_cache = values["use_cache"]  # transformers 5 leaves it out
+
+
+class NtkDecoderConfig(NtkConfig):
+    """The configuration of a decoder."""
+
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    @property
+    def head_dim(self) -> int:
+        """The size of a head in the cache: folded keys have 8 channels more."""
+        return self.hidden_size // self.num_attention_heads + 8
+
+    @property
+    def score_scale(self) -> float:
+        """The factor on q.k: 1 / sqrt(head size), unless a family has another."""
+        return (self.hidden_size // self.num_attention_heads) ** -0.5
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """The number of key and value heads; each is shared by consecutive query heads."""
+        return self.num_attention_heads

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the ntk-convert authors
+"""Bidirectional ALiBi for inference on a CPU, without the keys that are too far from a query to matter.
+
+Far keys get so small a probability that float32 rounds it away. Attention leaves out those for which a bound
+proves this: steep heads then look at few of many keys. What is left is computed in tiles, some queries of
+some heads with the keys that they need.
+
+In a tile, the queries are in reverse order. The bias -slope * |i - j| is then constant along the
+anti-diagonals: every row is a window on one vector of numbers. torch's fused kernel on the CPU reads that
+view without copying it, so there is no tensor [queries, keys].
+
+Shapes below: B rows, H heads, L tokens (queries), K keys, D head size.
+"""
+
+import itertools
+import math
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+# The size of tiles in tokens: so many blocks of queries, and whole blocks of keys.
+TILE_KEYS, BLOCKS = 128, 2
+TILE_QUERIES = BLOCKS * TILE_KEYS
+# Tiles save time in rows of at least so many tokens, which are more in half precision, and on at most so many
+# threads. More would wait for each other.
+SHORTEST, SHORTEST_HALF, MOST_THREADS = 2048, 4096, 8
+# What the probabilities of all keys left out for a query may add up to: float32 rounds 1 + this to 1.
+NEGLIGIBLE = 2.0**-24
+# A head is computed in tiles if they are less than this share of its attention.
+WORTH = 0.8
+
+
+class Tile(NamedTuple):
+    """Some queries of some heads, and the keys that they have to look at."""
+
+    heads: slice
+    queries: slice
+    keys: slice
+
+
+def tiled_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slopes: torch.Tensor,
+    scale: float,
+    span: slice,
+) -> torch.Tensor:
+    """The heads' outputs [B, H, L, D], without the keys that do not matter.
+
+    Args:
+        query: [B, H, L, D].
+        key, value: [B, H, K, D], of the tokens in the slots ``span``; the queries of other slots look at all.
+        slopes: [1 or B, H, 1].
+        scale: the factor on q.k.
+        span: K slots.
+    """
+    tiles = needed_tiles(query[:, :, span], key, slopes, scale)
+    if tiles is None:
+        return toeplitz_attention(query, key, value, slopes, scale, span.start)
+    output = torch.empty_like(query)
+    for padded in (slice(0, span.start), slice(span.stop, query.shape[2])):
+        if padded.start < padded.stop:
+            part, start = query[:, :, padded], span.start - padded.start
+            output[:, :, padded] = toeplitz_attention(part, key, value, slopes, scale, start)
+    real, query = output[:, :, span], query[:, :, span]
+    for heads, queries, keys in tiles:
+        real[:, heads, queries] = toeplitz_attention(
+            query[:, heads, queries],
+            key[:, heads, keys],
+            value[:, heads, keys],
+            slopes[:, heads],
+            scale,
+            keys.start - queries.start,
+        )
+    return output
+
+
+def toeplitz_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slopes: torch.Tensor,
+    scale: float,
+    start: int = 0,
+) -> torch.Tensor:
+    """The heads' outputs [B, H, L, D] for slopes [1 or B, H, 1]; the keys' slots begin at ``start``."""
+    queries, keys = query.shape[2], key.shape[2]
+    distances = (torch.arange(queries + keys - 1, device=query.device) + (start - queries + 1)).abs()
+    # float32 for every dtype of the states: the kernel adds the bias to float32 scores.
+    bias = (slopes * -distances).unfold(-1, keys, 1)
+    reverse = query.flip(2)
+    return F.scaled_dot_product_attention(reverse, key, value, attn_mask=bias, scale=scale).flip(2)
+
+
+def needed_tiles(
+    query: torch.Tensor, key: torch.Tensor, slopes: torch.Tensor, scale: float
+) -> list[Tile] | None:
+    """Tiles without far keys; None if they would not save time. The arguments are those of ``far_keys``.
+
+    The tiles hold every query of every head once.
+    """
+    length = query.shape[2]
+    shortest = SHORTEST if query.dtype == torch.float32 else SHORTEST_HALF
+    if length < shortest or torch.get_num_threads() > MOST_THREADS or not infers_on_cpu(query):
+        return None
+    near = ~far_keys(query, key, slopes, scale)
+
+    # The keys of a tile are those from the first block that is needed to the last, and its queries' own.
+    starts = torch.arange(0, length, TILE_QUERIES)
+    stops = (starts + TILE_QUERIES).clamp(max=length)
+    firsts = torch.minimum(near.int().argmax(-1) * TILE_KEYS, starts)
+    lasts = (near.shape[-1] - near.flip(-1).int().argmax(-1)) * TILE_KEYS
+    lasts = torch.maximum(lasts.clamp(max=length), stops)
+    tiled = (((lasts - firsts) * (stops - starts)).sum(-1) < WORTH * length**2).tolist()
+    if not any(tiled):
+        return None
+
+    whole = slice(0, length)
+    tiles = [Tile(heads, whole, whole) for heads, some in runs(tiled) if not some]
+    blocks = zip(starts.tolist(), stops.tolist(), firsts.T.tolist(), lasts.T.tolist(), strict=True)
+    for start, stop, *keys in blocks:
+        for heads, (some, first, last) in runs(zip(tiled, *keys, strict=True)):
+            if some:
+                tiles.append(Tile(heads, slice(start, stop), slice(first, last)))
+    return tiles
+
+
+def far_keys(query: torch.Tensor, key: torch.Tensor, slopes: torch.Tensor, scale: float) -> torch.Tensor:
+    """Which blocks of keys are too far from a block of queries to matter.
+
+    Softmax ignores a term that is constant along a row, so the mean of the keys may be taken from each. Then,
+    by Cauchy and Schwarz, a key's score exceeds that of the query's own key by at most
+
+        scale * (|q_i| |k_j| - q_i.k_i) - slope * |i - j|
+
+    and its probability is at most e to that power. A block is far if for all its keys this is below
+    ``NEGLIGIBLE`` / L.
+
+    Args:
+        query, key: [B, H, L, D], of the same tokens.
+        slopes: float32 [1 or B, H, 1].
+        scale: the factor on q.k.
+
+    Returns:
+        bool [H, blocks of TILE_QUERIES, blocks of TILE_KEYS]; True where the keys are far in all rows.
+    """
+    length = query.shape[2]
+    center = key[:, :, ::16].float().mean(2, keepdim=True)  # of some keys; any vector would do
+    content = []
+    # Block by block, so what is in between stays in the processor's cache.
+    for q, k in zip(query.split(TILE_KEYS, 2), key.split(TILE_KEYS, 2), strict=True):
+        q, k = q.float() * scale, k.float() - center
+        content.append(torch.stack([q.norm(dim=-1), k.norm(dim=-1), -(q * k).sum(-1)]).amax(-1))
+    queries, keys, own = torch.stack(content, -1)
+    queries, own = in_blocks(queries).amax(-1), in_blocks(own).amax(-1)
+    excess = queries[..., None] * keys[:, :, None] + own[..., None]
+
+    # From the nearest token of one block to that of the other; the blocks at the end may be shorter.
+    query_starts = torch.arange(0, length, TILE_QUERIES)[:, None]
+    key_starts = torch.arange(0, length, TILE_KEYS)
+    before = query_starts - (key_starts + TILE_KEYS - 1)
+    after = key_starts - (query_starts + TILE_QUERIES - 1)
+    distances = torch.maximum(before, after).clamp(min=0)
+    # Comparisons with NaN are false, so then no key is far.
+    return (excess - slopes[..., None] * distances < math.log(NEGLIGIBLE / length)).all(0)
+
+
+def in_blocks(values: torch.Tensor) -> torch.Tensor:
+    """Values of blocks of keys [..., n] as [..., blocks of queries, BLOCKS]; the last value fills up."""
+    count = values.shape[-1]
+    places = torch.arange(count + -count % BLOCKS).clamp(max=count - 1)
+    return values[..., places].unflatten(-1, (-1, BLOCKS))
+
+
+def runs(labels: Iterable[Hashable]) -> Iterator[tuple[slice, Any]]:
+    """Neighbours with the same label, and the label."""
+    start = 0
+    for label, same in itertools.groupby(labels):
+        stop = start + sum(1 for _ in same)
+        yield slice(start, stop), label
+        start = stop
+
+
+def infers_on_cpu(states: torch.Tensor) -> bool:
+    """Whether no gradients are wanted and nothing is traced, so that work may depend on the rows at hand."""
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return states.device.type == "cpu" and not (torch.is_grad_enabled() or traced)

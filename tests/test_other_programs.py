@@ -1,0 +1,182 @@
+"""Other programs load our graphs and compute what the model in torch computes, where they are installed.
+
+``make test-engines`` installs them: OpenVINO and fastembed beside the newest transformers; optimum, which the
+ONNX backend of sentence-transformers needs, beside an older one. transformers.js runs if ``node`` finds it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from converter import OnnxOptions, convert, export
+from tests import tiny
+from tests.patched import Convert, load
+
+pytestmark = pytest.mark.slow
+LEAST = {"fp32": 0.99999, "fp16": 0.9999, "int8": 0.99, "w8a8": 0.99, "int4": 0.9}
+"""Dtype -> smallest cosine between a graph's vector of a text and the torch model's."""
+FILES = {
+    "fp32": "model.onnx",
+    "fp16": "model_fp16.onnx",
+    "int8": "model_quantized.onnx",
+    "w8a8": "model_int8.onnx",
+    "int4": "model_q4.onnx",
+}
+JAVASCRIPT = {"fp32": "fp32", "fp16": "fp16", "int8": "q8", "w8a8": "int8", "int4": "q4"}
+"""Our dtype -> the ``dtype`` of transformers.js."""
+TEXTS = [
+    " ".join(f"w{4 + (7 * text + index) % 90}" for index in range(n)) for text, n in enumerate((3, 60, 1, 17))
+]
+ROWS, LENGTH, NEW = 2, 30, 8
+
+
+# --- decoders
+
+
+def test_openvino(converted: Convert) -> None:
+    """A prompt, a chunk and a decoded token of a padded batch."""
+    openvino = pytest.importorskip("openvino")
+    folder = converted("bloom", 12, "ntk-position")
+    export(folder, OnnxOptions(profile="portable", validate=False))
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(folder / "model.onnx", "CPU", settings)
+    ids, mask = tiny.token_ids(ROWS, 60), tiny.padding_mask([60, 41], "left", 60)
+    with torch.no_grad():
+        right = load(folder)(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)).logits.numpy()
+    pasts = [each.get_any_name() for each in compiled.inputs if each.get_any_name().startswith("past")]
+    config = json.loads((folder / "config.json").read_text())
+    empty = np.zeros((ROWS, config["n_head"], 0, config["hidden_size"] // config["n_head"]), np.float32)
+    cache = dict.fromkeys(pasts, empty)
+    for start, end in ((0, 40), (40, 59), (59, 60)):
+        outputs = compiled({"input_ids": ids[:, start:end], "attention_mask": mask[:, :end], **cache})
+        logits, *presents = (outputs[each] for each in compiled.outputs)
+        real = mask[:, start:end].astype(bool)
+        assert np.abs(logits - right[:, start:end])[real].max() <= 1e-4 * np.abs(right).max()
+        cache = dict(zip(pasts, presents, strict=True))
+
+
+@pytest.mark.parametrize("binding", [False, True])
+@pytest.mark.parametrize("family", ["bloom", "mpt"])
+def test_optimum_generates_the_same_tokens(converted: Convert, family: str, binding: bool) -> None:
+    optimum = pytest.importorskip("optimum.onnxruntime")
+    folder = converted(family, 12, "ntk-position")
+    export(folder, OnnxOptions(profile="portable", validate=False))
+    ids = torch.from_numpy(tiny.token_ids(ROWS, LENGTH))
+    mask = torch.from_numpy(tiny.padding_mask([LENGTH - 10, LENGTH], "left", LENGTH))
+    # Generate all tokens: an end token would hide differences after it.
+    options = {"attention_mask": mask, "max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
+    right = load(folder, dtype=torch.float32).generate(ids, **options)
+    graph = optimum.ORTModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, use_io_binding=binding
+    )
+    assert torch.equal(graph.generate(ids, **options), right)
+
+
+# --- encoders
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A converted JinaBERT with standalone graphs of all dtypes."""
+    folder = tmp_path_factory.mktemp("programs")
+    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    source = tiny.ENCODERS["jina_bert"](folder / "source", 4, head="Model", **sizes)
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    settings |= {"padding_side": "right", "model_max_length": 512}
+    pooling = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
+    (source / "1_Pooling").mkdir()
+    modules = {"": "Transformer", "1_Pooling": "Pooling"}
+    for name, content in {
+        "tokenizer_config.json": settings,
+        "1_Pooling/config.json": pooling,
+        "modules.json": [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (path, kind) in enumerate(modules.items())
+        ],
+    }.items():
+        (source / name).write_text(json.dumps(content), encoding="utf-8")
+    convert(source, folder / "out", scale=4.0, verify=False)
+    for dtype in FILES:
+        export(folder / "out", OnnxOptions(dtype=dtype, standalone=True, pooled=True, validate=False))
+    return folder / "out"
+
+
+@torch.no_grad()
+def torch_vectors(folder: Path) -> Any:
+    """Means of the hidden states of each text by itself, float32 [texts, hidden]."""
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    rows = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in TEXTS]
+    return torch.stack(rows).numpy()
+
+
+def with_sentence_transformers(folder: Path, dtype: str) -> Any:
+    pytest.importorskip("optimum.onnxruntime")
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    options = {"backend": "onnx", "trust_remote_code": True, "model_kwargs": {"file_name": FILES[dtype]}}
+    return sentence_transformers.SentenceTransformer(str(folder), **options).encode(TEXTS)
+
+
+def with_optimum(folder: Path, dtype: str) -> Any:
+    optimum = pytest.importorskip("optimum.onnxruntime")
+    model = optimum.ORTModelForFeatureExtraction.from_pretrained(
+        folder, trust_remote_code=True, subfolder="onnx", file_name=FILES[dtype]
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    states, weights = model(**batch).last_hidden_state.float(), batch["attention_mask"][..., None]
+    return ((states * weights).sum(1) / weights.sum(1)).numpy()
+
+
+def with_fastembed(folder: Path, dtype: str) -> Any:
+    fastembed = pytest.importorskip("fastembed")
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    fastembed.TextEmbedding.add_custom_model(
+        model=dtype,
+        pooling=PoolingType.MEAN,
+        normalization=True,
+        sources=ModelSource(hf="not/used"),
+        dim=64,
+        model_file=f"onnx/{FILES[dtype]}",
+    )
+    model = fastembed.TextEmbedding(dtype, specific_model_path=str(folder))
+    return np.stack(list(model.embed(TEXTS)))
+
+
+def with_transformers_js(folder: Path, dtype: str) -> Any:
+    node = shutil.which("node")
+    script = Path(__file__).with_name("transformers_js.mjs")
+    words = [str(node), str(script), str(folder), JAVASCRIPT[dtype], json.dumps(TEXTS)]
+    if not node or subprocess.run([*words[:2]], capture_output=True).returncode == 3:
+        pytest.skip("node or @huggingface/transformers is not installed")
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    return np.array(json.loads(done.stdout.splitlines()[-1]))
+
+
+PROGRAMS: Sequence[Callable[[Path, str], Any]] = (
+    with_sentence_transformers,
+    with_optimum,
+    with_fastembed,
+    with_transformers_js,
+)
+
+
+@pytest.mark.parametrize("dtype", LEAST)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__.removeprefix("with_"))
+def test_vectors_are_those_of_torch(encoder: Path, program: Callable[[Path, str], Any], dtype: str) -> None:
+    found, right = program(encoder, dtype), torch_vectors(encoder)
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(right, axis=1)
+    assert ((found * right).sum(1) / lengths).min() >= LEAST[dtype]

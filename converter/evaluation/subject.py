@@ -253,7 +253,7 @@ def open_subject(
         )
     if not (recipe.converted or opened.tokenizer.here):
         raise SourceError(
-            f"{source.name} has no tokenizer that loads without its own code, and evaluation needs one"
+            f"{source.name} has no tokenizer that loads without remote code, and evaluation needs one"
         )
     source.fetch([CONFIG, *small_files(source.files, but=NOT_COPIED), *source.weights()])
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as name, contextlib.ExitStack() as stack:

@@ -110,17 +110,17 @@ class TrainableAlibi:
 @contextmanager
 def attached(model: Any, alibi: TrainableAlibi) -> Iterator[None]:
     """Gives a converted model these slopes, freezes its weights and checkpoints its layers, until the end."""
-    trunk = model.base_model
-    own = trunk.alibi
+    backbone = model.base_model
+    own = backbone.alibi
     layers = _layers(model)
     model.requires_grad_(False)
-    trunk.alibi = alibi
+    backbone.alibi = alibi
     for layer in layers:
         layer.forward = partial(_checkpoint, layer.forward)
     try:
         yield
     finally:
-        trunk.alibi = own
+        backbone.alibi = own
         for layer in layers:
             del layer.forward
 

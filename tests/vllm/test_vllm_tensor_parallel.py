@@ -15,8 +15,8 @@ from tests.vllm.engines import BOUND, FELT, converted_tiny
 
 # One key head for both processes, key heads that are divided, and norms over the heads of both.
 OPTIONS = {
-    "mpt-multi-query": ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}),
-    "mpt-grouped": ("mpt", {"attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 2}}),
+    "replit-one-key-head": ("replit", {"attn_config": {"kv_n_heads": 1}}),
+    "replit-two-key-heads": ("replit", {"attn_config": {"kv_n_heads": 2}}),
     "mpt-qk-ln": ("mpt", {"attn_config": {"qk_ln": True}}),
     "refact-first-revision": ("refact", {"packed_projections": False}),
 }

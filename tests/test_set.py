@@ -86,7 +86,8 @@ def test_eval_takes_it(undecided: Path, run: Callable[..., Run], tmp_path: Path)
 
 
 def test_the_command_that_tune_advises() -> None:
-    found = command("ada/baichuan", Static("ntk", 2.0), None, None, {"norm_head": True, "fc_type": "torch"})
+    overrides = {"norm_head": True, "fc_type": "torch"}
+    found = command("ada/baichuan", Static("ntk", 2.0), None, {"overrides": overrides})
     assert found.endswith(" --out DIR --set norm_head=true --set fc_type=torch")
 
 

@@ -96,7 +96,7 @@ def cli_words(words: list[str]) -> list[str]:
 SERVE = {
     *("--continuous-batching", "--cb-num-blocks", "--cb-max-batch-tokens"),
     *("--attention-backend", "--hf-overrides", "--kv-cache-dtype", "--max-model-len", "--model-impl"),
-    *("--enable-lora", "--lora-modules", "--quantization"),
+    *("--enable-lora", "--lora-modules", "--quantization", "--trust-remote-code"),
     *("--max-batch-tokens", "--pooling"),
     *("--slots", "--length", "--queue", "--chunk", "--at"),
 }

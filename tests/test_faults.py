@@ -64,7 +64,12 @@ def test_each_point_of_putting_the_folder_in_place(tmp_path: Path, kind: str) ->
         (
             "copy",
             "move = Path.rename\n"
-            "Path.rename = lambda self, to: (shutil.copytree if self.is_dir() else move)(self, to)",
+            "def rename(self, to):\n"
+            "    if not self.is_dir():\n"
+            "        return move(self, to)\n"
+            "    shutil.copytree(self, to)\n"
+            "    shutil.rmtree(self)\n"
+            "Path.rename = rename",
             "out is neither as before nor complete",
         ),
         (

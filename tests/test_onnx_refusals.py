@@ -287,7 +287,7 @@ def test_a_bug_or_an_interrupt_is_one_line_and_leaves_nothing(
     def broken(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr("converter.exports.onnx.validation.run", broken)
+    monkeypatch.setattr("converter.exports.onnx.comparison.run", broken)
     result = run("export", folder)
     assert (result.code, result.out) == (1, "")
     said = result.err.lstrip("\n")  # after ^C the line begins anew

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from converter import OnnxOptions, convert, export
+from converter.exports.onnx import reference
 from converter.exports.onnx.choices import DTYPES, Profile
-from converter.exports.onnx.validation import cases
 from converter.result.converted import open_converted
 from tests import tiny
 from tests.conftest import MakeSource, Run
@@ -289,7 +289,7 @@ def test_excerpts_of_large_encoders_pass(
 ) -> None:
     folder = model(family, head=head, num_hidden_layers=4)
     for limit in ("OPERATIONS", "LOGITS"):
-        monkeypatch.setattr(cases, limit, 1)
+        monkeypatch.setattr(reference, limit, 1)
     assert run("export", folder, *(["--onnx-task", task] if task else [])).code == 0
     [graph] = json.loads((folder / "onnx_validation.json").read_text())["graphs"]
     assert "first 2 of 4 layers" in graph["extent"]

@@ -18,13 +18,13 @@ from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from converter.errors import ProviderError, ValidationError
-from converter.exports.onnx import session, validation
+from converter.exports.onnx import comparison, reference, session
 from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.export import export
 from converter.exports.onnx.files import standalone_graph
 from converter.exports.onnx.options import OnnxOptions
+from converter.exports.onnx.report import TOLERANCES
 from converter.exports.onnx.validate import validate
-from converter.exports.onnx.validation import TOLERANCES, cases
 from converter.pipeline import convert
 from converter.result.manifest import MANIFEST
 from tests import tiny
@@ -207,7 +207,7 @@ CUTS = {
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``cut(*kinds)``: makes tiny models too large."""
-    return lambda *kinds: [monkeypatch.setattr(cases, CUTS[kind][0], 1) for kind in kinds] and None
+    return lambda *kinds: [monkeypatch.setattr(reference, CUTS[kind][0], 1) for kind in kinds] and None
 
 
 PART = ("operations", "logits")
@@ -298,7 +298,7 @@ def test_pointers_that_are_not_the_tensors_are_found_without_running(
 ) -> None:
     """Two tensors of the same shape change places in the file's pointers."""
     folder = repository(sharded=entry == "location")
-    monkeypatch.setattr(validation, "run_torch", None)
+    monkeypatch.setattr(comparison, "run_torch", None)
 
     def swap(model: onnx.ModelProto) -> None:
         name = "transformer.h.{}.mlp.dense_h_to_4h.weight"
@@ -670,8 +670,8 @@ def test_heavy_operators_that_ran_elsewhere_are_a_failure(
 
     folder = repository(dtype=torch.float16)
     exported(folder, profile)
-    monkeypatch.setattr(validation, "Session", Elsewhere)
-    monkeypatch.setattr(validation, "check_available", lambda provider: None)
+    monkeypatch.setattr(comparison, "Session", Elsewhere)
+    monkeypatch.setattr(comparison, "check_available", lambda provider: None)
     result = run("validate", folder, "--provider", "cuda")
     assert result.code == 1
     operator = "GroupQueryAttention" if profile == "ort" else "MatMul"
@@ -688,7 +688,7 @@ def test_float32_graphs_are_not_asked_of_cuda(
     folder = repository()
     exported(folder)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
-    monkeypatch.setattr(validation, "cuda_works", lambda: True)
+    monkeypatch.setattr(comparison, "cuda_works", lambda: True)
     assert run("validate", folder).code == 0
     [on_cpu] = report_of(folder)["graphs"][0]["providers"]
     assert on_cpu["provider"] == "cpu"

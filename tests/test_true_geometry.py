@@ -21,7 +21,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from converter import convert
 from converter.exports.onnx.choices import QUANTISED
-from converter.exports.onnx.validation.cases import TABLE
+from converter.exports.onnx.reference import TABLE
 from converter.source.checkpoint import read_checkpoint
 from tests import tiny
 from tests.conftest import Run

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from converter.exports.onnx.choices import QUANTISED, Profile
+from converter.exports.onnx.choices import ENTRIES, QUANTISED, Profile
 from converter.exports.onnx.files import GRAPH
 from converter.exports.onnx.options import OnnxOptions
-from converter.exports.onnx.session_options import ENTRIES
 from converter.source.pooling import SENTENCES, Pooling
 
 if TYPE_CHECKING:
     from converter.exports.onnx.describe import Description
-    from converter.exports.onnx.validation import GraphReport, ProviderReport, ValidationReport
+    from converter.exports.onnx.report import GraphReport, ProviderReport, ValidationReport
 
 TITLE = "ONNX"
 """Of the section."""

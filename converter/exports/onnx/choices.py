@@ -1,4 +1,4 @@
-"""What graphs there are: profiles, dtypes and tasks."""
+"""What graphs there are (profiles, dtypes, tasks), and what every session of theirs is given."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ QUANTISED: dict[str, Literal[4, 8]] = {"int8": 8, "int4": 4, "w8a8": 8}
 """dtype -> bits of the layers' weights."""
 INTEGER = "w8a8"
 """The dtype whose products are of integers: activations have 8 bits too."""
+ENTRIES = {"session.set_denormal_as_zero": "1"}
+"""Entries of the configuration of every onnxruntime session, name -> value.
+
+ALiBi gives far keys probabilities so small that float32 can only store them as denormal numbers (below
+1.2e-38). Some processors compute many times slower with these, and none needs them: beside a row's other
+probabilities they vanish. This makes onnxruntime's CPU provider take them for zero."""

@@ -41,7 +41,7 @@ from converter.source.pooling import Pooling
 
 if TYPE_CHECKING:
     from converter.exports.onnx.describe import Description
-    from converter.exports.onnx.validation import ValidationReport
+    from converter.exports.onnx.report import ValidationReport
 
 DEFAULT = OnnxOptions()
 
@@ -117,7 +117,7 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
             # An older graph of this name may have had its weights beside it.
             made.obsolete += [f"{name}_data" for name in graphs if f"{name}_data" not in made.files]
         if options.validate:
-            from converter.exports.onnx.validation import run
+            from converter.exports.onnx.comparison import run
 
             report = run(repository, graphs, options.provider, progress=progress)
             if report.failure:

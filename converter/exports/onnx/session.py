@@ -1,10 +1,18 @@
-"""Graphs under onnxruntime: sessions on the provider that was asked for, and steps over a cache."""
+"""Graphs under onnxruntime: sessions on the provider that was asked for, and steps over a cache.
+
+A session takes denormal numbers for zero (``ENTRIES``). Found by running onnxruntime 1.31: that applies to
+the threads that a session starts. The thread that calls the session is another matter: the first session of
+a process decides for the thread that makes it, and for all threads which that one starts later. It stays so,
+for NumPy and torch in these threads too. So here ``denormals_as_zero`` sets the thread while a graph runs,
+and then sets it back.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +21,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from converter.errors import ProviderError
-from converter.exports.onnx.choices import PROVIDERS
-from converter.exports.onnx.session_options import denormals_as_zero, session_options
+from converter.exports.onnx.choices import ENTRIES, PROVIDERS
 from converter.source.pooling import SENTENCES
 
 ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
@@ -51,10 +58,21 @@ class Outputs(NamedTuple):
     """float32 [B, any]: one vector of each text, of a model that pools."""
 
 
+@contextlib.contextmanager
+def denormals_as_zero() -> Iterator[None]:
+    """The calling thread takes denormal numbers for zero meanwhile, as a session's own threads do."""
+    import torch
+
+    before = bool(np.float32(1e-38) / np.float32(8) == 0)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
 class Session:
     """One graph on one provider; an ``Engine`` of the cases.
-
-    While it runs, denormal numbers are zeros; see ``session_options``.
 
     Args:
         model: the graph's file, or its bytes.
@@ -71,7 +89,9 @@ class Session:
         self, model: Path | bytes, provider: str, *, folder: Path | None = None, profile: Path | None = None
     ):
         check_available(provider)
-        options = session_options()
+        options = onnxruntime.SessionOptions()
+        for entry in ENTRIES.items():
+            options.add_session_config_entry(*entry)
         options.log_severity_level = ONLY_FATAL
         if folder is not None and isinstance(model, bytes):
             key = "session.model_external_initializers_file_folder_path"

@@ -19,7 +19,7 @@ from converter.source.base import CONFIG
 from converter.weights.files import sha256
 
 if TYPE_CHECKING:
-    from converter.exports.onnx.validation import ValidationReport
+    from converter.exports.onnx.report import ValidationReport
     from converter.verification import Check
 
 FAILED = ".failed"
@@ -51,7 +51,7 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
         Interrupted: the user stopped it when the report was written.
     """
     check_installed()
-    from converter.exports.onnx.validation import run
+    from converter.exports.onnx.comparison import run
 
     repository = open_converted(Path(folder).resolve())
     check_repository(repository)
@@ -118,7 +118,7 @@ def check_again(
     if not graphs:
         return []
     check_installed()
-    from converter.exports.onnx.validation import run
+    from converter.exports.onnx.comparison import run
     from converter.verification import Check
 
     check_repository(repository)

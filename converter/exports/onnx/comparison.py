@@ -1,21 +1,16 @@
-"""Checks of ONNX graphs: the file, and what it computes under onnxruntime against the torch model.
-
-structure.py   the file beside the graph that is built again from the repository
-cases.py       the runs (prompts, padding, decoding, chunks, greedy tokens) and how much of a model they use
-reference.py   the patched torch model and its results
-check.py       tolerances and the report
-"""
+"""Graphs beside what they should be: the file beside one built again, and its results beside torch's."""
 
 from __future__ import annotations
 
-import functools
+import json
 import logging
 import math
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +20,36 @@ import onnx_ir as ir
 import onnxruntime
 from numpy.typing import NDArray
 
-from converter.errors import ProviderError, ValidationError
+from converter._version import __version__
+from converter.errors import ProviderError, SourceError, UnsupportedModel, ValidationError
 from converter.exports.onnx.build import build_graph
 from converter.exports.onnx.choices import INTEGER, PROVIDERS, QUANTISED
 from converter.exports.onnx.describe import GraphFile, read_graph
 from converter.exports.onnx.files import standalone_graph
 from converter.exports.onnx.quantise import QuantisedGraph
-from converter.exports.onnx.requirements import for_task, graph_pooling
-from converter.exports.onnx.session import Session, available, check_available
-from converter.exports.onnx.validation.cases import GREEDY, Answer, Case, Extent, greedy
-from converter.exports.onnx.validation.check import (
+from converter.exports.onnx.reference import (
+    GREEDY,
+    TINY,
+    Answer,
+    Expected,
+    Extent,
+    greedy,
+    mean_square,
+    run_torch,
+)
+from converter.exports.onnx.report import (
     TOLERANCES,
     UNKNOWN,
     GraphCheck,
     GraphReport,
     ProviderReport,
     ValidationReport,
-    one_line,
 )
-from converter.exports.onnx.validation.reference import TINY, Expected, mean_square, run_torch
-from converter.exports.onnx.validation.structure import AGAIN, check_structure
+from converter.exports.onnx.requirements import for_task, graph_pooling
+from converter.exports.onnx.session import Session, available, check_available
 from converter.progress import steps
 from converter.result.converted import ConvertedRepository
 from converter.source.pooling import SENTENCES
-
-__all__ = ["TOLERANCES", "GraphCheck", "GraphReport", "ProviderReport", "ValidationReport", "run"]
 
 Array = NDArray[Any]
 HEAVY = (
@@ -59,6 +59,7 @@ HEAVY = (
 """Operators that must run on the provider that was asked for."""
 
 WIDENED = "in float32, since the CPU provider has no bfloat16 kernels"
+AGAIN = "export it again: ntk-convert export DIR"
 
 
 def run(
@@ -94,46 +95,41 @@ def run(
         found = {name: read_graph(path, name) for name, path in graphs.items()}
         for name in [name for name, file in found.items() if file is None and name not in listed]:
             raise ValidationError(f"{name} was not written by ntk-convert, or is damaged")
-        checked = {name: GraphRun(file, repository) for name, file in found.items() if file is not None}
+        runs = {name: GraphRun(file, repository) for name, file in found.items() if file is not None}
         del found  # graphs may have their weights in them
-    # A graph that is not what it should be is not run.
-    runs = {name: each for name, each in checked.items() if each.structure.passed}
     cuda = provider == "cuda" or (provider is None and cuda_works())
-    places = {name: ["cpu", "cuda"] if cuda and each.on_cuda else ["cpu"] for name, each in runs.items()}
-    if provider == "cuda" and runs and not any("cuda" in each for each in places.values()):
+    # A graph that is not what it should be is not run.
+    places = {
+        name: ["cpu", "cuda"] if cuda and each.on_cuda else ["cpu"]
+        for name, each in runs.items()
+        if each.structure.passed
+    }
+    if provider == "cuda" and places and not any("cuda" in each for each in places.values()):
         raise ProviderError(
             "the CUDA provider has no float32 GroupQueryAttention, and no products of integers (w8a8); "
             "export with --onnx-dtype fp16 or bf16, or in another dtype with --onnx-profile portable"
         )
-    ort = any(each.made.profile == "ort" for each in runs.values())
+    ort = any(runs[name].made.profile == "ort" for name in places)
     expected: dict[Hashable, Expected] = {}
     reports = []
-    count = len({each.model for each in runs.values()}) + sum(map(len, places.values()))
+    count = len({runs[name].model for name in places}) + sum(map(len, places.values()))
     with silent(), steps("validating", count, show=progress) as advance:
-        for each in runs.values():
+        for name, path in graphs.items():
+            if name not in runs:
+                reports.append(damaged(name, path))
+                continue
+            each = runs[name]
+            if name not in places:
+                reports.append(each.report("nothing"))
+                continue
             if each.model not in expected:
                 expected[each.model] = run_torch(each.view, each.pooling, each.quantised, one_row_chunks=ort)
                 advance(1)
-        for name, path in graphs.items():
-            if name not in runs:
-                reports.append(not_run(path, name, checked.get(name)))
-                continue
-            each, results = runs[name], []
-            right = expected[each.model]
+            right, results = expected[each.model], []
             for place in places[name]:
                 results.append(each.on(place, right))
                 advance(1)
-            reports.append(
-                GraphReport(
-                    file=name,
-                    profile=each.made.profile,
-                    dtype=each.made.dtype,
-                    bytes=path.stat().st_size,
-                    extent=right.scope.note or "the whole model",
-                    structure=[each.structure, *right.loss],
-                    providers=results,
-                )
-            )
+            reports.append(each.report(right.scope.note or "the whole model", right.loss, results))
     modules = (onnx, onnxruntime, torch, transformers)
     versions = {module.__name__: str(module.__version__) for module in modules}
     return ValidationReport(reports, versions, round(time.monotonic() - started, 3))
@@ -153,15 +149,12 @@ def silent() -> Iterator[None]:
         log.setLevel(level)
 
 
-def not_run(path: Path, name: str, graph: GraphRun | None) -> GraphReport:
-    """The report of a graph that is not what its export wrote, or (None) cannot even be read."""
-    size = path.stat().st_size
-    if graph is None:
-        dtype = next((dtype for dtype in QUANTISED if standalone_graph(dtype) == name), None)
-        again = AGAIN if dtype is None else f"{AGAIN} --onnx-dtype {dtype}"
-        check = GraphCheck("file", False, f"damaged: it is not as the export wrote it; {again}")
-        return GraphReport(name, UNKNOWN, UNKNOWN, size, "nothing", [check], [])
-    return GraphReport(name, graph.made.profile, graph.made.dtype, size, "nothing", [graph.structure], [])
+def damaged(name: str, path: Path) -> GraphReport:
+    """The report of a graph that cannot even be read."""
+    dtype = next((dtype for dtype in QUANTISED if standalone_graph(dtype) == name), None)
+    again = AGAIN if dtype is None else f"{AGAIN} --onnx-dtype {dtype}"
+    check = GraphCheck("file", False, f"damaged: it is not as the export wrote it; {again}")
+    return GraphReport(name, UNKNOWN, UNKNOWN, path.stat().st_size, "nothing", [check], [])
 
 
 def cuda_works() -> bool:
@@ -174,7 +167,7 @@ def cuda_works() -> bool:
 
 
 class GraphRun:
-    """One graph under onnxruntime; raises what ``run`` raises."""
+    """One graph, its file and its results; raises what ``run`` raises."""
 
     def __init__(self, file: GraphFile, repository: ConvertedRepository):
         made = file.made
@@ -203,48 +196,39 @@ class GraphRun:
             return False
         return made.profile != "ort" or made.computes_in != "fp32" or not self.view.decoder
 
+    def report(
+        self, extent: str, loss: Sequence[GraphCheck] = (), providers: Sequence[ProviderReport] = ()
+    ) -> GraphReport:
+        """All that was found."""
+        structure, size = [self.structure, *loss], self.path.stat().st_size
+        return GraphReport(self.name, self.made.profile, self.made.dtype, size, extent, structure, providers)
+
     def on(self, provider: str, right: Expected) -> ProviderReport:
         """Runs all cases on one provider; raises ``ProviderError`` if it fell back to the CPU."""
         widened = provider == "cpu" and self.made.computes_in == "bf16"
         tolerance = TOLERANCES["fp32" if widened else self.made.dtype]
         checks: list[GraphCheck] = []
         answers: dict[str, Sequence[Answer]] = {}
-        ran: dict[str, Mapping[str, int]] = {}
-
-        def attempt(name: str, check: Callable[[], GraphCheck]) -> None:
-            try:
-                checks.append(check())
-            except ProviderError:
-                raise
-            except Exception as error:  # onnxruntime and damaged weights raise different errors
-                checks.append(GraphCheck(name, False, one_line(error)))
-
-        def case(each: Case) -> GraphCheck:
-            answers[each.name] = each.run(session)
-            return self.compare_case(each.name, answers[each.name], right, tolerance)
-
-        def placement() -> GraphCheck:
-            with tempfile.TemporaryDirectory(prefix="ntk-convert-") as folder:
-                profiled = self.open(provider, right.scope, widened=widened, profile=Path(folder))
-                right.cases[0].run(profiled)
-                ran.update(profiled.operators())
-            return check_placement(ran, provider)
-
-        try:
+        ran: Mapping[str, Mapping[str, int]] = {}
+        session = None
+        with failing("load", checks):
             session = self.open(provider, right.scope, widened=widened)
-        except ProviderError:
-            raise
-        except Exception as error:
-            checks.append(GraphCheck("load", False, one_line(error)))
-        else:
-            for each in right.cases:
-                attempt(each.name, functools.partial(case, each))
+        if session is not None:
+            for case in right.cases:
+                with failing(case.name, checks):
+                    answers[case.name] = case.run(session)
+                    checks.append(self.compare_case(case.name, answers[case.name], right, tolerance))
             if self.pooling is not None:
                 checks.append(self.compare_sentences(answers, right, tolerance))
             if right.greedy is not None:
-                attempt("greedy tokens", lambda: self.greedy(session, right, tolerance))
+                with failing("greedy tokens", checks):
+                    checks.append(self.greedy(session, right, tolerance))
             del session
-            attempt("provider", placement)
+            with failing("provider", checks), tempfile.TemporaryDirectory(prefix="ntk-convert-") as folder:
+                profiled = self.open(provider, right.scope, widened=widened, profile=Path(folder))
+                right.cases[0].run(profiled)
+                ran = profiled.operators()
+                checks.append(check_placement(ran, provider))
         return ProviderReport(provider, ran, tolerance, checks, WIDENED if widened else None)
 
     def open(self, provider: str, scope: Extent, *, widened: bool, profile: Path | None = None) -> Session:
@@ -338,6 +322,22 @@ class GraphRun:
         )
 
 
+@contextmanager
+def failing(name: str, checks: list[GraphCheck]) -> Iterator[None]:
+    """What onnxruntime and damaged weights raise, as a failed check; a missing provider stays an error."""
+    try:
+        yield
+    except ProviderError:
+        raise
+    except Exception as error:
+        checks.append(failed(name, error))
+
+
+def failed(name: str, error: Exception) -> GraphCheck:
+    """A check that failed with an exception, whose message gets no line breaks."""
+    return GraphCheck(name, False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
 def check_placement(ran: Mapping[str, Mapping[str, int]], provider: str) -> GraphCheck:
     """Whether the heavy operators ran on the provider that was asked for."""
     elsewhere = [
@@ -362,21 +362,15 @@ def take_weights(graph: ir.Graph, stored: ir.Graph) -> None:
         right, own = value.const_value, stored.initializers[name].const_value
         assert right is not None
         assert own is not None
-        sizes, rows = [int(size) for size in own.shape.numpy()], right.shape.numpy()
-        if sizes == list(rows):
+        size, shape = int(own.shape.numpy()[0]) if own.shape else 0, right.shape
+        if own.shape == shape:
             value.const_value = own
         elif isinstance(own, ir.ExternalTensor):
-            value.const_value = ir.ExternalTensor(
-                own.location,
-                own.offset,
-                (own.length or 0) // sizes[0] * int(rows[0]),
-                own.dtype,
-                shape=ir.Shape(rows),
-                name=name,
-                base_dir=own.base_dir,
-            )
+            length = (own.length or 0) // size * int(shape.numpy()[0])
+            where: dict[str, Any] = {"shape": shape, "name": name, "base_dir": own.base_dir}
+            value.const_value = ir.ExternalTensor(own.location, own.offset, length, own.dtype, **where)
         else:
-            kept = np.ascontiguousarray(own.numpy()[: rows[0]])
+            kept = np.ascontiguousarray(own.numpy()[: int(shape.numpy()[0])])
             value.const_value = ir.tensor(kept, dtype=own.dtype, name=name)
 
 
@@ -405,3 +399,128 @@ def in_float32(graph: ir.Graph) -> None:
         graph.insert_before(graph[0], cast)
         for node, index in users:
             node.replace_input_with(index, cast.outputs[0])
+
+
+# The file. What it stores of its own, such as quantised weights, is not compared here: the run under
+# onnxruntime uses it, and the manifest has its digest.
+
+
+def check_structure(file: GraphFile, repository: ConvertedRepository) -> GraphCheck:
+    """Whether a graph is what this version builds of a repository.
+
+    Args:
+        file: the graph.
+        repository: its config names the class that computes the graph's task.
+
+    Raises:
+        ValidationError: the graph was made for another scaling, another pooling or other weights.
+    """
+    made, scaling = file.made, repository.config.get("alibi_scaling")
+    if made.alibi_scaling != scaling:
+        raise ValidationError(
+            f"{file.name} was made for alibi_scaling {json.dumps(made.alibi_scaling)}, and "
+            f"config.json has {json.dumps(scaling)}; {AGAIN}"
+        )
+    if made.pooling is not None:
+        check_pooling(file, repository)
+    try:
+        built = build_graph(repository, made).model()
+    except SourceError as error:
+        raise ValidationError(f"{file.name} does not belong to these weights: {error}; {AGAIN}") from error
+    try:
+        if not made.standalone:
+            check_pointers(file, built.graph, repository)
+        different = difference(file.model.graph, built.graph)
+    except ValidationError:
+        raise
+    except Exception as error:  # what is raised depends on which part of the file is damaged
+        return failed("file", error)
+    if different is None:
+        return GraphCheck("graph", True, "what is built of these weights and this config")
+    detail = f"{different} is not what ntk-convert {__version__} builds"
+    if file.model.producer_version != __version__:
+        detail += f", and {file.model.producer_version} wrote it"
+    return GraphCheck("graph", False, f"{detail}; {AGAIN}")
+
+
+def check_pooling(file: GraphFile, repository: ConvertedRepository) -> None:
+    """Raises ``ValidationError`` unless the repository still pools as the graph does."""
+    try:
+        now = graph_pooling(repository.folder).to_json()
+    except (SourceError, UnsupportedModel) as error:
+        raise ValidationError(f"{file.name} makes one vector of each text, but {error}") from error
+    if now != file.made.pooling:
+        raise ValidationError(
+            f"{file.name} was made for the pooling {json.dumps(file.made.pooling)}, and the repository's "
+            f"files for sentence-transformers say {json.dumps(now)}; {AGAIN}"
+        )
+
+
+def check_pointers(file: GraphFile, built: ir.Graph, repository: ConvertedRepository) -> None:
+    """Raises ``ValidationError`` unless all external data is where the repository has the tensor."""
+    for name, value in file.model.graph.initializers.items():
+        if not isinstance(value.const_value, ir.ExternalTensor):
+            continue
+        right = built.initializers[name].const_value if name in built.initializers else None
+        if right is None and name in repository.checkpoint.tensors:
+            continue  # another graph over these weights
+        if not isinstance(right, ir.ExternalTensor) or pointer(value.const_value) != pointer(right):
+            what = "is not in the weights" if right is None else "is elsewhere in them now"
+            raise ValidationError(
+                f"{file.name} does not belong to these weights: its tensor {name!r} {what}; {AGAIN}"
+            )
+
+
+def pointer(tensor: ir.ExternalTensor) -> tuple[Any, ...]:
+    """Where a tensor is and what it is."""
+    return str(tensor.location), tensor.offset, tensor.length, tensor.dtype, tensor.shape
+
+
+def difference(found: ir.Graph, right: ir.Graph) -> str | None:
+    """The first thing that differs between two graphs; None if they are the same."""
+    for name in (*right.initializers, *found.initializers):
+        pair = found.initializers.get(name), right.initializers.get(name)
+        if None in pair or not same_tensor(*(value.const_value for value in pair if value is not None)):
+            return f"the tensor {name}"
+    if dict(found.opset_imports) != dict(right.opset_imports):
+        return "its opset"
+    for ours, theirs in zip_longest(parts(found), parts(right)):
+        if ours != theirs:
+            return str((ours or theirs)[0])
+    return None
+
+
+def same_tensor(ours: ir.TensorProtocol | None, theirs: ir.TensorProtocol | None) -> bool:
+    """Whether two tensors have the same dtype and shape and, if they are constants, the same content."""
+    if ours is None or theirs is None or (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        return False
+    if not isinstance(theirs, ir.Tensor):
+        return True
+    # Slopes are powers, which another processor may round another way.
+    found, right = ours.numpy().astype(np.float64), theirs.numpy().astype(np.float64)
+    return bool(np.allclose(found, right, rtol=1e-6, atol=0, equal_nan=True))
+
+
+def parts(graph: ir.Graph) -> Iterator[tuple[Any, ...]]:
+    """What a graph is made of, in comparable values, each with a name for people first."""
+    for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
+        for value in values:
+            yield f"the {kind} {value.name}", value.dtype, [str(size) for size in value.shape or ()]
+    for node in graph:
+        yield (
+            f"the node {node.name}",
+            (node.domain, node.op_type),
+            [value.name if value is not None else "" for value in node.inputs],
+            [value.name or "" for value in node.outputs],
+            {name: content(attribute) for name, attribute in node.attributes.items()},
+        )
+
+
+def content(attribute: Any) -> Any:
+    """The value of an attribute; floats as a file stores them."""
+    value = attribute.value
+    if isinstance(value, ir.Graph):
+        return list(parts(value))
+    if isinstance(value, float):
+        return np.float32(value)
+    return list(value) if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""The outcome of a graph's validation."""
+"""The outcome of a validation, for people and for ``onnx_validation.json``."""
 
 from __future__ import annotations
 
@@ -113,8 +113,3 @@ class ValidationReport:
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
         return {"passed": self.passed, **asdict(self)}
-
-
-def one_line(error: Exception) -> str:
-    """An exception's message without line breaks."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

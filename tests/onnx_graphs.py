@@ -148,13 +148,14 @@ def external(tensor: onnx.TensorProto) -> dict[str, str]:
 def repository(pristine: Callable[..., Path], tmp_path: Path) -> Make:
     """``repository(family, **options)``: a converted tiny checkpoint in ``tmp_path / "model"``."""
 
-    def make(family: str = "bloom", **options: Any) -> Path:
+    def convert_one(family: str = "bloom", **options: Any) -> Path:
         # Dtypes are no keys of what is pristine.
         written = "dtype" in options
-        source = tiny.FACTORIES[family](tmp_path / "source", **options) if written else None
+        make = (tiny.FACTORIES | tiny.ENCODERS)[family]
+        source = make(tmp_path / "source", **options) if written else None
         return converted_copy(source or pristine(family, **options), tmp_path / "model")
 
-    return make
+    return convert_one
 
 
 @pytest.fixture

@@ -7,19 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 import torch
 
 from converter import OnnxOptions, convert, export
-from converter.exports.onnx import reference
 from converter.exports.onnx.choices import DTYPES, Profile
 from converter.result.converted import open_converted
 from tests import tiny
 from tests.conftest import MakeSource, Run
 from tests.dealt import dealt
-from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, assert_close, build, edit, nodes_of
+from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, assert_close, build, nodes_of
 from tests.patched import FAMILIES, Convert
 from tests.runners import Graph, expected
 from tests.test_onnx_pooled import with_modules
@@ -231,30 +229,6 @@ def test_a_source_without_what_a_graph_needs(
     assert message in refused(source, *WORDS, "--out", tmp_path / "out", "--onnx", *words)
 
 
-def another_task(graph: onnx.ModelProto) -> None:
-    [entry] = graph.metadata_props
-    entry.value = json.dumps({**json.loads(entry.value), "task": BACKBONE})
-
-
-def another_slope(graph: onnx.ModelProto) -> None:
-    slopes = next(tensor for tensor in graph.graph.initializer if list(tensor.dims) == [1, 1, 4])
-    flatter = onnx.numpy_helper.to_array(slopes) * np.float32(0.9)
-    slopes.CopyFrom(onnx.numpy_helper.from_array(flatter, slopes.name))
-
-
-@pytest.mark.parametrize("change", [another_task, another_slope])
-def test_a_graph_that_computes_something_else_fails(
-    run: Callable[..., Run], model: Convert, change: Callable[[onnx.ModelProto], None]
-) -> None:
-    folder = model("mosaic_bert")
-    export(folder, OnnxOptions(validate=False))
-    edit(folder / "model.onnx", change)
-    result = run("validate", folder, "--json")
-    assert result.code == 1
-    assert not result.json["passed"]
-    assert (folder / "model.onnx.failed").exists()
-
-
 # Size
 
 
@@ -273,24 +247,3 @@ def test_no_bias_of_all_queries_exists(model: Convert, family: str, profile: Pro
     assert sum(node.op_type == "Softmax" for body in bodies for node in body.node) == 2
     outer = {node.op_type for node in graph.node}
     assert not outer & {"Softmax", "Attention", "MultiHeadAttention"}
-
-
-@pytest.mark.parametrize(
-    ("head", "task"), [("MaskedLM", "fill-mask"), ("MaskedLM", BACKBONE), ("Model", None)]
-)
-@pytest.mark.parametrize("family", tiny.ENCODERS)
-def test_excerpts_of_large_encoders_pass(
-    run: Callable[..., Run],
-    model: Convert,
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    head: Any,
-    task: str | None,
-) -> None:
-    folder = model(family, head=head, num_hidden_layers=4)
-    for limit in ("OPERATIONS", "LOGITS"):
-        monkeypatch.setattr(reference, limit, 1)
-    assert run("export", folder, *(["--onnx-task", task] if task else [])).code == 0
-    [graph] = json.loads((folder / "onnx_validation.json").read_text())["graphs"]
-    assert "first 2 of 4 layers" in graph["extent"]
-    assert ("first 64 of 97 tokens" in graph["extent"]) == (task == "fill-mask")

@@ -50,7 +50,7 @@ ANY_VERSION = {
     *("family_baichuan", "family_jais", "family_jina_bert", "family_mosaic_bert", "family_mosaic_gpt"),
     *("family_mpt", "family_refact", "onnx_example", "onnx_export", "onnx_files"),
     *("onnx_genai", "onnx_tasks", "onnx_pooled", "onnx_quantise"),
-    *("genai_example", "oldest_onnxruntime", "onnx_calibrate", "onnx_refusals"),
+    *("oldest_onnxruntime", "onnx_calibrate", "onnx_refusals"),
     *("onnx_server", "onnx_sessions"),
     *("onnx_validation", "outputs", "pictures", "provenance", "push", "refusals", "repository"),
     *("scaling", "set", "slopes"),

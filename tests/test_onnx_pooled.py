@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,67 +147,8 @@ def test_a_wrong_vector_is_found(run: Any, tmp_path: Path, plant: Plant) -> None
     assert "model.onnx: sentence_embedding: largest difference" in run("validate", out).err
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda folder: (folder / "modules.json").unlink(),
-            "--pooled needs modules.json and 1_Pooling/config",
-        ),
-        (
-            lambda folder: with_modules(folder, POOLING, "Dense"),
-            "lists Transformer, Pooling, Dense; what can",
-        ),
-        (
-            lambda folder: with_modules(folder, {"pooling_mode": "median"}),
-            "mode median is not one of cls, max, mean",
-        ),
-        (lambda folder: with_modules(folder, {**POOLING, "include_prompt": False}), "leaves out a prompt"),
-        (lambda folder: (folder / "1_Pooling/config.json").unlink(), "1_Pooling/config.json is missing"),
-        (lambda folder: (folder / "modules.json").write_text("{}"), "modules.json is not a list of modules"),
-        (
-            lambda folder: (folder / "modules.json").write_text('[{"type": "a"}]'),
-            "lists a; what can be computed",
-        ),
-        (
-            lambda folder: (folder / "modules.json").write_text(
-                '[{"type": "sentence_transformers.Transformer"}, {"type": "sentence_transformers.Pooling", '
-                '"path": "../1_Pooling"}]'
-            ),
-            "modules.json is not a list of modules",
-        ),
-    ],
-)
-def test_what_cannot_be_pooled_is_refused(
-    refused: Any, tmp_path: Path, change: Callable[[Path], object], message: str
-) -> None:
-    out = encoder(tmp_path)
-    change(out)
-    assert message in refused("export", out, "--pooled")
-    assert not (out / "model.onnx").exists()
-
-
-@pytest.mark.parametrize("what", ["no files", "unknown mode"])
-def test_a_conversion_does_not_begin_without_a_known_pooling(
-    refused: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
-) -> None:
-    source = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, head="Model")
-    if what == "unknown mode":
-        with_modules(source, {"pooling_mode": "median"})
-    monkeypatch.setattr("converter.pipeline.write", None)  # what carries out the plan
-    words = ["convert", source, "--out", tmp_path / "out", "--method", "none", "--onnx", "--pooled"]
-    expected = {"no files": "the repository has no modules.json", "unknown mode": "mode median is not one of"}
-    for more in ((), ("--dry-run",)):
-        line = refused(*words, *more)
-        assert line.startswith("error: --pooled")
-        assert expected[what] in line
-
-
-def test_a_model_with_a_head_has_its_backbone_pooled(refused: Any, run: Any, tmp_path: Path) -> None:
+def test_a_model_with_a_head_has_its_backbone_pooled(run: Any, tmp_path: Path) -> None:
     out = encoder(tmp_path, head="MaskedLM")
-    assert "give --onnx-task feature-extraction with it" in refused(
-        "export", out, "--pooled", "--onnx-task", "fill-mask", code=2
-    )
     assert run("export", out, "--pooled", "--onnx-profile", "portable").code == 0
     ids, mask = tiny.token_ids(2, 9), np.ones((2, 9), dtype=np.int64)
     assert list(computed(out / "model.onnx", ids, mask)) == ["last_hidden_state", "sentence_embedding"]

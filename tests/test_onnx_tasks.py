@@ -15,7 +15,7 @@ from converter import OnnxOptions, convert, export
 from converter.exports.onnx.choices import DTYPES, Profile
 from converter.result.converted import open_converted
 from tests import tiny
-from tests.conftest import MakeSource, Run
+from tests.conftest import Run
 from tests.dealt import dealt
 from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, assert_close, build, nodes_of
 from tests.patched import FAMILIES, Convert
@@ -166,67 +166,6 @@ def test_vectors_of_a_decoder_s_backbone(tmp_path: Path) -> None:
     assert result.report is not None
     assert "sentence_embedding" in [check.name for check in result.report.graphs[0].providers[0].checks]
     assert Graph(tmp_path / "out/model.onnx", 1).outputs == ["last_hidden_state", "sentence_embedding"]
-
-
-# Refusals
-
-
-@pytest.mark.parametrize(
-    ("name", "head", "task", "words"),
-    [
-        ("jina_bert", "Model", "fill-mask", "(NtkJinaBertModel) does not have; choose feature-extraction"),
-        ("jina_bert", "MaskedLM", "text-classification", "choose fill-mask or feature-extraction"),
-        ("jina_bert", "MaskedLM", "text-generation", "choose fill-mask or feature-extraction"),
-        (
-            "bloom",
-            "CausalLM",
-            "token-classification",
-            "(NtkBloomForCausalLM) does not have; choose text-generation or feature-extraction\n",
-        ),
-    ],
-)
-def test_a_task_that_the_checkpoint_has_no_weights_for(
-    refused: Any, make_source: MakeSource, tmp_path: Path, name: str, head: Any, task: str, words: str
-) -> None:
-    """Its head would be random."""
-    source, task_words = make_source(name, head=head), ("--onnx-task", task)
-    assert words in refused(source, *WORDS, "--out", tmp_path / "out", "--onnx", *task_words)
-    convert(source, tmp_path / "out", **OPTIONS)
-    assert words in refused("export", tmp_path / "out", *task_words)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "changes", "words", "message"),
-    [
-        # As Jina's embedding models name one; the tensors of .bin weights are seen when they are read.
-        (
-            "jina_bert",
-            {"head": "Model", "fmt": "bin"},
-            {"architectures": ["JinaBertForMaskedLM"]},
-            ("--onnx-task", "fill-mask", "--no-verify"),
-            "(NtkJinaBertModel) does not have",
-        ),
-        (
-            "mpt",
-            {"head": "SequenceClassification"},
-            {"pad_token_id": None},
-            (),
-            "convert the source with --set pad_token_id=N\n",
-        ),
-    ],
-)
-def test_a_source_without_what_a_graph_needs(
-    refused: Any,
-    make_source: MakeSource,
-    tmp_path: Path,
-    name: str,
-    options: Any,
-    changes: Any,
-    words: tuple[str, ...],
-    message: str,
-) -> None:
-    source = make_source(name, changes, **options)
-    assert message in refused(source, *WORDS, "--out", tmp_path / "out", "--onnx", *words)
 
 
 # Size

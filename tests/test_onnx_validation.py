@@ -254,7 +254,7 @@ for name, profile in WRONG:
     FILES[MUTATIONS[name][0], profile].append(MUTATIONS[name][2])
 
 
-@pytest.mark.parametrize(("graph", "mutations"), FILES.items(), ids=str)
+@pytest.mark.parametrize(("graph", "mutations"), FILES.items(), ids=["-".join(each) for each in FILES])
 def test_a_file_that_is_not_what_is_built(
     repository: Make, run: Command, graph: tuple[str, Profile], mutations: list[Mutation]
 ) -> None:
@@ -457,12 +457,13 @@ def test_files_that_are_not_as_they_were_written(repository: Make, run: Command)
     """The graphs still agree with torch, because both read these files, or nothing reads what changed."""
     folder = repository(sharded=True)
     exported(folder)
-    export(folder, OnnxOptions(standalone=True, validate=False))
     # These may be edited.
     (folder / "README.md").write_text("# Mine\n")
     for name in ("genai_config.json", "generation_config.json", "tokenizer_config.json"):
         edit_json(folder / name, {"note": "mine"})
     for name, change in CHANGED.items():
+        if name.startswith("onnx/"):
+            export(folder, OnnxOptions(standalone=True, validate=False))
         assert run("validate", folder).code == 0
         assert (folder / REPORT).exists()
         right = (folder / name).read_bytes()

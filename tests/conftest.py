@@ -49,7 +49,7 @@ ANY_VERSION = {
     *("evaluation_tasks", "faults", "hostile", "hub", "inspect", "lengths", "license", "manifest"),
     *("family_baichuan", "family_jais", "family_jina_bert", "family_mosaic_bert", "family_mosaic_gpt"),
     *("family_mpt", "family_refact", "onnx_example", "onnx_export", "onnx_files"),
-    *("onnx_genai", "onnx_tasks", "onnx_pooled", "onnx_quantise"),
+    *("onnx_genai", "onnx_tasks", "onnx_quantise"),
     *("oldest_onnxruntime", "onnx_calibrate", "onnx_refusals"),
     *("onnx_server", "onnx_sessions"),
     *("onnx_validation", "outputs", "pictures", "provenance", "push", "refusals", "repository"),

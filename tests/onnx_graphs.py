@@ -5,6 +5,7 @@ Building graphs, running them without this project's own session, and the float6
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -149,6 +150,21 @@ def edit(path: Path, change: Callable[[onnx.ModelProto], None]) -> None:
 def external(tensor: onnx.TensorProto) -> dict[str, str]:
     """Where an initialiser's bytes are: location, offset, length."""
     return {entry.key: entry.value for entry in tensor.external_data}
+
+
+POOLING = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+
+
+def with_modules(folder: Path, pooling: dict[str, Any] = POOLING, *more: str) -> Path:
+    """Adds the files of sentence-transformers; ``more`` are kinds of modules after the pooling."""
+    modules = []
+    for number, kind in enumerate(["Transformer", "Pooling", *more]):
+        path = f"{number}_{kind}" if number else ""
+        modules.append({"idx": number, "path": path, "type": f"sentence_transformers.models.{kind}"})
+        (folder / path).mkdir(exist_ok=True)
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    return folder
 
 
 @pytest.fixture

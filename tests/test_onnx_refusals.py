@@ -24,8 +24,7 @@ from converter.exports.onnx.families import network_class
 from converter.exports.onnx.options import OnnxOptions
 from converter.families import FAMILIES
 from tests.conftest import MakeSource, Run, edit_json, fingerprint
-from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Make
-from tests.test_onnx_pooled import POOLING, with_modules
+from tests.onnx_graphs import POOLING, PROFILES, TRAIN_LENGTH, Make, with_modules
 
 CONVERT = ("--scale", "2", "--train-length", TRAIN_LENGTH)
 REPORT = "onnx_validation.json"

@@ -575,6 +575,7 @@ BACKBONE = "feature-extraction"
             for profile in PROFILES
             for options in ({"last_logits": True}, {"dtype": "fp16"}, {"standalone": True}, {"dtype": "w8a8"})
         ),
+        ("mpt", "ort", PART, {"n_layers": 4}, {"dtype": "int4"}),
         *(
             (family, "ort", PART, {"head": head, "num_hidden_layers": 4}, {"task": task})
             for family in tiny.ENCODERS

@@ -160,7 +160,9 @@ def with_modules(folder: Path, pooling: dict[str, Any] = POOLING, *more: str) ->
     modules = []
     for number, kind in enumerate(["Transformer", "Pooling", *more]):
         path = f"{number}_{kind}" if number else ""
-        modules.append({"idx": number, "path": path, "type": f"sentence_transformers.models.{kind}"})
+        modules.append(
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        )
         (folder / path).mkdir(exist_ok=True)
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))

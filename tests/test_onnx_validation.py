@@ -33,6 +33,7 @@ from tests.dealt import dealt
 from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Make, Plant, edit, nodes_of
 
 Command = Callable[..., Run]
+Refused = Callable[..., str]
 Mutation = Callable[[onnx.ModelProto], None]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 REPORT = "onnx_validation.json"
@@ -283,21 +284,18 @@ def test_a_file_that_is_not_what_is_built(
 @pytest.mark.parametrize("mutation", ["epsilon", "slope of one head"])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_export_leaves_nothing_of_a_wrong_graph(
-    repository: Make, run: Command, plant: Plant, profile: Profile, mutation: str
+    repository: Make, refused: Refused, plant: Plant, profile: Profile, mutation: str
 ) -> None:
     folder = repository("bloom", dtype=torch.float16)
     plant(MUTATIONS[mutation][2], ir.DataType.FLOAT)
-    before, names = fingerprint(folder), sorted(folder.rglob("*"))
-    result = run("export", folder, "--onnx-profile", profile)
-    assert (result.code, result.out) == (1, "")
-    assert result.err.startswith("error: model_fp32.onnx: prompt of 16: largest difference ")
-    assert result.err.endswith("; no graph was written\n")
-    assert (fingerprint(folder), sorted(folder.rglob("*"))) == (before, names)
+    line = refused("export", folder, "--onnx-profile", profile)
+    assert line.startswith("error: model_fp32.onnx: prompt of 16: largest difference ")
+    assert line.endswith("; no graph was written\n")
 
 
 @pytest.mark.parametrize("entry", ["offset", "location", "length"])
 def test_pointers_that_are_not_the_tensors_are_found_without_running(
-    repository: Make, run: Command, monkeypatch: pytest.MonkeyPatch, entry: str
+    repository: Make, refused: Refused, monkeypatch: pytest.MonkeyPatch, entry: str
 ) -> None:
     """Two tensors of the same shape change places in the file's pointers."""
     folder = repository(sharded=entry == "location")
@@ -314,12 +312,8 @@ def test_pointers_that_are_not_the_tensors_are_found_without_running(
             values[0].value, values[1].value = values[1].value, values[0].value
 
     edit(exported(folder), swap)
-    before = fingerprint(folder)
-    result = run("validate", folder)
-    assert (result.code, result.out) == (1, "")
-    assert result.err.startswith("error: model.onnx does not belong to these weights: its tensor ")
-    assert result.err.count("\n") == 1
-    assert fingerprint(folder) == before
+    line = refused("validate", folder)
+    assert line.startswith("error: model.onnx does not belong to these weights: its tensor ")
 
 
 def test_weights_that_changed_in_place_are_caught_by_running(repository: Make, run: Command) -> None:
@@ -609,7 +603,7 @@ def test_parts_of_right_graphs_pass(
 
 
 def test_a_silent_fall_back_is_an_error(
-    repository: Make, run: Command, monkeypatch: pytest.MonkeyPatch
+    repository: Make, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FallsBack(onnxruntime.InferenceSession):
         def __init__(self, model: Any, options: Any, providers: list[str]):
@@ -623,13 +617,8 @@ def test_a_silent_fall_back_is_an_error(
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
     with pytest.raises(ProviderError, match=f"asked for {CUDA} and fell back to {CPU}"):
         session.Session(graph, "cuda")
-    before = fingerprint(folder)
-    for words in (("validate", folder), ("export", folder)):
-        result = run(*words, "--provider", "cuda")
-        assert (result.code, result.out) == (1, "")
-        assert f"fell back to {CPU}" in result.err
-        assert result.err.count("\n") == 1
-        assert fingerprint(folder) == before
+    for command in ("validate", "export"):
+        assert f"fell back to {CPU}" in refused(command, folder, "--provider", "cuda")
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -89,7 +89,8 @@ def block_steps(blocks: NDArray[np.float32], bits: Bits) -> Steps:
 
 def nearest(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Rounds as onnxruntime's quantiser does, which takes halves away from 0."""
-    return np.trunc(values + np.copysign(np.float32(0.5), values))
+    found: NDArray[np.float32] = np.trunc(values + np.copysign(np.float32(0.5), values))
+    return found
 
 
 def in_blocks(stored: Stored) -> Iterator[NDArray[np.float32]]:
@@ -121,8 +122,8 @@ def quantised(stored: Stored, steps: Steps) -> Iterator[NDArray[np.uint8]]:
         return
     start = 0
     for piece in in_blocks(stored):
-        scales, zeros = (part[start : start + len(piece), :, None] for part in steps)
-        numbers = nearest(piece * (1 / scales) + zeros).clip(0, 2**stored.bits - 1)
+        scales, zeros = (part[start : start + len(piece), :, None].astype(np.float32) for part in steps)
+        numbers = nearest(piece * (np.float32(1) / scales) + zeros).clip(0, 2**stored.bits - 1)
         yield numbers.astype(np.uint8).reshape(len(piece), -1)
         start += len(piece)
 
@@ -149,7 +150,8 @@ def pack(numbers: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
     if bits == 8:
         return numbers
     even = np.pad(numbers, ((0, 0), (0, numbers.shape[1] % 2)))
-    return even[:, ::2] | even[:, 1::2] << 4
+    packed: NDArray[np.uint8] = even[:, ::2] | even[:, 1::2] << np.uint8(4)
+    return packed
 
 
 def unpack(packed: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:

@@ -25,7 +25,7 @@ from tests.conftest import edit_json
 from tests.dealt import dealt
 from tests.onnx_graphs import LENGTHS, Make, exported, generated, prompts
 from tests.onnx_graphs import NEW as WORDS
-from tests.patched import FAMILIES, TRAIN_LENGTH, Convert, load
+from tests.patched import FAMILIES, TRAIN_LENGTH, Convert, config_of, load
 
 pytest.importorskip("onnxruntime_genai")
 
@@ -89,46 +89,38 @@ def assert_same(actual: Generated, reference: Generated, tolerance: float = 1e-3
     assert np.array_equal(actual[0], reference[0])
 
 
+def begin(model: Any, prompts: np.ndarray, **options: Any) -> Any:
+    """A generator that has rows of prompts, and makes ``NEW`` tokens of each."""
+    running = start(model, prompts.shape[1] + NEW, len(prompts), **options)
+    running.append_tokens(prompts.astype(np.int32))
+    return running
+
+
 @pytest.mark.parametrize(
-    ("family", "scaling", "share"), dealt(FAMILIES, [*SCALINGS, "fitted-position"], [True, False], each=1)
+    ("family", "scaling", "share", "last_logits"),
+    dealt(FAMILIES, [*SCALINGS, "fitted-position"], [True, False], [False, True], each=2),
 )
-def test_greedy_tokens(converted: Convert, family: str, scaling: str, share: bool) -> None:
+def test_greedy_tokens(converted: Convert, family: str, scaling: str, share: bool, last_logits: bool) -> None:
+    """Of short and long prompts, and of several together, which are padded on the right."""
     folder = converted(family, 12, scaling)
-    model, reference = model_of(exported(folder)), load(folder)
+    model, reference = model_of(exported(folder, last_logits=last_logits)), load(folder)
     for length in (INSIDE, BEYOND):
-        (prompt,) = tiny.token_ids(1, length)
-        running = start(model, length + NEW, past_present_share_buffer=share)
-        running.append_tokens(prompt.astype(np.int32))
-        assert_same(finish(running), expected(reference, prompt))
+        ids = tiny.token_ids(1, length)
+        running = begin(model, ids, past_present_share_buffer=share)
+        assert_same(finish(running), expected(reference, *ids))
+    ids, lengths = tiny.token_ids(3, BEYOND), [BEYOND, 43, INSIDE]
+    running = begin(model, np.where(tiny.padding_mask(lengths, "right", BEYOND), ids, tiny.PAD))
+    rows = [row[:length] for row, length in zip(ids, lengths, strict=True)]
+    assert_same(finish(running, rows=3), expected(reference, *rows))
 
 
 def test_a_graph_of_another_factor_is_noticed(converted: Convert) -> None:
     folder = converted("bloom", 12, "ntk")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    reference = load(folder)
-    config["alibi_scaling"]["factor"] = 3.5
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (prompt,) = tiny.token_ids(1, BEYOND)
-    running = start(model_of(exported(folder)), BEYOND + NEW)
-    running.append_tokens(prompt.astype(np.int32))
+    reference, scaling = load(folder), config_of(folder)["alibi_scaling"]
+    edit_json(folder / "config.json", {"alibi_scaling": {**scaling, "factor": 3.5}})
+    ids = tiny.token_ids(1, BEYOND)
     with pytest.raises(AssertionError):
-        assert_same(finish(running), expected(reference, prompt))
-
-
-@pytest.mark.parametrize(
-    ("family", "scaling", "last_logits"), dealt(FAMILIES, SCALINGS, [False, True], each=1)
-)
-def test_a_batch_is_padded_on_the_right(
-    converted: Convert, family: str, scaling: str, last_logits: bool
-) -> None:
-    folder = converted(family, 4, scaling)
-    ids = tiny.token_ids(3, BEYOND)
-    lengths = [BEYOND, 43, INSIDE]
-    padded = np.where(tiny.padding_mask(lengths, "right", BEYOND), ids, tiny.PAD)
-    running = start(model_of(exported(folder, last_logits=last_logits)), BEYOND + NEW, rows=3)
-    running.append_tokens(padded.astype(np.int32))
-    prompts = [row[:length] for row, length in zip(ids, lengths, strict=True)]
-    assert_same(finish(running, rows=3), expected(load(folder), *prompts))
+        assert_same(finish(begin(model_of(exported(folder)), ids)), expected(reference, *ids))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -173,10 +165,8 @@ def test_half_precision(converted: Convert) -> None:
     assert content["model"]["decoder"]["filename"] == "model_fp32.onnx"
     content["model"]["decoder"]["filename"] = "model.onnx"
     path.write_text(json.dumps(content), encoding="utf-8")
-    (prompt,) = tiny.token_ids(1, BEYOND)
-    running = start(model_of(folder), BEYOND + NEW)
-    running.append_tokens(prompt.astype(np.int32))
-    assert_same(finish(running), expected(load(folder).float(), prompt), tolerance=0.1)
+    ids = tiny.token_ids(1, BEYOND)
+    assert_same(finish(begin(model_of(folder), ids)), expected(load(folder).float(), *ids), tolerance=0.1)
 
 
 def test_which_graph_is_served(converted: Convert) -> None:
@@ -279,10 +269,8 @@ def test_a_row_that_has_ended_gets_padding(converted: Convert) -> None:
     rows = [prompts()[0], prompts()[2]]
     whole = batch(model_of(folder), rows, WORDS, padding=tiny.PAD, ends=[tiny.END])
     end = next(token for token in whole[1] if token not in whole[0])
-    path = folder / "genai_config.json"
-    content = json.loads(path.read_text())
-    content["model"]["eos_token_id"] = [end]
-    path.write_text(json.dumps(content))
+    content = json.loads((folder / "genai_config.json").read_text())
+    edit_json(folder / "genai_config.json", {"model": {**content["model"], "eos_token_id": [end]}})
     model = model_of(folder)
     cut = batch(model, rows, WORDS, padding=tiny.PAD, ends=[end])
     assert cut == [whole[0], whole[1][: whole[1].index(end) + 1]]

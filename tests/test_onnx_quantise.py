@@ -22,7 +22,8 @@ from converter import OnnxOptions, convert, validate
 from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.files import standalone_graph
 from converter.exports.onnx.quantise import quantise
-from converter.exports.onnx.rounding import BLOCK
+from converter.exports.onnx.rounding import BLOCK, Bits, Stored, pack, steps_of
+from converter.exports.onnx.rounding import quantised as rounded_numbers
 from tests import tiny
 from tests.dealt import dealt
 from tests.onnx_graphs import PROFILES, Engine, exported
@@ -197,6 +198,24 @@ def test_size(converted: Convert, bits: int) -> None:
     # Beyond: norms, biases, and alignment of each tensor.
     size = path.with_name(f"{path.name}_data").stat().st_size
     assert wanted <= size <= wanted + 4 * 32 * width + 60 * 4096
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_are_rounded_as_by_onnxruntime(bits: Bits) -> None:
+    """To the byte; among values of float16, many lie between two numbers."""
+    from onnxruntime.quantization import matmul_nbits_quantizer as theirs
+
+    config = theirs.DefaultWeightOnlyQuantConfig(block_size=BLOCK, bits=bits)
+    for shift in (-2, 0, 2):  # blocks of one sign too
+        weight = np.random.default_rng(0).normal(shift, size=(500, 8 * BLOCK)).astype(np.float16)
+        right = theirs.DefaultWeightOnlyQuantizer(config).qbits_block_quant(
+            np.ascontiguousarray(weight.T.astype(np.float32))
+        )
+        stored = Stored(ir.tensor(weight), by_column=False, bits=bits)
+        steps = steps_of(stored)
+        packed = np.concatenate([pack(piece, bits) for piece in rounded_numbers(stored, steps)])
+        for found, wanted in zip((packed, steps.scales, pack(steps.zeros, bits)), right, strict=True):
+            assert np.array_equal(found, wanted.reshape(found.shape))
 
 
 # Products of integers

@@ -5,6 +5,7 @@ Building graphs, running them without this project's own session, and the float6
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,16 +17,17 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from converter import convert
+from converter import OnnxOptions, convert, export
 from converter.exports.onnx.build import build_graph
 from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.describe import Description
 from converter.exports.onnx.graph import Graph
 from converter.result.converted import open_converted
 from tests import tiny
-from tests.patched import config_of
+from tests.patched import config_of, load, options_for
 from tests.reference import FAMILIES as REFERENCES
 from tests.reference.alibi import query_slopes
 
@@ -56,6 +58,12 @@ def build(
     made = Description(profile, dtype, last_logits, False, config_of(folder).get("alibi_scaling"))
     build_graph(open_converted(folder), made).save(folder / name, made.metadata)
     return folder / name
+
+
+def exported(folder: Path, profile: Profile = "ort", **options: Any) -> Path:
+    """Exports without validation; the repository."""
+    export(folder, OnnxOptions(profile, validate=False, **options))
+    return folder
 
 
 class Engine:
@@ -144,17 +152,74 @@ def external(tensor: onnx.TensorProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in tensor.external_data}
 
 
+POOLING = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+
+
+def with_modules(folder: Path, pooling: dict[str, Any] = POOLING, *more: str) -> Path:
+    """Adds the files of sentence-transformers; ``more`` are kinds of modules after the pooling."""
+    modules = []
+    for number, kind in enumerate(["Transformer", "Pooling", *more]):
+        path = f"{number}_{kind}" if number else ""
+        modules.append(
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        )
+        (folder / path).mkdir(exist_ok=True)
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    return folder
+
+
 @pytest.fixture
 def repository(pristine: Callable[..., Path], tmp_path: Path) -> Make:
     """``repository(family, **options)``: a converted tiny checkpoint in ``tmp_path / "model"``."""
 
-    def make(family: str = "bloom", **options: Any) -> Path:
+    def convert_one(family: str = "bloom", **options: Any) -> Path:
         # Dtypes are no keys of what is pristine.
         written = "dtype" in options
-        source = tiny.FACTORIES[family](tmp_path / "source", **options) if written else None
+        make = (tiny.FACTORIES | tiny.ENCODERS)[family]
+        source = make(tmp_path / "source", **options) if written else None
         return converted_copy(source or pristine(family, **options), tmp_path / "model")
 
-    return make
+    return convert_one
+
+
+@pytest.fixture(scope="session")
+def with_graph(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """``with_graph(family, scaling, stored, **options)``: a checkpoint with a graph, which tests only read.
+
+    It is converted as ``converted`` does it; ``stored`` is the dtype of the weights.
+    """
+    made: dict[str, Path] = {}
+
+    def get(
+        family: str = "bloom", scaling: str = "ntk", stored: torch.dtype = torch.float32, **options: Any
+    ) -> Path:
+        key = repr((family, scaling, stored, options))
+        if key not in made:
+            folder = tmp_path_factory.mktemp(family)
+            source = tiny.FACTORIES[family](folder / "source", 4, dtype=stored, use_cache=True)
+            convert(source, folder / "out", verify=False, **options_for(scaling, 4))
+            made[key] = exported(folder / "out", **options)
+        return made[key]
+
+    return get
+
+
+NEW = 16
+"""Tokens that the tests of examples generate."""
+LENGTHS = (60, 43, 12)
+
+
+def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
+    ids = tiny.token_ids(len(lengths), max(lengths))
+    return [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]
+
+
+def generated(folder: Path, prompt: list[int]) -> list[int]:
+    """What transformers generates for one prompt, up to the end token."""
+    ids = torch.tensor([prompt])
+    made = load(folder).float().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW)
+    return made[0, len(prompt) :].tolist()
 
 
 @pytest.fixture

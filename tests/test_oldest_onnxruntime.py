@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from converter import OnnxOptions, convert, export
+from converter import OnnxOptions, export
 from converter.exports.onnx.attention_portable import BLOCK
 from converter.exports.onnx.choices import QUANTISED, Profile
 from tests import run_graphs, tiny
 from tests.conftest import edit_json
-from tests.onnx_graphs import PROFILES, TRAIN_LENGTH
-from tests.test_onnx_pooled import encoder, with_modules
+from tests.onnx_graphs import POOLING, PROFILES, converted_copy, exported, with_modules
 
 Array = NDArray[Any]
 ROOT = Path(__file__).parent.parent
@@ -43,44 +42,34 @@ needs_environment = pytest.mark.skipif(
 )
 
 
-def headed(folder: Path, head: Any, factory: tiny.Factory) -> Path:
-    source = factory(folder / "source", 4, head=head)
+def headed(folder: Path, name: str, head: Any) -> Path:
+    source = (tiny.FACTORIES | tiny.ENCODERS)[name](folder / "source", 4, head=head)
     edit_json(source / "config.json", {"pad_token_id": tiny.PAD})
-    convert(source, folder / "out", scale=2.0, train_length=TRAIN_LENGTH, verify=False)
-    return folder / "out"
+    return converted_copy(source, folder / "out")
 
 
-def pooled_decoder(folder: Path) -> Path:
-    source = tiny.FACTORIES["bloom"](folder / "source", 4, head="Model")
-    with_modules(source, {"word_embedding_dimension": 32, "pooling_mode": "weightedmean"}, "Normalize")
-    convert(source, folder / "out", scale=2.0, train_length=TRAIN_LENGTH, verify=False)
-    return folder / "out"
+KINDS = [
+    *(f"{family} CausalLM" for family in tiny.FACTORIES),
+    *("bloom SequenceClassification", "bloom QuestionAnswering"),
+    *(f"{family} MaskedLM" for family in tiny.ENCODERS),
+    *("bloom pooled", "jina_bert pooled"),
+]
 
 
-Kind = Callable[[Path], Path]
-KINDS: dict[str, Kind] = {
-    **{
-        f"{family} CausalLM": lambda folder, make=make: headed(folder, "CausalLM", make)
-        for family, make in tiny.FACTORIES.items()
-    },
-    "bloom classifier": lambda folder: headed(folder, "SequenceClassification", tiny.FACTORIES["bloom"]),
-    "bloom QuestionAnswering": lambda folder: headed(folder, "QuestionAnswering", tiny.FACTORIES["bloom"]),
-    **{
-        f"{family} MaskedLM": lambda folder, make=make: headed(folder, "MaskedLM", make)
-        for family, make in tiny.ENCODERS.items()
-    },
-    "bloom pooled": pooled_decoder,
-    "jina_bert pooled": lambda folder: encoder(folder, "Normalize"),
-}
+def made_as(folder: Path, kind: str) -> Path:
+    """A converted tiny checkpoint of one of ``KINDS``."""
+    name, head = kind.split()
+    if head != "pooled":
+        return headed(folder, name, head)
+    pooling = {"word_embedding_dimension": 32, "pooling_mode": "weightedmean"}
+    return with_modules(headed(folder, name, "Model"), pooling if name == "bloom" else POOLING, "Normalize")
 
 
 def graphs(folder: Path, name: str, made: Path, profile: Profile, dtype: str) -> list[Path]:
     """Exports a copy of a converted repository; fp16 makes a second graph, in float32."""
     copy = folder / f"{profile} {dtype}"
     shutil.copytree(made, copy)
-    pooled = name.endswith("pooled")
-    export(copy, OnnxOptions(profile=profile, dtype=dtype, pooled=pooled, validate=False))
-    return sorted(copy.rglob("*.onnx"))
+    return sorted(exported(copy, profile, dtype=dtype, pooled=name.endswith("pooled")).rglob("*.onnx"))
 
 
 def batch() -> tuple[Array, Array]:
@@ -128,7 +117,7 @@ def test_the_environment_has_the_oldest_version() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_graphs(tmp_path: Path, name: str) -> None:
     """Each loads and computes what it does under the newest onnxruntime."""
-    made = KINDS[name](tmp_path)
+    made = made_as(tmp_path, name)
     paths = [
         path
         for profile, dtype in itertools.product(PROFILES, DTYPES)
@@ -168,7 +157,7 @@ for folder in sys.argv[1:]:
 @needs_environment
 def test_exports_with_it(tmp_path: Path) -> None:
     """They are validated, and the graphs and the quantised weights are the same to the byte."""
-    made = headed(tmp_path, "CausalLM", tiny.FACTORIES["bloom"])
+    made = headed(tmp_path, "bloom", "CausalLM")
     names = [f"{profile} {dtype}" for profile, dtype in itertools.product(PROFILES, DTYPES)]
     for folder, name in itertools.product(("here", "there"), names):
         shutil.copytree(made, tmp_path / folder / name)
@@ -183,7 +172,7 @@ def test_exports_with_it(tmp_path: Path) -> None:
     for name in names:
         here, there = tmp_path / "here" / name, tmp_path / "there" / name
         profile, dtype = name.split()
-        export(here, OnnxOptions(profile=profile, dtype=dtype, validate=False))
+        export(here, OnnxOptions(profile, dtype, validate=False))
         written = sorted(path.relative_to(here) for path in here.rglob("*.onnx*"))
         assert written
         for path in written:

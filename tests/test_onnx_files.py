@@ -14,7 +14,7 @@ from converter.exports.onnx.export import export
 from converter.exports.onnx.options import OnnxOptions
 from converter.pipeline import convert
 from tests.conftest import Run, fingerprint
-from tests.onnx_graphs import TRAIN_LENGTH, Make, edit
+from tests.onnx_graphs import TRAIN_LENGTH, Make, edit, exported
 from tests.test_onnx_validation import MUTATIONS
 
 CARD, REPORT = "README.md", "onnx_validation.json"
@@ -52,34 +52,6 @@ def test_nothing_is_written_to_what_is_there(
     assert (fingerprint(source), fingerprint(others)) == before
 
 
-def test_a_folder_of_somebody_else_is_not_written_to(
-    repository: Make, refused: Callable[..., str], tmp_path: Path
-) -> None:
-    folder, theirs = repository(), tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "model.onnx_data").write_bytes(b"theirs")
-    (folder / "onnx").symlink_to(theirs)
-    assert "onnx is a link to another folder" in refused("export", folder, "--onnx-standalone")
-
-
-def test_other_folders_stay(repository: Make, run: Command) -> None:
-    """As of a conversion to a folder in the repository, which goes on meanwhile."""
-    folder = repository()
-    other = folder / ".other.ntk-convert-1-0123"
-    other.mkdir()
-    (other / "config.json").write_text("{}")
-    assert run("export", folder, "--no-validate").code == 0
-    assert (other / "config.json").exists()
-
-
-def test_a_card_that_is_no_utf8_stays_as_it_is(repository: Make, run: Command) -> None:
-    folder = repository()
-    text = (folder / CARD).read_bytes() + b"caf\xe9\n"
-    (folder / CARD).write_bytes(text)
-    assert run("export", folder, "--no-validate").code == 0
-    assert (folder / CARD).read_bytes().startswith(text)
-
-
 @pytest.fixture
 def largest_file() -> Iterator[Callable[[int], None]]:
     """``largest_file(bytes)``: to write a larger one fails, as on a full disk."""
@@ -88,27 +60,19 @@ def largest_file() -> Iterator[Callable[[int], None]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_disk_that_is_full_when_the_card_is_written(
-    repository: Make, refused: Callable[..., str], largest_file: Callable[[int], None]
-) -> None:
-    folder = repository()
-    export(folder, OnnxOptions(last_logits=True, validate=False))
-    (folder / CARD).write_text("more\n" * 100_000 + (folder / CARD).read_text())
-    largest_file(400_000)
-    assert "File too large" in refused("export", folder, "--no-validate")
-
-
-def test_a_disk_that_is_full_when_the_report_is_written(
+def test_a_disk_that_is_full_in_the_end(
     repository: Make,
     refused: Callable[..., str],
     largest_file: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = repository()
-    export(folder, OnnxOptions(validate=False))
+    """When the card is written, and when the report of a validation is."""
+    folder = exported(repository(), last_logits=True)
+    (folder / CARD).write_text("more\n" * 100_000 + (folder / CARD).read_text())
     (folder / REPORT).write_text("old")
+    largest_file(400_000)
+    assert "File too large" in refused("export", folder, "--no-validate")
     monkeypatch.setattr("converter.exports.onnx.validate.as_json", lambda report: "x" * 2_000_000)
-    largest_file(1_000_000)
     assert "File too large" in refused("validate", folder)
 
 

@@ -1,42 +1,45 @@
-"""onnxruntime-genai runs an exported graph as transformers runs the converted repository."""
+"""onnxruntime-genai runs an exported graph as transformers runs the repository; so does the example.
+
+In the end stand the pitfalls that docs/onnx-serving.md names: if genai mends one, it need not warn any more.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-import converter
-from converter import OnnxOptions, recipes
+from converter import OnnxOptions, export, recipes
 from converter.exports.onnx.genai import genai_config
 from converter.result.converted import ConvertedRepository, open_converted
 from tests import tiny
+from tests.conftest import edit_json
 from tests.dealt import dealt
-from tests.patched import FAMILIES, TRAIN_LENGTH, Convert, load
+from tests.onnx_graphs import LENGTHS, Make, exported, generated, prompts
+from tests.onnx_graphs import NEW as WORDS
+from tests.patched import FAMILIES, TRAIN_LENGTH, Convert, config_of, load
 
-og = pytest.importorskip("onnxruntime_genai")
+pytest.importorskip("onnxruntime_genai")
 
+import onnxruntime_genai as og
+from generate_genai import batch, generator, stream, text_of, tokenizer
+
+SCRIPT = Path(__file__).parent.parent / "examples" / "generate_genai.py"
 NEW = 24
 INSIDE, BEYOND = TRAIN_LENGTH // 2, 60
 SCALINGS = ("ntk", "ntk-length", "ntk-position")
 Generated = tuple[np.ndarray, np.ndarray]
 
 
-def export(folder: Path, dtype: str = "fp32", *, last_logits: bool = False) -> Any:
-    """Exports a converted repository, and loads it with genai as it is."""
-    converter.export(folder, OnnxOptions(dtype=dtype, last_logits=last_logits, validate=False))
-    if dtype != "fp32":
-        # As the README says: the file names the graph for CPUs, and a GPU takes the other one.
-        path = folder / "genai_config.json"
-        content = json.loads(path.read_text(encoding="utf-8"))
-        assert content["model"]["decoder"]["filename"] == "model_fp32.onnx"
-        content["model"]["decoder"]["filename"] = "model.onnx"
-        path.write_text(json.dumps(content), encoding="utf-8")
+def model_of(folder: Path) -> Any:
     return og.Model(str(folder))
 
 
@@ -48,15 +51,15 @@ def start(model: Any, length: int, rows: int = 1, **options: Any) -> Any:
     return og.Generator(model, params)
 
 
-def finish(generator: Any, rows: int = 1) -> Generated:
+def finish(running: Any, rows: int = 1) -> Generated:
     """The tokens [rows, NEW] that follow, and the logits [rows, NEW, vocabulary] behind them."""
     tokens, logits = [], []
     for _ in range(NEW):
-        assert not generator.is_done()
-        logits.append(np.array(generator.get_logits()).reshape(rows, -1))
-        generator.generate_next_token()
-        tokens.append(np.array(generator.get_next_tokens()))
-    assert generator.is_done()
+        assert not running.is_done()
+        logits.append(np.array(running.get_logits()).reshape(rows, -1))
+        running.generate_next_token()
+        tokens.append(np.array(running.get_next_tokens()))
+    assert running.is_done()
     return np.stack(tokens, axis=1), np.stack(logits, axis=1)
 
 
@@ -86,92 +89,84 @@ def assert_same(actual: Generated, reference: Generated, tolerance: float = 1e-3
     assert np.array_equal(actual[0], reference[0])
 
 
+def begin(model: Any, prompts: np.ndarray, **options: Any) -> Any:
+    """A generator that has rows of prompts, and makes ``NEW`` tokens of each."""
+    running = start(model, prompts.shape[1] + NEW, len(prompts), **options)
+    running.append_tokens(prompts.astype(np.int32))
+    return running
+
+
 @pytest.mark.parametrize(
-    ("family", "scaling", "share"), dealt(FAMILIES, [*SCALINGS, "fitted-position"], [True, False], each=1)
+    ("family", "scaling", "share", "last_logits"),
+    dealt(FAMILIES, [*SCALINGS, "fitted-position"], [True, False], [False, True], each=2),
 )
-def test_greedy_tokens(converted: Convert, family: str, scaling: str, share: bool) -> None:
+def test_greedy_tokens(converted: Convert, family: str, scaling: str, share: bool, last_logits: bool) -> None:
+    """Of short and long prompts, and of several together, which are padded on the right."""
     folder = converted(family, 12, scaling)
-    model, reference = export(folder), load(folder)
+    model, reference = model_of(exported(folder, last_logits=last_logits)), load(folder)
     for length in (INSIDE, BEYOND):
-        (prompt,) = tiny.token_ids(1, length)
-        generator = start(model, length + NEW, past_present_share_buffer=share)
-        generator.append_tokens(prompt.astype(np.int32))
-        assert_same(finish(generator), expected(reference, prompt))
+        ids = tiny.token_ids(1, length)
+        running = begin(model, ids, past_present_share_buffer=share)
+        assert_same(finish(running), expected(reference, *ids))
+    ids, lengths = tiny.token_ids(3, BEYOND), [BEYOND, 43, INSIDE]
+    running = begin(model, np.where(tiny.padding_mask(lengths, "right", BEYOND), ids, tiny.PAD))
+    rows = [row[:length] for row, length in zip(ids, lengths, strict=True)]
+    assert_same(finish(running, rows=3), expected(reference, *rows))
 
 
 def test_a_graph_of_another_factor_is_noticed(converted: Convert) -> None:
     folder = converted("bloom", 12, "ntk")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    reference = load(folder)
-    config["alibi_scaling"]["factor"] = 3.5
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (prompt,) = tiny.token_ids(1, BEYOND)
-    generator = start(export(folder), BEYOND + NEW)
-    generator.append_tokens(prompt.astype(np.int32))
+    reference, scaling = load(folder), config_of(folder)["alibi_scaling"]
+    edit_json(folder / "config.json", {"alibi_scaling": {**scaling, "factor": 3.5}})
+    ids = tiny.token_ids(1, BEYOND)
     with pytest.raises(AssertionError):
-        assert_same(finish(generator), expected(reference, prompt))
-
-
-@pytest.mark.parametrize(
-    ("family", "scaling", "last_logits"), dealt(FAMILIES, SCALINGS, [False, True], each=1)
-)
-def test_a_batch_is_padded_on_the_right(
-    converted: Convert, family: str, scaling: str, last_logits: bool
-) -> None:
-    folder = converted(family, 4, scaling)
-    ids = tiny.token_ids(3, BEYOND)
-    lengths = [BEYOND, 43, INSIDE]
-    padded = np.where(tiny.padding_mask(lengths, "right", BEYOND), ids, tiny.PAD)
-    generator = start(export(folder, last_logits=last_logits), BEYOND + NEW, rows=3)
-    generator.append_tokens(padded.astype(np.int32))
-    prompts = [row[:length] for row, length in zip(ids, lengths, strict=True)]
-    assert_same(finish(generator, rows=3), expected(load(folder), *prompts))
+        assert_same(finish(begin(model_of(exported(folder)), ids)), expected(reference, *ids))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_in_parts(converted: Convert, family: str) -> None:
-    folder = converted(family, 4, "ntk-position")
-    model = export(folder)
+def test_a_prompt_in_parts(with_graph: Make, family: str) -> None:
+    folder = with_graph(family, "ntk-position")
+    model = model_of(folder)
     (prompt,) = tiny.token_ids(1, BEYOND).astype(np.int32)
-    reference = expected(load(folder), prompt.astype(np.int64))
-
-    chunked = start(model, BEYOND + NEW, chunk_size=16)
+    chunked, appended, rewound = (
+        start(model, BEYOND + NEW, **options) for options in ({"chunk_size": 16}, {}, {})
+    )
     chunked.append_tokens(prompt)
-    assert_same(finish(chunked), reference)
-
-    appended = start(model, BEYOND + NEW)
     for part in (prompt[:20], prompt[20:33], prompt[33:]):
         appended.append_tokens(part)
-    assert_same(finish(appended), reference)
-
-    rewound = start(model, BEYOND + NEW)
     rewound.append_tokens(np.concatenate([prompt[:20], prompt[:30]]))
     rewound.rewind_to(20)
     rewound.append_tokens(prompt[20:])
-    assert_same(finish(rewound), reference)
+    reference = expected(load(folder), prompt.astype(np.int64))
+    for running in (chunked, appended, rewound):
+        assert_same(finish(running), reference)
 
 
-def test_a_second_turn(converted: Convert) -> None:
-    folder = converted("mpt", 4, "ntk-position")
+def test_a_second_turn(with_graph: Make) -> None:
+    folder = with_graph("mpt", "ntk-position")
     first, second = tiny.token_ids(2, 20).astype(np.int32)
-    generator = start(export(folder), 45 + NEW)
-    generator.append_tokens(first)
+    running = start(model_of(folder), 45 + NEW)
+    running.append_tokens(first)
     for _ in range(5):
-        generator.generate_next_token()
+        running.generate_next_token()
     # The last token has not been run yet; genai runs it when it is asked for logits, not when appending.
-    generator.get_logits()
-    generator.append_tokens(second)
-    whole = np.array(generator.get_sequence(0)).astype(np.int64)
+    running.get_logits()
+    running.append_tokens(second)
+    whole = np.array(running.get_sequence(0)).astype(np.int64)
     assert len(whole) == 45
-    assert_same(finish(generator), expected(load(folder), whole))
+    assert_same(finish(running), expected(load(folder), whole))
 
 
 def test_half_precision(converted: Convert) -> None:
-    folder = converted("bloom", 4, "ntk-position", dtype=torch.float16)
-    (prompt,) = tiny.token_ids(1, BEYOND)
-    generator = start(export(folder, "fp16"), BEYOND + NEW)
-    generator.append_tokens(prompt.astype(np.int32))
-    assert_same(finish(generator), expected(load(folder).float(), prompt), tolerance=0.1)
+    """As the page says: the file names the graph for CPUs, and a GPU takes the other one."""
+    folder = exported(converted("bloom", 4, "ntk-position", dtype=torch.float16), dtype="fp16")
+    path = folder / "genai_config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content["model"]["decoder"]["filename"] == "model_fp32.onnx"
+    content["model"]["decoder"]["filename"] = "model.onnx"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    ids = tiny.token_ids(1, BEYOND)
+    assert_same(finish(begin(model_of(folder), ids)), expected(load(folder).float(), *ids), tolerance=0.1)
 
 
 def test_which_graph_is_served(converted: Convert) -> None:
@@ -179,7 +174,7 @@ def test_which_graph_is_served(converted: Convert) -> None:
     folder = converted("bloom", 4, "ntk", dtype=torch.bfloat16)
 
     def served(**options: Any) -> str:
-        converter.export(folder, OnnxOptions(validate=False, **options))
+        export(folder, OnnxOptions(validate=False, **options))
         config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
         return str(config["model"]["decoder"]["filename"])
 
@@ -242,12 +237,151 @@ def test_the_raised_limit_of_mpt_is_not_multiplied_again(converted: Convert) -> 
     assert content(repository)["model"]["context_length"] == 2048
 
 
-def test_the_tokenizer_that_the_readme_warns_of(converted: Convert) -> None:
-    """Once genai reads BLOOM's tokenizer, the README need not send people to token ids."""
-    folder = converted("bloom")
-    model = export(folder)
-    path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(settings | {"tokenizer_class": "BloomTokenizerFast"}), encoding="utf-8")
+# The example
+
+
+def byte_level(folder: Path) -> Tokenizer:
+    """Gives a repository a tokenizer that genai reads, with tokens for parts of characters."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    special = ["<unk>", "<s>", "</s>", "<pad>"]
+    trainer = trainers.BpeTrainer(vocab_size=40, special_tokens=special, show_progress=False, min_frequency=2)
+    made.train_from_iterator(["the cat sat on the mat, the hat", "é 雪"], trainer)
+    made.save(str(folder / "tokenizer.json"))
+    edit_json(folder / "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer"})
+    return made
+
+
+@pytest.mark.parametrize("family", ["mpt", "jais"])
+def test_the_example_s_tokens(with_graph: Make, family: str) -> None:
+    """Of a stream, in one chunk and in several, and of a batch of unequal prompts."""
+    folder = with_graph(family, "ntk-position")
+    model, wanted = model_of(folder), [generated(folder, prompt) for prompt in prompts()]
+    for chunk in (512, 16):
+        assert [list(stream(model, prompt, WORDS, chunk)) for prompt in prompts()] == wanted
+    assert batch(model, prompts(), WORDS, padding=tiny.PAD, ends=[tiny.END]) == wanted
+
+
+def test_a_row_that_has_ended_gets_padding(converted: Convert) -> None:
+    """The example cuts it off."""
+    folder = exported(converted("mpt", 4, "ntk"))
+    rows = [prompts()[0], prompts()[2]]
+    whole = batch(model_of(folder), rows, WORDS, padding=tiny.PAD, ends=[tiny.END])
+    end = next(token for token in whole[1] if token not in whole[0])
+    content = json.loads((folder / "genai_config.json").read_text())
+    edit_json(folder / "genai_config.json", {"model": {**content["model"], "eos_token_id": [end]}})
+    model = model_of(folder)
+    cut = batch(model, rows, WORDS, padding=tiny.PAD, ends=[end])
+    assert cut == [whole[0], whole[1][: whole[1].index(end) + 1]]
+    assert batch(model, rows, WORDS, padding=tiny.PAD, ends=[])[1][len(cut[1])] == tiny.PAD
+
+
+def test_text_as_it_grows(converted: Convert) -> None:
+    """From genai's stream and from tokenizers: no half characters, and the same text in the end."""
+    folder = exported(converted("mpt", 4, "ntk"))
+    reference = byte_level(folder)
+    text = "the cat é 雪"
+    ids = reference.encode(text).ids
+    assert len(ids) > len(text.split()) + 2, "characters of several tokens"
+    encode, texts = tokenizer(model_of(folder), folder)
+    assert list(encode(text)) == ids
+    for pieces in (list(texts(iter(ids))), list(text_of(iter(ids), reference.decode))):
+        assert "".join(pieces) == text
+        assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
+
+
+def test_the_command_line(converted: Convert) -> None:
+    folder = exported(converted("mpt", 4, "ntk"))
+    (folder / "tokenizer.json").unlink()
+
+    def run(*words: str) -> tuple[int, str, str]:
+        done = subprocess.run([sys.executable, SCRIPT, folder, *words], capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    new = ("--max-new-tokens", str(WORDS))
+    texts = [" ".join(map(str, generated(folder, ids))) for ids in ([5, 6, 7], [20, 21])]
+    assert run("5 6 7", "20 21", *new)[:2] == (0, "".join(f"{text}\n" for text in texts))
+    code, out, err = run("5 6 7", "--max-new-tokens", "100000")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: max_length (100003) cannot be greater than model context_length")
+
+
+# Pitfalls
+
+
+def test_a_batch_is_appended_once_and_in_one_chunk(with_graph: Make) -> None:
+    model = model_of(with_graph())
+    ids = tiny.token_ids(2, 20).astype(np.int32)
+    running = generator(model, 2, 64)
+    running.append_tokens(ids)
+    with pytest.raises(RuntimeError, match="can only be called once for batch_size > 1"):
+        running.append_tokens(ids)
+    params = og.GeneratorParams(model)
+    params.set_search_options(batch_size=2, max_length=64, chunk_size=8)
+    with pytest.raises(RuntimeError, match="batch_size must be 1"):
+        og.Generator(model, params).append_tokens(ids)
+
+
+def test_what_genai_does_not_check(with_graph: Make) -> None:
+    """A prompt for too few rows is divided among them, and negative ids count from the vocabulary's end."""
+    model = model_of(with_graph("mpt"))
+    (ids,) = tiny.token_ids(1, 20).astype(np.int32)
+
+    def first(tokens: np.ndarray, rows: int = 1) -> Any:
+        running = generator(model, rows, 64)
+        running.append_tokens(tokens)
+        return running.get_logits()
+
+    divided = first(ids, rows=2)
+    assert np.array_equal(divided, first(ids.reshape(2, 10), rows=2))
+    negative = np.where(np.arange(20) == 19, ids - tiny.VOCAB_SIZE, ids).astype(np.int32)
+    assert negative[19] < 0
+    assert np.array_equal(first(negative), first(ids))
+    with pytest.raises(RuntimeError, match="out of data bounds"):
+        first(np.array([5, tiny.VOCAB_SIZE], np.int32))
+    with pytest.raises(RuntimeError, match="exceeds max length"):
+        first(np.tile(ids, 4))
+
+
+def by_engine(model: Any, rows: list[list[int]]) -> list[list[int]]:
+    """What genai's Engine makes of requests that run together."""
+    engine = og.Engine(model)
+    events = engine.create_event_buffer(64)
+    requests, made = [], {}
+    for index, row in enumerate(rows):
+        request = engine.create_request()
+        options = og.TurnOptions(request)
+        options.set_max_generated_tokens(WORDS)
+        options.set_do_sample(False)
+        request.begin_turn(np.array(row, np.int32), options)
+        requests.append(request)
+        made[index] = list[int]()
+    while engine.has_pending_requests():
+        for event in engine.run(events):
+            made[requests.index(event.request)].append(event.token)
+    return list(made.values())
+
+
+def test_the_engine_is_wrong_for_unequal_prompts(with_graph: Make) -> None:
+    """Without an error. Prompts of the same length, and one at a time, are right."""
+    if not hasattr(og, "Engine"):
+        pytest.skip("this genai has no Engine")
+    model = model_of(with_graph("mpt"))
+
+    def wanted(rows: list[list[int]]) -> list[list[int]]:
+        return [list(stream(model, row, WORDS)) for row in rows]
+
+    same = [row[: min(LENGTHS)] for row in prompts()]
+    assert by_engine(model, same) == wanted(same)
+    assert by_engine(model, prompts()[:1]) == wanted(prompts()[:1])
+    assert by_engine(model, prompts()) != wanted(prompts())
+
+
+def test_the_tokenizer_that_the_page_warns_of(converted: Convert) -> None:
+    """Once genai reads BLOOM's tokenizer, the page need not send people to token ids."""
+    folder = exported(converted("bloom"))
+    model = model_of(folder)
+    edit_json(folder / "tokenizer_config.json", {"tokenizer_class": "BloomTokenizerFast"})
     with pytest.raises(Exception, match="Unsupported tokenizer class: BloomTokenizerFast"):
         og.Tokenizer(model)

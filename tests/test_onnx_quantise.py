@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,15 @@ from onnx import numpy_helper
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from converter import OnnxOptions, convert, export, validate
+from converter import OnnxOptions, convert, validate
 from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.files import standalone_graph
 from converter.exports.onnx.quantise import quantise
-from converter.exports.onnx.rounding import BLOCK
+from converter.exports.onnx.rounding import BLOCK, Bits, Stored, pack, steps_of
+from converter.exports.onnx.rounding import quantised as rounded_numbers
 from tests import tiny
 from tests.dealt import dealt
-from tests.onnx_graphs import PROFILES
+from tests.onnx_graphs import PROFILES, Engine, exported
 from tests.patched import VARIANTS, Convert, batch, load
 
 Array = NDArray[Any]
@@ -49,11 +49,10 @@ OUTER = ("word_embeddings.weight", "wte.weight", "lm_head.weight")
 
 def quantised(folder: Path, dtype: str, profile: Profile = "ort") -> Path:
     """The path of a repository's graph, quantised."""
-    export(folder, OnnxOptions(profile, dtype, validate=False))
-    return folder / standalone_graph(dtype)
+    return exported(folder, profile, dtype=dtype) / standalone_graph(dtype)
 
 
-def run(path: Path, ids: torch.Tensor, mask: torch.Tensor, *, exact: bool) -> NDArray[np.float32]:
+def run(path: Path, ids: torch.Tensor, mask: torch.Tensor, *, exact: bool) -> Array:
     """Logits of a first pass on the CPU; ``exact``: MatMulNBits does not round activations."""
     if exact:
         model = onnx.load(path, load_external_data=False)
@@ -63,11 +62,7 @@ def run(path: Path, ids: torch.Tensor, mask: torch.Tensor, *, exact: bool) -> ND
                     attribute.i = 1
         path = path.with_name("exact.onnx")
         onnx.save(model, path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    feed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-    for value in session.get_inputs()[2:]:
-        feed[value.name] = np.zeros((len(ids), value.shape[1], 0, value.shape[3]), np.float32)
-    return session.run(["logits"], feed)[0]
+    return Engine(path).step(ids.numpy(), mask.numpy())[0]
 
 
 def numbers(stored: Array, bits: int) -> NDArray[np.float64]:
@@ -175,7 +170,7 @@ def test_the_operators(converted: Convert, dtype: str, profile: Profile) -> None
     """All products run on quantised weights, and CUDA has each operator."""
     folder = converted("bloom")
     path = quantised(folder, dtype, profile)
-    export(folder, OnnxOptions(profile, validate=False))
+    exported(folder, profile)
     plain, model = (onnx.load(file, load_external_data=False).graph for file in (folder / "model.onnx", path))
     kinds = [f"{node.domain}.{node.op_type}".lstrip(".") for node in model.node]
     others = {f"{node.domain}.{node.op_type}".lstrip(".") for node in plain.node}
@@ -205,10 +200,22 @@ def test_size(converted: Convert, bits: int) -> None:
     assert wanted <= size <= wanted + 4 * 32 * width + 60 * 4096
 
 
-def test_importing_the_quantiser_leaves_logging_alone(converted: Convert) -> None:
-    before = list(logging.getLogger().handlers), logging.getLogger().level
-    quantised(converted("bloom"), "int8")
-    assert (list(logging.getLogger().handlers), logging.getLogger().level) == before
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_are_rounded_as_by_onnxruntime(bits: Bits) -> None:
+    """To the byte; among values of float16, many lie between two numbers."""
+    from onnxruntime.quantization import matmul_nbits_quantizer as theirs
+
+    config = theirs.DefaultWeightOnlyQuantConfig(block_size=BLOCK, bits=bits)
+    for shift in (-2, 0, 2):  # blocks of one sign too
+        weight = np.random.default_rng(0).normal(shift, size=(500, 8 * BLOCK)).astype(np.float16)
+        right = theirs.DefaultWeightOnlyQuantizer(config).qbits_block_quant(
+            np.ascontiguousarray(weight.T.astype(np.float32))
+        )
+        stored = Stored(ir.tensor(weight), by_column=False, bits=bits)
+        steps = steps_of(stored)
+        packed = np.concatenate([pack(piece, bits) for piece in rounded_numbers(stored, steps)])
+        for found, wanted in zip((packed, steps.scales, pack(steps.zeros, bits)), right, strict=True):
+            assert np.array_equal(found, wanted.reshape(found.shape))
 
 
 # Products of integers
@@ -297,33 +304,6 @@ def test_a_row_does_not_depend_on_the_others(converted: Convert) -> None:
 
 
 # Validation
-
-
-@pytest.mark.parametrize(
-    ("profile", "dtype", "family", "vocabulary"),
-    [
-        ("ort", "int8", "bloom", 12_000),
-        *(
-            pytest.param(profile, dtype, family, vocabulary, marks=pytest.mark.slow)
-            for profile in PROFILES
-            for dtype in ("int8", "int4")
-            for family, vocabulary in (("bloom", 250_880), ("mpt", 50_432), ("falcon", 50_304))
-        ),
-    ],
-)
-def test_validation_of_a_real_vocabulary(
-    tmp_path: Path, profile: Profile, dtype: str, family: str, vocabulary: int
-) -> None:
-    """Validation runs the first tokens of such a vocabulary, so it shortens the quantised table and head."""
-    source = tiny.FACTORIES[family](tmp_path / "source", 8, vocab_size=vocabulary)
-    onnx_options = OnnxOptions(dtype=dtype, profile=profile)
-    result = convert(source, tmp_path / "out", scale=2, train_length=2048, verify=False, onnx=onnx_options)
-    assert result.onnx is not None
-    assert result.onnx.report is not None
-    [graph] = result.onnx.report.graphs
-    assert f"of {vocabulary} tokens of the vocabulary" in graph.extent
-    assert graph.passed
-    assert validate(tmp_path / "out").passed
 
 
 @pytest.mark.parametrize(

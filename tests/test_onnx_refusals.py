@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -17,13 +18,12 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from converter.errors import UsageError
-from converter.exports.onnx.decoder import Decoder
-from converter.exports.onnx.encoder import Encoder
 from converter.exports.onnx.families import network_class
+from converter.exports.onnx.network import Network
 from converter.exports.onnx.options import OnnxOptions
 from converter.families import FAMILIES
 from tests.conftest import MakeSource, Run, edit_json, fingerprint
-from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Make
+from tests.onnx_graphs import POOLING, PROFILES, TRAIN_LENGTH, Make, with_modules
 
 CONVERT = ("--scale", "2", "--train-length", TRAIN_LENGTH)
 REPORT = "onnx_validation.json"
@@ -80,65 +80,152 @@ def as_float64(tensors: dict[str, Any], *names: str) -> None:
     tensors.update({name: tensors[name].astype(np.float64) for name in names or tensors})
 
 
+def written(name: str, content: bytes) -> Change:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def somebody_s(folder: Path) -> None:
+    theirs = folder.parent / "theirs"
+    theirs.mkdir()
+    (theirs / "model.onnx_data").write_bytes(b"theirs")
+    (folder / "onnx").symlink_to(theirs)
+
+
+def no_pooling_config(folder: Path) -> None:
+    (with_modules(folder) / "1_Pooling/config.json").unlink()
+
+
+class Row(NamedTuple):
+    """What is wrong with an export of a model, and what is said."""
+
+    message: str
+    change: Change = nothing
+    words: tuple[str, ...] = ()
+    model: tuple[str, dict[str, Any]] = ("bloom", {})
+    code: int = 1
+
+
 NOT_OURS = "was not written by ntk-convert"
 PORTABLE = ("--onnx-profile", "portable")
-BROKEN: dict[str, tuple[str, Change, tuple[str, ...], str]] = {
-    "a tensor is missing": (
-        "bloom",
-        weights(lambda tensors: tensors.pop(WEIGHT)),
-        (),
-        "no tensor 'h.1.mlp.dense_h_to_4h.weight'",
+BACKBONE = ("--onnx-task", "feature-extraction")
+ENCODER = ("jina_bert", {"head": "Model"})
+MASKED = ("jina_bert", {"head": "MaskedLM"})
+CALIBRATE = ("--onnx-dtype", "int4", "--calibrate")
+NO_LIST = "modules.json is not a list of modules"
+OUTSIDE = [
+    {"type": "sentence_transformers.Transformer"},
+    {"type": "sentence_transformers.Pooling", "path": "../1_Pooling"},
+]
+BROKEN: dict[str, Row] = {
+    "a tensor is missing": Row(
+        "no tensor 'h.1.mlp.dense_h_to_4h.weight'", weights(lambda tensors: tensors.pop(WEIGHT))
     ),
-    "a tensor of another shape": (
-        "bloom",
-        weights(lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT][:-1].copy()})),
-        (),
+    "a tensor of another shape": Row(
         f"{WEIGHT!r} has shape [127, 32], not [128, 32]",
+        weights(lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT][:-1].copy()})),
     ),
-    "a tensor of float64": ("bloom", weights(lambda ts: as_float64(ts, WEIGHT)), (), f"{WEIGHT!r} is F64"),
-    "weights of float64": ("bloom", weights(as_float64), (), "the weights are F64"),
-    "weights cut off": ("bloom", shortened, (), "model.safetensors"),
-    "no weights": ("bloom", lambda folder: (folder / "model.safetensors").unlink(), (), "weights"),
-    "pickled weights": ("bloom", pickled, (), "safetensors"),
-    "a larger vocabulary": ("bloom", config(vocab_size=98), (), "[97, 32], not [98, 32]"),
-    "no vocabulary": ("bloom", config(vocab_size=None), (), "vocab_size"),
-    "more layers": ("bloom", config(n_layer=3), (), "no tensor 'h.2."),
-    "an activation": ("falcon", config(activation="tanh"), (), "no graph for the activation 'tanh'"),
+    "a tensor of float64": Row(f"{WEIGHT!r} is F64", weights(lambda ts: as_float64(ts, WEIGHT))),
+    "weights of float64": Row("the weights are F64", weights(as_float64)),
+    "weights cut off": Row("model.safetensors", shortened),
+    "no weights": Row("weights", lambda folder: (folder / "model.safetensors").unlink()),
+    "pickled weights": Row("safetensors", pickled),
+    "a larger vocabulary": Row("[97, 32], not [98, 32]", config(vocab_size=98)),
+    "no vocabulary": Row("vocab_size", config(vocab_size=None)),
+    "more layers": Row("no tensor 'h.2.", config(n_layer=3)),
+    "an activation": Row(
+        "no graph for the activation 'tanh'", config(activation="tanh"), model=("falcon", {})
+    ),
     **{
-        f"{value} in {profile}": (
-            "bloom",
+        f"{value} in {profile}": Row(
+            "model.onnx: prompt of",
             weights(lambda tensors, value=value: spoil(tensors, value)),
             ("--onnx-profile", profile),
-            "model.onnx: prompt of",
         )
         for value in (np.nan, np.inf)
         for profile in PROFILES
     },
-    "an empty graph": ("bloom", lambda folder: (folder / "model.onnx").write_bytes(b""), (), NOT_OURS),
-    "bytes": ("bloom", lambda folder: (folder / "model.onnx").write_bytes(b"foreign"), (), NOT_OURS),
-    "another tool's graph": ("bloom", foreign, (), NOT_OURS),
-    "last logits of a backbone": (
-        "bloom",
-        nothing,
-        ("--last-logits", "--onnx-task", "feature-extraction"),
+    "an empty graph": Row(NOT_OURS, written("model.onnx", b"")),
+    "bytes": Row(NOT_OURS, written("model.onnx", b"foreign")),
+    "another tool's graph": Row(NOT_OURS, foreign),
+    "a folder of somebody else": Row("onnx is a link to another folder", somebody_s, ("--onnx-standalone",)),
+    "last logits of a backbone": Row(
         "--last-logits is for language models, and NtkBloomModel is not one",
+        words=("--last-logits", *BACKBONE),
+        code=2,
     ),
-    "a profile": ("bloom", nothing, ("--onnx-profile", "openvino"), "'openvino'"),
-    "a dtype": ("bloom", nothing, ("--onnx-dtype", "fp8"), "'fp8'"),
-    "a provider": ("bloom", nothing, ("--provider", "tpu"), "'tpu'"),
+    "a profile": Row("'openvino'", words=("--onnx-profile", "openvino"), code=2),
+    "a dtype": Row("'fp8'", words=("--onnx-dtype", "fp8"), code=2),
+    "a provider": Row("'tpu'", words=("--provider", "tpu"), code=2),
+    # A head that the checkpoint has no weights for would be random.
+    "no head": Row(
+        "(NtkJinaBertModel) does not have; choose feature-extraction",
+        words=("--onnx-task", "fill-mask"),
+        model=ENCODER,
+    ),
+    "another head": Row(
+        "choose fill-mask or feature-extraction", words=("--onnx-task", "text-classification"), model=MASKED
+    ),
+    "a decoder's head": Row(
+        "choose fill-mask or feature-extraction", words=("--onnx-task", "text-generation"), model=MASKED
+    ),
+    "a head of tokens": Row(
+        "(NtkBloomForCausalLM) does not have; choose text-generation or feature-extraction\n",
+        words=("--onnx-task", "token-classification"),
+    ),
+    "pooling with a head": Row(
+        "give --onnx-task feature-extraction with it",
+        with_modules,
+        ("--pooled", "--onnx-task", "fill-mask"),
+        MASKED,
+        2,
+    ),
+    **{
+        f"pooling {number}": Row(message, change, ("--pooled",), ENCODER)
+        for number, (message, change) in enumerate(
+            (
+                ("--pooled needs modules.json and 1_Pooling/config", nothing),
+                ("lists Transformer, Pooling, Dense; what can", lambda f: with_modules(f, POOLING, "Dense")),
+                (
+                    "mode median is not one of cls, max, mean",
+                    lambda f: with_modules(f, {"pooling_mode": "median"}),
+                ),
+                ("leaves out a prompt", lambda f: with_modules(f, {**POOLING, "include_prompt": False})),
+                ("1_Pooling/config.json is missing", no_pooling_config),
+                (NO_LIST, written("modules.json", b"{}")),
+                ("lists a; what can be computed", written("modules.json", b'[{"type": "a"}]')),
+                (NO_LIST, written("modules.json", json.dumps(OUTSIDE).encode())),
+            )
+        )
+    },
+    "calibrated int8": Row(
+        "give --onnx-dtype int4 with it",
+        written("text", b"a few words"),
+        ("--onnx-dtype", "int8", "--calibrate", "{}/text"),
+        code=2,
+    ),
+    "a short text": Row(
+        f"3 tokens, but one window takes {TRAIN_LENGTH}; give more text",
+        written("text", b"a few words"),
+        (*CALIBRATE, "{}/text"),
+        code=2,
+    ),
+    "a text that is none": Row(
+        "is not UTF-8 text", written("text", b"\xff\xfe\x00"), (*CALIBRATE, "{}/text"), code=2
+    ),
+    "no text": Row("does not exist", words=(*CALIBRATE, "{}/none"), code=2),
 }
 
 
-@pytest.mark.parametrize(("family", "change", "words", "message"), BROKEN.values(), ids=BROKEN.keys())
-def test_export_refuses(
-    repository: Make, refused: Refused, family: str, change: Change, words: tuple[str, ...], message: str
-) -> None:
-    folder = repository(family)
-    change(folder)
-    usage = (words and words[0] != "--onnx-profile") or "openvino" in words
-    assert message in refused("export", folder, *words, code=2 if usage else 1)
-    if message == NOT_OURS:
-        assert message in refused("validate", folder)
+@pytest.mark.parametrize("row", BROKEN.values(), ids=BROKEN.keys())
+def test_export_refuses(repository: Make, refused: Refused, row: Row) -> None:
+    family, options = row.model
+    folder = repository(family, **options)
+    row.change(folder)
+    assert row.message in refused(
+        "export", folder, *(word.format(folder) for word in row.words), code=row.code
+    )
+    if row.message == NOT_OURS:
+        assert row.message in refused("validate", folder)
 
 
 @pytest.mark.parametrize("field", [{"dtype": "fp8"}, {"profile": "openvino"}, {"provider": "tpu"}], ids=str)
@@ -158,9 +245,8 @@ def test_what_is_no_converted_repository(make_source: MakeSource, refused: Refus
 
 
 def test_every_family_has_a_graph() -> None:
-    kinds = {"decoder": Decoder, "encoder": Encoder}
     for family in FAMILIES:
-        assert issubclass(network_class(family), kinds[family.kind])
+        assert issubclass(network_class(family), Network)
 
 
 def test_a_language_model_whose_config_names_the_backbone(
@@ -202,30 +288,73 @@ def test_a_provider_that_is_not_there(repository: Make, refused: Refused, run: C
     assert "has no CUDAExecutionProvider here" in refused("validate", folder, "--provider", "cuda")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        *(
-            (words, "need --onnx")
-            for words in (
-                ("--onnx-dtype", "fp16"),
-                PORTABLE,
-                ("--onnx-standalone",),
-                ("--last-logits",),
-                ("--provider", "cpu"),
-            )
-        ),
-        (
-            ("--onnx", "--last-logits", "--onnx-task", "feature-extraction"),
-            "--last-logits is for language models, and NtkBloomModel is not one",
-        ),
-    ],
-    ids=str,
-)
+MEDIAN = {"pooling_mode": "median"}
+REFUSED: dict[str, tuple[tuple[str, dict[str, Any]], Change, tuple[str, ...], str, int]] = {
+    **{
+        words[0]: (("bloom", {}), nothing, words, "need --onnx", 2)
+        for words in (
+            ("--onnx-dtype", "fp16"),
+            PORTABLE,
+            ("--onnx-standalone",),
+            ("--last-logits",),
+            ("--provider", "cpu"),
+        )
+    },
+    "last logits of a backbone": (
+        ("bloom", {}),
+        nothing,
+        ("--onnx", "--last-logits", *BACKBONE),
+        BROKEN["last logits of a backbone"].message,
+        2,
+    ),
+    "another head": (MASKED, nothing, ("--onnx", "--onnx-task", "text-generation"), "choose fill-mask or", 1),
+    # As Jina's embedding models name one; the tensors of .bin weights are seen when they are read.
+    "a head without weights": (
+        ("jina_bert", {"head": "Model", "fmt": "bin"}),
+        config(architectures=["JinaBertForMaskedLM"]),
+        ("--onnx", "--onnx-task", "fill-mask", "--no-verify"),
+        "(NtkJinaBertModel) does not have",
+        1,
+    ),
+    "no padding": (
+        ("mpt", {"head": "SequenceClassification"}),
+        config(pad_token_id=None),
+        ("--onnx",),
+        "convert the source with --set pad_token_id=N\n",
+        1,
+    ),
+    # Before any weight is read.
+    "no pooling": (ENCODER, nothing, ("--onnx", "--pooled"), "error: --pooled needs modules.json", 1),
+    "unknown pooling": (
+        ENCODER,
+        lambda folder: with_modules(folder, MEDIAN),
+        ("--onnx", "--pooled"),
+        "mode median is not one of",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "change", "words", "message", "code"), REFUSED.values(), ids=REFUSED)
 def test_convert_refuses(
-    make_source: MakeSource, refused: Refused, tmp_path: Path, words: tuple[str, ...], message: str
+    make_source: MakeSource,
+    refused: Refused,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: tuple[str, dict[str, Any]],
+    change: Change,
+    words: tuple[str, ...],
+    message: str,
+    code: int,
 ) -> None:
-    assert message in refused(make_source(), *CONVERT, "--out", tmp_path / "out", *words, code=2)
+    source = make_source(model[0], **model[1])
+    change(source)
+    more: list[tuple[str, ...]] = [()]
+    if "--pooled" in words:
+        monkeypatch.setattr("converter.pipeline.write", None)  # what carries out the plan
+        more.append(("--dry-run",))
+    for dry in more:
+        assert message in refused(source, *CONVERT, "--out", tmp_path / "out", *words, *dry, code=code)
 
 
 def test_a_folder_without_a_graph_has_nothing_to_validate(repository: Make, refused: Refused) -> None:

@@ -18,12 +18,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-import converter
-from converter import OnnxOptions
 from tests import tiny
 from tests.memory import MB, anonymous, needs_proc
+from tests.onnx_graphs import NEW, Make, exported, generated, prompts
 from tests.patched import Convert
-from tests.test_onnx_example import NEW, expected
 
 pytest.importorskip("onnxruntime")
 
@@ -31,19 +29,9 @@ from generate_onnx import Model
 from serve_onnx import Server, Service
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "serve_onnx.py"
-LENGTHS = (60, 43, 12, 1, 33, 17)
+PROMPTS = prompts((60, 43, 12, 1, 33, 17))
 LENGTH = 96
 """Tokens of a slot."""
-
-
-def export(folder: Path) -> Path:
-    converter.export(folder, OnnxOptions(validate=False))
-    return folder
-
-
-def prompts() -> list[list[int]]:
-    ids = tiny.token_ids(len(LENGTHS), max(LENGTHS))
-    return [row[:length].tolist() for row, length in zip(ids, LENGTHS, strict=True)]
 
 
 @contextmanager
@@ -105,11 +93,11 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("scaling", ["ntk", "ntk-position"])
-def test_unequal_prompts_at_the_same_time(converted: Convert, scaling: str) -> None:
+def test_unequal_prompts_at_the_same_time(with_graph: Make, scaling: str) -> None:
     """More than there are slots, in slots that others have used, and in chunks of 16 tokens."""
-    folder = export(converted("bloom", 4, scaling))
-    bodies = [{"input_ids": prompt, "max_new_tokens": NEW} for prompt in prompts()]
-    wanted = [expected(folder, prompt) for prompt in prompts()]
+    folder = with_graph("bloom", scaling)
+    bodies = [{"input_ids": prompt, "max_new_tokens": NEW} for prompt in PROMPTS]
+    wanted = [generated(folder, prompt) for prompt in PROMPTS]
     with served(folder, waiting=2 * len(bodies)) as server, ThreadPoolExecutor(2 * len(bodies)) as pool:
         answers = list(pool.map(lambda body: ask(server.server_port, body), bodies * 2))
     assert [(status, answer["tokens"]) for status, answer in answers] == [(200, row) for row in wanted * 2]
@@ -117,20 +105,20 @@ def test_unequal_prompts_at_the_same_time(converted: Convert, scaling: str) -> N
     assert [answer["finish"] for _, answer in answers] == ends * 2
 
 
-def test_length_dynamic_scaling_runs_a_prompt_whole(converted: Convert) -> None:
-    folder = export(converted("mpt", 4, "ntk-length"))
-    prompt = prompts()[0]
+def test_length_dynamic_scaling_runs_a_prompt_whole(with_graph: Make) -> None:
+    folder = with_graph("mpt", "ntk-length")
+    prompt = PROMPTS[0]
     with served(folder) as server:
         assert server.service.chunk == LENGTH
         status, answer = ask(server.server_port, {"input_ids": prompt, "max_new_tokens": NEW})
-    assert (status, answer["tokens"]) == (200, expected(folder, prompt))
+    assert (status, answer["tokens"]) == (200, generated(folder, prompt))
 
 
-def test_a_stream_of_text(converted: Convert) -> None:
-    folder = export(converted("mpt", 4, "ntk"))
+def test_a_stream_of_text(with_graph: Make) -> None:
+    folder = with_graph("mpt", "ntk")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = "w5 w6 w7 w8 w9 w10"
-    tokens = expected(folder, tokenizer(text)["input_ids"])
+    tokens = generated(folder, tokenizer(text)["input_ids"])
     with served(folder) as server:
         body = {"prompt": text, "max_new_tokens": NEW}
         status, lines = ask(server.server_port, body | {"stream": True})
@@ -165,9 +153,9 @@ REFUSED: dict[str, tuple[object, str]] = {
 }
 
 
-def test_errors(converted: Convert) -> None:
+def test_errors(with_graph: Make) -> None:
     """One clear line for each, and the server goes on."""
-    folder = export(converted("bloom", 4, "ntk"))
+    folder = with_graph()
     with served(folder) as server:
         port = server.server_port
         for name, (body, line) in REFUSED.items():
@@ -186,10 +174,10 @@ def test_errors(converted: Convert) -> None:
 
 
 def test_a_model_that_fails(
-    converted: Convert, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    with_graph: Make, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """An answer that has begun ends without "finish"; the slot is free either way."""
-    folder = export(converted("bloom", 4, "ntk"))
+    folder = with_graph()
     with served(folder) as server:
         steps = server.service.steps
 
@@ -209,9 +197,9 @@ def test_a_model_that_fails(
     assert "the kernel failed" in capfd.readouterr().err
 
 
-def test_a_client_that_goes_away(converted: Convert) -> None:
+def test_a_client_that_goes_away(with_graph: Make) -> None:
     """In a stream, and while it waits for a whole answer: the slot is free long before the answer ends."""
-    folder = export(converted("bloom", 4, "ntk"))
+    folder = with_graph()
     long = {"input_ids": [5, 6, 7], "max_new_tokens": 4000}
     with served(folder, slots=1, length=4096) as server:
         port, service = server.server_port, server.service
@@ -235,8 +223,8 @@ def test_a_client_that_goes_away(converted: Convert) -> None:
         assert ask(port, {"input_ids": [5, 6, 7], "max_new_tokens": 2})[0] == 200
 
 
-def test_more_requests_than_slots(converted: Convert) -> None:
-    folder = export(converted("bloom", 4, "ntk"))
+def test_more_requests_than_slots(with_graph: Make) -> None:
+    folder = with_graph()
     long = {"input_ids": [5, 6, 7], "max_new_tokens": 4000, "stream": True}
     with served(folder, length=4096) as server, ThreadPoolExecutor(12) as pool:
         port, ends = server.server_port, server.service.model.end_tokens
@@ -252,31 +240,31 @@ def test_more_requests_than_slots(converted: Convert) -> None:
         eventually(lambda: free(port) == 2)
 
         server.service.model.end_tokens = ends
-        bodies = [{"input_ids": prompt, "max_new_tokens": NEW} for prompt in prompts()]
+        bodies = [{"input_ids": prompt, "max_new_tokens": NEW} for prompt in PROMPTS]
         answers = list(pool.map(lambda body: patiently(port, body), bodies * 4))
-        assert [answer["tokens"] for _, answer in answers] == [expected(folder, p) for p in prompts()] * 4
+        assert [answer["tokens"] for _, answer in answers] == [generated(folder, p) for p in PROMPTS] * 4
         assert sum(refusals for refusals, _ in answers) > 0
         eventually(lambda: free(port) == 2)
 
 
-def test_a_slot_that_does_not_become_free(converted: Convert, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_does_not_become_free(with_graph: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve_onnx.PATIENCE", 0.05)
-    with served(export(converted("bloom", 4, "ntk")), slots=1, waiting=1) as server:
+    with served(with_graph(), slots=1, waiting=1) as server:
         with server.service.slot():
             status, answer = ask(server.server_port, {"input_ids": [5]})
             assert (status, answer["error"]) == (503, "no slot became free within 0.05 seconds; try again")
         assert ask(server.server_port, {"input_ids": [5]})[0] == 200
 
 
-def test_what_a_slot_held_before_does_not_count(converted: Convert) -> None:
-    folder = export(converted("bloom", 4, "ntk"))
+def test_what_a_slot_held_before_does_not_count(with_graph: Make) -> None:
+    folder = with_graph()
     with served(folder, slots=1) as server:
         slot = server.service.slots.get()
         server.service.slots.put(slot)
         for buffer in slot.cache.values():
             buffer.update_inplace(np.full(buffer.shape(), 3e4, np.float32))
-        body = {"input_ids": prompts()[1], "max_new_tokens": NEW}
-        assert ask(server.server_port, body)[1]["tokens"] == expected(folder, prompts()[1])
+        body = {"input_ids": PROMPTS[1], "max_new_tokens": NEW}
+        assert ask(server.server_port, body)[1]["tokens"] == generated(folder, PROMPTS[1])
 
 
 @contextmanager
@@ -292,9 +280,9 @@ def command(folder: Path, *options: str) -> Iterator[tuple[int, int]]:
 
 
 @needs_proc
-def test_memory_is_bounded(converted: Convert) -> None:
+def test_memory_is_bounded(with_graph: Make) -> None:
     """Under load, and with clients that go away: 200 requests take no more than the first 20."""
-    folder = export(converted("bloom", 4, "ntk"))
+    folder = with_graph()
     options = ("--slots", "2", "--queue", "2", "--length", "2048", "--chunk", "64")
     with command(folder, *options) as (pid, port), ThreadPoolExecutor(6) as pool:
         before = anonymous(pid)
@@ -322,15 +310,15 @@ def test_memory_is_bounded(converted: Convert) -> None:
     assert max(peaks) - before <= 16 * MB
 
 
-def test_no_memory_for_each_shape(converted: Convert) -> None:
+def test_no_memory_for_each_shape(with_graph: Make) -> None:
     """onnxruntime's plans for shapes that it has met would grow with the number of lengths."""
-    session = Model(export(converted("bloom", 4, "ntk"))).session
+    session = Model(with_graph()).session
     assert not session.get_session_options().enable_mem_pattern
 
 
 def test_what_cannot_be_served(converted: Convert, tmp_path: Path) -> None:
     """One line each, as users see it."""
-    folder = export(converted("bloom", 4, "ntk"))
+    folder = exported(converted("bloom", 4, "ntk"))
     longest = json.loads((folder / "genai_config.json").read_text())["model"]["context_length"]
 
     def line(*words: str) -> str:

@@ -1,4 +1,7 @@
-"""Graphs without a cache: encoders, backbones, classifiers and question answering. Exports and refusals."""
+"""Graphs without a cache: encoders, backbones, classifiers, question answering, and vectors of texts.
+
+Vectors are those of the real sentence-transformers, with padding on either side.
+"""
 
 from __future__ import annotations
 
@@ -12,36 +15,36 @@ import onnx
 import pytest
 import torch
 
-from converter import OnnxOptions, convert, export
-from converter.exports.onnx import reference
-from converter.exports.onnx.choices import DTYPES, Profile
+from converter import OnnxOptions, export
+from converter.exports.onnx.choices import DTYPES, QUANTISED, Profile
+from converter.exports.onnx.requirements import graph_pooling
 from converter.result.converted import open_converted
+from converter.source.pooling import FLAGS, MODES, Pooling
 from tests import tiny
-from tests.conftest import MakeSource, Run
+from tests.conftest import Pristine, Run, edit_json
 from tests.dealt import dealt
-from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, assert_close, build, edit, nodes_of
-from tests.patched import FAMILIES, Convert
+from tests.onnx_graphs import (
+    POOLING,
+    PROFILES,
+    TRAIN_LENGTH,
+    Array,
+    Make,
+    Plant,
+    assert_close,
+    build,
+    exported,
+    nodes_of,
+    with_modules,
+)
+from tests.patched import FAMILIES, config_of
+from tests.reference import ENCODERS as REFERENCES
+from tests.run_graphs import outputs
 from tests.runners import Graph, expected
-from tests.test_onnx_pooled import with_modules
 
-OPTIONS: dict[str, Any] = {"scale": 2.0, "train_length": TRAIN_LENGTH, "verify": False}
-WORDS = ("--scale", 2, "--train-length", TRAIN_LENGTH)
 LABELS = {"num_labels": 3, "pad_token_id": tiny.PAD}
 ODD = {"hidden_size": 3 * 86}
 """86 channels in each of 3 heads."""
 BACKBONE = "feature-extraction"
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Convert:
-    """``model(name, heads=4, **options)``: a converted tiny checkpoint with a short trained length."""
-
-    def make(name: str, heads: int = 4, **options: Any) -> Path:
-        source = (tiny.FACTORIES | tiny.ENCODERS)[name](tmp_path / "source", heads, **options)
-        convert(source, tmp_path / "out", **OPTIONS)
-        return tmp_path / "out"
-
-    return make
 
 
 def slow(*values: Any) -> Any:
@@ -70,9 +73,9 @@ def slow(*values: Any) -> Any:
     ],
 )
 def test_exports_are_validated(
-    model: Convert, name: str, heads: int, changes: Any, dtype: Any, profile: Profile, task: str | None
+    repository: Make, name: str, heads: int, changes: Any, dtype: Any, profile: Profile, task: str | None
 ) -> None:
-    folder = model(name, heads, **changes)
+    folder = repository(name, num_heads=heads, **changes)
     result = export(folder, OnnxOptions(profile=profile, dtype=dtype, task=task))
     assert result.report is not None
     assert result.report.passed
@@ -89,8 +92,8 @@ def test_exports_are_validated(
 
 
 @pytest.mark.parametrize("family", tiny.ENCODERS)
-def test_half_precision_weights_get_two_graphs(model: Convert, family: str) -> None:
-    folder = model(family, 12, dtype=torch.float16)
+def test_half_precision_weights_get_two_graphs(repository: Make, family: str) -> None:
+    folder = repository(family, num_heads=12, dtype=torch.float16)
     result = export(folder)
     assert {name for name in result.files if name.endswith(".onnx")} == {"model.onnx", "model_fp32.onnx"}
     ids, mask = tiny.token_ids(2, 40), tiny.padding_mask([40, 25], "right")
@@ -110,9 +113,9 @@ def norm_is_the_head_s(folder: Path, backbone: Path) -> bool:
 
 
 @pytest.mark.parametrize(("family", "profile"), dealt(FAMILIES, PROFILES, each=1))
-def test_a_language_model_s_backbone(model: Convert, tmp_path: Path, family: str, profile: Profile) -> None:
+def test_a_language_model_s_backbone(repository: Make, tmp_path: Path, family: str, profile: Profile) -> None:
     """Validated, or, where the reference of the backbone has a norm that its graph has not, compared."""
-    folder = model(family)
+    folder = repository(family)
     backbone = tiny.FACTORIES[family](tmp_path / "backbone", 4, head="Model")
     validate = norm_is_the_head_s(folder, backbone)
     result = export(folder, OnnxOptions(task=BACKBONE, profile=profile, validate=validate))
@@ -135,13 +138,18 @@ def test_a_language_model_s_backbone(model: Convert, tmp_path: Path, family: str
     ],
 )
 def test_an_encoder_s_backbone(
-    run: Callable[..., Run], tmp_path: Path, family: str, head: Any, profile: Profile, dtype: str
+    run: Callable[..., Run],
+    pristine: Pristine,
+    tmp_path: Path,
+    family: str,
+    head: Any,
+    profile: Profile,
+    dtype: str,
 ) -> None:
     """Beside a graph of the whole model: ``validate`` compares each with what it computes."""
-    source = tiny.ENCODERS[family](tmp_path / "source", 12, head=head)
-    out = tmp_path / "out"
+    source, out = pristine(family, num_heads=12, head=head), tmp_path / "out"
     words = ["--onnx", "--onnx-task", BACKBONE, "--onnx-profile", profile, "--onnx-dtype", dtype]
-    run(source, *WORDS, "--out", out, *words, "--no-verify")
+    run(source, "--scale", 2, "--train-length", TRAIN_LENGTH, "--out", out, *words, "--no-verify")
     path = out / ("onnx/model_quantized.onnx" if dtype == "int8" else "model.onnx")
     graph = onnx.load(path, load_external_data=False).graph
     assert [value.name for value in graph.output] == ["last_hidden_state"]
@@ -153,116 +161,15 @@ def test_an_encoder_s_backbone(
     assert f"- task: `{BACKBONE}`" in card
     assert f" --onnx-task {BACKBONE}" in card
 
-    convert(source, tmp_path / "both", **OPTIONS)
-    export(tmp_path / "both", OnnxOptions(task=BACKBONE, validate=False))
-    export(tmp_path / "both", OnnxOptions(standalone=True, validate=False))
-    assert run("validate", tmp_path / "both").code == 0
-
-
-def test_vectors_of_a_decoder_s_backbone(tmp_path: Path) -> None:
-    """As SGPT's: later tokens count more."""
-    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4, head="Model")
-    with_modules(source, {"word_embedding_dimension": 32, "pooling_mode": "weightedmean"}, "Normalize")
-    convert(source, tmp_path / "out", **OPTIONS)
-    result = export(tmp_path / "out", OnnxOptions(pooled=True))
-    assert result.report is not None
-    assert "sentence_embedding" in [check.name for check in result.report.graphs[0].providers[0].checks]
-    assert Graph(tmp_path / "out/model.onnx", 1).outputs == ["last_hidden_state", "sentence_embedding"]
-
-
-# Refusals
-
-
-@pytest.mark.parametrize(
-    ("name", "head", "task", "words"),
-    [
-        ("jina_bert", "Model", "fill-mask", "(NtkJinaBertModel) does not have; choose feature-extraction"),
-        ("jina_bert", "MaskedLM", "text-classification", "choose fill-mask or feature-extraction"),
-        ("jina_bert", "MaskedLM", "text-generation", "choose fill-mask or feature-extraction"),
-        (
-            "bloom",
-            "CausalLM",
-            "token-classification",
-            "(NtkBloomForCausalLM) does not have; choose text-generation or feature-extraction\n",
-        ),
-    ],
-)
-def test_a_task_that_the_checkpoint_has_no_weights_for(
-    refused: Any, make_source: MakeSource, tmp_path: Path, name: str, head: Any, task: str, words: str
-) -> None:
-    """Its head would be random."""
-    source, task_words = make_source(name, head=head), ("--onnx-task", task)
-    assert words in refused(source, *WORDS, "--out", tmp_path / "out", "--onnx", *task_words)
-    convert(source, tmp_path / "out", **OPTIONS)
-    assert words in refused("export", tmp_path / "out", *task_words)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "changes", "words", "message"),
-    [
-        # As Jina's embedding models name one; the tensors of .bin weights are seen when they are read.
-        (
-            "jina_bert",
-            {"head": "Model", "fmt": "bin"},
-            {"architectures": ["JinaBertForMaskedLM"]},
-            ("--onnx-task", "fill-mask", "--no-verify"),
-            "(NtkJinaBertModel) does not have",
-        ),
-        (
-            "mpt",
-            {"head": "SequenceClassification"},
-            {"pad_token_id": None},
-            (),
-            "convert the source with --set pad_token_id=N\n",
-        ),
-    ],
-)
-def test_a_source_without_what_a_graph_needs(
-    refused: Any,
-    make_source: MakeSource,
-    tmp_path: Path,
-    name: str,
-    options: Any,
-    changes: Any,
-    words: tuple[str, ...],
-    message: str,
-) -> None:
-    source = make_source(name, changes, **options)
-    assert message in refused(source, *WORDS, "--out", tmp_path / "out", "--onnx", *words)
-
-
-def another_task(graph: onnx.ModelProto) -> None:
-    [entry] = graph.metadata_props
-    entry.value = json.dumps({**json.loads(entry.value), "task": BACKBONE})
-
-
-def another_slope(graph: onnx.ModelProto) -> None:
-    slopes = next(tensor for tensor in graph.graph.initializer if list(tensor.dims) == [1, 1, 4])
-    flatter = onnx.numpy_helper.to_array(slopes) * np.float32(0.9)
-    slopes.CopyFrom(onnx.numpy_helper.from_array(flatter, slopes.name))
-
-
-@pytest.mark.parametrize("change", [another_task, another_slope])
-def test_a_graph_that_computes_something_else_fails(
-    run: Callable[..., Run], model: Convert, change: Callable[[onnx.ModelProto], None]
-) -> None:
-    folder = model("mosaic_bert")
-    export(folder, OnnxOptions(validate=False))
-    edit(folder / "model.onnx", change)
-    result = run("validate", folder, "--json")
-    assert result.code == 1
-    assert not result.json["passed"]
-    assert (folder / "model.onnx.failed").exists()
-
-
-# Size
+    exported(out, standalone=True)
+    assert run("validate", out).code == 0
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("family", tiny.ENCODERS)
-def test_no_bias_of_all_queries_exists(model: Convert, family: str, profile: Profile) -> None:
+def test_no_bias_of_all_queries_exists(repository: Make, family: str, profile: Profile) -> None:
     """Attention is inside a loop over blocks of queries, in each of the two layers."""
-    graph = onnx.load(build(model(family, head="Model"), profile), load_external_data=False).graph
+    graph = onnx.load(build(repository(family, head="Model"), profile), load_external_data=False).graph
     loops = [node for node in nodes_of(graph) if node.op_type == "Loop"]
     bodies = [
         attribute.g
@@ -275,22 +182,116 @@ def test_no_bias_of_all_queries_exists(model: Convert, family: str, profile: Pro
     assert not outer & {"Softmax", "Attention", "MultiHeadAttention"}
 
 
+# Vectors of texts
+
+
+def pooled(folder: Path, states: Array, mask: Array, *, normalised: bool) -> Array:
+    """What sentence-transformers computes of hidden states."""
+    # Imported here: every worker collects this file, and the import takes seconds.
+    from sentence_transformers.models import Normalize
+    from sentence_transformers.models import Pooling as Theirs
+
+    module = Theirs.load(str(folder / "1_Pooling"))
+    features = {"token_embeddings": torch.from_numpy(states), "attention_mask": torch.from_numpy(mask)}
+    features = module(features)
+    features = Normalize()(features) if normalised else features
+    found: Array = features["sentence_embedding"].numpy()
+    return found
+
+
+WAYS = [("jina_bert", "ort", False), ("mosaic_bert", "portable", True), ("jina_bert", "portable", True)]
+
+
 @pytest.mark.parametrize(
-    ("head", "task"), [("MaskedLM", "fill-mask"), ("MaskedLM", BACKBONE), ("Model", None)]
+    ("mode", "way"),
+    dealt([*[{flag: True} for flag in FLAGS], {"pooling_mode": ["cls", "mean"]}, {}], WAYS, each=1),
+    ids=str,
 )
-@pytest.mark.parametrize("family", tiny.ENCODERS)
-def test_excerpts_of_large_encoders_pass(
-    run: Callable[..., Run],
-    model: Convert,
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    head: Any,
-    task: str | None,
+def test_vectors_are_those_of_sentence_transformers(
+    repository: Make, mode: dict[str, Any], way: tuple[str, Any, bool]
 ) -> None:
-    folder = model(family, head=head, num_hidden_layers=4)
-    for limit in ("OPERATIONS", "LOGITS"):
-        monkeypatch.setattr(reference, limit, 1)
-    assert run("export", folder, *(["--onnx-task", task] if task else [])).code == 0
-    [graph] = json.loads((folder / "onnx_validation.json").read_text())["graphs"]
-    assert "first 2 of 4 layers" in graph["extent"]
-    assert ("first 64 of 97 tokens" in graph["extent"]) == (task == "fill-mask")
+    family, profile, normalised = way
+    pooling = {"word_embedding_dimension": 32, **mode}
+    out = with_modules(repository(family, head="Model"), pooling, *["Normalize"] * normalised)
+    exported(out, profile, pooled=True)
+    ids = tiny.token_ids(3, 30)
+    _, tensors = tiny.read(out)
+    for side in ("left", "right"):
+        mask = tiny.padding_mask([30, 17, 1], side, 30)  # type: ignore[arg-type]
+        found = outputs(str(out / "model.onnx"), ids, mask)
+        assert list(found) == ["last_hidden_state", "sentence_embedding"]
+        states = REFERENCES[family].logits(config_of(out), tensors, ids, mask, "Model")
+        right = pooled(out, states, mask, normalised=normalised)
+        assert found["sentence_embedding"].dtype == np.float32
+        assert np.abs(found["sentence_embedding"] - right).max() <= 1e-5 * np.abs(right).max()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["fp16", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("native", "bf16", *QUANTISED))],
+)
+def test_every_dtype_is_validated_and_checked_again(run: Any, repository: Make, dtype: str) -> None:
+    out = with_modules(repository("jina_bert", head="Model"), POOLING, "Normalize")
+    result = export(out, OnnxOptions(pooled=True, dtype=dtype))
+    assert result.report is not None
+    checks = [check for graph in result.report.graphs for check in graph.providers[0].checks]
+    found = [check for check in checks if check.name == "sentence_embedding"]
+    assert len(found) == len(result.report.graphs)
+    assert all(check.passed and check.difference for check in found)
+    assert "one vector of each text: mean, scaled to unit length" in (out / "README.md").read_text()
+    assert run("validate", out).code == 0
+    # A graph of another way to pool is refused, whatever it computes.
+    edit_json(
+        out / "1_Pooling/config.json", {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+    )
+    result = run("validate", out)
+    assert result.code == 1
+    assert 'was made for the pooling {"modes": ["mean"], "normalised": true}' in result.err
+    assert 'sentence-transformers say {"modes": ["cls"], "normalised": true}; export it again' in result.err
+    (out / "modules.json").unlink()
+    assert "makes one vector of each text, but --pooled needs modules.json" in run("validate", out).err
+
+
+def test_a_wrong_vector_is_found(run: Any, repository: Make, plant: Plant) -> None:
+    """The hidden states alone would pass."""
+
+    def mutate(model: onnx.ModelProto) -> None:
+        [last] = [node for node in model.graph.node if "sentence_embedding" in node.output]
+        assert last.op_type == "Div"
+        last.input[1] = last.input[0]
+
+    out = with_modules(repository("jina_bert", head="Model"))
+    plant(mutate)
+    exported(out, pooled=True)
+    assert "model.onnx: sentence_embedding: largest difference" in run("validate", out).err
+
+
+def test_a_model_with_a_head_has_its_backbone_pooled(run: Any, repository: Make) -> None:
+    out = with_modules(repository("jina_bert", head="MaskedLM"))
+    assert run("export", out, "--pooled", "--onnx-profile", "portable").code == 0
+    ids, mask = tiny.token_ids(2, 9), np.ones((2, 9), dtype=np.int64)
+    assert list(outputs(str(out / "model.onnx"), ids, mask)) == ["last_hidden_state", "sentence_embedding"]
+    assert run("validate", out).code == 0
+
+
+def test_settings_of_sentence_transformers_in_old_and_new_spellings(tmp_path: Path) -> None:
+    def read(settings: dict[str, Any], *more: str) -> Pooling:
+        return graph_pooling(with_modules(tmp_path, settings, *more))
+
+    for flag, mode in FLAGS.items():
+        assert read({"word_embedding_dimension": 32, flag: True}) == Pooling((mode,), normalised=False)
+        assert read({"pooling_mode": mode}, "Normalize") == Pooling((mode,), normalised=True)
+    assert read(dict.fromkeys(FLAGS, True)).modes == MODES
+    # A new key makes old ones void, and none at all means the mean.
+    assert read({"pooling_mode": "cls", "pooling_mode_mean_tokens": True}).modes == ("cls",)
+    assert read({"pooling_mode_mean_tokens": False}).modes == ("mean",)
+
+
+def test_vectors_of_a_decoder_s_backbone(repository: Make) -> None:
+    """As SGPT's: later tokens count more."""
+    pooling = {"word_embedding_dimension": 32, "pooling_mode": "weightedmean"}
+    out = with_modules(repository("bloom", head="Model"), pooling, "Normalize")
+    result = export(out, OnnxOptions(pooled=True))
+    assert result.report is not None
+    assert "sentence_embedding" in [check.name for check in result.report.graphs[0].providers[0].checks]
+    assert Graph(out / "model.onnx", 1).outputs == ["last_hidden_state", "sentence_embedding"]

@@ -18,8 +18,10 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from converter import OnnxOptions, convert, export
+from converter import convert
 from tests import tiny
+from tests.conftest import edit_json
+from tests.onnx_graphs import POOLING, exported, with_modules
 from tests.patched import Convert, load
 
 pytestmark = pytest.mark.slow
@@ -48,7 +50,7 @@ def test_openvino(converted: Convert) -> None:
     """A prompt, a chunk and a decoded token of a padded batch."""
     openvino = pytest.importorskip("openvino")
     folder = converted("bloom", 12, "ntk-position")
-    export(folder, OnnxOptions(profile="portable", validate=False))
+    exported(folder, "portable")
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     compiled = openvino.Core().compile_model(folder / "model.onnx", "CPU", settings)
     ids, mask = tiny.token_ids(ROWS, 60), tiny.padding_mask([60, 41], "left", 60)
@@ -71,7 +73,7 @@ def test_openvino(converted: Convert) -> None:
 def test_optimum_generates_the_same_tokens(converted: Convert, family: str, binding: bool) -> None:
     optimum = pytest.importorskip("optimum.onnxruntime")
     folder = converted(family, 12, "ntk-position")
-    export(folder, OnnxOptions(profile="portable", validate=False))
+    exported(folder, "portable")
     ids = torch.from_numpy(tiny.token_ids(ROWS, LENGTH))
     mask = torch.from_numpy(tiny.padding_mask([LENGTH - 10, LENGTH], "left", LENGTH))
     # Generate all tokens: an end token would hide differences after it.
@@ -92,23 +94,11 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
     sizes = {"hidden_size": 64, "intermediate_size": 128}
     source = tiny.ENCODERS["jina_bert"](folder / "source", 4, head="Model", **sizes)
-    settings = json.loads((source / "tokenizer_config.json").read_text())
-    settings |= {"padding_side": "right", "model_max_length": 512}
-    pooling = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
-    (source / "1_Pooling").mkdir()
-    modules = {"": "Transformer", "1_Pooling": "Pooling"}
-    for name, content in {
-        "tokenizer_config.json": settings,
-        "1_Pooling/config.json": pooling,
-        "modules.json": [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for index, (path, kind) in enumerate(modules.items())
-        ],
-    }.items():
-        (source / name).write_text(json.dumps(content), encoding="utf-8")
+    edit_json(source / "tokenizer_config.json", {"padding_side": "right", "model_max_length": 512})
+    with_modules(source, {**POOLING, "word_embedding_dimension": 64})
     convert(source, folder / "out", scale=4.0, verify=False)
     for dtype in FILES:
-        export(folder / "out", OnnxOptions(dtype=dtype, standalone=True, pooled=True, validate=False))
+        exported(folder / "out", dtype=dtype, standalone=True, pooled=True)
     return folder / "out"
 
 

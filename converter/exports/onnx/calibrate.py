@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from converter.exports.onnx.rounding import BLOCK, dequantised
+from converter.exports.onnx.rounding import BLOCK, block_steps, dequantised
 from converter.progress import steps
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Scaling
@@ -71,14 +71,12 @@ def calibrate(
                 for module, products in input_products(layer, states, model.keywords[index]).items():
                     by_column = isinstance(module, Conv1D)
                     weight = module.weight.T if by_column else module.weight
-                    numbers, scales, zeros = gptq(weight, products)
-                    parts = (numbers.numpy(), scales.numpy(), zeros.numpy())
+                    parts = [np.ascontiguousarray(part.numpy()) for part in gptq(weight, products)]
                     values = torch.from_numpy(dequantised(*parts))
                     module.weight.copy_(values.T if by_column else values)
                     name = model.stored[module.weight]
-                    ends = ("Q4", "scales", "zero_points")
-                    for end, part in zip(ends, as_stored(numbers, scales, zeros), strict=True):
-                        tensors[f"{name}_{end}"] = part
+                    for end, part in zip(("numbers", "scales", "zeros"), parts, strict=True):
+                        tensors[f"{name} {end}"] = part
                     found[name] = file
                 save_file(tensors, file)
                 states = [layer(row, **model.keywords[index])[0] for row in states]
@@ -216,7 +214,8 @@ def gptq(weight: torch.Tensor, products: torch.Tensor) -> tuple[torch.Tensor, to
         errors = torch.empty(stop - start, outputs)
         for index in range(start, stop):
             if index % BLOCK == 0:
-                scales, zeros = block_steps(left[index : index + BLOCK])
+                block = left[index : index + BLOCK].T.numpy()
+                scales, zeros = (torch.from_numpy(part) for part in block_steps(block, 4))
                 all_scales.append(scales)
                 all_zeros.append(zeros)
             found = (left[index] / scales + zeros).round_().clamp_(0, LEVELS)
@@ -225,7 +224,7 @@ def gptq(weight: torch.Tensor, products: torch.Tensor) -> tuple[torch.Tensor, to
             left[index + 1 : stop].addr_(factor[index, index + 1 : stop], error, alpha=-1)
             errors[index - start] = error
         left[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
-    return numbers.T, torch.stack(all_scales, dim=1), torch.stack(all_zeros, dim=1).to(torch.uint8)
+    return numbers.T, torch.stack(all_scales, dim=1), torch.stack(all_zeros, dim=1)
 
 
 def inverse_factor(products: torch.Tensor) -> torch.Tensor:
@@ -241,21 +240,3 @@ def inverse_factor(products: torch.Tensor) -> torch.Tensor:
         damping *= 10  # too little for the rounding of float32
     upper: torch.Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
     return upper
-
-
-def block_steps(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero points, float32 [outputs], of a block [inputs, outputs], as onnxruntime has them."""
-    lowest, highest = block.amin(0).clamp(max=0), block.amax(0).clamp(min=0)
-    scales = (highest - lowest) / LEVELS
-    scales[scales == 0] = 1
-    return scales, (-lowest / scales).round().clamp(0, LEVELS)
-
-
-def as_stored(numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> tuple[Any, Any, Any]:
-    """The results of ``gptq`` as MatMulNBits stores them; unused numbers of the last block stand for 0."""
-    blocks = scales.shape[1]
-    full = zeros.repeat_interleave(BLOCK, dim=1)
-    full[:, : numbers.shape[1]] = numbers
-    whole_bytes = nn.functional.pad(zeros, (0, blocks % 2))
-    packed, packed_zeros = (part[:, ::2] | part[:, 1::2] << 4 for part in (full, whole_bytes))
-    return packed.contiguous().numpy(), scales.contiguous().numpy(), packed_zeros.contiguous().numpy()

@@ -18,7 +18,7 @@ from converter._version import __version__
 from converter.progress import byte_bar
 
 OPSET = 21
-"""The first opset with 4-bit integers and blockwise DequantizeLinear, which quantised graphs need."""
+"""Of the standard operators; Gelu needs 20 at least."""
 IR_VERSION = 10
 EMBEDDINGS, HEAD = "embeddings", "head"
 """Scopes of the nodes before the layers and after them."""

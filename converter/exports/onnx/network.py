@@ -6,6 +6,7 @@ reads a weight as PyTorch stores it ([out, in]).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import onnx_ir as ir
@@ -33,32 +34,22 @@ FEWEST = 1e-9
 """sentence-transformers divides a sum by the number of its tokens, but not by less than this."""
 
 
+@dataclass(eq=False)
 class Network:
-    """Base of the families' graphs.
+    """Base of the families' graphs."""
 
-    ``fused``: use onnxruntime's fused norms and activations. ``convert_weights``: convert weights to the
-    graph's dtype when they are written, not when they are loaded.
-    """
+    graph: Graph
+    fused: bool
+    """Use onnxruntime's fused norms and activations."""
+    config: Config
+    family: Family
+    geometry: Geometry
+    weights: Weights
+    convert_weights: bool
+    """Convert weights to the graph's dtype when they are written, not when they are loaded."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        *,
-        fused: bool,
-        config: Config,
-        family: Family,
-        geometry: Geometry,
-        weights: Weights,
-        convert_weights: bool,
-    ):
-        self.graph = graph
-        self.fused = fused
-        self.config = config
-        self.family = family
-        self.geometry = geometry
-        self.weights = weights
-        self.convert_weights = convert_weights
-        self.hidden = geometry.num_heads * geometry.head_dim
+    def __post_init__(self) -> None:
+        self.hidden = self.geometry.num_heads * self.geometry.head_dim
         self._parameters: dict[str, Value] = {}
 
     @property

@@ -27,14 +27,15 @@ from converter.exports.onnx.rounding import (
     BLOCK,
     TILE,
     Bits,
-    Steps,
     Stored,
     dequantised,
     integers,
     output_scales,
+    pack,
     quantised,
     rounded,
     rounded_by_output,
+    steps_of,
     unpack,
 )
 
@@ -123,6 +124,13 @@ class _Streamed(ir.LazyTensor):
             file.write(np.ascontiguousarray(piece).data)
 
 
+def _lazy(
+    make: Callable[[], NDArray[Any]], shape: tuple[int, ...], dtype: ir.DataType = ir.DataType.FLOAT
+) -> ir.LazyTensor:
+    """A tensor that is made when it is saved."""
+    return ir.LazyTensor(lambda: ir.tensor(make()), dtype, ir.Shape(shape))
+
+
 class _Blocks(NamedTuple):
     """A weight in blocks, in the graph."""
 
@@ -140,7 +148,8 @@ class _Weights:
         self._calibrated = calibrated
         self._names: Counter[str] = Counter()
         self._blocks: dict[str, _Blocks] = {}
-        self._steps: tuple[Stored, Steps] | None = None
+        self._steps = functools.lru_cache(maxsize=1)(steps_of)
+        """Of the weight that is being saved."""
         self._activations: dict[Value, tuple[Value, Value]] = {}
         """Activations -> their numbers, and the scale of each token."""
 
@@ -214,36 +223,22 @@ class _Weights:
         if name not in self._blocks:
             stored = Stored(tensor, by_column, bits, self._calibrated.get(name) if bits == 4 else None)
             outputs, blocks = stored.outputs, stored.blocks
-            shape = (outputs, blocks, BLOCK * bits // 8)
-            packed = _Streamed(functools.partial(self._packed, stored), ir.DataType.UINT8, shape)
-            scales = ir.LazyTensor(
-                lambda: ir.tensor(self._steps_of(stored).scales),
-                ir.DataType.FLOAT,
-                ir.Shape((outputs, blocks)),
-            )
-            zeros = ir.LazyTensor(
-                lambda: ir.tensor(self._steps_of(stored).zeros),
-                ir.DataType.UINT8,
-                ir.Shape((outputs, -(-blocks * bits // 8))),
-            )
-            tensors = {f"{name}_Q{bits}": packed, f"{name}_scales": scales, f"{name}_zero_points": zeros}
-            self._blocks[name] = _Blocks(stored, *(self.keep(key, made) for key, made in tensors.items()))
+            shape, width = (outputs, blocks, BLOCK * bits // 8), -(-blocks * bits // 8)
+
+            def numbers() -> Iterator[NDArray[np.uint8]]:
+                for piece in quantised(stored, self._steps(stored)):
+                    yield pack(piece, bits)
+                stored.close()
+
+            parts = {
+                f"{name}_Q{bits}": _Streamed(numbers, ir.DataType.UINT8, shape),
+                f"{name}_scales": _lazy(lambda: self._steps(stored).scales, (outputs, blocks)),
+                f"{name}_zero_points": _lazy(
+                    lambda: pack(self._steps(stored).zeros, bits), (outputs, width), ir.DataType.UINT8
+                ),
+            }
+            self._blocks[name] = _Blocks(stored, *(self.keep(key, tensor) for key, tensor in parts.items()))
         return self._blocks[name]
-
-    def _packed(self, stored: Stored) -> Iterator[NDArray[np.uint8]]:
-        """The numbers of a weight. Its scales and zero points are kept, for they are saved next."""
-        self._steps = None  # of the weight before
-        steps = Steps.empty(stored)
-        yield from quantised(stored, steps)
-        stored.close()
-        self._steps = stored, steps
-
-    def _steps_of(self, stored: Stored) -> Steps:
-        if self._steps is None or self._steps[0] is not stored:
-            for _ in self._packed(stored):
-                pass
-        assert self._steps is not None
-        return self._steps[1]
 
     # Products of integers.
 
@@ -259,12 +254,7 @@ class _Weights:
 
         packed = self.keep(f"{stored.name}_Q8", _Streamed(numbers, ir.DataType.INT8, (stored.inputs, width)))
         by_output = self.keep(
-            f"{stored.name}_scales",
-            ir.LazyTensor(
-                lambda: ir.tensor(np.pad(scales(), (0, width - outputs))),
-                ir.DataType.FLOAT,
-                ir.Shape((width,)),
-            ),
+            f"{stored.name}_scales", _lazy(lambda: np.pad(scales(), (0, width - outputs)), (width,))
         )
         activations = node.inputs[0]
         assert activations is not None

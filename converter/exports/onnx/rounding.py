@@ -1,17 +1,16 @@
 """Weights rounded to 4 or 8 bits: the numbers of a block, or those of an output, share a scale.
 
-onnxruntime's quantiser rounds blocks to the nearest. Numbers that were calibrated before are read instead.
-Weights are read and rounded piece by piece: memory holds the scales of one weight, and no weight as a whole.
+Blocks are rounded to the nearest, as onnxruntime's quantiser does. Numbers that were calibrated before are
+read instead. Weights are read and rounded piece by piece: memory holds the scales of one weight, and no
+weight as a whole.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -23,8 +22,7 @@ Bits = Literal[4, 8]
 BLOCK = 32
 """Numbers along a weight's inputs that share a scale and a zero point."""
 PIECE = 1 << 18
-"""Numbers of a weight that are quantised at once. They are transposed first, which is quick if they fit into
-the processor's cache."""
+"""Numbers of a weight that are quantised at once, which is quick if they fit into the processor's cache."""
 BAND = 1 << 22
 """Numbers of a weight that are in memory at once when it is stored [inputs, outputs]: then each of its rows
 has numbers of every output."""
@@ -36,7 +34,7 @@ TILE = 16
 onnxruntime 1.22 computes wrong sums for the outputs of a tile that is not full; 1.31 does not."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stored:
     """A weight [outputs, inputs] of any float dtype, before it is quantised."""
 
@@ -74,58 +72,67 @@ class Stored:
             self.tensor.release()
 
 
-@dataclass(frozen=True)
-class Steps:
-    """The scale and the zero point of each block of a weight, as MatMulNBits stores them."""
+class Steps(NamedTuple):
+    """The scale and the zero point of each block of a weight, float32 and uint8 [outputs, blocks]."""
 
     scales: NDArray[np.float32]
-    """[outputs, blocks]."""
     zeros: NDArray[np.uint8]
-    """[outputs, bytes of the zero points of all blocks]."""
-
-    @classmethod
-    def empty(cls, stored: Stored) -> Steps:
-        """Without values."""
-        width = -(-stored.blocks * stored.bits // 8)
-        return cls(
-            np.empty((stored.outputs, stored.blocks), np.float32), np.empty((stored.outputs, width), np.uint8)
-        )
 
 
-def quantised(stored: Stored, steps: Steps) -> Iterator[NDArray[np.uint8]]:
-    """Quantises a weight in blocks and fills ``steps``.
+def block_steps(blocks: NDArray[np.float32], bits: Bits) -> Steps:
+    """The steps of blocks [..., numbers]: the range of each, and 0, becomes that of the bits."""
+    lowest, highest = blocks.min(-1).clip(max=0), blocks.max(-1).clip(min=0)
+    scales = (highest - lowest) / np.float32(2**bits - 1)
+    scales[scales == 0] = 1
+    return Steps(scales, nearest(-lowest / scales).astype(np.uint8))
 
-    Yields the numbers of some outputs, from first to last, as MatMulNBits stores them, [outputs, bytes].
-    """
-    if stored.calibrated is not None:
-        with safe_open(stored.calibrated, framework="numpy") as file:
-            steps.scales[:] = file.get_tensor(f"{stored.name}_scales")
-            steps.zeros[:] = file.get_tensor(f"{stored.name}_zero_points")
-            yield file.get_tensor(f"{stored.name}_Q4")
-        return
-    with _quiet_root_logger():
-        from onnxruntime.quantization.matmul_nbits_quantizer import (
-            DefaultWeightOnlyQuantConfig,
-            DefaultWeightOnlyQuantizer,
-        )
-    kernel = DefaultWeightOnlyQuantizer(DefaultWeightOnlyQuantConfig(block_size=BLOCK, bits=stored.bits))
+
+def nearest(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rounds as onnxruntime's quantiser does, which takes halves away from 0."""
+    found: NDArray[np.float32] = np.trunc(values + np.copysign(np.float32(0.5), values))
+    return found
+
+
+def in_blocks(stored: Stored) -> Iterator[NDArray[np.float32]]:
+    """A weight piece by piece, float32 [some outputs, blocks, BLOCK]; the last block is filled with zeros."""
     weight = stored.read()
     height = max(1, PIECE // (BLOCK * stored.blocks))
     for start in range(0, stored.outputs, height):
-        piece = weight[start : start + height].astype(np.float32)
-        found = kernel.qbits_block_quant(np.ascontiguousarray(piece.T))
-        # Old releases of onnxruntime return some of them flat.
-        packed, scales, zeros = (part.reshape(len(piece), -1) for part in found)
-        steps.scales[start : start + height], steps.zeros[start : start + height] = scales, zeros
-        yield packed
+        piece = np.zeros((min(height, stored.outputs - start), BLOCK * stored.blocks), np.float32)
+        piece[:, : stored.inputs] = weight[start : start + height]
+        yield piece.reshape(len(piece), -1, BLOCK)
+
+
+def steps_of(stored: Stored) -> Steps:
+    """The steps of a weight."""
+    if stored.calibrated is not None:
+        with safe_open(stored.calibrated, framework="numpy") as file:
+            return Steps(file.get_tensor(f"{stored.name} scales"), file.get_tensor(f"{stored.name} zeros"))
+    found = [block_steps(piece, stored.bits) for piece in in_blocks(stored)]
+    return Steps(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+
+def quantised(stored: Stored, steps: Steps) -> Iterator[NDArray[np.uint8]]:
+    """The numbers of some outputs of a weight, from first to last, uint8 [some outputs, blocks * BLOCK]."""
+    if stored.calibrated is not None:
+        filled = np.repeat(steps.zeros, BLOCK, axis=1)  # what fills the last block stands for 0
+        with safe_open(stored.calibrated, framework="numpy") as file:
+            filled[:, : stored.inputs] = file.get_tensor(f"{stored.name} numbers")
+        yield filled
+        return
+    start = 0
+    for piece in in_blocks(stored):
+        scales, zeros = (part[start : start + len(piece), :, None].astype(np.float32) for part in steps)
+        numbers = nearest(piece * (np.float32(1) / scales) + zeros).clip(0, 2**stored.bits - 1)
+        yield numbers.astype(np.uint8).reshape(len(piece), -1)
+        start += len(piece)
 
 
 def rounded(weight: NDArray[np.float32], bits: Bits) -> NDArray[np.float32]:
     """A weight [outputs, inputs] rounded to the nearest values that numbers of so many bits stand for."""
     stored = Stored(ir.tensor(weight), by_column=False, bits=bits)
-    steps = Steps.empty(stored)
-    packed = np.concatenate(list(quantised(stored, steps)))
-    return dequantised(unpack(packed, bits)[:, : stored.inputs], steps.scales, unpack(steps.zeros, bits))
+    steps = steps_of(stored)
+    return dequantised(np.concatenate(list(quantised(stored, steps)))[:, : stored.inputs], *steps)
 
 
 def dequantised(
@@ -138,8 +145,17 @@ def dequantised(
     return values
 
 
+def pack(numbers: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
+    """Numbers in rows of bytes; of two numbers of 4 bits, the first is in the low half."""
+    if bits == 8:
+        return numbers
+    even = np.pad(numbers, ((0, 0), (0, numbers.shape[1] % 2)))
+    packed: NDArray[np.uint8] = even[:, ::2] | even[:, 1::2] << np.uint8(4)
+    return packed
+
+
 def unpack(packed: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
-    """The numbers in each row of bytes; of two numbers in a byte, the first is in the low half."""
+    """The numbers that ``pack`` stored."""
     if bits == 8:
         return packed
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
@@ -169,14 +185,3 @@ def rounded_by_output(weight: NDArray[np.float32]) -> NDArray[np.float32]:
     scales = output_scales(Stored(ir.tensor(weight), by_column=False))[:, None]
     values: NDArray[np.float32] = np.rint(weight / scales) * scales
     return values
-
-
-@contextlib.contextmanager
-def _quiet_root_logger() -> Iterator[None]:
-    """Keeps the quantiser's module from setting up logging for the whole program when it is imported."""
-    handler = logging.NullHandler()
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)

@@ -32,8 +32,7 @@ from converter.errors import SourceError
 from converter.publish.contents import read_contents, verify
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
-from tests.hub_commands import TOKEN, Command
-from tests.hub_server import Account, HubServer
+from tests.hub_server import TOKEN, Account, Command, HubServer
 from tests.patched import CHECKED
 from tests.tiny import rotary as tiny_rotary
 

@@ -14,8 +14,7 @@ import pytest
 
 from tests import forks, tiny
 from tests.conftest import Run, edit_json
-from tests.hub_commands import TOKEN, Command
-from tests.hub_server import Fault, HubServer, Refusal, Request
+from tests.hub_server import TOKEN, Account, Command, Fault, HubServer, Refusal, Request
 
 ID = "org/tiny-bloom"
 CONVERT = (ID, "--scale", "2", "--out", "out", "--no-verify", "--json")
@@ -393,7 +392,7 @@ def test_what_is_refused(
     parts: list[str],
 ) -> None:
     hub.commit(ID, pristine("bloom"), readers=[TOKEN], **settings)
-    hub.tokens.add("hf_somebody")
+    hub.accounts["hf_somebody"] = Account("eve")
     refused(command(*words), work, *parts)
     assert hub.downloads() == []
 
@@ -557,7 +556,7 @@ def test_tracebacks_do_not_tell_the_token(
 
     def refuse(request: Request) -> None:
         if where in request.path:
-            raise Refusal(status, None, f"no way for {request.token}")
+            raise Refusal(status, f"no way for {request.token}")
 
     hub.before = refuse
     words, environment = (["--token", TOKEN], {}) if status.value % 2 else ([], {"HF_TOKEN": TOKEN})

@@ -28,8 +28,7 @@ from tests import forks, tiny
 from tests.conftest import Run, edit_json, fingerprint
 from tests.dealt import quick
 from tests.foreign_code import UNSEEN
-from tests.hub_commands import AS_USERS_DO, TOKEN, UNVERIFIED, Command
-from tests.hub_server import Account, HubServer, Refusal, Request
+from tests.hub_server import AS_USERS_DO, TOKEN, UNVERIFIED, Account, Command, HubServer, Refusal, Request
 from tests.patched import CHECKED
 from tests.tiny import rotary as tiny_rotary
 
@@ -394,7 +393,7 @@ def test_a_new_branch_goes_with_its_commit(
             if why == "interrupted":
                 running.send_signal(signal.SIGINT)
                 threading.Event().wait(1)
-            raise Refusal(HTTPStatus.FORBIDDEN, None, "no way")
+            raise Refusal(HTTPStatus.FORBIDDEN, "no way")
 
     hub.before = refuse
     if why == "refused":
@@ -715,7 +714,7 @@ def test_what_the_hub_refuses(
 
     def refuse(request: Request) -> None:
         if where in request.path:
-            raise Refusal(status, None, f"no way for {request.token}")
+            raise Refusal(status, f"no way for {request.token}")
 
     hub.before = refuse
     run = push(*words)
@@ -743,11 +742,11 @@ def test_what_the_xet_storage_refuses(
     def refuse(request: Request) -> None:
         asked = "/xet-write-token/" in request.path
         if asked and from_storage:
-            refusal = Refusal(HTTPStatus.OK, None, "")
+            refusal = Refusal(HTTPStatus.OK, "")
             refusal.answer.headers, refusal.answer.body = way, json.dumps(body).encode()
             raise refusal
         if asked or request.path.startswith("/cas/"):
-            raise Refusal(status, None, f"no way for {request.token}")
+            raise Refusal(status, f"no way for {request.token}")
 
     hub.before = refuse
     refused(push(HF_HUB_DISABLE_XET="0"), ID, "Xet", "write access", "HF_HUB_DISABLE_XET=1")
@@ -785,7 +784,7 @@ def test_an_upload_that_breaks_off_goes_on(hub: HubServer, push: Push, out: Path
     """The client tries each file six times; two are taken before the connection is gone for good."""
     hub.upload_faults = [None, None, *[fault] * 99]
     refused(push(), ID, "the connection to the Hub failed", "again")
-    stored = hub.writing.stored
+    stored = hub.stored
     assert len(stored) == 2
     assert set(hub.files(ID)) == {GIT}
 
@@ -815,7 +814,7 @@ def test_no_hub(hub: HubServer, push: Push, how: str) -> None:
         down = other.endpoint
 
     def welcome(_: Request) -> None:
-        refusal = Refusal(HTTPStatus.OK, None, "Welcome")
+        refusal = Refusal(HTTPStatus.OK, "Welcome")
         refusal.answer.body = b"<html>Welcome to the hotel's network</html>"
         raise refusal
 

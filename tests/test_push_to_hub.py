@@ -13,8 +13,7 @@ import pytest
 
 from tests import forks
 from tests.conftest import Run, edit_json
-from tests.hub_commands import TOKEN, UNVERIFIED, Command
-from tests.hub_server import Account, HubServer, Refusal, Request
+from tests.hub_server import TOKEN, UNVERIFIED, Account, Command, HubServer, Refusal, Request
 
 SOURCE, ID = "org/tiny-bloom", "ada/bloom-ntk"
 CONVERT = (SOURCE, "--scale", "2", "--out", "out", "--push-to-hub", ID)
@@ -159,7 +158,7 @@ def test_options_that_contradict_each_other(
 def test_a_push_that_fails_leaves_the_result(hub: HubServer, command: Command, work: Path) -> None:
     def refuse(request: Request) -> None:
         if request.path.endswith("/commit/main"):
-            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, None, "the repository is full")
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the repository is full")
 
     hub.before = refuse
     run = command(*CONVERT, start=UNVERIFIED, HF_TOKEN=TOKEN)

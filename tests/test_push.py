@@ -376,36 +376,36 @@ def test_a_new_branch_goes_with_its_commit(
 
 @pytest.mark.parametrize(
     ("moment", "words", "parts"),
-    [("/branch/", ["--branch", "ntk"], ["same time"]), ("/commit/", [], ["main", "meanwhile"])],
+    [
+        ("/branch/", ["--branch", "ntk"], ["same time"]),
+        ("/commit/", [], ["main", "meanwhile"]),
+        ("/repos/create", ["--private"], ["same time"]),
+    ],
 )
 def test_somebody_else_writes_at_the_same_time(
     hub: HubServer, push: Push, tmp_path: Path, moment: str, words: list[str], parts: list[str]
 ) -> None:
-    """The same branch is made, or the branch moves: theirs stays."""
+    """The same branch or repository is made, or the branch moves: theirs stays."""
     first = theirs(hub, tmp_path / "theirs")
+    if moment == "/repos/create":
+        hub.repositories.clear()
     expected: dict[str, str] = {}
 
     def move(request: Request) -> None:
         if moment in request.path and not expected:
             (tmp_path / "theirs" / CARD).write_text("# New\n")
-            expected["main"] = hub.commit(ID, tmp_path / "theirs") if moment == "/commit/" else first
-            expected.update({"ntk": first} if words else {})
+            expected["main"] = first if moment == "/branch/" else hub.commit(ID, tmp_path / "theirs")
+            expected.update({"ntk": first} if moment == "/branch/" else {})
             hub.repositories[ID].refs.update(expected)
 
     hub.before = move
     refused(push(*words), ID, *parts)
     assert hub.repositories[ID].refs == expected
-    assert push(*words).code == 0
-
-
-def test_a_public_repository_that_somebody_else_creates(hub: HubServer, push: Push, tmp_path: Path) -> None:
-    def create(request: Request) -> None:
-        if "/repos/create" in request.path:
-            theirs(hub, tmp_path / "theirs")
-
-    hub.before = create
-    refused(push("--private"), ID, "public")
-    assert set(hub.files(ID)) == {GIT, CARD}
+    again = push(*words)
+    if "--private" in words:
+        refused(again, ID, "exists and is public")
+    else:
+        assert again.code == 0, again.err
 
 
 @pytest.fixture

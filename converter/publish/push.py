@@ -175,14 +175,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
         _compare(options, contents, files, target)
     contents = contents.with_linked(progress=progress)
     checks = [] if verified else verify(contents.repository, contents.digests.keys(), progress=progress)
-    if target is None:
-        hub.create(private=options.private)
-        # Checked like any other: somebody else may have created it, and not private.
-        hub, target = _open(options, contents.source, progress=progress)
-    if target is None:
-        raise PushError(
-            f"the Hub does not show {hub.repo_id}, which it has just created; run the command again"
-        )
+    target = target or hub.create(options.branch, private=options.private)
     changed, others = _compare(options, contents, files, target)
     kept = []
     if CARD in changed and CARD in target.files and not options.overwrite:

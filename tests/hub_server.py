@@ -104,7 +104,7 @@ class Repository:
 
     private: bool = False
     gated: bool = False
-    readers: frozenset[str] = frozenset()
+    readers: Collection[str] = ()
     """Tokens that may read the repository if it is private or gated."""
     commits: dict[str, Path] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)

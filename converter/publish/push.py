@@ -32,20 +32,14 @@ Hub by their SHA-256."""
 
 @dataclass(frozen=True)
 class PushOptions:
-    """A repository on the Hub, and how it is pushed to."""
+    """A repository on the Hub, and how it is pushed to; see ``push``."""
 
     repo_id: str
-    """``user/name``; created if it does not exist."""
     private: bool = False
-    """Create it private; an existing one must be private already."""
     branch: str | None = None
-    """Branch that gets the commit, created if it does not exist; None for the default branch."""
     create_pr: bool = False
-    """Open a pull request instead."""
     overwrite: bool = False
-    """Replace whatever the target holds."""
     token: str | None = field(default=None, repr=False)
-    """Hub access token; None for HF_TOKEN or the saved login."""
 
     def command(self, folder: Path) -> str:
         """The command line that pushes a folder with these options, without the token."""

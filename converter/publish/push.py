@@ -163,7 +163,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     from huggingface_hub import CommitOperationAdd
 
     contents = read_contents(folder)
-    hub, target = _open(options, contents.source, progress=progress)
+    hub, target = _open(options, contents.repository.source, progress=progress)
     files = _to_send(contents, options)
     if target is not None:
         _compare(options, contents, files, target)
@@ -189,7 +189,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
         target,
         sent,
         deleted,
-        title=f"ntk-convert: {contents.source or 'a model'}, {contents.repository.scaling}{tuned}",
+        title=f"ntk-convert: {contents.repository.source or 'a model'}, {contents.repository.scaling}{tuned}",
         create_pr=options.create_pr,
     )
     lacking = sorted(files.keys() - hub.files(commit).keys())
@@ -241,7 +241,7 @@ def _open(options: PushOptions, source: str | None, *, progress: bool) -> tuple[
 
 def _to_send(contents: Contents, options: PushOptions) -> dict[str, bytes | Path]:
     """The files of a repository, small ones as their content; the card's examples load it from the Hub."""
-    paths = {name: contents.folder / name for name in contents.files}
+    paths = {name: contents.repository.folder / name for name in contents.files}
     files: dict[str, bytes | Path] = {
         name: path.read_bytes() if contents.files[name] <= HELD else path for name, path in paths.items()
     }

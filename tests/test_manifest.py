@@ -148,7 +148,7 @@ def cut(path: Path) -> None:
 
 TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "short weights": (lambda out: cut(out / SHARD), f"{SHARD} is truncated"),
-    "missing weights": (lambda out: (out / SHARD).unlink(), f"{SHARD} is missing"),
+    "missing weights": (lambda out: (out / SHARD).unlink(), f"missing (first: '{SHARD}'"),
     "a byte of the weights": (lambda out: flip(out / SHARD), f"{SHARD} is not as"),
     "header": (edit_header, SHARD),
     "linked weights": (lambda out: link_out(out / SHARD), f"{SHARD} is a link"),

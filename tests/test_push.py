@@ -170,26 +170,36 @@ def test_the_card_s_examples_load_the_model_from_the_hub(hub: HubServer, push: P
     assert pushed(hub)[CARD] == (out / CARD).read_bytes()
 
 
-def test_private_in_an_organisation(hub: HubServer, push: Push, out: Path) -> None:
-    words = ("--private", "--token", TOKEN)
-    assert push(*words, "-q", to="lab/bloom", HF_TOKEN="").code == 0
-    assert hub.repositories["lab/bloom"].private
-    assert pushed(hub, repo_id="lab/bloom") == contents(out, to="lab/bloom")
-    assert push(*words, "--json", to="lab/bloom").json["changed"] == []
-
-
-def test_a_branch(hub: HubServer, push: Push, out: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "to", "owner", "ref", "url"),
+    [
+        (["--private"], "lab/bloom", "ada", "main", "lab/bloom"),
+        (["--branch", "ntk/2x"], ID, "ada", "ntk/2x", f"{ID}/tree/ntk/2x"),
+        (["--create-pr"], ID, "grace", "refs/pr/1", f"{ID}/discussions/1"),
+    ],
+)
+def test_where_it_goes(
+    hub: HubServer, push: Push, out: Path, tmp_path: Path, words: Any, to: str, owner: str, ref: str, url: str
+) -> None:
+    """To an organisation, a branch, or a pull request in the repository of somebody else."""
     first = theirs(hub, tmp_path / "theirs")
-    run = push("--branch", "ntk/2x", "--json")
+    hub.accounts[TOKEN] = Account(owner, ("lab",))
+    branch = ref if "--branch" in words else None
+    run = push(*words, "--token", TOKEN, "--json", to=to, HF_TOKEN="")
     assert run.code == 0, run.err
-    assert hub.repositories[ID].refs == {"main": first, "ntk/2x": run.json["commit"]}
-    assert pushed(hub, "ntk/2x") == contents(out, branch="ntk/2x")
-    assert run.json["url"] == f"{hub.endpoint}/{ID}/tree/ntk/2x"
+    assert to in run.err
+    assert run.json["url"] == f"{hub.endpoint}/{url}"
+    assert run.json["commit"] == hub.repositories[to].refs[ref]
+    assert hub.repositories[to].private == ("--private" in words)
+    assert hub.repositories[ID].refs["main"] == first
+    assert pushed(hub, ref, to) == contents(out, to, branch)
 
-    (out / "LICENSE").write_text("MIT\n")
-    relist(out)
-    assert push("--branch", "ntk/2x", "--json").json["changed"] == ["LICENSE", MANIFEST]
-    assert pushed(hub, "ntk/2x") == contents(out, branch="ntk/2x")
+    if ref != "refs/pr/1":
+        (out / "LICENSE").write_text("MIT\n")
+        relist(out)
+        again = push(*words, "--token", TOKEN, "--json", to=to, HF_TOKEN="")
+        assert again.json["changed"] == ["LICENSE", MANIFEST]
+        assert pushed(hub, ref, to) == contents(out, to, branch)
 
 
 def test_a_branch_that_begins_with_all_of_it(hub: HubServer, push: Push, out: Path) -> None:
@@ -201,18 +211,6 @@ def test_a_branch_that_begins_with_all_of_it(hub: HubServer, push: Push, out: Pa
     refs = hub.repositories[ID].refs
     assert refs["copy"] == refs["main"]
     assert "nothing to push" in push("--branch", "copy").err
-
-
-def test_a_pull_request_in_a_repository_of_somebody_else(
-    hub: HubServer, push: Push, out: Path, tmp_path: Path
-) -> None:
-    first = theirs(hub, tmp_path / "theirs")
-    hub.accounts[TOKEN] = Account("grace")
-    run = push("--create-pr")
-    assert (run.code, run.out) == (0, f"{hub.endpoint}/{ID}/discussions/1\n"), run.err
-    assert hub.repositories[ID].refs["main"] == first
-    assert pushed(hub, "refs/pr/1") == contents(out)
-    assert ID in run.err
 
 
 def test_only_what_changed_is_sent(hub: HubServer, push: Push, out: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -88,19 +87,8 @@ def _families() -> list[Entry]:
         )
         for family in sorted(FAMILIES, key=lambda family: family.kind)
     ]
-    rotary = Entry(
-        name="rotary",
-        title="Rotary models",
-        positions="rotary",
-        kind="decoder",
-        recognised_by=", ".join(f"`{name}`" for name in MODELS),
-        heads=(),
-        examples=(),
-        train_lengths={},
-        checkpoints=(),
-        onnx=False,
-    )
-    return [*alibi, rotary]
+    types = ", ".join(f"`{name}`" for name in MODELS)
+    return [*alibi, Entry("rotary", "Rotary models", "rotary", "decoder", types, (), (), {}, (), onnx=False)]
 
 
 COLUMNS = ("family", "models", "`model_type` of the source", "attention", "trained length known of")
@@ -121,20 +109,6 @@ def markdown(name: str = "") -> str:
                 "all (`max_position_embeddings`)" if rotary else f"{known} checkpoint{'s' * (known != 1)}",
             )
         )
-    return _table(rows)
-
-
-def checkpoints() -> str:
-    """The table of known checkpoints in docs/families.md."""
-    rows = [("trained length", "checkpoints", "according to"), ("---",) * 3]
-    for entry in supported():
-        for group in entry.checkpoints:
-            length = "not known" if group.tokens is None else str(group.tokens)
-            rows.append((length, ", ".join(group.ids), group.source))
-    return _table(rows)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -162,18 +162,18 @@ def prepare(
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
     tokenizer = model.tokenizer
     reach = recipe.reach(scaling, model.trained.tokens)
-    raised = raise_limits(source, tokenizer, reach, decoder=recipe.decoder)
+    raised, note = raise_limits(source, tokenizer, reach, decoder=recipe.decoder)
     notes = []
     if model.overrides:
         config[PROVENANCE] |= {OVERRIDES: dict(model.overrides)}
         notes.append(f"the source's config.json was read with {shlex.join(words(model.overrides))}")
-    notes += [*recipe.notes, *filter(None, [tokenizer.note, raised.note]), *model.nested.notes]
+    notes += [*recipe.notes, *filter(None, [tokenizer.note, note]), *model.nested.notes]
     if dtype is not None:
         set_dtype(config, TORCH[dtype])
         notes.append(f"the weights were converted to {TORCH[dtype]} (--dtype {dtype})")
     small = small_files(source.files, but=NOT_COPIED)
     rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
-    rewritten |= raised.files
+    rewritten |= raised
     rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
     copied = {name: source.files[name] for name in small if name not in rewritten} | model.nested.files
     if source.local:

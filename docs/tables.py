@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from converter import catalogue
@@ -19,6 +20,21 @@ def tasks() -> str:
     """What `--tasks` offers, beside perplexity."""
     rows = [("`--tasks`", "prompt", "right answer", "from"), ("---",) * 4]
     rows += [(f"`{task.name}`", task.prompt, task.right, task.origin) for task in TYPES.values()]
+    return table(rows)
+
+
+def checkpoints() -> str:
+    """The known checkpoints, with the source of each trained length."""
+    rows = [("trained length", "checkpoints", "according to"), ("---",) * 3]
+    for entry in catalogue.supported():
+        for group in entry.checkpoints:
+            length = "not known" if group.tokens is None else str(group.tokens)
+            rows.append((length, ", ".join(group.ids), group.source))
+    return table(rows)
+
+
+def table(rows: Iterable[Iterable[str]]) -> str:
+    """Rows in Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -35,7 +51,7 @@ def families() -> str:
     return catalogue.markdown().replace(types, link)
 
 
-TABLES = {"families": families, "rotary": rotary, "checkpoints": catalogue.checkpoints, "tasks": tasks}
+TABLES = {"families": families, "rotary": rotary, "checkpoints": checkpoints, "tasks": tasks}
 
 
 def updated(text: str) -> str:

@@ -28,7 +28,7 @@ import pytest
 
 from tests import forks
 
-pytest_plugins = ("tests.patched", "tests.onnx_graphs", "tests.runners", "tests.hub_commands")
+pytest_plugins = ("tests.patched", "tests.onnx_graphs", "tests.runners", "tests.hub_server")
 
 # The user's token, cache and saved code stay out of the tests, and each worker has its own. Set
 # before anything imports huggingface_hub, which reads it once.

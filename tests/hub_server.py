@@ -1,56 +1,160 @@
-"""A Hub on loopback: the part of the Hub's HTTP protocol that huggingface_hub uses to download and upload.
+"""A Hub on loopback: the part of the Hub's HTTP protocol that huggingface_hub uses, and fixtures that use it.
 
 Like the real Hub it has two servers: the Hub itself, and the storage to which it redirects large files, a
-different origin that must never see a token. Both record the requests. Repositories are plain folders; a
-commit is a folder that no longer changes. The code for uploads is in ``hub_writing``.
+different origin that must never see a token. Both record the requests. A commit is a folder that no longer
+changes. Large files are uploaded first, each under its SHA-256, and a commit then names them; it is one
+request of JSON lines, which succeeds or fails as a whole.
 """
 
 from __future__ import annotations
 
+import base64
+import fnmatch
 import hashlib
 import json
 import math
+import os
 import re
+import secrets
+import shutil
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from tests.hub_protocol import (
-    LARGE,
-    Account,
-    Answer,
-    Fault,
-    Host,
-    Refusal,
-    Repository,
-    Request,
-    as_json,
-    files_in,
-    git_id,
-    match,
-    resolve,
-    sha256,
+import pytest
+
+from tests import forks
+from tests.conftest import Run
+
+ROOT = Path(__file__).parent.parent
+TOKEN = "hf_secretSECRETsecret"
+AS_USERS_DO = ("-m", "converter")
+UNVERIFIED = (
+    "-c",
+    "import converter.verification; converter.verification.verify = lambda *_: []\n"
+    "from converter.cli import main; main()",
 )
-from tests.hub_writing import Writing
+"""Starts the command line without verification, which takes seconds, to test the steps after it."""
 
-__all__ = ["Account", "Fault", "HubServer", "Refusal", "Repository", "Request"]
+Command = Callable[..., Run]
+Host = Literal["hub", "storage"]
+Fault = Literal["cut", "reset", "short", "busy"]
+"""A fault of one transfer: the connection is closed (``cut``) or reset (``reset``) in the middle of the file;
+a download seems complete but has half the length (``short``); HTTP 503 (``busy``)."""
 
-MODEL_INFO = re.compile(r"/api/models/(?P<id>[^/]+(?:/[^/]+)?)(?:/revision/(?P<revision>[^/]+))?")
-REFS = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/refs")
-TREE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)")
-RESOLVE = re.compile(r"/(?P<id>[^/]+(?:/[^/]+)?)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
-LARGEST_BODY = 64 << 20
-"""Bytes read at most from a request to the Hub itself; uploads to the storage are streamed."""
+LARGE = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".onnx_data", ".pt", ".model")
+"""Suffixes of the files that the Hub keeps in its storage (from the .gitattributes of a new repository)."""
+NEW = {".gitattributes": "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"}
+"""The files of a new repository."""
+MODEL = r"/api/models/(?P<id>[^/]+/[^/]+)"
+PATHS = {
+    "refs": f"{MODEL}/refs",
+    "tree": f"{MODEL}/tree/(?P<revision>[^/]+)",
+    "info": r"/api/models/(?P<id>[^/]+(?:/[^/]+)?)(?:/revision/(?P<revision>[^/]+))?",
+    "resolve": r"/(?P<id>[^/]+(?:/[^/]+)?)/resolve/(?P<revision>[^/]+)/(?P<file>.+)",
+    "branch": f"{MODEL}/branch/(?P<branch>.+)",
+    "preupload": f"{MODEL}/preupload/(?P<revision>[^/]+)",
+    "commit": f"{MODEL}/commit/(?P<revision>[^/]+)",
+    "batch": r"/(?P<id>[^/]+/[^/]+)\.git/info/lfs/objects/batch",
+    "object": r"/upload/(?P<oid>[0-9a-f]{64})",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request as it was received."""
+
+    host: Host
+    method: str
+    path: str
+    """The path, still quoted, without the query."""
+    headers: dict[str, str]
+    """Header names are in lower case."""
+    query: dict[str, str]
+    body: bytes = b""
+    """The body of a request to the Hub itself; uploads to the storage are not kept here."""
+
+    @property
+    def token(self) -> str | None:
+        """The bearer token."""
+        scheme, _, token = self.headers.get("authorization", "").partition(" ")
+        return token if scheme == "Bearer" else None
+
+    def match(self, kind: str) -> dict[str, str]:
+        """The parts of a path of ``PATHS``, unquoted; a quoted slash does not separate parts."""
+        found = re.fullmatch(PATHS[kind], self.path)
+        parts = found.groupdict() if found else {}
+        return {name: unquote(part) for name, part in parts.items() if part is not None}
+
+
+@dataclass
+class Repository:
+    """A repository: its commits and what points to them."""
+
+    private: bool = False
+    gated: bool = False
+    readers: Collection[str] = ()
+    """Tokens that may read the repository if it is private or gated."""
+    commits: dict[str, Path] = field(default_factory=dict)
+    refs: dict[str, str] = field(default_factory=dict)
+    """Branch, tag or pull request -> commit."""
+    tags: set[str] = field(default_factory=set)
+    """The names in ``refs`` that are tags."""
+
+    def resolve(self, revision: str) -> str:
+        """The commit that a branch, tag or commit id names."""
+        commit = self.refs.get(revision, revision)
+        if commit not in self.commits:
+            raise Refusal(HTTPStatus.NOT_FOUND, f"Invalid rev id: {quote(revision)}", "RevisionNotFound")
+        return commit
+
+
+@dataclass(frozen=True)
+class Account:
+    """The owner of a token."""
+
+    name: str
+    organisations: tuple[str, ...] = ()
+    role: Literal["read", "write", "fineGrained"] = "write"
+
+    def owns(self, namespace: str) -> bool:
+        """Whether a namespace is the owner's."""
+        return namespace in (self.name, *self.organisations)
+
+
+@dataclass
+class Answer:
+    """An answer; if the body is a path, ranges of that file can be requested."""
+
+    status: HTTPStatus = HTTPStatus.OK
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | Path = b""
+
+
+class Refusal(Exception):
+    """An error like the Hub's, with its message in headers, where the client looks for it."""
+
+    def __init__(self, status: HTTPStatus, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
+        self.answer = as_json({"error": message}, status)
+        self.answer.headers |= headers
+
+
+def as_json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
+    """An answer in JSON."""
+    return Answer(status, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
 
 class HubServer:
@@ -58,10 +162,8 @@ class HubServer:
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
-        self.tokens: set[str] = set()
-        """Valid tokens; others are refused. The ``readers`` of repositories need not be listed."""
         self.accounts: dict[str, Account] = {}
-        """Token -> its owner; only these tokens can write."""
+        """Token -> its owner; other tokens are refused, except the ``readers`` of repositories."""
         self.renamed: dict[str, str] = {}
         """Old name of a repository -> its new one; requests for the old name are redirected."""
         self.requests: list[Request] = []
@@ -80,10 +182,16 @@ class HubServer:
         self.transfer = "basic"
         """The protocol for large files: ``basic`` or ``xet``."""
         self._temporary = tempfile.TemporaryDirectory(prefix="hub-")
-        self.writing = Writing(self, Path(self._temporary.name))
-        self._stored: dict[str, Path] = {}
+        self._commits, self._objects = (Path(self._temporary.name) / name for name in ("commits", "objects"))
+        self._commits.mkdir()
+        self._objects.mkdir()
+        self._downloads: dict[str, Path] = {}
+        """SHA-256 of a large file -> the file."""
         self._lock = threading.Lock()
         self._listeners = {host: _listen(self, host) for host in ("hub", "storage")}
+        self.endpoint, self.storage = (
+            f"http://127.0.0.1:{listener.server_port}" for listener in self._listeners.values()
+        )
 
     def __enter__(self) -> HubServer:
         return self
@@ -94,37 +202,19 @@ class HubServer:
             listener.server_close()
         self._temporary.cleanup()
 
-    @property
-    def endpoint(self) -> str:
-        """The value for HF_ENDPOINT."""
-        return f"http://127.0.0.1:{self._listeners['hub'].server_port}"
-
-    @property
-    def storage(self) -> str:
-        """The address of the storage for large files."""
-        return f"http://127.0.0.1:{self._listeners['storage'].server_port}"
+    # For tests: what is there, and what was asked for.
 
     def commit(
-        self,
-        repo_id: str,
-        folder: Path,
-        *,
-        branch: str = "main",
-        tag: str | None = None,
-        private: bool = False,
-        gated: bool = False,
-        readers: Iterable[str] = (),
+        self, repo_id: str, folder: Path, *, branch: str = "main", tag: str | None = None, **settings: Any
     ) -> str:
-        """Makes ``folder`` the newest commit of a branch, and creates the repository if it is missing.
+        """Makes ``folder`` the newest commit of a branch; a missing repository is created with ``settings``.
 
         Returns:
             The commit's id, which depends only on the folder's content.
         """
-        repository = self.repositories.setdefault(
-            repo_id, Repository(private=private, gated=gated, readers=frozenset(readers))
-        )
+        repository = self.repositories.setdefault(repo_id, Repository(**settings))
         content = hashlib.sha1()
-        for name in files_in(folder):
+        for name in _files(folder):
             data = (folder / name).read_bytes()
             content.update(f"{name}\n{len(data)}\n".encode() + data)
         commit = content.hexdigest()
@@ -139,17 +229,24 @@ class HubServer:
         """The files of a repository: name -> content."""
         repository = self.repositories[repo_id]
         folder = repository.commits[repository.refs[revision]]
-        return {name: (folder / name).read_bytes() for name in files_in(folder)}
+        return {name: (folder / name).read_bytes() for name in _files(folder)}
+
+    @property
+    def stored(self) -> set[str]:
+        """The SHA-256 of every uploaded file."""
+        return {path.name for path in self._objects.iterdir() if len(path.name) == 64}
 
     def downloads(self) -> list[str]:
         """The names of the files whose content was requested, each once, in order."""
         names = []
         for request in self.requests:
             if request.method == "GET" and request.host == "storage":
-                names.append(self._stored[request.path.removeprefix("/")].name)
-            elif request.method == "GET" and (found := match(RESOLVE, request)):
+                names.append(self._downloads[request.path.removeprefix("/")].name)
+            elif request.method == "GET" and (found := request.match("resolve")):
                 names.append(found["file"])
         return list(dict.fromkeys(names))
+
+    # Reading
 
     def answer(self, request: Request) -> Answer:
         """Records a request and answers it."""
@@ -158,7 +255,9 @@ class HubServer:
             try:
                 if self.before is not None:
                     self.before(request)
-                return self._storage(request) if request.host == "storage" else self._hub(request)
+                if request.host == "storage":
+                    return self._stored_file(request)
+                return self._changed(request) if request.method in ("POST", "DELETE") else self._read(request)
             except Refusal as refusal:
                 return refusal.answer
 
@@ -167,75 +266,79 @@ class HubServer:
         with self._lock:
             return self.faults[name].pop(0) if self.faults.get(name) else None
 
-    def store(self, request: Request, body: BufferedIOBase, length: int) -> Answer | None:
-        """Receives a file uploaded to the storage; None if the connection is to be closed."""
-        with self._lock:
-            self.requests.append(request)
-            fault = self.upload_faults.pop(0) if self.upload_faults else None
-        if "authorization" in request.headers:
-            return Refusal(HTTPStatus.BAD_REQUEST, None, "Only one auth mechanism allowed").answer
-        return self.writing.receive(request, body, length, cut=fault is not None)
+    def _read(self, request: Request) -> Answer:
+        if moved := self._moved(request):
+            return moved
+        if request.path == "/api/whoami-v2":
+            return self._whoami(request)
+        if found := request.match("refs"):
+            return as_json(_refs(self._allowed(found["id"], request)))
+        if found := request.match("tree"):
+            repository = self._allowed(found["id"], request)
+            return as_json(_tree(repository.commits[repository.resolve(found["revision"])]))
+        if found := request.match("info"):
+            repository = self._allowed(found["id"], request)
+            return as_json(_model_info(found["id"], repository, found.get("revision", "main")))
+        if found := request.match("resolve"):
+            repository = self._allowed(found["id"], request)
+            if repository.gated and request.token not in repository.readers:
+                status = HTTPStatus.UNAUTHORIZED if request.token is None else HTTPStatus.FORBIDDEN
+                raise Refusal(status, f"Access to model {found['id']} is restricted.", "GatedRepo")
+            commit = repository.resolve(found["revision"])
+            return self._file(repository.commits[commit], found["file"], commit)
+        raise Refusal(HTTPStatus.NOT_FOUND, "Sorry, we can't find the page you are looking for.")
 
-    def _hub(self, request: Request) -> Answer:
+    def _moved(self, request: Request) -> Answer | None:
         for old, new in self.renamed.items():
             if re.match(rf"(/api/models)?/{re.escape(old)}(?![\w-])", request.path):
                 query = f"?{urlencode(request.query)}" if request.query else ""
                 where = self.endpoint + request.path.replace(old, new, 1) + query
                 return Answer(HTTPStatus.TEMPORARY_REDIRECT, {"Location": where})
-        if request.method in ("POST", "DELETE"):
-            return self.writing.answer(request)
-        if request.path == "/api/whoami-v2":
-            return self.writing.whoami(request)
-        if found := match(REFS, request):
-            return as_json(_refs(self.allowed(found["id"], request.token)))
-        if found := match(TREE, request):
-            repository = self.allowed(found["id"], request.token)
-            entries = _tree(repository.commits[resolve(repository, found["revision"])])
-            deep = request.query.get("recursive", "").lower() == "true"
-            return as_json([entry for entry in entries if deep or "/" not in entry["path"]])
-        if found := match(MODEL_INFO, request):
-            repository = self.allowed(found["id"], request.token)
-            commit = resolve(repository, found.get("revision", "main"))
-            return as_json(_model_info(found["id"], repository, commit))
-        if found := match(RESOLVE, request):
-            repository = self.allowed(found["id"], request.token, content=True)
-            commit = resolve(repository, found["revision"])
-            return self._file(repository.commits[commit], found["file"], commit)
-        raise Refusal(HTTPStatus.NOT_FOUND, None, "Sorry, we can't find the page you are looking for.")
+        return None
 
-    def check_token(self, token: str | None) -> None:
-        """Refuses an unknown token."""
-        known = self.tokens.union(*(repository.readers for repository in self.repositories.values()))
-        if token is not None and token not in known | self.accounts.keys():
-            raise Refusal(HTTPStatus.UNAUTHORIZED, None, "Invalid credentials in Authorization header")
+    def _whoami(self, request: Request) -> Answer:
+        """The owner of the token."""
+        self._check_token(request)
+        if request.token is None:
+            raise Refusal(HTTPStatus.UNAUTHORIZED, "Invalid username or password.")
+        account = self.accounts[request.token]
+        return as_json(
+            {
+                "type": "user",
+                "name": account.name,
+                "orgs": [{"name": name} for name in account.organisations],
+                "auth": {"accessToken": {"displayName": "test", "role": account.role}},
+            }
+        )
 
-    def allowed(self, repo_id: str, token: str | None, *, content: bool = False) -> Repository:
-        """The repository, if the token may see it; with ``content``, the token must also open its files."""
-        self.check_token(token)
-        repository = self.repositories.get(repo_id)
+    def _check_token(self, request: Request) -> None:
+        known = self.accounts.keys() | set[str]().union(*(one.readers for one in self.repositories.values()))
+        if request.token is not None and request.token not in known:
+            raise Refusal(HTTPStatus.UNAUTHORIZED, "Invalid credentials in Authorization header")
+
+    def _allowed(self, repo_id: str, request: Request) -> Repository:
+        """The repository, if the token may see it."""
+        self._check_token(request)
+        repository, token = self.repositories.get(repo_id), request.token
         account = self.accounts.get(token or "")
-        member = account is not None and repo_id.partition("/")[0] in account.namespaces
+        member = account is not None and account.owns(repo_id.partition("/")[0])
         # Without a token, a missing repository and a private one give the same answer.
         if repository is None or (repository.private and not member and token not in repository.readers):
             if token is None:
-                raise Refusal(HTTPStatus.UNAUTHORIZED, "RepoNotFound", "Invalid username or password.")
-            raise Refusal(HTTPStatus.NOT_FOUND, "RepoNotFound", "Repository not found")
-        if content and repository.gated and token not in repository.readers:
-            status = HTTPStatus.UNAUTHORIZED if token is None else HTTPStatus.FORBIDDEN
-            raise Refusal(status, "GatedRepo", f"Access to model {repo_id} is restricted.")
+                raise Refusal(HTTPStatus.UNAUTHORIZED, "Invalid username or password.", "RepoNotFound")
+            raise Refusal(HTTPStatus.NOT_FOUND, "Repository not found", "RepoNotFound")
         return repository
 
     def _file(self, folder: Path, name: str, commit: str) -> Answer:
-        if name not in files_in(folder):
-            refusal = Refusal(HTTPStatus.NOT_FOUND, "EntryNotFound", "Entry not found")
-            refusal.answer.headers["X-Repo-Commit"] = commit
+        headers, path = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}, folder / name
+        if name not in _files(folder):
+            refusal = Refusal(HTTPStatus.NOT_FOUND, "Entry not found", "EntryNotFound")
+            refusal.answer.headers |= headers
             raise refusal
-        path = folder / name
-        headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if not name.endswith(LARGE):
-            return Answer(headers=headers | {"ETag": f'"{git_id(path.read_bytes())}"'}, body=path)
-        content = sha256(path)
-        self._stored[content] = path
+            return Answer(headers=headers | {"ETag": f'"{_git_id(path.read_bytes())}"'}, body=path)
+        content = _sha256(path)
+        self._downloads[content] = path
         headers |= {
             "X-Linked-ETag": f'"{content}"',
             "X-Linked-Size": str(path.stat().st_size),
@@ -244,13 +347,158 @@ class HubServer:
         }
         return Answer(HTTPStatus.FOUND, headers, b"Found. Redirecting")
 
-    def _storage(self, request: Request) -> Answer:
-        if "authorization" in request.headers:
-            raise Refusal(HTTPStatus.BAD_REQUEST, None, "Only one auth mechanism allowed")
-        path = self._stored.get(request.path.removeprefix("/"))
-        if path is None:
-            raise Refusal(HTTPStatus.NOT_FOUND, None, "NoSuchKey")
+    def _stored_file(self, request: Request) -> Answer:
+        path = self._downloads.get(request.path.removeprefix("/"))
+        if path is None or "authorization" in request.headers:
+            raise Refusal(HTTPStatus.BAD_REQUEST, "NoSuchKey, or more than one auth mechanism")
         return Answer(headers={"Accept-Ranges": "bytes", "ETag": f'"{path.stat().st_size}"'}, body=path)
+
+    # Writing
+
+    def store(self, request: Request, body: BufferedIOBase, length: int) -> Answer | None:
+        """Receives a file uploaded to the storage; None if the connection is to be closed."""
+        with self._lock:
+            self.requests.append(request)
+            fault = self.upload_faults.pop(0) if self.upload_faults else None
+        found = request.match("object")
+        if not found or "authorization" in request.headers:
+            return Refusal(HTTPStatus.BAD_REQUEST, "NoSuchKey, or more than one auth mechanism").answer
+        half = body.read(length // 2)
+        if self.half_sent is not None:
+            self.half_sent()
+        data = half if fault else half + body.read(length - length // 2)
+        if len(data) < length:
+            return None
+        if hashlib.sha256(data).hexdigest() != found["oid"]:
+            return Refusal(HTTPStatus.BAD_REQUEST, "BadDigest").answer
+        (self._objects / found["oid"]).write_bytes(data)
+        return Answer(headers={"ETag": f'"{found["oid"][:32]}"'})
+
+    def _changed(self, request: Request) -> Answer:
+        """Answers a request that changes something, or that asks how to."""
+        self._check_token(request)
+        if moved := self._moved(request):
+            return moved
+        if request.path == "/api/repos/create":
+            return self._create(request)
+        if request.path == "/api/validate-yaml":
+            return _validate_card(json.loads(request.body)["content"])
+        if found := request.match("preupload"):
+            repository = self._writable(found["id"], request)
+            folder = repository.commits[repository.resolve(found["revision"])]
+            return as_json({"files": self._modes(json.loads(request.body), folder)})
+        if found := request.match("batch"):
+            self._writable(found["id"], request, proposal=True)
+            objects = [self._object(asked) for asked in json.loads(request.body)["objects"]]
+            return as_json({"transfer": self.transfer, "objects": objects})
+        if found := request.match("branch"):
+            repository = self._writable(found["id"], request)
+            if request.method == "DELETE":
+                del repository.refs[found["branch"]]
+            elif found["branch"] in repository.refs:
+                raise Refusal(HTTPStatus.CONFLICT, "Reference already exists")
+            else:
+                start = json.loads(request.body).get("startingPoint", "main")
+                repository.refs[found["branch"]] = repository.resolve(start)
+            return as_json({})
+        if found := request.match("commit"):
+            return self._commit(found["id"], found["revision"], request)
+        raise Refusal(HTTPStatus.NOT_FOUND, "Sorry, we can't find the page you are looking for.")
+
+    def _writable(self, repo_id: str, request: Request, *, proposal: bool = False) -> Repository:
+        """The repository, if the token may write to it or open a pull request."""
+        repository = self._allowed(repo_id, request)
+        account = self.accounts.get(request.token or "")
+        proposal = proposal or request.query.get("create_pr") == "1"
+        if account is None or account.role == "read":
+            raise Refusal(HTTPStatus.FORBIDDEN, "This token has no write access")
+        if not proposal and not account.owns(repo_id.partition("/")[0]):
+            raise Refusal(HTTPStatus.FORBIDDEN, f"You don't have write access to {repo_id}")
+        return repository
+
+    def _create(self, request: Request) -> Answer:
+        asked = json.loads(request.body)
+        account = self.accounts[request.token or ""]
+        owner = asked["organization"] or account.name
+        if account.role == "read" or not account.owns(owner):
+            message = f'You don\'t have the rights to create a model under the namespace "{owner}"'
+            raise Refusal(HTTPStatus.FORBIDDEN, message)
+        repo_id = f"{owner}/{asked['name']}"
+        if repo_id in self.repositories:
+            raise Refusal(HTTPStatus.CONFLICT, "You already created this model repo")
+        # Clients 0.36 send the first key, 2.x the second.
+        private = bool(asked.get("private") or asked.get("visibility") == "private")
+        repository = self.repositories[repo_id] = Repository(private=private)
+        folder = self._commits / secrets.token_hex(8)
+        folder.mkdir()
+        for name, text in NEW.items():
+            (folder / name).write_text(text)
+        _add(repository, "main", folder)
+        return as_json({"url": f"{self.endpoint}/{repo_id}", "id": repo_id})
+
+    def _has(self, oid: str, size: int) -> bool:
+        path = self._objects / oid
+        return path.is_file() and path.stat().st_size == size
+
+    def _object(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Where a large file is uploaded to, unless the storage has it."""
+        if self._has(asked["oid"], asked["size"]):
+            return asked
+        href = f"{self.storage}/upload/{asked['oid']}?Signature=x"
+        return asked | {"actions": {"upload": {"href": href}}}
+
+    def _commit(self, repo_id: str, revision: str, request: Request) -> Answer:
+        repository = self._writable(repo_id, request)
+        proposal = request.query.get("create_pr") == "1"
+        first, *lines = (json.loads(line) for line in request.body.splitlines())
+        parent = repository.resolve(revision)
+        wanted = first["value"].get("parentCommit", parent)
+        if revision not in repository.refs or revision in repository.tags:
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"{revision} is not a branch")
+        if wanted != parent and not proposal:
+            raise Refusal(HTTPStatus.PRECONDITION_FAILED, "A commit has happened since. Please refresh.")
+        folder = self._commits / secrets.token_hex(8)
+        folder.mkdir()
+        before = repository.commits[wanted]
+        for name in _files(before):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            _link(before / name, folder / name)
+        for line in lines:
+            if line["value"]["path"] not in self.lost:
+                self._apply(line["key"], line["value"], folder)
+        number = sum(name.startswith("refs/pr/") for name in repository.refs) + 1
+        commit = _add(repository, f"refs/pr/{number}" if proposal else revision, folder)
+        url = f"{self.endpoint}/{repo_id}"
+        made = {"commitUrl": f"{url}/commit/{commit}", "commitOid": commit}
+        return as_json(made | ({"pullRequestUrl": f"{url}/discussions/{number}"} if proposal else {}))
+
+    def _apply(self, key: str, value: dict[str, Any], folder: Path) -> None:
+        path = folder / value["path"]
+        if key == "deletedFile":
+            path.unlink()
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        if key == "file" and not value["path"].endswith(LARGE):
+            path.write_bytes(base64.b64decode(value["content"]))
+        elif key == "lfsFile" and self._has(value["oid"], value["size"]):
+            _link(self._objects / value["oid"], path)
+        else:
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"{key} of {path.name} names what was not sent")
+
+    def _modes(self, asked: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+        """How to send each file, and whether a .gitignore (the client's or else ours) leaves it out."""
+        ours = folder / ".gitignore"
+        lines = asked.get("gitIgnore", ours.read_text() if ours.is_file() else "").split()
+        return [
+            {
+                "path": file["path"],
+                "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
+                "shouldIgnore": file["path"] in self.ignored
+                or any(fnmatch.fnmatch(file["path"], line) for line in lines),
+            }
+            for file in asked["files"]
+        ]
 
 
 class Listener(ThreadingHTTPServer):
@@ -266,27 +514,20 @@ def _listen(server: HubServer, host: Host) -> ThreadingHTTPServer:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            request, body, length = self.request_line()
-            if host == "storage" and self.command == "PUT":
-                answer = server.store(request, body, length)
-                if answer is None:
-                    _break_off(self)
-                    return
-            elif length > LARGEST_BODY:
-                answer = Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, None, "payload too large").answer
-                self.close_connection = True
-            else:
-                answer = server.answer(replace(request, body=body.read(length)))
-            _send(self, server, answer)
-
-        do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
-
-        def request_line(self) -> tuple[Request, BufferedIOBase, int]:
-            """The request without its body; the stream to read the body from, and its length in bytes."""
             url = urlsplit(self.path)
             headers = {name.lower(): value for name, value in self.headers.items()}
             request = Request(host, self.command, url.path, headers, dict(parse_qsl(url.query)))
-            return request, self.rfile, int(headers.get("content-length", 0))
+            length = int(headers.get("content-length", 0))
+            if host == "storage" and self.command == "PUT":
+                answer = server.store(request, self.rfile, length)
+            else:
+                answer = server.answer(replace(request, body=self.rfile.read(length)))
+            if answer is None:
+                _break_off(self)
+            else:
+                _send(self, server, answer)
+
+        do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             pass
@@ -310,9 +551,6 @@ def _send(handler: BaseHTTPRequestHandler, server: HubServer, answer: Answer) ->
             end = min(int(found[2]) + 1, end) if found[2] else end
             status = HTTPStatus.PARTIAL_CONTENT
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
-            if start >= len(data):
-                status, start, end = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, 0, 0
-                headers["Content-Range"] = f"bytes */{len(data)}"
         middle = max(0, len(data) // 2 - start)
         body = data[start:end]
         if fault == "short":
@@ -326,12 +564,10 @@ def _send(handler: BaseHTTPRequestHandler, server: HubServer, answer: Answer) ->
     handler.end_headers()
     if handler.command == "HEAD":
         return
-    if fault not in ("cut", "reset"):
-        handler.wfile.write(body)
-        return
-    handler.wfile.write(body[:middle])
-    handler.wfile.flush()
-    _break_off(handler, politely=fault == "cut")
+    handler.wfile.write(body[:middle] if fault in ("cut", "reset") else body)
+    if fault in ("cut", "reset"):
+        handler.wfile.flush()
+        _break_off(handler, politely=fault == "cut")
 
 
 def _break_off(handler: BaseHTTPRequestHandler, *, politely: bool = False) -> None:
@@ -342,15 +578,14 @@ def _break_off(handler: BaseHTTPRequestHandler, *, politely: bool = False) -> No
         handler.connection.close()
 
 
-def _model_info(repo_id: str, repository: Repository, commit: str) -> dict[str, Any]:
+def _model_info(repo_id: str, repository: Repository, revision: str) -> dict[str, Any]:
+    commit = repository.resolve(revision)
     folder = repository.commits[commit]
-    siblings = []
-    for entry in _tree(folder):
-        if entry["type"] == "file":
-            lfs = {"lfs": entry["lfs"] | {"sha256": entry["lfs"]["oid"]}} if "lfs" in entry else {}
-            siblings.append(
-                {"rfilename": entry["path"], "size": entry["size"], "blobId": entry["oid"], **lfs}
-            )
+    siblings = [
+        {"rfilename": entry["path"], "size": entry["size"], "blobId": entry["oid"]}
+        | ({"lfs": entry["lfs"] | {"sha256": entry["lfs"]["oid"]}} if "lfs" in entry else {})
+        for entry in _tree(folder)
+    ]
     counts = _parameters(folder)
     return {
         "id": repo_id,
@@ -374,19 +609,16 @@ def _refs(repository: Repository) -> dict[str, Any]:
 
 
 def _tree(folder: Path) -> list[dict[str, Any]]:
-    """All entries of a commit, on one page."""
+    """All files of a commit, on one page."""
     entries = []
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_dir():
-            entries.append({"type": "directory", "path": name, "oid": git_id(b""), "size": 0})
-            continue
-        data = path.read_bytes()
-        entry: dict[str, Any] = {"type": "file", "path": name, "oid": git_id(data), "size": len(data)}
+    for name in _files(folder):
+        data = (folder / name).read_bytes()
+        entry: dict[str, Any] = {"type": "file", "path": name, "oid": _git_id(data), "size": len(data)}
         if name.endswith(LARGE):
             # git stores a pointer instead of the file; this is the pointer's id.
-            entry["oid"] = git_id(f"oid sha256:{sha256(path)}".encode())
-            entry["lfs"] = {"oid": sha256(path), "size": len(data), "pointerSize": 134}
+            content = hashlib.sha256(data).hexdigest()
+            entry["oid"] = _git_id(f"oid sha256:{content}".encode())
+            entry["lfs"] = {"oid": content, "size": len(data), "pointerSize": 134}
         entries.append(entry)
     return entries
 
@@ -401,3 +633,130 @@ def _parameters(folder: Path) -> dict[str, int]:
             if name != "__metadata__":
                 counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + math.prod(tensor["shape"])
     return counts
+
+
+def _validate_card(content: str) -> Answer:
+    """Checks a card's front matter as the Hub does: it must be YAML, and an object."""
+    import yaml
+
+    front = re.match(r"---\n(.*?)\n---\n", content, re.DOTALL)
+    if front is None or isinstance(yaml.safe_load(front[1]), dict):
+        return as_json({"errors": [], "warnings": []})
+    found = {"errors": [{"message": '"metadata" must be an object'}], "warnings": []}
+    return as_json(found, HTTPStatus.BAD_REQUEST)
+
+
+def _add(repository: Repository, branch: str, folder: Path) -> str:
+    commit = secrets.token_hex(20)
+    repository.commits[commit] = folder
+    repository.refs[branch] = commit
+    return commit
+
+
+def _files(folder: Path) -> list[str]:
+    """The files below a folder, relative to it."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def _git_id(data: bytes) -> str:
+    """The id that git gives a file's content."""
+    return hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _link(source: Path, target: Path) -> None:
+    """Links a file if the file system can, else copies it; folders of commits never change."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+# Fixtures: the command line, as a process that uses this Hub
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        yield server
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """The working directory of the commands."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def environment(hub: HubServer, tmp_path: Path) -> dict[str, str]:
+    """The environment of a process that uses ``hub``."""
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.upper().startswith("HF_") and not name.upper().endswith("_PROXY")
+    }
+    return own | {
+        "HOME": str(tmp_path),
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_DISABLE_XET": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+@pytest.fixture
+def command(hub: HubServer, environment: dict[str, str], work: Path) -> Iterator[Command]:
+    """``command(*words, start=..., **environment)``: runs the command line as a process that uses ``hub``.
+
+    The token must not appear in anything that it prints or writes. With ``fresh``, the process is a new
+    interpreter, not a fork.
+    """
+
+    def call(*words: object, start: Sequence[str] = AS_USERS_DO, fresh: bool = False, **more: str) -> Run:
+        done = (subprocess.run if fresh else forks.run)(
+            [sys.executable, *start, *map(str, words)],
+            cwd=work,
+            env=environment | more,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert "secret" not in (done.stdout + done.stderr).lower()
+        return Run(done.returncode, done.stdout, done.stderr)
+
+    yield call
+    for path in work.rglob("*"):
+        assert not path.is_file() or b"secret" not in path.read_bytes().lower()
+    assert {request.token for request in hub.requests if request.host == "storage"} <= {None}
+
+
+@pytest.fixture
+def here(run: Command, work: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """``here(*words)``: runs the command line in this process, for commands refused before any request."""
+    monkeypatch.chdir(work)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the Hub was asked")
+
+    def call(*words: object) -> Run:
+        done = run(*words)
+        assert "secret" not in (done.out + done.err).lower()
+        return done
+
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    return call
+
+
+def refused(run: Run, *parts: str, code: int = 1) -> None:
+    """One line that has all ``parts``, and no output."""
+    assert (run.code, run.out, run.err.count("\n")) == (code, "", 1), run.err
+    assert run.err.startswith("error: ")
+    assert run.err[:-1].isprintable()
+    assert "this is a bug" not in run.err
+    for part in parts:
+        assert part in run.err

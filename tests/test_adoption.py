@@ -27,17 +27,14 @@ from transformers import (
     TrainingArguments,
 )
 
-from converter import adopt, convert
-from converter.errors import SourceError
+from converter import adopt, adoption, convert
 from converter.publish.contents import read_contents, verify
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
-from tests.hub_commands import TOKEN, Command
-from tests.hub_server import Account, HubServer
+from tests.hub_server import TOKEN, Account, Command, HubServer
 from tests.patched import CHECKED
 from tests.tiny import rotary as tiny_rotary
 
-AUTO = {"CausalLM": AutoModelForCausalLM, "MaskedLM": AutoModelForMaskedLM}
 SOURCE = "org/tiny-bloom"
 LIST = "ntk_convert.json"
 FILES = {LIST, "README.md", "config.json"}
@@ -95,20 +92,16 @@ def listed(folder: Path) -> set[str]:
     return set(json.loads((folder / LIST).read_text())["files"])
 
 
-def rotary(folder: Path, heads: int, **_: Any) -> Path:
-    """GPT-NeoX has other names for the rotary settings than transformers saves."""
-    del heads
-    return tiny_rotary.rotary(folder, "gpt_neox")
-
-
 MODELS: dict[str, tuple[Callable[..., Path], str, Any]] = {
     "bloom": (tiny.FACTORIES["bloom"], "linear", AutoModelForCausalLM),
     "jais": (tiny.FACTORIES["jais"], "ntk", AutoModelForCausalLM),
     "encoder": (tiny.ENCODERS["jina_bert"], "ntk", AutoModelForMaskedLM),
     "new head": (tiny.ENCODERS["jina_bert"], "ntk", AutoModelForSequenceClassification),
-    "rotary": (rotary, "ntk", AutoModelForCausalLM),
-    "rotary, linear": (rotary, "linear", AutoModelForCausalLM),
-    "rotary, by parts": (rotary, "by-parts", AutoModelForCausalLM),
+    # GPT-NeoX has other names for the rotary settings than transformers saves.
+    **{
+        f"rotary{end}": (lambda folder, _: tiny_rotary.rotary(folder, "gpt_neox"), how, AutoModelForCausalLM)
+        for end, how in {"": "ntk", ", linear": "linear", ", by parts": "by-parts"}.items()
+    },
     "by parts": (tiny.FACTORIES["mpt"], "by-parts", AutoModelForCausalLM),
 }
 """Name -> how the source is written, its scaling, and the class that is fine-tuned."""
@@ -213,39 +206,21 @@ def test_push_and_export_after_adoption(
 # What is refused, without a change
 
 
-def adapter(folder: Path) -> None:
-    (folder / "adapter_config.json").write_text("{}")
+def config(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "config.json", changes)
 
 
-def only_an_adapter(folder: Path) -> None:
-    adapter(folder)
-    (folder / "config.json").unlink()
+def put(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
 
 
-def edited(folder: Path) -> None:
-    with (folder / "modeling_ntk_bloom.py").open("a") as file:
-        file.write("# mine\n")
-
-
-def other_code(folder: Path) -> None:
-    edit_json(folder / "config.json", {"auto_map": {"AutoModelForCausalLM": "eve/code--modeling_own.Own"}})
+def without(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
 
 
 def pickled(folder: Path) -> None:
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-
-
-def two(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text("{}")
-
-
-def quantised(folder: Path) -> None:
-    edit_json(folder / "config.json", {"quantization_config": {"load_in_4bit": True}})
-
-
-def never_converted(folder: Path) -> None:
-    edit_json(folder / "config.json", {"ntk_convert": None})
 
 
 def stock(folder: Path) -> None:
@@ -254,7 +229,7 @@ def stock(folder: Path) -> None:
     BloomForCausalLM.from_pretrained(folder).save_pretrained(folder)
 
 
-def weights(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         tensors = load_file(folder / "model.safetensors")
         change(tensors)
@@ -263,44 +238,55 @@ def weights(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path
     return edit
 
 
-def lacking(tensors: dict[str, torch.Tensor]) -> None:
-    del tensors["transformer.h.1.mlp.dense_h_to_4h.weight"]
-
-
-def diverged(tensors: dict[str, torch.Tensor]) -> None:
-    for tensor in tensors.values():
-        tensor.fill_(float("nan"))
-
-
 def damaged(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
 
 
-REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "an adapter": (only_an_adapter, "holds an adapter (adapter_config.json); merge it into its model and"),
-    "an adapter beside a model": (adapter, "holds an adapter (adapter_config.json); merge it into its mod"),
-    "edited code": (edited, "modeling_ntk_bloom.py is not what this version of ntk-convert writes: someb"),
-    "other code": (other_code, "auto_map names 'eve/code--modeling_own.Own', which is not code of a conv"),
-    "pickled weights": (pickled, "are not safetensors files; save the model with safe_serialization=True"),
-    "two weights": (two, "has model.safetensors and model.safetensors.index.json; remove the weights th"),
-    "quantised": (quantised, "is quantised (quantization_config is set); save the model with unquantised"),
-    "never converted": (never_converted, "config.json has no ntk_convert, so this model was not converted"),
-    "the stock class": (stock, "model_type 'bloom', not 'ntk_bloom': the model was trained with the stock"),
-    "a tensor is missing": (weights(lacking), "does not fit NtkBloomForCausalLM: 'transformer.h.1.mlp."),
+ADAPTER = "holds an adapter (adapter_config.json); merge it into its model and"
+REFUSED: dict[str, tuple[list[Callable[[Path], object]], str]] = {
+    "an adapter": ([put("adapter_config.json", "{}"), without("config.json")], ADAPTER),
+    "an adapter beside a model": ([put("adapter_config.json", "{}")], ADAPTER),
+    "edited code": (
+        [put("modeling_ntk_bloom.py", "# mine\n")],
+        "modeling_ntk_bloom.py is not what this version of ntk-convert writes: someb",
+    ),
+    "other code": (
+        [config(auto_map={"AutoModelForCausalLM": "eve/code--modeling_own.Own"})],
+        "auto_map names 'eve/code--modeling_own.Own', which is not code of a conv",
+    ),
+    "pickled weights": ([pickled], "are not safetensors files; save the model with safe_serialization=True"),
+    "two weights": (
+        [put("model.safetensors.index.json", "{}")],
+        "has model.safetensors and model.safetensors.index.json; remove the weights th",
+    ),
+    "quantised": (
+        [config(quantization_config={"load_in_4bit": True})],
+        "is quantised (quantization_config is set); save the model with unquantised",
+    ),
+    "never converted": (
+        [config(ntk_convert=None)],
+        "config.json has no ntk_convert, so this model was not converted",
+    ),
+    "the stock class": ([stock], "model_type 'bloom', not 'ntk_bloom': the model was trained with the stock"),
+    "a tensor is missing": (
+        [weights(lambda tensors: tensors.pop("transformer.h.1.mlp.dense_h_to_4h.weight"))],
+        "does not fit NtkBloomForCausalLM: 'transformer.h.1.mlp.",
+    ),
     "weights that are not numbers": (
-        weights(diverged),
+        [weights(lambda tensors: [tensor.fill_(float("nan")) for tensor in tensors.values()])],
         "in model.safetensors has values that are NaN or infinite; if the training dive",
     ),
-    "damaged weights": (damaged, "model.safetensors is truncated"),
-    "no model": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-    "a list that is damaged": (lambda folder: (folder / LIST).write_text("["), LIST),
+    "damaged weights": ([damaged], "model.safetensors is truncated"),
+    "no model": ([without("config.json")], "has no config.json"),
+    "a list that is damaged": ([put(LIST, "[")], LIST),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_adopted(saved: Path, refused: Callable[..., str], kind: str) -> None:
-    change, part = REFUSED[kind]
-    change(saved)
+    changes, part = REFUSED[kind]
+    for change in changes:
+        change(saved)
     assert part in refused("adopt", saved)
 
 
@@ -316,36 +302,29 @@ def test_a_conversion_that_nobody_trained(
     assert "are those of the conversion, so there is nothing to adopt" in line
 
 
-def test_a_file_that_changes_meanwhile(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from converter import adoption
-
-    before = fingerprint(saved)
-    describe = adoption.describe
+@pytest.mark.parametrize("what", ["changed", "interrupted"])
+def test_what_happens_meanwhile(
+    saved: Path, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """While the card is written: a file is changed, or the user stops it. Nothing is adopted."""
+    before, describe = fingerprint(saved), adoption.describe
 
     def slowly(*arguments: Any, **options: Any) -> str:
-        os.utime(saved / "model.safetensors", (0, 0))
+        if what == "changed":
+            os.utime(saved / "model.safetensors", (0, 0))
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
         return describe(*arguments, **options)
 
     monkeypatch.setattr(adoption, "describe", slowly)
-    with pytest.raises(SourceError, match=r"model.safetensors was changed meanwhile"):
-        adopt(saved)
-    assert fingerprint(saved).keys() == before.keys()
-
-
-def test_an_interrupted_adoption(
-    saved: Path, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from converter import adoption
-
-    before = fingerprint(saved)
-
-    def stop(*_: Any, **__: Any) -> str:
-        os.kill(os.getpid(), signal.SIGINT)
-        return ""
-
-    monkeypatch.setattr(adoption, "describe", stop)
-    assert run("adopt", saved).code == 1
-    assert fingerprint(saved) == before
+    done = run("adopt", saved)
+    after = fingerprint(saved)
+    assert done.code == 1
+    assert ("model.safetensors was changed meanwhile" in done.err) == (what == "changed")
+    assert {name for name in before if after.pop(name) != before[name]} == (
+        {"model.safetensors"} if what == "changed" else set()
+    )
+    assert not after
 
 
 # What is there already
@@ -424,6 +403,9 @@ def card_of(folder: Path) -> ModelCard:
 
 
 def test_a_new_card(saved: Path) -> None:
+    """Its command has the values that were set."""
+    recorded = json.loads((saved / "config.json").read_text())["ntk_convert"]
+    edit_json(saved / "config.json", {"ntk_convert": recorded | {"set": {"n_head": 4}}})
     adopt(saved)
     card = card_of(saved)
     assert card.data.to_dict() == {
@@ -436,19 +418,12 @@ def test_a_new_card(saved: Path) -> None:
     for words in (
         f"[{SOURCE}](https://huggingface.co/{SOURCE}) with its ALiBi slopes scaled",
         "It was fine-tuned after the conversion, so its weights are its own.",
-        f"ntk-convert {SOURCE} --scale 2 --train-length 32 --out ./converted\n",
+        f"ntk-convert {SOURCE} --scale 2 --train-length 32 --out ./converted --set n_head=4\n",
         "ntk-convert adopt ./tuned\n",
         '.from_pretrained("./tuned", trust_remote_code=True)',
         "- slopes: 4 slopes measured",
     ):
         assert words in card.text
-
-
-def test_the_command_has_the_values_that_were_set(saved: Path) -> None:
-    config = json.loads((saved / "config.json").read_text())
-    edit_json(saved / "config.json", {"ntk_convert": config["ntk_convert"] | {"set": {"n_head": 4}}})
-    adopt(saved)
-    assert "--train-length 32 --out ./converted --set n_head=4\n" in card_of(saved).text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The list of what a conversion and an export wrote, by which a push knows its files."""
+"""What belongs to a converted repository: the manifest, and every way in which a folder is not right."""
 
 from __future__ import annotations
 
@@ -7,27 +7,42 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from converter import convert, export
-from converter.errors import SourceError
-from converter.publish.contents import read_contents
-from converter.result.manifest import MANIFEST, read
+from converter import OnnxOptions, convert, export
+from converter.errors import ConverterError, VerificationError
+from converter.publish.contents import read_contents, verify
+from converter.result.manifest import MANIFEST, read, write
+from tests import tiny
 from tests.conftest import edit_json
+from tests.dealt import quick
+from tests.tiny import rotary as tiny_rotary
 
 Pristine = Callable[..., Path]
+SHARD = "model-00002-of-00004.safetensors"
+CODE = "modeling_ntk_bloom.py"
 
 
-@pytest.fixture
-def out(pristine: Pristine, tmp_path: Path) -> Path:
-    """A converted repository."""
-    source = Path(shutil.copytree(pristine("bloom", sharded=True), tmp_path / "source"))
+@pytest.fixture(scope="module")
+def converted(pristine: Pristine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A converted repository in four shards, with a nested file; do not change it."""
+    folder = tmp_path_factory.mktemp("manifest")
+    source = Path(shutil.copytree(pristine("bloom", sharded=True), folder / "source"))
     (source / "1_Pooling").mkdir()
     (source / "1_Pooling" / "config.json").write_text("{}")
     modules = [{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
     (source / "modules.json").write_text(json.dumps(modules))
-    return convert(source, tmp_path / "out", scale=2, verify=False).path
+    return convert(source, folder / "out", scale=2, verify=False).path
+
+
+@pytest.fixture
+def out(converted: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(converted, tmp_path / "out"))
 
 
 def actual(folder: Path) -> dict[str, tuple[int, str]]:
@@ -46,20 +61,21 @@ def listed(folder: Path) -> dict[str, tuple[int, str | None]]:
     return {name: (entry.size, entry.sha256) for name, entry in read(folder).items()}
 
 
-def test_a_conversion_lists_what_it_wrote(out: Path) -> None:
-    assert listed(out) == actual(out)
-    assert "1_Pooling/config.json" in listed(out)
+def checked(folder: Path) -> list[Any]:
+    """The checks of a folder, as a push runs them before it sends anything."""
+    contents = read_contents(folder).with_linked()
+    return verify(contents.repository, contents.digests)
 
 
-def test_an_export_adds_to_the_list(out: Path) -> None:
+def test_a_conversion_lists_what_it_wrote_and_an_export_adds_to_it(out: Path) -> None:
     before = listed(out)
+    assert before == actual(out)
+    assert "1_Pooling/config.json" in before
     export(out)
     assert listed(out) == actual(out)
     assert {"model.onnx", "genai_config.json"} <= listed(out).keys() - before.keys()
     (out / "model.onnx").unlink()
     (out / "genai_config.json").unlink()
-    from converter import OnnxOptions
-
     export(out, OnnxOptions(standalone=True, validate=False, profile="portable"))
     assert listed(out) == actual(out)
     assert {"onnx/model.onnx", "onnx/model.onnx_data"} == listed(out).keys() - before.keys()
@@ -74,17 +90,78 @@ def test_linked_weights_are_listed_without_being_read(pristine: Pristine, tmp_pa
     assert read_contents(out).files.keys() == {*listed(out), "README.md", MANIFEST}
 
 
+# What is not right
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-2] ^= 1
     path.write_bytes(data)
 
 
-CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a byte of the weights": (
-        lambda out: flip(out / "model-00002-of-00004.safetensors"),
-        "model-00002-of-00004.safetensors is not as",
-    ),
+def config(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "config.json", changes)
+
+
+def relisted(**changes: Any) -> Callable[[Path], None]:
+    """With a manifest of what is there then, as an attacker would make one."""
+
+    def change(folder: Path) -> None:
+        edit_json(folder / "config.json", changes)
+        write(folder, actual(folder), {})
+
+    return change
+
+
+def infinite(folder: Path) -> None:
+    """One weight of a token that verification does not run, in a linked file: nothing else has read it."""
+    place = "transformer.word_embeddings.weight"
+    [path] = [path for path in folder.glob("*.safetensors") if place in load_file(path)]
+    tensors = load_file(path)
+    tensors[place][1, 0] = -torch.inf
+    save_file(tensors, path, {"format": "pt"})
+    files = json.loads((folder / MANIFEST).read_text())["files"]
+    files[path.name]["sha256"] = None
+    edit_json(folder / MANIFEST, {"files": files})
+
+
+def edit_header(folder: Path) -> None:
+    path = folder / SHARD
+    path.write_bytes(path.read_bytes().replace(b'"shape":[', b'"shape":[1,', 1))
+
+
+def evil(folder: Path) -> None:
+    with (folder / CODE).open("a") as code:
+        code.write(f"\nopen({str(folder.parent / 'ran')!r}, 'w')\n")
+
+
+def link_out(path: Path) -> None:
+    target = path.parent.parent / "outside"
+    target.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(target)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "short weights": (lambda out: cut(out / SHARD), f"{SHARD} is truncated"),
+    "missing weights": (lambda out: (out / SHARD).unlink(), f"missing (first: '{SHARD}'"),
+    "a byte of the weights": (lambda out: flip(out / SHARD), f"{SHARD} is not as"),
+    "header": (edit_header, SHARD),
+    "linked weights": (lambda out: link_out(out / SHARD), f"{SHARD} is a link"),
+    "infinite weights": (infinite, "word_embeddings.weight"),
+    "config": (config(n_layer=3), "config.json is not as the conversion"),
+    "layers": (relisted(n_layer=3), "3 layers"),
+    "scaling": (relisted(alibi_scaling={"type": "magic"}), "alibi_scaling"),
+    "auto_map": (config(auto_map={"AutoModel": "eve/x--m.Model"}), "auto_map"),
+    "provenance": (config(ntk_convert=None), "convert it first"),
+    "no config": (lambda out: (out / "config.json").unlink(), "config.json"),
+    "no folder": (lambda out: shutil.rmtree(out), "ntk-convert wrote"),
+    "code": (evil, f"{CODE} differs from what this version"),
+    "code missing": (lambda out: (out / "ntk_alibi.py").unlink(), "ntk_alibi.py"),
     "generation config": (
         lambda out: edit_json(out / "generation_config.json", {"temperature": 2.0}),
         "generation_config.json is not as",
@@ -95,17 +172,46 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "nested": (lambda out: (out / "1_Pooling/config.json").write_text("[]"), "1_Pooling/config.json is not"),
     "gone": (lambda out: (out / "tokenizer.json").unlink(), "lacks tokenizer.json"),
+    "link": (lambda out: link_out(out / "tokenizer.json"), "tokenizer.json is a link"),
     "no list": (lambda out: (out / MANIFEST).unlink(), "has no ntk_convert.json"),
     "a path": (lambda out: (out / MANIFEST).write_text('{"files": {"../x": {"size": 1}}}'), "is damaged"),
     "not a list": (lambda out: (out / MANIFEST).write_text('{"files": [1]}'), "is not in ntk_convert.json"),
 }
+"""Name -> what somebody does to a repository, and words of the error; tests/test_push.py pushes some."""
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_what_is_not_as_it_was_written_is_refused(
-    out: Path, change: tuple[Callable[[Path], object], str]
-) -> None:
-    change[0](out)
-    with pytest.raises(SourceError) as error:
-        read_contents(out)
-    assert change[1] in str(error.value)
+@pytest.mark.parametrize("kind", TAMPERED)
+def test_what_is_not_right_is_refused(out: Path, kind: str) -> None:
+    change, part = TAMPERED[kind]
+    change(out)
+    with pytest.raises(ConverterError) as error:
+        checked(out)
+    assert part in str(error.value)
+    assert not (out.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("family", quick([*tiny.FACTORIES, *tiny.ENCODERS], "bloom", "refact", "jina_bert"))
+def test_every_family_is_verified_from_its_result_alone(tmp_path: Path, family: str) -> None:
+    """``verify`` is given the config of the source by a conversion, and of the result here."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    {**tiny.FACTORIES, **tiny.ENCODERS}[family](source)
+    made = convert(source, out, scale=2, train_length=64)
+    assert [(check.name, check.skipped) for check in checked(out)] == [
+        (check.name, check.skipped) for check in made.checks
+    ]
+    if tiny.FAMILY[family].stored_slopes:  # whose slopes are stored, and in config.json for the code to read
+        slopes = json.loads((out / "config.json").read_text())["alibi_slopes"]
+        relisted(alibi_slopes=[slope * 1.5 for slope in slopes])(out)
+        with pytest.raises(VerificationError, match="alibi_slopes"):
+            checked(out)
+
+
+@pytest.mark.parametrize("how", [{"scale": 2}, {"dynamic": "length", "rate": 2}])
+def test_rotary_too(tmp_path: Path, how: dict[str, Any]) -> None:
+    source = tiny_rotary.rotary(tmp_path / "source", "llama")
+    out = convert(source, tmp_path / "out", verify=False, **how).path
+    assert [check.name for check in checked(out)] == ["tensors", "frequencies"]
+    assert not [name for name in read_contents(out).files if name.endswith(".py")]
+    relisted(**({"rope_theta": 123.0} if "scale" in how else {"rope_scaling": None}))(out)
+    with pytest.raises(VerificationError):
+        checked(out)

@@ -88,55 +88,21 @@ def test_every_class_of_auto_map_is_in_its_template(family: Any) -> None:
 @pytest.mark.parametrize("family", tiny.STOCK)
 def test_files(make_source: MakeSource, tmp_path: Path, family: str) -> None:
     source = make_source(family)
-    kept = {
-        "LICENSE": "a licence",
-        "USE_POLICY.md": "a policy",
-        "merges.txt": "a b",
-        "chat_template.jinja": "{{ x }}",
-        "special_tokens_map.json": "{}",
-        "tokenizer.model": "bytes",
-    }
-    left = {
-        "modeling_old.py": "raise SystemExit",
-        ".gitattributes": "*",
-        "adapter_config.json": "{}",
-        "training_args.bin": "x",
-        "model.onnx": "x",
-        "tf_model.h5": "x",
-        "flax_model.msgpack": "x",
-        "pytorch_model.bin": "x",
-        "notes.pdf": "x",
-    }
-    for name, content in (kept | left).items():
-        (source / name).write_text(content)
+    kept = {"LICENSE", "USE_POLICY.md", "merges.txt", "chat_template.jinja", "special_tokens_map.json"}
+    kept |= {"tokenizer.model"}
+    left = {"modeling_old.py", ".gitattributes", "adapter_config.json", "training_args.bin", "model.onnx"}
+    left |= {"tf_model.h5", "flax_model.msgpack", "pytorch_model.bin", "notes.pdf", "onnx/model.onnx"}
     (source / "onnx").mkdir()
-    (source / "onnx/model.onnx").write_text("x")
+    for name in kept | left:
+        (source / name).write_text("{}")
     quick(source, tmp_path / "out")
-    templates = {
-        f"configuration_ntk_{family}.py",
-        f"modeling_ntk_{family}.py",
-        "ntk_attention.py",
-        "ntk_cache.py",
-        "ntk_config.py",
-        "ntk_decoder.py",
-        "ntk_heads.py",
-        "ntk_plan.py",
-        "ntk_alibi.py",
-    }
-    verbatim = {
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-        "model.safetensors",
-        *kept,
-    }
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "config.json",
-        "README.md",
-        "ntk_convert.json",
-        *templates,
-        *verbatim,
-    }
+    shared = ("attention", "cache", "config", "decoder", "heads", "plan", "alibi")
+    templates = {f"ntk_{name}.py" for name in shared}
+    templates |= {f"configuration_ntk_{family}.py", f"modeling_ntk_{family}.py"}
+    verbatim = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"}
+    verbatim |= kept
+    written = {"config.json", "README.md", "ntk_convert.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == written | templates | verbatim
     for name in verbatim:
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
     for name in templates:
@@ -174,13 +140,7 @@ def test_links_become_files(make_source: MakeSource, tmp_path: Path) -> None:
         ),
         (
             {"train_length": 64},
-            {
-                "type": "by-parts",
-                "train_seq_len": 64,
-                "dynamic": "position",
-                "rate": 1.0,
-                "ramp": [8.0, 32.0],
-            },
+            {"type": "by-parts", "train_seq_len": 64, "dynamic": "position", "rate": 1.0, "ramp": [8, 32]},
         ),
         ({"method": "none"}, None),
     ],
@@ -233,38 +193,38 @@ def test_architectures(
     assert quick(make_source(family, changes), tmp_path / "out")["architectures"] == expected
 
 
-def old_spelling(source: Path, names: dict[str, str], **more: Any) -> None:
+FALSE = ("multi_query", "parallel_attn", "new_decoder_architecture")
+
+
+@pytest.mark.parametrize(
+    ("family", "names", "more", "expected"),
+    [
+        (
+            "bloom",
+            {"hidden_size": "n_embed", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"},
+            {},
+            {"hidden_size": 32, "n_head": 4, "n_layer": 2},
+        ),
+        (
+            "falcon",
+            {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
+            dict.fromkeys((*FALSE, "num_kv_heads"))
+            | {"model_type": "RefinedWebModel", "architectures": ["RWForCausalLM"]},
+            {"num_attention_heads": 4, "num_hidden_layers": 2, "model_type": "ntk_falcon"}
+            | dict.fromkeys(FALSE, False),
+        ),
+    ],
+)
+def test_old_keys_and_defaults(
+    make_source: MakeSource, tmp_path: Path, family: str, names: Any, more: Any, expected: dict[str, Any]
+) -> None:
+    source = make_source(family)
     config = read(source)
-    edit_json(
-        source / "config.json", {names[key]: config[key] for key in names} | dict.fromkeys(names) | more
-    )
-
-
-def test_bloom_s_old_keys(make_source: MakeSource, tmp_path: Path) -> None:
-    source = make_source("bloom")
-    names = {"hidden_size": "n_embed", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
-    old_spelling(source, names)
+    old = {old: config[new] for new, old in names.items()} | dict.fromkeys(names)
+    edit_json(source / "config.json", old | more)
     config = quick(source, tmp_path / "out")
-    assert (config["hidden_size"], config["n_head"], config["n_layer"]) == (32, 4, 2)
+    assert {key: config[key] for key in expected} == expected
     assert not config.keys() & set(names.values())
-
-
-def test_falcon_s_old_keys_and_defaults(make_source: MakeSource, tmp_path: Path) -> None:
-    source = make_source("falcon")
-    old_spelling(
-        source,
-        {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
-        num_kv_heads=None,
-        multi_query=None,
-        parallel_attn=None,
-        new_decoder_architecture=None,
-        model_type="RefinedWebModel",
-        architectures=["RWForCausalLM"],
-    )
-    config = quick(source, tmp_path / "out")
-    assert (config["num_attention_heads"], config["num_hidden_layers"]) == (4, 2)
-    assert config["multi_query"] is config["parallel_attn"] is config["new_decoder_architecture"] is False
-    assert config["model_type"] == "ntk_falcon"
 
 
 def test_odd_text_in_a_config_survives(make_source: MakeSource, tmp_path: Path) -> None:
@@ -334,6 +294,7 @@ CARDS: list[tuple[str | bytes, dict[str, Any]]] = [
             "tags": ["pytorch", "bloom", "alibi", "ntk-alibi", "custom_code"],
         },
     ),
+    ("pipeline_tag: text-ranking", {"pipeline_tag": "text-ranking"}),
     ("license: mit\nlanguage: no", {"license": "mit", "language": "no"}),
     ("license: mit\r\n---\r\nText", {"license": "mit"}),
     ("license: mit\nbase_model: ./bloom", {"license": "mit"}),
@@ -462,45 +423,30 @@ def test_the_base_model_of_a_local_source(
 
 
 @pytest.mark.parametrize(
-    ("family", "head", "task"),
+    ("family", "head", "task", "stock"),
     [
-        ("bloom", "CausalLM", "text-generation"),
-        ("bloom", "Model", "feature-extraction"),
-        ("jina_bert", "Model", "feature-extraction"),
-        ("jina_bert", "MaskedLM", "fill-mask"),
-        ("jina_bert", "SequenceClassification", "text-classification"),
-        ("mosaic_bert", "TokenClassification", "token-classification"),
-        ("mosaic_bert", "QuestionAnswering", "question-answering"),
+        ("bloom", "CausalLM", "text-generation", "BloomForCausalLM"),
+        ("bloom", "Model", "feature-extraction", "BloomModel"),
+        ("falcon", "SequenceClassification", "text-classification", "FalconForSequence"),
+        ("baichuan", "CausalLM", "text-generation", None),
+        ("jina_bert", "Model", "feature-extraction", None),
+        ("jina_bert", "MaskedLM", "fill-mask", None),
+        ("mosaic_bert", "TokenClassification", "token-classification", None),
+        ("mosaic_bert", "QuestionAnswering", "question-answering", None),
     ],
 )
-def test_the_pipeline_tag_follows_the_head(tmp_path: Path, family: str, head: Any, task: str) -> None:
-    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4, head=head)
-    assert card_of(source, tmp_path / "out").data.pipeline_tag == task
-    front = b"---\npipeline_tag: text-ranking\n---\n"
-    card = card_of(source, tmp_path / "again", front)
-    assert card.data.pipeline_tag == "text-ranking"
-
-
-@pytest.mark.parametrize(
-    ("family", "head", "auto_class", "stock"),
-    [
-        ("bloom", "CausalLM", "AutoModelForCausalLM", "BloomForCausalLM"),
-        ("bloom", "Model", "AutoModel", "BloomModel"),
-        ("falcon", "SequenceClassification", "AutoModelForSequenceClassification", "FalconForSequence"),
-        ("baichuan", "CausalLM", "AutoModelForCausalLM", None),
-        ("jina_bert", "Model", "AutoModel", None),
-        ("mosaic_bert", "MaskedLM", "AutoModelForMaskedLM", None),
-    ],
-)
-def test_card_names_the_class_to_load_it_with(
-    tmp_path: Path, family: str, head: Any, auto_class: str, stock: str | None
+def test_the_card_follows_the_head(
+    tmp_path: Path, family: str, head: Any, task: str, stock: str | None
 ) -> None:
+    """The task, the class that loads the model, and the stock class that would run it unscaled."""
     source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4, head=head)
-    card = card_of(source, tmp_path / "out").text
-    assert f"from transformers import {auto_class}, AutoTokenizer" in card
-    assert f"model = {auto_class}.from_pretrained" in card
-    assert ("with the stock class" in card) == (stock is not None)
-    assert stock is None or f"`{stock}" in card
+    card = card_of(source, tmp_path / "out")
+    auto_class = "AutoModel" if head == "Model" else f"AutoModelFor{head}"
+    assert card.data.pipeline_tag == task
+    assert f"from transformers import {auto_class}, AutoTokenizer" in card.text
+    assert f"model = {auto_class}.from_pretrained" in card.text
+    assert ("with the stock class" in card.text) == (stock is not None)
+    assert stock is None or f"`{stock}" in card.text
 
 
 @pytest.mark.parametrize("own", [{"type": "linear", "factor": 2.0}, None])
@@ -519,3 +465,11 @@ def test_the_modeling_file_names_all_the_code_that_it_comes_with(family: Any) ->
     named = set(re.findall(r"^from \.(\w+) import", text, re.MULTILINE))
     own = f"modeling_ntk_{family.name}.py"
     assert {f"{module}.py" for module in named} == set(family.templates) - {own}
+
+
+def test_a_card_of_rounded_weights_says_so(make_source: MakeSource, tmp_path: Path) -> None:
+    source = make_source("bloom", {"torch_dtype": "float32", "dtype": None})
+    assert quick(source, tmp_path / "out", dtype="fp16")["torch_dtype"] == "float16"
+    card = (tmp_path / "out/README.md").read_text()
+    assert "converted to float16" in card
+    assert "Weights, tokenizer" not in card

@@ -25,8 +25,7 @@ from converter.exports.onnx.reference import TABLE
 from converter.source.checkpoint import read_checkpoint
 from tests import tiny
 from tests.conftest import Run
-from tests.hub_commands import TOKEN, Command
-from tests.hub_server import Account, HubServer
+from tests.hub_server import TOKEN, Account, Command, HubServer
 from tests.memory import MB, measured, needs_proc
 from tests.onnx_graphs import PROFILES
 from tests.patched import CHECKED, assert_logits, config_of

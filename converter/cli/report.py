@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from converter.bytesize import bytes_text
 from converter.recipes.overrides import words
 from converter.rotary.settings import Change
-from converter.scaling.scaling import read_scaling
+from converter.scaling.scaling import number_text, read_scaling
 
 if TYPE_CHECKING:
     from converter.adoption import AdoptionResult
@@ -257,13 +257,13 @@ def inspection(found: Inspection) -> str:
         rows["rotary"] = f"{found.rotary.channels} channels a head, {found.rotary}"
     lines = [f"{name:16}{value}" for name, value in rows.items()]
     slopes, row = (found.frequencies, "pair") if found.rotary else (found.slopes, "head")
-    if slopes.scaled is None:
+    if slopes.scaled is None or slopes.factor is None:
         lines += ["", f"{row}       stock"]
         lines += [f"{head:4}  {stock:10.8f}" for head, stock in enumerate(slopes.stock)]
     else:
         at = f" at {slopes.at_length} tokens" if slopes.at_length else ""
         at += f"; mean of {slopes.layers} layers" if slopes.layers > 1 else ""
-        lines += ["", f"{row}       stock      scaled  divided by (factor {slopes.factor:g}{at})"]
+        lines += ["", f"{row}       stock      scaled  divided by (factor {number_text(slopes.factor)}{at})"]
         for head, (stock, scaled) in enumerate(zip(slopes.stock, slopes.scaled, strict=True)):
             lines.append(f"{head:4}  {stock:10.8f}  {scaled:10.8f}  {stock / scaled:.4f}")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from converter.evaluation.results import scaling_label
 from converter.model import Model, open_model
 from converter.recipes import AlibiRecipe
 from converter.scaling.request import Request
-from converter.scaling.scaling import Dynamic, Scaling, Unscaled, averaged, rows
+from converter.scaling.scaling import Dynamic, Scaling, Unscaled, averaged, number_text, rows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -66,10 +66,9 @@ class Positions:
                 found.append(Variant(shown(scaling), self.slopes_at(scaling, 0), tokens))
                 continue
             for length in dynamic_lengths(scaling):
-                label = (
-                    f"{scaling.method}, {scaling.dynamic}-dynamic, rate {scaling.rate:g}, at {length} tokens"
-                )
-                found.append(Variant(f"{label}{mean_of(scaling)}", self.slopes_at(scaling, length), length))
+                rate = f"{scaling.dynamic}-dynamic, rate {number_text(scaling.rate)}"
+                label = f"{scaling.method}, {rate}, at {length} tokens{mean_of(scaling)}"
+                found.append(Variant(label, self.slopes_at(scaling, length), length))
         return found
 
     def slopes_at(self, scaling: Scaling, tokens: int) -> Values:

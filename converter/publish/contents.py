@@ -36,21 +36,11 @@ class Contents:
 
     repository: ConvertedRepository
     files: Mapping[str, int]
-    """Every file that belongs to it, relative to ``folder`` -> bytes."""
+    """Every file that belongs to it, relative to its folder -> bytes."""
     digests: Mapping[str, str | None]
     """File in the manifest -> SHA-256, or None for linked weights. Other files may change."""
     left: Sequence[str]
     """Files that do not belong to it, and folders, which end in a slash."""
-
-    @property
-    def folder(self) -> Path:
-        """The repository's folder."""
-        return self.repository.folder
-
-    @property
-    def source(self) -> str | None:
-        """The Hub id or name of what it was made from."""
-        return self.repository.source
 
     def with_linked(self, *, progress: bool = False) -> Contents:
         """The same with the SHA-256 of linked weights, not read before; refuses NaN and infinity."""
@@ -59,14 +49,15 @@ class Contents:
         with byte_bar("reading linked weights", total, show=progress) as advance:
             for name in linked:
                 scan = self.repository.scan(name, "download the source again, and convert it")
-                digests[name] = sha256(self.folder / name, advance, look=scan)
+                digests[name] = sha256(self.repository.folder / name, advance, look=scan)
         return replace(self, digests=digests)
 
     def check_digests(self, found: Mapping[str, str]) -> None:
         """Raises ``SourceError`` for a file whose SHA-256, found now, is not the one in the manifest."""
+        adopt = manifest.ADOPT.format(self.repository.folder)
         remedy = (
-            f"{manifest.ADOPT.format(self.folder)}, otherwise put it back, or convert again (what you add "
-            "yourself, `hf upload` sends after the push)"
+            f"{adopt}, otherwise put it back, or convert again (what you add yourself, `hf upload` sends "
+            "after the push)"
         )
         manifest.check_digests(self.digests, found, remedy=remedy)
 

@@ -153,11 +153,15 @@ class Hub:
             path = self._api.hf_hub_download(self.repo_id, name, revision=commit, cache_dir=cache)
             return Path(path).read_bytes()
 
-    def create(self, *, private: bool) -> None:
-        """Creates the repository, empty."""
+    def create(self, branch: str | None, *, private: bool) -> Target:
+        """Creates the repository, empty; fails if somebody else has just done so."""
         with self._explained():
             # Without --private, the namespace's own default applies.
-            self._api.create_repo(self.repo_id, private=private or None, exist_ok=True)
+            self._api.create_repo(self.repo_id, private=private or None)
+        target = self.look(branch)
+        if target is None:
+            raise PushError(f"the Hub does not show {self.repo_id} yet; run the same command again")
+        return target
 
     def commit(
         self,

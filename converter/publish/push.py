@@ -32,20 +32,14 @@ Hub by their SHA-256."""
 
 @dataclass(frozen=True)
 class PushOptions:
-    """A repository on the Hub, and how it is pushed to."""
+    """A repository on the Hub, and how it is pushed to; see ``push``."""
 
     repo_id: str
-    """``user/name``; created if it does not exist."""
     private: bool = False
-    """Create it private; an existing one must be private already."""
     branch: str | None = None
-    """Branch that gets the commit, created if it does not exist; None for the default branch."""
     create_pr: bool = False
-    """Open a pull request instead."""
     overwrite: bool = False
-    """Replace whatever the target holds."""
     token: str | None = field(default=None, repr=False)
-    """Hub access token; None for HF_TOKEN or the saved login."""
 
     def command(self, folder: Path) -> str:
         """The command line that pushes a folder with these options, without the token."""
@@ -169,20 +163,13 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     from huggingface_hub import CommitOperationAdd
 
     contents = read_contents(folder)
-    hub, target = _open(options, contents.source, progress=progress)
+    hub, target = _open(options, contents.repository.source, progress=progress)
     files = _to_send(contents, options)
     if target is not None:
         _compare(options, contents, files, target)
     contents = contents.with_linked(progress=progress)
     checks = [] if verified else verify(contents.repository, contents.digests.keys(), progress=progress)
-    if target is None:
-        hub.create(private=options.private)
-        # Checked like any other: somebody else may have created it, and not private.
-        hub, target = _open(options, contents.source, progress=progress)
-    if target is None:
-        raise PushError(
-            f"the Hub does not show {hub.repo_id}, which it has just created; run the command again"
-        )
+    target = target or hub.create(options.branch, private=options.private)
     changed, others = _compare(options, contents, files, target)
     kept = []
     if CARD in changed and CARD in target.files and not options.overwrite:
@@ -202,7 +189,7 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
         target,
         sent,
         deleted,
-        title=f"ntk-convert: {contents.source or 'a model'}, {contents.repository.scaling}{tuned}",
+        title=f"ntk-convert: {contents.repository.source or 'a model'}, {contents.repository.scaling}{tuned}",
         create_pr=options.create_pr,
     )
     lacking = sorted(files.keys() - hub.files(commit).keys())
@@ -254,7 +241,7 @@ def _open(options: PushOptions, source: str | None, *, progress: bool) -> tuple[
 
 def _to_send(contents: Contents, options: PushOptions) -> dict[str, bytes | Path]:
     """The files of a repository, small ones as their content; the card's examples load it from the Hub."""
-    paths = {name: contents.folder / name for name in contents.files}
+    paths = {name: contents.repository.folder / name for name in contents.files}
     files: dict[str, bytes | Path] = {
         name: path.read_bytes() if contents.files[name] <= HELD else path for name, path in paths.items()
     }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,22 +80,18 @@ def write_repository(
         copy_file(source.folder / name, folder / name)
 
 
-@dataclass(frozen=True)
-class Raised:
-    """The files whose limits are raised."""
-
-    files: Mapping[str, dict[str, Any]]
-    """Name -> new content."""
-    note: str | None
-    """What was raised, a sentence without its full stop; None if there are no such files."""
-
-
-def raise_limits(source: Source, tokenizer: Tokenizer, reach: int | None, *, decoder: bool) -> Raised:
+def raise_limits(
+    source: Source, tokenizer: Tokenizer, reach: int | None, *, decoder: bool
+) -> tuple[dict[str, Any], str | None]:
     """Raises limits that are lower than ``reach`` tokens; of a decoder, only the tokenizer's.
 
     A value that is not a positive integer is left as it is, and so is a file that cannot be read.
+
+    Returns:
+        The new content of each file whose limit is raised, by name, and what was raised: a sentence without
+        its full stop, or None.
     """
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, Any] = {}
     raised = []
     for name in (TOKENIZER_CONFIG,) if decoder else LIMITS:
         content = {} if reach is None else _content(source, tokenizer, name)
@@ -105,12 +100,10 @@ def raise_limits(source: Source, tokenizer: Tokenizer, reach: int | None, *, dec
         if reach is not None and is_count(before) and before < reach:
             files[name] = {**content, key: reach}
             raised.append(f"{key} in {name} from {before}")
-    if not raised:
-        return Raised({}, None)
-    note = (
+    what = (
         f"the input limit was raised to the {reach} tokens that the scaling reaches: {' and '.join(raised)}"
     )
-    return Raised(files, note)
+    return files, what if raised else None
 
 
 def _content(source: Source, tokenizer: Tokenizer, name: str) -> dict[str, Any]:

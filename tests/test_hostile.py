@@ -212,21 +212,6 @@ def test_json(raw: bytes, words: str | None) -> None:
         parse_object(raw, "x.json")
 
 
-@pytest.mark.parametrize(
-    ("name", "entry", "words"),
-    [
-        ("a", {"shape": [1 << 62] * 100_000}, "the entry of tensor 'a' is not valid"),
-        ("a", {"dtype": "F" * 10_000}, "has dtype 'FFFFFFFFFFFFFFFFFFFF', which"),
-        ("a", {"\ud800": 1}, "the header of x is not valid Unicode"),
-        *((name, {}, "is not a valid tensor name") for name in ("a\nb", "\x1b[2J", "a\x00", "x" * 513)),
-    ],
-)
-def test_headers(name: str, entry: dict[str, Any], words: str) -> None:
-    raw = json.dumps({name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1], **entry}}).encode()
-    with pytest.raises(SourceError, match=words):
-        parse_header(raw, "x", 1)
-
-
 @pytest.mark.parametrize("name", [b"caf\xe9", b"a\nerror: forged", b"\x1b[2J"])
 def test_names_that_cannot_be_printed(
     name: bytes, make_source: MakeSource, run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -242,13 +227,6 @@ def test_names_that_cannot_be_printed(
     assert all(text.isprintable() for text in (result.json["source"], *result.json["files"]))
     texts = [(tmp_path / "out" / file).read_text() for file in ("config.json", "README.md")]
     assert all(letter.isprintable() or letter == "\n" for text in texts for letter in text)
-
-
-@pytest.mark.parametrize("place", ["../x.safetensors", "/x.safetensors", "a\nb.safetensors"])
-def test_a_shard_outside(place: str, make_source: MakeSource, refuses: Refuses) -> None:
-    folder = make_source(sharded=True)
-    edit_json(folder / "model.safetensors.index.json", {"weight_map": {"a": place}})
-    refuses(folder, f"places 'a' in {place!r}, which is not a weight file in its folder")
 
 
 # Functions under what chance gives them
@@ -278,6 +256,7 @@ def test_any_header_is_refused_or_one_that_the_library_reads(header: dict[str, A
         tensors = parse_header(raw, "x", size)
     except SourceError:
         return
+    assert sum(tensor.end - tensor.start for tensor in tensors.values()) == size
     assert {name for name, _ in deserialize(struct.pack("<Q", len(raw)) + raw + bytes(size))} == set(tensors)
 
 

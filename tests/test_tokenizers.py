@@ -445,20 +445,14 @@ def test_an_unknown_class_stays_with_its_source(
     assert (tmp_path / "out/tokenizer_config.json").read_bytes() == kept
 
 
-def test_code_of_another_repository_is_named(make_source: MakeSource, tmp_path: Path) -> None:
-    source = make_source("mpt")
-    mapped = {"AutoTokenizer": [None, "org/other--mine.FastOne"]}
-    edit_json(source / "tokenizer_config.json", {"auto_map": mapped})
-    [note] = quick(source, tmp_path / "out").notes
-    assert "FastOne" in note
-    assert "org/other" in note
-
-
-def test_a_known_class_without_its_model(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
-    source = make_tokenizer("replit")
+@pytest.mark.parametrize("code", ["org/other--mine.FastOne", None])
+def test_what_a_note_names(code: str | None, make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    """The repository of the code, or the file that a known class lacks."""
+    source = make_tokenizer("replit", {"auto_map": {"AutoTokenizer": [None, code]}} if code else None)
     (source / "spiece.model").unlink()
     result = quick(source, tmp_path / "out")
-    assert "no spiece.model" in result.notes[0]
+    [note] = result.notes
+    assert all(part in note for part in (("FastOne", "org/other") if code else ("no spiece.model",)))
     assert TEMPLATE not in result.files
 
 

@@ -204,6 +204,7 @@ def sparse(dtype: str, name: str, size: int, family: str) -> Make:
     return make
 
 
+NASTY_NAMES = ("a\nerror: forged", "\x1b[2J\x07", "\ud800", "a\x00b", "\u202egnp.exe", "x" * (1 << 20), "")
 MANY = b"{" + b",".join(b'"a%d":{}' % number for number in range(300_000))
 HEADERS: list[Make] = [
     *(put(WEIGHTS, raw) for raw in (b"", bytes(7), bytes(8), b"\x80\x02cos\nsystem\n(S'touch ran'\ntR.")),
@@ -234,17 +235,8 @@ HEADERS: list[Make] = [
     *(entry(dtype=dtype) for dtype in ("F128", ["F32"], "F" * 100_000, "F16")),
     *(
         put(WEIGHTS, framed(json.dumps({name: HEADER[NAME]}).encode(), 32))
-        for name in (
-            "a\nerror: forged",
-            "\x1b[2J\x07",
-            "\ud800",
-            "a\x00b",
-            "\u202egnp.exe",
-            "x" * (1 << 20),
-            "",
-        )
+        for name in (*NASTY_NAMES, "../../outside/x")
     ),
-    put(WEIGHTS, framed(json.dumps({"../../outside/x": HEADER[NAME]}).encode(), 32)),
     sparse("U8", NAME, 1 << 43, "bloom"),
     sparse("F16", "transformer.relative_pe.slopes", 1 << 31, "jais"),
 ]
@@ -558,10 +550,8 @@ ODD = (
 )
 MODELS = (
     *("", ".", "..", "-", "a\x00b", "a\nb", "\x1b[2J", "x" * 300, "x" * 5000, "a/" * 3000, "\udce9"),
-    *("//", "~"),
-    *("~nobody/x", "../source\n", "./" * 2000, "file:///etc/passwd", "http://x/y", "a/b/../c"),
-    *("~/", "~a\x00b"),
-    *("/dev/null", "/proc/self/mem"),
+    *("//", "~", "~nobody/x", "../source\n", "./" * 2000, "file:///etc/passwd", "http://x/y", "a/b/../c"),
+    *("~/", "~a\x00b", "/dev/null", "/proc/self/mem"),
 )
 
 
@@ -612,8 +602,7 @@ def vary_name(folder: Path, rng: Random) -> str | None:
 
 TARGETS = (
     *("../outside/secret.json", "/etc/passwd", "/proc/self/environ", "/proc/self/mem"),
-    *("/dev/zero", "/dev/stdin"),
-    *("/dev/full", "/nowhere", "..", ".", "evil.py", "../outside"),
+    *("/dev/zero", "/dev/stdin", "/dev/full", "/nowhere", "..", ".", "evil.py", "../outside"),
 )
 SIX = ("config.json", "model.safetensors", "README.md", "tokenizer_config.json", "tokenizer.json", "LICENSE")
 PLACES = (

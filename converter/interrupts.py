@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: how they stop a run, and when they have to wait."""
+"""Ctrl-C, SIGTERM and SIGHUP: how they stop a run, and when they have to wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _came = threading.Event()
 
 
@@ -16,18 +16,18 @@ class Interrupted(KeyboardInterrupt):
 
 
 def listen() -> None:
-    """Makes both signals raise KeyboardInterrupt, and remembers that one arrived.
+    """Makes these signals raise KeyboardInterrupt, and remembers that one arrived.
 
     A library that is interrupted during an import may raise an error of its own, which would otherwise be
     reported instead of the interruption.
     """
     _came.clear()
-    for number in SIGNALS:
+    for number in _signals():
         signal.signal(number, _stop)
 
 
 def ignore() -> None:
-    """Ignores both signals from now on: the result is already printed, and what is left takes no time."""
+    """Ignores these signals from now on: the result is already printed, and what is left takes no time."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -51,13 +51,18 @@ def held() -> Iterator[list[int]]:
     waiting: list[int] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():  # no other thread receives signals
-        for number in SIGNALS:
+        for number in _signals():
             handlers[number] = signal.signal(number, lambda number, _: waiting.append(number))
     try:
         yield waiting
     finally:
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _signals() -> list[signal.Signals]:
+    """``SIGNALS``, without SIGHUP in a run that ``nohup`` started."""
+    return [each for each in SIGNALS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
 
 
 def _stop(*_: object) -> None:

@@ -6,14 +6,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 Advance = Callable[[int], object]
 """Called with the number of bytes, tokens or steps that were just completed."""
 
 
 @contextmanager
-def byte_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
-    """Draws a bar of ``total`` bytes with their rate; yields the function that advances it.
+def steps(title: str, total: int, *, show: bool, unit: str = "it") -> Iterator[Advance]:
+    """Draws a bar with its rate and the time left; yields the function that advances it.
 
     Any thread may call that function. Without ``show``, nothing is drawn.
     """
@@ -23,7 +24,7 @@ def byte_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
     from tqdm import tqdm
 
     lock = threading.Lock()
-    with tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr) as bar:
+    with tqdm(total=total, desc=title, unit=unit, unit_scale=unit != "it", file=sys.stderr) as bar:
 
         def advance(count: int) -> None:
             with lock:
@@ -32,25 +33,5 @@ def byte_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
         yield advance
 
 
-@contextmanager
-def token_bar(title: str, total: int, *, show: bool) -> Iterator[Advance]:
-    """Draws a bar of ``total`` tokens with their rate and the time left; see ``byte_bar``."""
-    if not show:
-        yield int
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=title, unit=" tokens", unit_scale=True, file=sys.stderr) as bar:
-        yield bar.update
-
-
-@contextmanager
-def steps(title: str, total: int, *, show: bool) -> Iterator[Advance]:
-    """Draws a bar of ``total`` steps; see ``byte_bar``."""
-    if not show:
-        yield int
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=title, file=sys.stderr) as bar:
-        yield bar.update
+byte_bar = partial(steps, unit="B")
+token_bar = partial(steps, unit=" tokens")

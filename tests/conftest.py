@@ -180,7 +180,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Run]]:
         captured = capfd.readouterr()
         return Run(int(exit_.value.code or 0), captured.out, captured.err)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield call
     for number, handler in before.items():
         signal.signal(number, handler)

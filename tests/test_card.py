@@ -98,7 +98,7 @@ def test_the_code_of_every_card_runs(tmp_path: Path) -> None:
 def test_the_library_of_a_sentence_encoder(
     tmp_path: Path, modules: bool | str, card: str, library: str, task: str
 ) -> None:
-    """A module of the source's own code cannot be loaded; without ``modules.json`` there is mean pooling."""
+    """Remote code cannot be loaded; without ``modules.json`` there is mean pooling."""
     source = sentence_encoder(tmp_path / "source")
     (source / "README.md").write_text(f"---\n{card}\n---\n")
     if not modules:

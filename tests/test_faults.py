@@ -149,8 +149,13 @@ def big_source(pristine: Callable[..., Path], tmp_path_factory: pytest.TempPathF
     return folder
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda sent: sent.name)
-@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("sent", "overwrite"),
+    [
+        *((signal.SIGKILL, overwrite) for overwrite in (False, True)),
+        *((signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGHUP, False)),
+    ],
+)
 def test_stopped_while_copying(
     big_source: Path, tmp_path: Path, sent: signal.Signals, overwrite: bool
 ) -> None:

@@ -31,12 +31,8 @@ def test_what_a_checkpoint_is(pristine: Callable[..., Path], run: Callable[..., 
     assert found.out.count("\n") == 1
     values = found.json
     assert values["family"] == values["model_type"] == family
-    assert (values["num_heads"], values["num_kv_heads"], values["head_dim"], values["num_layers"]) == (
-        12,
-        12,
-        8,
-        2,
-    )
+    shape = [values[key] for key in ("num_heads", "num_kv_heads", "head_dim", "num_layers")]
+    assert shape == [12, 12, 8, 2]
     assert values["dtype"] == "F32"
     assert values["files"] == {"model.safetensors": (source / "model.safetensors").stat().st_size}
     assert values["converted"] is False
@@ -120,44 +116,28 @@ def test_for_people(pristine: Callable[..., Path], run: Callable[..., Run]) -> N
 # The trained length and where it comes from
 
 
+def trained(name: Any, **changes: Any) -> dict[str, Any]:
+    return {"_name_or_path": name, **changes}
+
+
+BLOOM, STORYWRITER = "bigscience/bloom-1b7", "mosaicml/mpt-7b-storywriter"
+SEQ_LENGTH = "not known; config.json has seq_length 4096, but that key is absent or"
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "given", "tokens", "origin"),
     [
         ("bloom", {}, None, None, "not known"),
-        (
-            "bloom",
-            {"seq_length": 4096},
-            None,
-            None,
-            "not known; config.json has seq_length 4096, but that key is absent or",
-        ),
+        ("bloom", {"seq_length": 4096}, None, None, SEQ_LENGTH),
         ("bloom", {"seq_length": 4096}, 77, 77, "--train-length"),
-        (
-            "bloom",
-            {"_name_or_path": "bigscience/bloom-1b7"},
-            None,
-            2048,
-            "_name_or_path is the known checkpoint",
-        ),
-        ("bloom", {"_name_or_path": "bigscience/bloom-1b7", "seq_length": 2048}, None, 2048, "_name_or_path"),
-        (
-            "bloom",
-            {"_name_or_path": "bigscience/bloom-1b7", "seq_length": 8192},
-            None,
-            None,
-            "trained at 2048; config",
-        ),
-        ("bloom", {"_name_or_path": "someone/else"}, None, None, "not known"),
-        ("bloom", {"_name_or_path": ["bigscience/bloom"]}, None, None, "not known"),
+        ("bloom", trained(BLOOM), None, 2048, "_name_or_path is the known checkpoint"),
+        ("bloom", trained(BLOOM, seq_length=2048), None, 2048, "_name_or_path"),
+        ("bloom", trained(BLOOM, seq_length=8192), None, None, "trained at 2048; config"),
+        ("bloom", trained("someone/else"), None, None, "not known"),
+        ("bloom", trained(["bigscience/bloom"]), None, None, "not known"),
         ("mpt", {"max_seq_len": 8192}, None, None, "not known; config.json has max_seq_len 8192"),
-        (
-            "mpt",
-            {"_name_or_path": "mosaicml/mpt-7b-storywriter", "max_seq_len": 65536},
-            None,
-            65536,
-            "mosaicml/mpt-7b-storywriter",
-        ),
-        ("falcon", {"_name_or_path": "tiiuae/falcon-rw-1b"}, None, 2048, "tiiuae/falcon-rw-1b"),
+        ("mpt", trained(STORYWRITER, max_seq_len=65536), None, 65536, STORYWRITER),
+        ("falcon", trained("tiiuae/falcon-rw-1b"), None, 2048, "tiiuae/falcon-rw-1b"),
         ("falcon", {}, None, None, "not known"),
     ],
 )

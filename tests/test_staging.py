@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from converter import convert
+from converter import convert, interrupts
 from converter.errors import OutputError
 from converter.result.staging import remove_leftovers, staged
 from converter.source.checkpoint import read_checkpoint
@@ -210,6 +210,27 @@ def test_file_systems_without_locks(
     result = convert(source, tmp_path / "out", scale=2, verify=False, resume=resume)
     assert result.weights.get("kept") == (1 if resume else None)
     assert names(tmp_path) == ["out"]
+
+
+def test_nohup() -> None:
+    """A run that ``nohup`` started goes on when its terminal is closed; another one is stopped."""
+    before = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        interrupts.listen()
+        with interrupts.held() as waiting:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not waiting
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not interrupts.came()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        interrupts.listen()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        interrupts.forget()
 
 
 def test_a_mount_point_is_refused(pristine: Pristine) -> None:

@@ -437,7 +437,7 @@ def test_an_unknown_class_stays_with_its_source(
     assert "tokenizer_class" not in read(tmp_path / "out/config.json")
     card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
     for said in (planned.out, done.err, card):
-        assert "the source's own code" in said
+        assert "remote code of the source" in said
         assert "load it from source " in said
         assert "My__http_//x_Tokenizer" in said
     assert 'AutoTokenizer.from_pretrained("source", trust_remote_code=True)' in card
@@ -445,20 +445,14 @@ def test_an_unknown_class_stays_with_its_source(
     assert (tmp_path / "out/tokenizer_config.json").read_bytes() == kept
 
 
-def test_code_of_another_repository_is_named(make_source: MakeSource, tmp_path: Path) -> None:
-    source = make_source("mpt")
-    mapped = {"AutoTokenizer": [None, "org/other--mine.FastOne"]}
-    edit_json(source / "tokenizer_config.json", {"auto_map": mapped})
-    [note] = quick(source, tmp_path / "out").notes
-    assert "FastOne" in note
-    assert "org/other" in note
-
-
-def test_a_known_class_without_its_model(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
-    source = make_tokenizer("replit")
+@pytest.mark.parametrize("code", ["org/other--mine.FastOne", None])
+def test_what_a_note_names(code: str | None, make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    """The repository of the code, or the file that a known class lacks."""
+    source = make_tokenizer("replit", {"auto_map": {"AutoTokenizer": [None, code]}} if code else None)
     (source / "spiece.model").unlink()
     result = quick(source, tmp_path / "out")
-    assert "no spiece.model" in result.notes[0]
+    [note] = result.notes
+    assert all(part in note for part in (("FastOne", "org/other") if code else ("no spiece.model",)))
     assert TEMPLATE not in result.files
 
 
@@ -494,7 +488,7 @@ def test_a_rotary_result_holds_no_code(models: dict[str, bytes], tmp_path: Path)
     mapped = {"AutoTokenizer": ["x.BaichuanTokenizer", None]}
     edit_json(source / "tokenizer_config.json", {"auto_map": mapped})
     result = quick(source, tmp_path / "out")
-    assert "the source's own code" in result.notes[0]
+    assert "remote code of the source" in result.notes[0]
     assert not list((tmp_path / "out").glob("*.py"))
 
 
@@ -573,25 +567,10 @@ def test_a_damaged_list_of_modules(content: str, tmp_path: Path) -> None:
     assert len(found.notes) == 1
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "..",
-        "../beside",
-        ".",
-        "1_Pooling/..",
-        "/etc",
-        ".git",
-        "a/b",
-        "a\\b",
-        "~",
-        "",
-        "link",
-        "1\n2",
-        5,
-        ["a"],
-    ],
-)
+OUTSIDE = ("..", "../beside", ".", "1_Pooling/..", "/etc", ".git", "a/b", "a\\b", "~", "", "link", "1\n2")
+
+
+@pytest.mark.parametrize("path", [*OUTSIDE, 5, ["a"]])
 def test_no_path_leads_out(path: Any, tmp_path: Path) -> None:
     root, beside = tmp_path / "root", tmp_path / "beside"
     write(beside, {"config.json": "secret"})

@@ -149,26 +149,21 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     first = weight_index(names)
     if first is None:
         raise SourceError(f"{folder} has no weights: neither {SAFETENSORS} nor {BIN}, nor an index of shards")
-    if first not in INDEXES:
-        tensors = read_header(folder / first) if first == SAFETENSORS else {}
-        return Checkpoint(
-            "safetensors" if first == SAFETENSORS else "bin", {first: names[first]}, None, {}, tensors
-        )
-
-    weight_map = weight_files(first, lambda name: read_object(folder / name))
-    files = sorted(set(weight_map.values()))
+    index = first if first in INDEXES else None
+    weight_map = weight_files(first, lambda name: read_object(folder / name)) if index else {}
+    files = sorted(set(weight_map.values())) or [first]
     missing = [file for file in files if file not in names]
     if missing:
         raise SourceError(
             f"{len(missing)} of {len(files)} shards are missing (first: {missing[0]!r}); download them again"
         )
     sizes = {file: names[file] for file in files}
-    if first == BIN_INDEX:
-        return Checkpoint("bin", sizes, first, weight_map)
-    return Checkpoint("safetensors", sizes, first, weight_map, _sharded(folder, files, weight_map, first))
+    if first in (BIN, BIN_INDEX):
+        return Checkpoint("bin", sizes, index, weight_map)
+    return Checkpoint("safetensors", sizes, index, weight_map, _tensors(folder, files, weight_map, first))
 
 
-def _sharded(folder: Path, files: list[str], weight_map: Mapping[str, str], index: str) -> dict[str, Tensor]:
+def _tensors(folder: Path, files: list[str], weight_map: Mapping[str, str], index: str) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in files:
         for name, tensor in read_header(folder / file).items():
@@ -194,13 +189,8 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of one safetensors file.
-
-    Raises:
-        SourceError: as for ``read_header``.
-    """
-    header, _ = _header(path)
-    return _metadata(_entries(header, path.name), path.name)
+    """The metadata of one safetensors file; raises SourceError as ``read_header`` does."""
+    return _entries(_header(path)[0], path.name)[1]
 
 
 def _header(path: Path) -> tuple[bytes, int]:
@@ -231,8 +221,7 @@ def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]
     Raises:
         SourceError: see ``read_header``.
     """
-    entries = _entries(header, file)
-    _metadata(entries, file)
+    entries, _ = _entries(header, file)
     tensors = {name: _tensor(name, entry, file, 8 + len(header)) for name, entry in entries.items()}
     reached = 0
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
@@ -248,8 +237,8 @@ def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]
     return tensors
 
 
-def _entries(header: bytes, file: str) -> dict[str, Any]:
-    """The entries of a header, with ``__metadata__``."""
+def _entries(header: bytes, file: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """A header's entries of tensors, and its metadata."""
     entries = parse_object(header, f"the header of {file}")
     if rb"\ud" in header.lower():
         try:
@@ -257,15 +246,10 @@ def _entries(header: bytes, file: str) -> dict[str, Any]:
         except UnicodeEncodeError as error:
             # Half of a surrogate pair: Python's reader of JSON takes it, the safetensors library does not.
             raise SourceError(f"the header of {file} is not valid Unicode; download it again") from error
-    return entries
-
-
-def _metadata(entries: dict[str, Any], file: str) -> dict[str, str]:
-    """Removes the metadata from a header's entries and returns it."""
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise SourceError(f"{file} is damaged: its __metadata__ is not a map of texts; download it again")
-    return metadata
+    return entries, metadata
 
 
 def _tensor(name: str, entry: object, file: str, data: int) -> Tensor:
@@ -281,9 +265,7 @@ def _tensor(name: str, entry: object, file: str, data: int) -> Tensor:
         raise SourceError(
             f"{file}: the tensor {name!r} has dtype {dtype[:20]!r}, which no supported model uses"
         )
-    if len(shape) > MOST_DIMENSIONS:
-        raise damaged
-    if math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
+    if len(shape) > MOST_DIMENSIONS or math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
         raise damaged
     return Tensor(name, dtype, tuple(shape), file, offsets[0], offsets[1], data + offsets[0])
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from converter.errors import SourceError, UnsupportedModel
 from converter.source.base import CONFIG, plain_text
-from converter.source.jsonfile import parse, read_bytes, read_object
-from converter.source.sentence_transformers import MODULES, OWN_CODE
+from converter.source.jsonfile import read_object
+from converter.source.sentence_transformers import LIBRARY, MODULES, UNREADABLE, read_modules
 
 SENTENCES = "sentence_embedding"
 """What sentence-transformers calls the vector of a text."""
@@ -76,14 +76,12 @@ def read_pooling(folder: Path) -> Pooling | None:
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
     """The kind of each module, and its folder."""
-    listed = parse(read_bytes(folder / MODULES), MODULES)
     found = []
-    for module in listed if isinstance(listed, list) else [None]:
-        kind = module.get("type") if isinstance(module, dict) else None
-        part = module.get("path", "") if isinstance(module, dict) else None
+    for module in read_modules(folder):
+        kind, part = module.get("type"), module.get("path", "")
         if not isinstance(kind, str) or not isinstance(part, str) or Path(part).name != part:
-            raise SourceError(f"{MODULES} is not a list of modules that sentence-transformers can read")
-        found.append((kind.rpartition(".")[2] if kind.startswith(OWN_CODE) else kind, part))
+            raise SourceError(UNREADABLE)
+        found.append((kind.rpartition(".")[2] if kind.startswith(LIBRARY) else kind, part))
     return found
 
 

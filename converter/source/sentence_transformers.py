@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
@@ -17,12 +18,13 @@ from converter.source.jsonfile import parse, read_bytes
 
 CHAT_TEMPLATES = "additional_chat_templates"
 MODULES = "modules.json"
+UNREADABLE = f"{MODULES} is not a list of modules that sentence-transformers can read"
 MOST_MODULES, MOST_NAMED = 32, 8
 """Modules of one encoder (usually about three), and file names in one note."""
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 NO_FILES = ("sentence_transformers.models.Normalize",)
 """Types of modules that old releases saved without a file; git and the Hub have no empty folders."""
-OWN_CODE = "sentence_transformers."
+LIBRARY = "sentence_transformers."
 """Prefix of the types of modules that are part of sentence-transformers."""
 
 
@@ -42,12 +44,16 @@ def nested_files(source: Source) -> Nested:
     """Finds the files to copy; from the Hub, ``modules.json`` is downloaded for this."""
     files = {name: size for name, size in source.inside(CHAT_TEMPLATES).items() if name.endswith(".jinja")}
     notes = []
-    modules = _modules(source)
-    if modules is None:
-        notes.append(f"{MODULES} is not a list of modules that sentence-transformers can read")
-    for module in modules or []:
+    modules: list[dict[str, Any]] = []
+    if MODULES in source.files:
+        source.fetch([MODULES])
+        try:
+            modules = read_modules(source.folder)
+        except SourceError:
+            notes.append(UNREADABLE)
+    for module in modules:
         folder, kind = module.get("path"), module.get("type")
-        if not isinstance(kind, str) or not kind.startswith(OWN_CODE):
+        if not isinstance(kind, str) or not kind.startswith(LIBRARY):
             notes.append(
                 f"{MODULES} names {plain_text(kind)}, code of the source that is not copied, so "
                 "sentence-transformers cannot load this repository"
@@ -66,16 +72,17 @@ def nested_files(source: Source) -> Nested:
         if left:
             more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
             notes.append(f"not copied for sentence-transformers: {', '.join(left[:MOST_NAMED])}{more}")
-    return Nested(files, notes, sentence_encoder=not notes if modules != [] else None)
+    return Nested(files, notes, sentence_encoder=not notes if modules or notes else None)
 
 
-def _modules(source: Source) -> list[dict[str, Any]] | None:
-    if MODULES not in source.files:
-        return []
-    source.fetch([MODULES])
-    try:
-        value = parse(read_bytes(source.folder / MODULES), MODULES)
-    except SourceError:
-        return None
+def read_modules(folder: Path) -> list[dict[str, Any]]:
+    """The entries of ``modules.json``.
+
+    Raises:
+        SourceError: it is damaged, or not a list of objects that sentence-transformers can read.
+    """
+    value = parse(read_bytes(folder / MODULES), MODULES)
     listed = isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
-    return value if listed and len(value) <= MOST_MODULES else None
+    if not listed or len(value) > MOST_MODULES:
+        raise SourceError(UNREADABLE)
+    return value

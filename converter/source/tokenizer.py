@@ -1,4 +1,4 @@
-"""How a conversion handles a tokenizer: copy it, run it with our own class, or leave it with the source.
+"""How a conversion handles a tokenizer: copies it, runs it with a class of ours, or leaves it out.
 
 Tokenizer code in the source's repository is not copied: it is not ours, and it does not run on current
 versions of transformers. The classes in ``KNOWN`` have counterparts in ``TEMPLATE`` that read the same
@@ -27,7 +27,7 @@ VOCABULARY_ENDS = (".model", ".tiktoken")
 
 @dataclass(frozen=True)
 class Known:
-    """A tokenizer class of a source's own code that has a counterpart here."""
+    """A tokenizer class of remote code that has a counterpart here."""
 
     ours: str
     """The counterpart in ``TEMPLATE``."""
@@ -93,9 +93,9 @@ def read_tokenizer(source: Source, config: Config, *, code: bool = True) -> Toke
         return Tokenizer(
             here=False,
             elsewhere=elsewhere,
-            note=f"the tokenizer class {name} is the source's own code, which is not copied: load it from "
-            f"{elsewhere} (AutoTokenizer.from_pretrained, trust_remote_code=True), if it runs on your "
-            "version of transformers",
+            note=f"the tokenizer class {name} is remote code of the source, which is not copied: "
+            f"load it from {elsewhere} (AutoTokenizer.from_pretrained, trust_remote_code=True), if it runs "
+            "on your version of transformers",
         )
     if known.vocabulary not in source.files:
         return _missing(f"the source has no {known.vocabulary}, which its tokenizer, {name}, reads")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
+import time
+from collections.abc import Iterator
 
-from tests.hostile.kinds import KINDS
-from tests.hostile.report import Row, outcomes, run, table
+from tests.hostile.outcomes import Outcome, outcomes
+from tests.hostile.sources import KINDS
 
-SAVED = Path("hostile-failures.json")
+BATCH = 200
+"""Random cases that one process runs."""
 
 
 def main() -> int:
@@ -18,45 +19,50 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=300, metavar="N", help="time for all kinds together (300)"
     )
-    parser.add_argument(
-        "--cases", type=int, metavar="N", help="run N random cases of each kind, however long they take"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random cases (0)")
+    parser.add_argument("--cases", type=int, metavar="N", help="run N random cases of each kind instead")
     parser.add_argument(
         "--kind", choices=list(KINDS), action="append", help="run only this kind; may be repeated"
     )
-    parser.add_argument(
-        "--case", metavar="NAME", help="run only this example, or random case N, of one --kind"
-    )
-    parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="with --case: write its source there, run nothing"
-    )
+    parser.add_argument("--case", type=int, metavar="N", help="run only this case of each kind")
     options = parser.parse_args()
-    if options.case is not None and not options.kind:
-        parser.error("--case needs --kind")
-    if options.keep is not None:
-        from tests.hostile.case import build
-
-        build(KINDS[options.kind[0]], options.case, options.seed, options.keep)
-        return 0
-    if options.case is not None:
-        kind = options.kind[0]
-        row = Row(kind, KINDS[kind].title, list(outcomes(kind, options.seed, [options.case])))
-        print(json.dumps([outcome.to_json() for outcome in row.outcomes], indent=2))
-        return bool(row.failed)
-    rows = run(seconds=options.seconds, cases=options.cases, seed=options.seed, kinds=options.kind)
-    print(table(rows))
-    failed = [outcome for row in rows for outcome in row.failed]
-    for outcome in failed:
-        print(f"\n{outcome.kind}, {outcome.case}: {outcome.problems}")
-        again = f"--seed {options.seed} --kind {outcome.kind} --case {outcome.case!r}"
-        print(f"  to repeat it: python -m tests.hostile {again}")
-    if failed:
-        SAVED.write_text(
-            json.dumps([outcome.to_json() for outcome in failed], indent=2) + "\n", encoding="utf-8"
+    failed: list[Outcome] = []
+    print(
+        "| kind | cases | rejected | crashes | writes outside | code run | over limits | slowest | memory |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for kind in options.kind or KINDS:
+        share = options.seconds / len(options.kind or KINDS)
+        done = list(
+            outcomes(kind, [options.case]) if options.case is not None else run(kind, options.cases, share)
         )
-        print(f"\nthe {len(failed)} failed cases are saved in {SAVED}")
+        bad = [outcome for outcome in done if outcome.problems]
+        counts = [
+            sum(any(problem.startswith(start) for problem in outcome.problems) for outcome in bad)
+            for start in ("crash", "write", "code", "limit")
+        ]
+        slowest = f"{max(outcome.seconds for outcome in done):.1f} s"
+        memory = f"{max(outcome.memory for outcome in done) / 1e6:.0f} MB"
+        cells = (kind, len(done), sum(outcome.code != 0 for outcome in done), *counts, slowest, memory)
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+        failed += bad
+    for outcome in failed:
+        print(f"\npython -m tests.hostile --kind {outcome.kind} --case {outcome.number}: {outcome.problems}")
     return bool(failed)
+
+
+def run(kind: str, cases: int | None, seconds: float) -> Iterator[Outcome]:
+    """All examples of a kind, then random cases: this many, or until so many seconds are over."""
+    started, first = time.monotonic(), len(KINDS[kind].examples)
+    yield from outcomes(kind, range(first))
+    if cases is not None:
+        yield from outcomes(kind, range(first, first + cases))
+        return
+    while time.monotonic() < started + seconds:
+        for outcome in outcomes(kind, range(first, first + BATCH)):
+            yield outcome
+            if time.monotonic() > started + seconds:
+                return
+        first += BATCH
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """An audit hook that watches a run: it may write only to its own places and run only our own code.
 
 A hook cannot be removed, so it needs a separate process. It sees what Python does. Files that a library
-writes by itself are found by comparing the surrounding folders before and after (``case.py``).
+writes by itself are found by comparing the surrounding folders before and after (``worker.py``).
 """
 
-# ruff: noqa: PTH115, PTH117, PTH118, PTH119, PTH120 -- paths are strings here, as in the events
+# ruff: noqa: PTH115, PTH117, PTH118 -- paths are strings here, as in the events
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,45 +19,27 @@ EXECUTED = "hostile.executed"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Event -> the positions of the arguments (path, folder descriptor) that name what it changes.
 CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
-    "os.mkdir": ((0, 2),),
-    "os.rmdir": ((0, 1),),
-    "os.remove": ((0, 1),),
+    **{f"os.{name}": ((0, 1),) for name in ("rmdir", "remove")},
+    **{f"os.{name}": ((0, 2),) for name in ("mkdir", "chmod")},
+    **{f"os.{name}": ((0, 3),) for name in ("chown", "utime")},
+    **{f"os.{name}": ((0, None),) for name in ("truncate", "setxattr", "mkfifo", "mknod")},
     "os.rename": ((0, 2), (1, 3)),
     "os.link": ((1, 3),),
     "os.symlink": ((1, 2),),
-    "os.truncate": ((0, None),),
-    "os.chmod": ((0, 2),),
-    "os.chown": ((0, 3),),
-    "os.utime": ((0, 3),),
-    "os.setxattr": ((0, None),),
-    "os.mkfifo": ((0, None),),
-    "os.mknod": ((0, None),),
     "shutil.rmtree": ((0, 1),),
 }
 STARTS = (
-    "os.system",
-    "os.exec",
-    "os.fork",
-    "os.forkpty",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.startfile",
-    "pty.spawn",
-    "subprocess.Popen",
+    *("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile"),
+    *("pty.spawn", "subprocess.Popen"),
 )
 CONNECTS = ("socket.connect", "socket.getaddrinfo", "socket.bind", "socket.sendto", "urllib.Request")
 
 
 class Guard:
-    """Records violations while ``watching``.
+    """Records violations while ``watching``."""
 
-    Args:
-        record: called with each violation; by default they are kept for ``take``.
-    """
-
-    def __init__(self, record: Callable[[str], None] | None = None) -> None:
+    def __init__(self) -> None:
         self._found: list[str] = []
-        self._record = record or self._found.append
         self._allowed: tuple[str, ...] = ()
         self._hostile = ""
         self._watching = False
@@ -72,8 +54,8 @@ class Guard:
                 that prefix.
             hostile: the folder whose code must not run.
         """
-        self._allowed = tuple(_real(str(path)) for path in writable)
-        self._hostile = _real(str(hostile)) + os.sep
+        self._allowed = tuple(os.path.realpath(path) for path in writable)
+        self._hostile = os.path.realpath(hostile) + os.sep
         self._watching = True
         try:
             yield
@@ -82,8 +64,7 @@ class Guard:
 
     def take(self) -> list[str]:
         """The violations since the last call."""
-        found = list(self._found)
-        self._found.clear()
+        found, self._found = self._found, []
         return found
 
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
@@ -93,7 +74,7 @@ class Guard:
         try:
             found = self._violation(event, args)
             if found is not None:
-                self._record(found)
+                self._found.append(found)
         finally:
             self._watching = True
 
@@ -110,11 +91,8 @@ class Guard:
                     return found
             return None
         if event in STARTS:
-            return (
-                None
-                if event in ("subprocess.Popen", "os.posix_spawn") and ours(args[1])
-                else _told(event, args)
-            )
+            converters = event in ("subprocess.Popen", "os.posix_spawn") and ours(args[1])
+            return None if converters else _told(event, args)
         if event in CONNECTS:
             return None if args and _local_socket(args) else _told(event, args)
         if event in ("exec", "compile"):
@@ -127,7 +105,7 @@ class Guard:
     def _is_hostile(self, path: object) -> bool:
         if not isinstance(path, (str, bytes)) or os.fsdecode(path).startswith("<"):  # <string> and the like
             return False
-        return _real(os.fsdecode(path)).startswith(self._hostile)
+        return os.path.realpath(os.fsdecode(path)).startswith(self._hostile)
 
     def _write(self, event: str, path: object, folder: int | None) -> str | None:
         if isinstance(path, int):
@@ -140,11 +118,8 @@ class Guard:
         if isinstance(folder, int) and folder >= 0 and not os.path.isabs(name):
             name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
         # Links are followed as the system does: in folders always, in the file itself when it is opened.
-        place = (
-            _real(name)
-            if event == "open"
-            else os.path.join(_real(os.path.dirname(name)), os.path.basename(name))
-        )
+        folder_of, base = os.path.split(name)
+        place = os.path.realpath(name) if event == "open" else os.path.join(os.path.realpath(folder_of), base)
         if place == os.devnull or any(_within(place, allowed) for allowed in self._allowed):
             return None
         return f"{event} {place}"
@@ -172,10 +147,6 @@ def _local_socket(args: tuple[Any, ...]) -> bool:
     if args[1:] in ((("::1", 0),), (("127.0.0.1", 0),)):
         return True
     return len(args) > 1 and args[1] in ("", b"")
-
-
-def _real(path: str) -> str:
-    return os.path.realpath(path)
 
 
 def _told(event: str, args: tuple[Any, ...]) -> str:

@@ -1,0 +1,766 @@
+"""The hostile sources: each is a valid source of a few bytes that an example or chance has changed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.hostile import pickles
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    path.stem: json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted((Path(__file__).parent / "corpus").glob("*.json"))
+}
+"""Family -> a config.json with the keys of real checkpoints."""
+CARD = b"---\nlicense: mit\nlanguage:\n- en\nbase_model: a/b\n---\n# Tiny\n"
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+]
+SETTINGS: dict[str, Any] = {
+    "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64},
+    "tokenizer.json": {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {}}},
+    "generation_config.json": {"bos_token_id": 1, "eos_token_id": 2, "max_length": 20},
+    "modules.json": MODULES,
+    "special_tokens_map.json": {"pad_token": "<pad>"},
+}
+# Code that no run may execute.
+CODE = "import sys\nsys.audit('hostile.executed')\nopen('../outside/ran', 'w')\nclass Model: pass\n"
+CODE_FILES = ("modeling_evil.py", "tokenization_evil.py", "configuration_evil.py", "evil.py", "setup.py")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+NAME = "wte.weight"
+HEADER: dict[str, Any] = {
+    "__metadata__": {"format": "pt"},
+    NAME: {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]},
+    "h.0.ln.weight": {"dtype": "F32", "shape": [2], "data_offsets": [32, 40]},
+    "ln_f.bias": {"dtype": "F32", "shape": [2], "data_offsets": [40, 48]},
+}
+GOOD, BYTES = json.dumps(HEADER).encode(), 48
+
+Make = Callable[[Path], "str | None"]
+Vary = Callable[[Path, Random], "str | None"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of hostile input; both ways of making one may return a text that replaces MODEL."""
+
+    examples: Sequence[Make]
+    vary: Vary
+    torch: bool = False
+    """Whether its cases run torch, in this process or in one that it starts."""
+    verify: bool = False
+    """Whether results are verified, which builds and runs the model."""
+
+
+def build(kind: str, number: int, folder: Path) -> str | None:
+    """Makes a case's source in ``folder``; returns the value of MODEL, or None for that folder."""
+    write(folder)
+    made, examples = KINDS[kind], KINDS[kind].examples
+    if number < len(examples):
+        return examples[number](folder)
+    return made.vary(folder, Random(f"{kind}/{number}"))
+
+
+def write(folder: Path, family: str = "bloom") -> None:
+    """Writes a valid source with one weight file, and code files that a hostile one would contain."""
+    folder.mkdir(parents=True)
+    files = {"config.json": CONFIGS[family], **SETTINGS}
+    del files["modules.json"], files["special_tokens_map.json"]
+    for name, value in files.items():
+        put(name, value)(folder)
+    for name in CODE_FILES:
+        put(name, CODE.encode())(folder)
+    put("README.md", CARD)(folder)
+    put("LICENSE", b"MIT")(folder)
+    put(WEIGHTS, framed(GOOD))(folder)
+
+
+def put(name: str, content: object) -> Make:
+    """A file of bytes, or of JSON in Python's lenient form, with NaN and lone surrogates."""
+
+    def make(folder: Path) -> None:
+        (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+
+    return make
+
+
+def long(name: str, start: bytes, repeated: bytes, times: int, end: bytes = b"") -> Make:
+    """A file that is made only when it is needed; one of weights gets the length of its header."""
+
+    def make(folder: Path) -> None:
+        content = start + repeated * times + end
+        put(name, framed(content, 0) if name == WEIGHTS else content)(folder)
+
+    return make
+
+
+def framed(raw: bytes, size: int = BYTES, length: int | None = None) -> bytes:
+    """A safetensors file of raw header bytes and ``size`` zeros; ``length`` overrides the header's length."""
+    return (len(raw) if length is None else length).to_bytes(8, "little") + raw + bytes(size)
+
+
+# Random changes
+
+NAN, INFINITY = float("nan"), float("inf")
+HUGE = 10**299
+NASTY: tuple[Any, ...] = (
+    *("", "x", "0", "\x00", "\n\x1b[2Jerror: forged", "\ud800", "é" * 300, "x" * 100_000, "%s%n", "{{ 1 }}"),
+    *("../../outside/secret.json", "/etc/passwd", "nobody/nothing--module.Class", "module.Class"),
+    *(0, -1, 1, 3, 7, 1 << 16, 1 << 24, 1 << 31, 1 << 63, 10**30, HUGE, -HUGE),
+    *(0.0, -0.0, 0.5, 1e-320, 1e308, -1e308, NAN, INFINITY, -INFINITY, None, True, False),
+    *([], {}, [[]], [None], [{}], {"": None}, {"type": []}, [0] * 5000, ["x"] * 5000),
+    json.loads("[" * 60 + "]" * 60),
+)
+TOKENS = (
+    *(b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\\u0000", b"\\ud800", b"\x00", b"\xff"),
+    *(b"\n", b"\r"),
+    *(b"\xed\xa0\x80", b"NaN", b"-Infinity", b"1e999", b"9" * 400, b"[" * 70, b'{"a":' * 70, b"null"),
+)
+Pool = Sequence[tuple[str, Any]]
+
+
+def worse(value: Any, rng: Random, pool: Pool = ()) -> Any:
+    """A copy of a JSON value with one to four changes; ``pool`` has meaningful keys and values to insert."""
+    result = copy.deepcopy(value)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        parent, key, inner = None, None, result
+        while isinstance(inner, (dict, list)) and inner and (parent is None or rng.random() < 0.6):
+            parent = inner
+            key = rng.choice(sorted(inner)) if isinstance(inner, dict) else rng.randrange(len(inner))
+            inner = parent[key]
+        if parent is None:
+            return nasty(rng)
+        choice = rng.random()
+        if isinstance(parent, dict) and choice < 0.15:
+            del parent[key]
+        elif isinstance(parent, dict) and choice < 0.45 and pool:
+            name, other = rng.choice(pool)
+            parent[name] = copy.deepcopy(other) if choice < 0.35 else nasty(rng)
+        elif isinstance(inner, (int, float)) and choice < 0.6:
+            parent[key] = rng.choice((-inner, inner + 1, inner * 2, float(min(inner, 1e300)), str(inner)))
+        else:
+            parent[key] = [inner] if choice < 0.65 else nasty(rng)
+    return result
+
+
+def nasty(rng: Random) -> Any:
+    """A value that code rarely expects."""
+    return copy.deepcopy(rng.choice(NASTY))
+
+
+def worse_bytes(content: bytes, rng: Random) -> bytes:
+    """``content`` with one to four changes: cut, removed, inserted, repeated or with a flipped bit."""
+    result = bytearray(content)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at = rng.randrange(len(result) + 1)
+        end = min(len(result), at + rng.choice((1, 1, 2, 8, 64)))
+        choice = rng.randrange(5)
+        if choice == 0:
+            del result[at:]
+        elif choice == 1:
+            del result[at:end]
+        elif choice == 2:
+            result[at:at] = rng.choice(TOKENS)
+        elif choice == 3:
+            result[at:at] = result[at:end] * rng.choice((1, 2, 100))
+        elif at < len(result):
+            result[at] ^= 1 << rng.randrange(8)
+    return bytes(result)
+
+
+def worse_json(value: Any, rng: Random, pool: Pool = ()) -> bytes:
+    """JSON whose values, or sometimes whose bytes, are damaged."""
+    if rng.random() < 0.8:
+        return json.dumps(worse(value, rng, pool)).encode()
+    return worse_bytes(json.dumps(value).encode(), rng)
+
+
+# Headers of safetensors files
+
+
+def entry(**changes: Any) -> Make:
+    """The first tensor's entry with some values changed."""
+    return put(WEIGHTS, framed(json.dumps({**HEADER, NAME: {**HEADER[NAME], **changes}}).encode()))
+
+
+def sparse(dtype: str, name: str, size: int, family: str) -> Make:
+    """A sparse file with one tensor of this many bytes."""
+
+    def make(folder: Path) -> None:
+        put("config.json", CONFIGS[family])(folder)
+        shape = [size // (2 if dtype == "F16" else 1)]
+        header = {name: {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}
+        put(WEIGHTS, framed(json.dumps(header).encode(), 0))(folder)
+        os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size + size)
+
+    return make
+
+
+NASTY_NAMES = ("a\nerror: forged", "\x1b[2J\x07", "\ud800", "a\x00b", "\u202egnp.exe", "x" * (1 << 20), "")
+MANY = b"{" + b",".join(b'"a%d":{}' % number for number in range(300_000))
+HEADERS: list[Make] = [
+    *(put(WEIGHTS, raw) for raw in (b"", bytes(7), bytes(8), b"\x80\x02cos\nsystem\n(S'touch ran'\ntR.")),
+    *(
+        put(WEIGHTS, framed(GOOD, length=length))
+        for length in (1 << 20, (1 << 64) - 1, 1 << 63, len(GOOD) - 1, len(GOOD) + 1)
+    ),
+    *(put(WEIGHTS, framed(GOOD, size)) for size in (BYTES + 1, BYTES - 1)),
+    *(put(WEIGHTS, framed(GOOD[:-1] + more)) for more in (b',"__metadata__":{}}', b',"x":1}')),
+    put(WEIGHTS, framed(GOOD[:-1] + b"," + json.dumps({NAME: HEADER[NAME]}).encode()[1:])),
+    put(WEIGHTS, framed(b" \n" + GOOD + b"   ")),
+    *(put(WEIGHTS, framed(raw, 0)) for raw in (b"{}", b"[]", b"null", b'{"\xff":1}', b'{"a":[]}')),
+    put(WEIGHTS, framed(b'{"__metadata__":{"format":"pt"}}', 0)),
+    long(WEIGHTS, b"{", b" ", 40 << 20, b"}"),
+    long(WEIGHTS, b'{"a":[', b"[],", 8 << 20, b"[]]}"),
+    *(put(WEIGHTS, framed(MANY + more, 0)) for more in (b"}", b',"a299999":{}}', b',"a0":{}}')),
+    long(WEIGHTS, b"", b'{"a":', 100_000),
+    long(WEIGHTS, b'{"a":{"shape":[', b"9", 100_000, b"]}}"),
+    entry(shape=[(1 << 63) - 1] * 300_000),
+    entry(**{"\ud800": 1}),
+    entry(shape=[3, 2], data_offsets=[0, 24]),
+    entry(data_offsets=[False, True], shape=[1], dtype="U8"),
+    *(
+        entry(data_offsets=offsets)
+        for offsets in ([8, 40], [32, 0], [-32, 0], [0, 1 << 63], [0, 10**30], [0, 1.5], [0, 32, 64], None)
+    ),
+    *(entry(shape=shape) for shape in ([-4, -2], [1 << 62, 8], "42")),
+    *(entry(dtype=dtype) for dtype in ("F128", ["F32"], "F" * 100_000, "F16")),
+    *(
+        put(WEIGHTS, framed(json.dumps({name: HEADER[NAME]}).encode(), 32))
+        for name in (*NASTY_NAMES, "../../outside/x")
+    ),
+    sparse("U8", NAME, 1 << 43, "bloom"),
+    sparse("F16", "transformer.relative_pe.slopes", 1 << 31, "jais"),
+]
+
+
+def vary_header(folder: Path, rng: Random) -> None:
+    if rng.random() < 0.5:
+        content = framed(json.dumps(worse(HEADER, rng)).encode())
+    else:
+        content = worse_bytes(framed(GOOD), rng)
+    put(WEIGHTS, content)(folder)
+
+
+# Indexes of shards
+
+
+def shards(folder: Path, place: object = ..., *, drop: str = "", index: object = ...) -> None:
+    """Splits the weights into two shards.
+
+    Args:
+        folder: the source's.
+        place: where the index places the first tensor.
+        drop: a tensor that the index does not list.
+        index: the whole index instead, as for ``put``.
+    """
+    (folder / WEIGHTS).unlink()
+    files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    first = {NAME: HEADER[NAME]}
+    second = {
+        name: {"dtype": "F32", "shape": [2], "data_offsets": [at, at + 8]}
+        for at, name in ((0, "h.0.ln.weight"), (8, "ln_f.bias"))
+    }
+    for file, header, size in zip(files, (first, second), (32, 16), strict=True):
+        put(file, framed(json.dumps(header).encode(), size))(folder)
+    weight_map: dict[str, Any] = {NAME: files[0], **dict.fromkeys(second, files[1])}
+    if place is not ...:
+        weight_map[NAME] = place
+    weight_map.pop(drop, None)
+    value = {"metadata": {"total_size": BYTES}, "weight_map": weight_map} if index is ... else index
+    put(INDEX, value)(folder)
+
+
+def sharded(*places: object, **options: Any) -> list[Make]:
+    return [lambda folder, place=place: shards(folder, place, **options) for place in places]
+
+
+def long_index(*arguments: Any) -> Make:
+    def make(folder: Path) -> None:
+        shards(folder)
+        long(INDEX, *arguments)(folder)
+
+    return make
+
+
+def linked_shard(folder: Path) -> None:
+    shards(folder)
+    path = folder / "model-00001-of-00002.safetensors"
+    path.rename(folder.parent / "outside/shard.safetensors")
+    path.symlink_to("../outside/shard.safetensors")
+
+
+def linked_index(folder: Path) -> None:
+    shards(folder, "x.safetensors")
+    (folder / "x.safetensors").symlink_to(INDEX)
+
+
+INDEXES: list[Make] = [
+    *sharded(..., "../outside/secret.safetensors", "/etc/passwd", "/outside/x.safetensors", ".."),
+    *sharded("./model-00001-of-00002.safetensors", "sub/model.safetensors", "..\\outside\\x.safetensors"),
+    *sharded("a\x00.safetensors", "a\nb.safetensors", "\ud800.safetensors", "x" * 300 + ".safetensors"),
+    *sharded("x" * (1 << 20) + ".safetensors", ".safetensors", "config.json", "modeling_evil.py"),
+    *sharded("pytorch_model.bin", 1, None, ["model-00001-of-00002.safetensors"], "absent.safetensors"),
+    *sharded(..., drop="ln_f.bias"),
+    *(
+        sharded(..., index=index)[0]
+        for index in ({}, {"weight_map": {}}, {"weight_map": []}, [], b"", b"\xff\xfe{}")
+    ),
+    *sharded(..., index=b'{"weight_map": {}, "weight_map": {"a": "b"}}'),
+    *sharded(..., index={"metadata": {"total_size": "x"}, "weight_map": {"a": "../x.safetensors"}}),
+    *sharded(..., index={"weight_map": {f"t{number}": f"{number}.safetensors" for number in range(100_000)}}),
+    long_index(b"", b'{"weight_map":', 100_000),
+    long_index(b'{"weight_map": [', b"[],", 5 << 20, b"[]]}"),
+    long_index(b'{"weight_map": "', b"x", 40 << 20, b'"}'),
+    linked_shard,
+    linked_index,
+]
+
+
+def vary_index(folder: Path, rng: Random) -> None:
+    shards(folder)
+    index = json.loads((folder / INDEX).read_bytes())
+    put(INDEX, worse_json(index, rng, [("weight_map", {}), (NAME, "../outside/secret.json")]))(folder)
+    if rng.random() < 0.3:
+        path = rng.choice(sorted(folder.glob("*.safetensors")))
+        path.write_bytes(worse_bytes(path.read_bytes(), rng))
+
+
+# config.json
+
+
+def config(family: str, **changes: Any) -> Make:
+    return put("config.json", CONFIGS[family] | changes)
+
+
+def recorded(**scaling: Any) -> Make:
+    """A converted config whose scaling was changed."""
+    return config("converted", alibi_scaling={"type": "ntk", **scaling})
+
+
+CONFIG_POOL: Pool = [
+    *sorted(
+        (pair for values in CONFIGS.values() for pair in values.items()),
+        key=lambda pair: (pair[0], repr(pair[1])),
+    ),
+    *(("quantization_config", {}), ("norm_head", True), ("alibi_slopes", [0.5, 0.25]), ("num_labels", 3)),
+    *(("rope_scaling", {"type": "linear", "factor": 2.0}), ("id2label", {"0": "x"}), ("head_dim", 8)),
+    *(("sliding_window", 4), ("_name_or_path", "mosaicml/mpt-7b"), ("torch_dtype", "float16")),
+    *(("z_loss_weight", 0.1), ("norm_eps", 1e-5), ("compression_config", None)),
+]
+CONFIG_EXAMPLES: list[Make] = [
+    *(config(family) for family in CONFIGS),
+    *(
+        put("config.json", raw)
+        for raw in (b"", b"null", b"\xef\xbb\xbf{}", b'{"model_type":"bloom","n_head":1e999}')
+    ),
+    put("config.json", b'{"model_type":"bloom","x":' + b"[" * 65 + b"]" * 65 + b"}"),
+    put("config.json", json.dumps(CONFIGS["bloom"]).encode("utf-16")),
+    long("config.json", b"", b"[", 1_000_000),
+    long("config.json", b"", b'{"a":', 1_000_000),
+    long("config.json", b'{"n_head":', b"9", 1_000_000, b"}"),
+    long("config.json", b'{"model_type":"', b"x", 40 << 20, b'"}'),
+    long("config.json", b'{"model_type":["', b"[],", 5 << 20, b"0]}"),
+    *(config("bloom", model_type=name) for name in ("bloom\nerror: forged\x1b[2J", "\ud800", ["bloom"], {})),
+    config("bloom", note="\ud800\udfff\x00\x1b"),
+    *(config("bloom", num_attention_heads=heads, n_embed=heads) for heads in (HUGE, 1 << 24)),
+    *(config("bloom", n_layer=layers) for layers in (10**9, 1 << 24, NAN)),
+    *(config("bloom", architectures=named) for named in ([["BloomForCausalLM"]], [{}], ["x"] * 20_000)),
+    *(config("bloom", **{key: HUGE}) for key in ("vocab_size", "seq_length")),
+    config("llama", head_dim=1 << 24),
+    config("llama", num_attention_heads=1 << 24, hidden_size=1 << 24),
+    *(config("llama", architectures=named) for named in (1e-320, {"a": "b"})),
+    config("llama", num_hidden_layers=[1]),
+    *(config("llama", rope_theta=theta) for theta in (HUGE, 1e308, INFINITY, NAN)),
+    config("llama", auto_map={"AutoModelForCausalLM": "nobody/evil--evil.Model"}),
+    config("gpt_neox", rotary_pct=1e-320, rope_parameters=None),
+    *(config("mpt", max_seq_len=length) for length in (HUGE, [1])),
+    *(
+        config("mpt", attn_config={"alibi": True, key: HUGE})
+        for key in ("softmax_scale", "clip_qkv", "alibi_bias_max")
+    ),
+    config("jais", embeddings_scale=HUGE),
+    config("jais", width_scale=1e308, mup_width_scale=1e308, mup_output_alpha=1e308),
+    config("baichuan", z_loss_weight=HUGE),
+    config("baichuan", architectures=5),
+    config("jina_bert", auto_map="x"),
+    config("mosaic_bert", auto_map={"AutoModel": {}}),
+    *(
+        config(
+            "converted_rotary",
+            ntk_convert={"rotary": {"scaling": None, "source_config": {"model_type": name}}},
+        )
+        for name in ("nothing", [])
+    ),
+    config("converted_rotary", ntk_convert={"source": "\n\x1b[2J", "alibi_scaling": {}}),
+    recorded(factor=HUGE),
+    recorded(train_seq_len=64, dynamic="length", rate=HUGE),
+    recorded(train_seq_len=HUGE, dynamic="length"),
+    config("converted", model_type="ntk_jais", n_embd=8, alibi_scaling={"type": "ntk", "train_seq_len": "x"}),
+    *(
+        config("converted", model_type="ntk_jais", n_embd=8, alibi_slopes=given)
+        for given in (["a", "b"], [HUGE, 1])
+    ),
+]
+
+
+def vary_config(folder: Path, rng: Random) -> None:
+    family = rng.choice(sorted(CONFIGS))
+    put("config.json", worse_json(CONFIGS[family], rng, CONFIG_POOL))(folder)
+
+
+# The other JSON files, and chat templates
+
+
+def module(path: object, linked: str = "", target: str = "") -> Make:
+    """A sentence encoder whose second module is in this folder; ``linked`` is a link in its place."""
+
+    def make(folder: Path) -> None:
+        (folder / "1_Pooling").mkdir()
+        put("1_Pooling/config.json", {})(folder)
+        put("modules.json", [MODULES[0], {**MODULES[1], "path": path}])(folder)
+        if linked:
+            link(linked, target)(folder)
+
+    return make
+
+
+def crowd(folder: Path) -> None:
+    """A module's folder that contains very many files."""
+    module("1_Pooling")(folder)
+    for number in range(3000):
+        (folder / f"1_Pooling/{number}.bin").touch()
+
+
+def chat_templates(folder: Path) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("evil.jinja", "a\nb.jinja", "-rf.jinja", "..jinja"):
+        put(f"additional_chat_templates/{name}", b"{{ self.__init__.__globals__ }}")(folder)
+    put("chat_template.jinja", b"{% for i in range(10**9) %}x{% endfor %}")(folder)
+
+
+def baichuan(folder: Path) -> None:
+    """A tokenizer that our own code replaces, whose vocabulary is not a sentencepiece model."""
+    config("baichuan")(folder)
+    put("tokenizer_config.json", {"tokenizer_class": "BaichuanTokenizer"})(folder)
+    put("tokenizer.model", b"\xff" * 100)(folder)
+
+
+SETTING_POOL: Pool = [
+    ("auto_map", {"AutoTokenizer": ["tokenization_evil.Model", None]}),
+    ("auto_map", {"AutoTokenizer": "nobody/evil--tokenization_evil.Model"}),
+    ("auto_map", ["tokenization_evil.Model", None]),
+    ("tokenizer_class", "BaichuanTokenizer"),
+    ("chat_template", "{{ ''.__class__.__mro__ }}"),
+    *(("custom_generate", "evil"), ("type", "evil.Model"), ("path", "../outside"), ("path", "/etc")),
+]
+SETTING_EXAMPLES: list[Make] = [
+    *(put(name, content) for name in SETTINGS for content in (b"", "x", b"[" * 100_000)),
+    *(long(name, b'{"a":"', b"x", 40 << 20, b'"}') for name in SETTINGS),
+    *(long(name, b"[", b"{},", 5 << 20, b"{}]") for name in SETTINGS),
+    *(
+        put("tokenizer_config.json", {"auto_map": {"AutoTokenizer": named}})
+        for named in ("tokenization_evil.Model", ["nobody/evil\n--x\x1b.Model", None])
+    ),
+    put("tokenizer_config.json", {"tokenizer_class": ["x"], "auto_map": [[]]}),
+    *(module(path) for path in ("../outside", "/etc", 1, ".", "..", "a\x00b", "a\nb")),
+    module("1_Pooling", "1_Pooling/config.json", "../../outside/secret.json"),
+    module("2_Evil", "2_Evil", "../outside"),
+    put("modules.json", [{**MODULES[1], "type": "evil.Model\n\x1b[2J"}]),
+    put("modules.json", [{"path": f"{number}", "type": "x"} for number in range(50_000)]),
+    *(baichuan, crowd, chat_templates),
+]
+
+
+def vary_settings(folder: Path, rng: Random) -> None:
+    module("1_Pooling")(folder)
+    config(rng.choice(("bloom", "baichuan", "llama", "jina_bert")))(folder)
+    put("tokenizer.model", rng.randbytes(8))(folder)
+    for name in rng.sample(sorted(SETTINGS), 2):
+        put(name, worse_json(SETTINGS[name], rng, SETTING_POOL))(folder)
+
+
+# README.md and its YAML
+
+
+def front(matter: str) -> Make:
+    """A card with this front matter."""
+    return put("README.md", f"---\n{matter}\n---\n# Card\n".encode("utf-8", "surrogatepass"))
+
+
+def bomb(start: str, level: str) -> str:
+    """YAML whose aliases repeat nine aliases each, 19 levels deep."""
+    return start + "".join(
+        level.format(n=n, aliases=", ".join([f"*a{n - 1}"] * 9)) + "\n" for n in range(1, 20)
+    )
+
+
+CARDS: list[Make] = [
+    front(bomb("a0: &a0 [x, x]\n", "a{n}: &a{n} [{aliases}]") + "license: *a19"),
+    front(bomb("a0: &a0 {x: y}\n", "a{n}: &a{n} {{<<: [{aliases}]}}")),
+    *(
+        front(f"license: {value}")
+        for value in (
+            *("&a [*a]", "!evil {a: b}", "!!python/name:os.system", "!!python/module:evil", "2020-13-45"),
+            "!!python/object/apply:sys.audit [hostile.executed]",
+            "!!python/object/new:os.system [touch ran]",
+            *("1" + ":1" * 30_000, "9" * 60_000, "!!binary " + "A" * 60_000, "[" * 60_000, "x" * 60_000),
+            *("\n" + "- " * 30_000, "[" + "x," * 30_000 + "]", '"\\x1b[2J\\0"', '"mit\\n---\\n# Forged"'),
+            *("\ud800", "{a: b}\nlanguage: [[en]]\nbase_model: 3\npipeline_tag: [1]"),
+            "mit\n...\n--- \nlicense: evil",
+        )
+    ),
+    *(front(text) for text in ("? " * 30_000, "&a " * 20_000, "x: y\n" * 250_000)),
+    front("model-index:\n" + "- name: x\n  results: []\n" * 40_000 + "license: mit"),
+    front("language: [" + ", ".join(["en"] * 600) + "]"),
+    long("README.md", b"---\nlicense: mit\n", b"x: y\n", 100_000),
+    long("README.md", CARD, b"x", 5 << 20),
+    long("README.md", b"", b" \n", 1 << 20),
+    long("README.md", b"---\n", b"\n--- ", 800_000),
+    put("README.md", b"---\n%YAML 9.9\n%TAG ! tag:x,2000:\n--- !x\nlicense: mit\n---\n"),
+    *(put("README.md", raw) for raw in (b"---\nlicense: \xff\xfe\n---\n", b"---\n\x00\n---\n", b"")),
+]
+PIECES = (
+    *("license: ", "language:\n- en\n", "&a ", "*a", "<<: ", "!!python/name:os.system ", "[", "]", "{"),
+    *("}", "\n"),
+    *("- ", "? ", ": ", "|\n  x\n", ">-\n x\n", "'", '"', "\t", "#", "---\n", "...\n", "null", "1:1"),
+)
+
+
+def vary_card(folder: Path, rng: Random) -> None:
+    if rng.random() < 0.5:
+        front("".join(rng.choices(PIECES, k=rng.randrange(1, 60))))(folder)
+    else:
+        put("README.md", worse_bytes(CARD, rng))(folder)
+
+
+# Names of models, folders and files
+
+ODD = (
+    *(b"a\nerror: forged", b"\x1b[2J", b"caf\xe9", b"\xff\xfe", b"-rf", b"--help", b" ", b"'\"`$(touch ran)"),
+    *(b"*?[x]", b"x" * 255, "\u202egnp".encode(), b"..json", b"~", b"%s", b"\\..\\x", b"CON", b"a\tb", b"\r"),
+)
+MODELS = (
+    *("", ".", "..", "-", "a\x00b", "a\nb", "\x1b[2J", "x" * 300, "x" * 5000, "a/" * 3000, "\udce9"),
+    *("//", "~", "~nobody/x", "../source\n", "./" * 2000, "file:///etc/passwd", "http://x/y", "a/b/../c"),
+    *("~/", "~a\x00b", "/dev/null", "/proc/self/mem"),
+)
+
+
+def folder_named(name: bytes, *, inside: bool) -> Make:
+    """A source in a folder with this name; MODEL is its path, or ``.`` inside the folder."""
+
+    def make(folder: Path) -> str:
+        elsewhere, place = folder.rename(folder.with_name("named")), folder / os.fsdecode(name)
+        folder.mkdir()
+        elsewhere.rename(place)
+        if inside:
+            os.chdir(place)
+        return "." if inside else str(place)
+
+    return make
+
+
+def files_named(name: bytes) -> Make:
+    """Adds files with this name to the source."""
+
+    def make(folder: Path) -> None:
+        for end in (b"", b".json", b".txt", b".safetensors", b".py"):
+            (folder / os.fsdecode((name + end)[-255:])).write_bytes(b"{}")
+
+    return make
+
+
+NAMES: list[Make] = [
+    *(lambda _, text=text: text for text in MODELS),
+    *(folder_named(name, inside=inside) for name in ODD for inside in (False, True)),
+    *map(files_named, ODD),
+]
+
+
+def vary_name(folder: Path, rng: Random) -> str | None:
+    name = bytes(rng.choices(b"ab./\\-~\n\r\t\x1b\x7f\xff\xc3\xa9\x00 %'\"$`*?[]{}", k=rng.randrange(1, 40)))
+    if rng.random() < 0.3:
+        text = os.fsdecode(name)
+        return text if not text.startswith("-") else f"./{text}"
+    name = name.replace(b"/", b"_").replace(b"\x00", b"_")
+    if not name.strip(b"."):
+        name = b"x"
+    choice = rng.randrange(3)
+    return files_named(name)(folder) if choice == 2 else folder_named(name, inside=bool(choice))(folder)
+
+
+# Links, pipes, sockets and folders in place of files
+
+TARGETS = (
+    *("../outside/secret.json", "/etc/passwd", "/proc/self/environ", "/proc/self/mem"),
+    *("/dev/zero", "/dev/stdin", "/dev/full", "/nowhere", "..", ".", "evil.py", "../outside"),
+)
+SIX = ("config.json", "model.safetensors", "README.md", "tokenizer_config.json", "tokenizer.json", "LICENSE")
+PLACES = (
+    *SIX,
+    *("modules.json", "generation_config.json", "vocab.txt", "1_Pooling", "additional_chat_templates"),
+)
+
+
+def link(name: str, target: str) -> Make:
+    def make(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+
+    return make
+
+
+def loop(name: str) -> Make:
+    """Two links that point to each other."""
+
+    def make(folder: Path) -> None:
+        link(name, "other-link")(folder)
+        link("other-link", name)(folder)
+
+    return make
+
+
+def pipe(name: str) -> Make:
+    def make(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return make
+
+
+def listening(name: str) -> Make:
+    """A socket in place of a file."""
+
+    def make(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        before = Path.cwd()
+        os.chdir(folder)  # the path of a socket may have only 100 bytes
+        try:
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(name)
+        finally:
+            os.chdir(before)
+
+    return make
+
+
+def directory(name: str) -> Make:
+    def make(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir()
+
+    return make
+
+
+def unreadable(name: str) -> Make:
+    return lambda folder: (folder / name).chmod(0)
+
+
+def enormous(name: str) -> Make:
+    """A sparse file of 8 TB without data."""
+    return lambda folder: os.truncate(folder / name, 1 << 43)
+
+
+def chain(folder: Path) -> None:
+    """Thirty links, one after another, that lead out of the folder."""
+    for number in range(30):
+        (folder / f"l{number}").symlink_to(f"l{number + 1}")
+    (folder / "l30").symlink_to("../outside/secret.json")
+    link("LICENSE", "l0")(folder)
+
+
+PLACE_EXAMPLES: list[Make] = [
+    *(link(name, target) for name in SIX for target in TARGETS),
+    *(make(name) for make in (loop, pipe, listening, directory) for name in PLACES),
+    *(make(name) for make in (unreadable, enormous) for name in SIX),
+    chain,
+]
+
+
+def vary_place(folder: Path, rng: Random) -> None:
+    for name in rng.sample(PLACES, rng.choice((1, 1, 2, 3))):
+        make = rng.choice((pipe, directory, None))
+        (link(name, rng.choice(TARGETS)) if make is None else make(name))(folder)
+
+
+# Pickles, and configs whose results are verified, so transformers builds and runs the model
+
+
+def pickled(content: bytes) -> Make:
+    """A ``.bin`` file with this content instead of safetensors."""
+
+    def make(folder: Path) -> None:
+        (folder / WEIGHTS).unlink(missing_ok=True)
+        put("pytorch_model.bin", content)(folder)
+
+    return make
+
+
+def vary_pickle(folder: Path, rng: Random) -> None:
+    payloads = pickles.PAYLOADS
+    content = rng.choice(
+        (
+            worse_bytes(pickles.GOOD, rng),
+            pickles.zipped(worse_bytes(pickles.stored(rng.choice(payloads)), rng)),
+            pickles.zipped(pickles.stored(b"".join(rng.choices(payloads, k=3)))),
+            worse_bytes(pickles.legacy(pickles.tensor()), rng),
+        )
+    )
+    pickled(content)(folder)
+
+
+def run_config(folder: Path) -> dict[str, Any]:
+    """Replaces the source by a BLOOM that loads; returns its config."""
+    from tests import tiny
+
+    for name in ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (folder / name).unlink()
+    tiny.FACTORIES["bloom"](folder, 2)
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
+
+
+def verified(key: str, value: object) -> Make:
+    return lambda folder: put("config.json", {**run_config(folder), key: value})(folder)
+
+
+RUN_POOL: Pool = [
+    *(("_attn_implementation", "nobody/evil-kernel"), ("num_labels", 1 << 24)),
+    ("auto_map", {"AutoModelForCausalLM": "modeling_evil.Model", "AutoConfig": "nobody/evil--evil.Model"}),
+    *(("attn_implementation", "nobody/evil-kernel"), ("_attn_implementation_internal", "nobody/evil-kernel")),
+    *(("experts_implementation", "nobody/evil-kernel"), ("dtype", "nn.Module"), ("torch_dtype", "save")),
+    *(("transformers_weights", "../../outside/secret.json"), ("transformers_version", "\n\x1b[2J")),
+    ("custom_pipelines", {"text-generation": {"impl": "evil.Model"}}),
+    *(("tie_word_embeddings", "x"), ("torchscript", True), ("pruned_heads", {"0": [0]}), ("id2label", [1])),
+    *(("hidden_dropout", 1e308), ("attention_dropout", -1), ("layer_norm_epsilon", 1e308)),
+    *(("layer_norm_epsilon", "x"), ("slow_but_exact", True), ("vocab_size", 1 << 24), ("use_cache", [])),
+    *(("base_model_tp_plan", {"x": "y"}), ("problem_type", "evil"), ("is_encoder_decoder", True)),
+    *(("pad_token_id", 1 << 40), ("sub_configs", {"a": {}}), ("text_config", {"model_type": "evil"})),
+    ("quantization_config", {"quant_method": "evil"}),
+]
+
+
+def vary_run(folder: Path, rng: Random) -> None:
+    put("config.json", worse(run_config(folder), rng, RUN_POOL))(folder)
+
+
+KINDS: dict[str, Kind] = {
+    "headers": Kind(HEADERS, vary_header),
+    "indexes": Kind(INDEXES, vary_index),
+    "configs": Kind(CONFIG_EXAMPLES, vary_config),
+    "settings": Kind(SETTING_EXAMPLES, vary_settings),
+    "cards": Kind(CARDS, vary_card),
+    "names": Kind(NAMES, vary_name),
+    "places": Kind(PLACE_EXAMPLES, vary_place),
+    "pickles": Kind([pickled(content) for content in pickles.FILES], vary_pickle, torch=True),
+    "verified": Kind([verified(*pair) for pair in RUN_POOL], vary_run, torch=True, verify=True),
+}

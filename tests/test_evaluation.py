@@ -25,10 +25,9 @@ from converter import convert
 from converter.config import ROTARY, SOURCE_CONFIG
 from converter.errors import ConverterError, SourceError, UnsupportedModel, UsageError
 from converter.evaluation.evaluate import evaluate
-from converter.evaluation.hardware import choose
 from converter.evaluation.losses import BUCKETS, by_position, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
-from converter.evaluation.runner import complete, losses
+from converter.evaluation.runner import choose, complete, losses
 from converter.evaluation.scalings import trials
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import Subject, open_subject
@@ -599,65 +598,6 @@ def test_the_command(run: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message", "code"),
-    [
-        (("SOURCE",), "the trained length of", 2),
-        (("SOURCE", "--tasks", "perplexity"), "--text", 2),
-        (("SOURCE", "--tasks", "trec"), "file", 2),
-        (("SOURCE", "--tasks", "nonsense"), "is not one of", 2),
-        (("SOURCE", "--scales", "2,x"), "not a comma-separated list of numbers", 2),
-        (("SOURCE", "--scales", "2"), "--methods", 2),
-        (("SOURCE", "--lengths", "1"), "out of range", 2),
-        (("SOURCE", "--lengths", "100000000000"), "out of range", 2),
-        (("SOURCE", "--train-length", "0", "--lengths", "64"), "--train-length 0", 2),
-        (("SOURCE", "--train-length", "1"), "--lengths 1 is out of range", 2),
-        (("SOURCE", "--items", "0", "--lengths", "64"), "--items", 2),
-        (("SOURCE", "--lengths", "64", "--batch-size", "0"), "--batch-size", 2),
-        (("SOURCE", "--lengths", "8"), "does not fit", 2),
-        (("SOURCE", "--text", "SHORT", "--tasks", "perplexity", "--lengths", "64"), "give more text", 2),
-        (("SOURCE", "--text", "BINARY", "--tasks", "perplexity", "--lengths", "64"), "not UTF-8", 2),
-        (("SOURCE", "--text", "SHORT", "--tasks", "passkey", "--lengths", "64"), "perplexity", 2),
-        (("nowhere/at/all",), "no folder", 1),
-        (("ENCODER", "--tasks", "passkey", "--lengths", "64"), "is an encoder", 2),
-        (("CLASSIFIER", "--lengths", "200"), "no language model", 1),
-        (("SILENT", "--lengths", "64"), "tokenizer", 1),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    refused: Callable[..., str],
-    tmp_path: Path,
-    words: tuple[str, ...],
-    message: str,
-    code: int,
-    pristine: Callable[..., Path],
-) -> None:
-    places = {
-        "SOURCE": lambda: pristine("bloom"),
-        "ENCODER": lambda: tiny.ENCODERS["jina_bert"](tmp_path / "encoder"),
-        "CLASSIFIER": lambda: tiny.FACTORIES["bloom"](
-            tmp_path / "classifier", 4, head="SequenceClassification"
-        ),
-        "SILENT": lambda: without_tokenizer(tmp_path),
-        "SHORT": lambda: written(tmp_path / "short.txt", b"too short"),
-        "BINARY": lambda: written(tmp_path / "binary", bytes(range(128, 256)) * 99),
-    }
-    found = [places[word]() if word in places else word for word in words]
-    assert message in refused("eval", *found, code=code)
-
-
-def without_tokenizer(folder: Path) -> Path:
-    source = tiny.FACTORIES["bloom"](folder / "silent", 4)
-    for path in source.glob("*token*"):
-        path.unlink()
-    return source
-
-
-def written(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"lengths": [1]}, "`lengths` 1 is out of range"),
@@ -671,29 +611,13 @@ def written(path: Path, content: bytes) -> Path:
         ({"items": 2}, "give `lengths` or `train_length`"),
     ],
 )
-def test_messages_name_parameters_in_python_and_options_on_the_command_line(
+def test_messages_name_parameters_in_python(
     pristine: Callable[..., Path], arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError) as raised:
         evaluate([pristine("bloom")], tasks=[Words()], **arguments)
     assert message in str(raised.value)
     assert "--" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("--lengths", "4096"), "does not know the words of lines; give --text, or prompts of your own"),
-        (("--lengths", "64", "--rates", "2", "--methods", "none"), "--rates belongs to --dynamic; add e.g."),
-        ((), "give --lengths or --train-length"),
-    ],
-)
-def test_the_command_line_names_options(
-    refused: Callable[..., str], pristine: Callable[..., Path], words: tuple[str, ...], line: str
-) -> None:
-    found = refused("eval", pristine("bloom"), *words, code=2)
-    assert line in found
-    assert "`" not in found
 
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -704,7 +628,7 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_weights_are_computed_in_float32_where_memory_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("converter.evaluation.hardware.free_memory", lambda _: 10**9)
+    monkeypatch.setattr("converter.evaluation.runner.free_memory", lambda _: 10**9)
     hardware = choose("cpu", None, 3)
     assert hardware.dtype_of(10**8) is torch.float32
     assert hardware.dtype_of(10**9) == "auto"

@@ -460,41 +460,6 @@ def test_an_encoder_is_fitted_to_masked_tokens(written: tuple[Path, Path], tmp_p
 # --- refusals
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"text": []}, "give --text, --prompts or both"),
-        ({"target": TRAIN_LENGTH}, "--target-length 24 is not above the trained length 24"),
-        ({"target": 24 * TARGET}, "--text has 3 windows of 2304 tokens, and fitting needs 16"),
-        ({"target": 1 << 20}, "one window takes 1048576"),
-        ({"words": ["--dynamic", "length"]}, "--dynamic length is not fitted"),
-        ({"words": ["--dynamic", "position", "--static"]}, "--static and --dynamic cannot be combined"),
-        ({"words": ["--dtype", "fp16"]}, "--dtype fp16 cannot hold the gradients"),
-        ({"words": ["--steps", "0"]}, "--steps 0 is out of range"),
-        ({"words": ["--minutes", "nan"]}, "--minutes nan is out of range"),
-        pytest.param(
-            {"words": ["--device", "cuda"]},
-            "torch finds no CUDA device",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
-        ),
-    ],
-    ids=str,
-)
-def test_refusals(
-    written: tuple[Path, Path],
-    refused: Callable[..., str],
-    tmp_path: Path,
-    options: dict[str, Any],
-    message: str,
-) -> None:
-    source, text = written
-    words = [word for path in options.get("text", [text]) for word in ("--text", path)]
-    words += ["--target-length", options.get("target", TARGET), "--train-length", TRAIN_LENGTH, "-q"]
-    words += ["--out", tmp_path / "out", *options.get("words", ())]
-    usage = refused("fit", source, *words, code=2)
-    assert message in usage
-
-
 def test_too_little_memory_is_said_before_it_starts(
     written: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

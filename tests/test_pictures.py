@@ -29,16 +29,14 @@ from converter import convert
 from converter.errors import UsageError
 from converter.evaluation.results import Bucket, Measurement, Results
 from converter.pictures.bias import bias_matrix, draw_bias
-from converter.pictures.card import card_figure, card_picture
 from converter.pictures.curves import APART, draw_curves, draw_models
-from converter.pictures.per_head import draw_slopes, draw_span, draw_wavelengths
+from converter.pictures.per_head import card_figure, card_picture, draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.plotting import curves, plot
 from converter.pictures.positions import Positions
 from converter.pictures.style import LONGEST, plain, render
 from converter.scaling.scaling import Dynamic, Scaling, Static
 from converter.scaling.slopes import stock_slopes
 from tests.conftest import Run, fingerprint
-from tests.tiny.rotary import rotary
 
 ROOT = Path(__file__).parent.parent
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -384,7 +382,7 @@ def test_the_cards_picture_is_small(heads: int) -> None:
 
 def test_the_cards_picture_needs_no_windows_and_no_statistics() -> None:
     code = (
-        "import sys; from converter.pictures.card import card_picture; "
+        "import sys; from converter.pictures.per_head import card_picture; "
         "from converter.pictures.positions import Positions; card_picture(Positions('m', (0.5, 0.25))); "
         "print(sorted({'matplotlib.pyplot', 'scipy', 'torch'} & set(sys.modules)))"
     )
@@ -450,15 +448,10 @@ def test_plot_a_converted_repository_shows_its_own_scaling(
     assert [path.name for path in unscaled] == ["slopes.png", "span.png"]
 
 
-def test_plot_a_rotary_model(run: Callable[..., Run], refused: Callable[..., str], tmp_path: Path) -> None:
-    source = rotary(tmp_path / "llama", "llama")
+def test_plot_a_rotary_model(pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path) -> None:
+    source = pristine("llama")
     done = run("plot", source, "--scales", "2", "--out", tmp_path / "out")
     assert (done.code, done.out) == (0, f"{tmp_path / 'out' / 'wavelengths.png'}\n")
-    assert "rotary" in refused("plot", source, "--heads", "0", "--out", tmp_path / "new", code=2)
-    line = refused(
-        "plot", source, "--methods", "ntk-published", "--scales", "2", "--out", tmp_path / "new", code=2
-    )
-    assert "ntk-published" in line
 
 
 def test_plot_results(run: Callable[..., Run], refused: Callable[..., str], tmp_path: Path) -> None:
@@ -468,54 +461,7 @@ def test_plot_results(run: Callable[..., Run], refused: Callable[..., str], tmp_
     done = run("plot", file, "--out", tmp_path / "out")
     assert (done.code, done.out, done.err) == (0, f"{tmp_path / 'out' / 'lines.png'}\n", "")
     assert (tmp_path / "out" / "lines.png").read_bytes() == render(draw_curves(results, "m", "lines"))
-    new = ("--out", tmp_path / "new")
-    assert "drop it" in refused("plot", file, "--scales", "2", *new, code=2)
-    assert "drop it" in refused("plot", file, "--heads", "0", *new, code=2)
-    file.write_text('{"format": 1, "measurements": [{}]}', encoding="utf-8")
-    assert "damaged" in refused("plot", file, *new)
-    file.write_text("[", encoding="utf-8")
-    assert "not valid JSON" in refused("plot", file, *new)
-    assert f"give {file}" in refused("plot", tmp_path, *new, code=2)
-
-
-@pytest.mark.parametrize(
-    ("words", "message", "code"),
-    [
-        (("--heads", "4"), "0 to 3", 2),
-        (("--heads", "-1"), "0 to 3", 2),
-        (("--heads", ","), "--heads", 2),
-        (("--nats", "0"), "--nats", 2),
-        (("--nats", "nan"), "--nats", 2),
-        (("--rates", "1"), "--rates", 2),
-        (("--dynamic", "length"), "--train-length", 2),
-        (("--out", "no/where"), "does not exist", 1),
-        (("--out", "SOURCE/pictures"), "only read", 1),
-        (("--out", "SOURCE"), "not empty", 1),
-        (("--out", "SOURCE", "--overwrite"), "only read", 1),
-        (("--out", "SOURCE/config.json"), "is a file", 1),
-    ],
-)
-def test_what_cannot_be_plotted(
-    refused: Callable[..., str],
-    make_source: Callable[..., Path],
-    tmp_path: Path,
-    words: tuple[str, ...],
-    message: str,
-    code: int,
-) -> None:
-    source = str(make_source("bloom", num_heads=4))
-    found = [word.replace("SOURCE", source).replace("no/", f"{tmp_path}/no/") for word in words]
-    line = refused("plot", source, "--scales", "2", "--out", tmp_path / "new", *found, code=code)
-    assert message in line
-
-
-def test_scalings_that_cannot_be_plotted(
-    refused: Callable[..., str], pristine: Callable[..., Path], tmp_path: Path
-) -> None:
-    new, source = ("--out", tmp_path / "new"), pristine("bloom")
-    assert "needs a strength" in refused("plot", source, "--methods", "linear", *new, code=2)
-    assert "out of range" in refused("plot", source, "--scales", "0.5", *new, code=2)
-    assert "no folder" in refused("plot", tmp_path / "nothing", *new)
+    assert f"give {file}" in refused("plot", tmp_path, "--out", tmp_path / "new", code=2)
 
 
 def test_overwrite_leaves_other_files_alone(

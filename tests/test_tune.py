@@ -336,43 +336,6 @@ def test_tasks_that_the_model_cannot_do_tell_nothing(
     assert [each["length"] for each in found.json["curve"]["measurements"]] == [21]  # longer ones are not run
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--target-length", 64), "add --train-length"),
-        (("--target-length", 64, "--train-length", 64), "not above the trained length"),
-        (("--target-length", 64, "--train-length", 24, "--items", 1), "--items 1 is out of range"),
-        (("--target-length", (1 << 24) + 1, "--train-length", 24), "at most 16777216"),
-        (("--target-length", 64, "--train-length", 24), "give longer lengths (at least"),
-        (("--target-length", 64, "--train-length", 24, "--text", "WINDOW"), "only one window of 64"),
-        (("--target-length", 500, "--train-length", 256, "--prompts", "PROMPTS"), "no prompts between"),
-        (("--target-length", 1024, "--train-length", 256, "--prompts", "ONE"), "at least two"),
-        (("--target-length", 1024, "--train-length", 256, "--neighbours", "TEXTS"), "measure it with eval"),
-        ((), "--target-length"),
-    ],
-)
-def test_what_cannot_be_tuned(
-    refused: Callable[..., str],
-    pristine: Callable[..., Path],
-    prompts: Path,
-    tmp_path: Path,
-    words: tuple[Any, ...],
-    message: str,
-) -> None:
-    def written(name: str, rows: Sequence[Any]) -> Path:
-        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
-        return tmp_path / name
-
-    places = {
-        "WINDOW": text_file(tmp_path / "text", 100),
-        "PROMPTS": prompts,
-        "ONE": written("one", [{"prompt": "w7", "answer": "w8", "length": at} for at in (256, 256, 1024)]),
-        "TEXTS": written("texts", [{"text": "w7"}] * 12),
-    }
-    found = [places.get(word, word) for word in words]
-    assert message in refused("tune", pristine("bloom"), *found, code=2)
-
-
 def test_a_converted_repository_is_refused(tmp_path: Path) -> None:
     convert(EXAMPLE, tmp_path / "out", scale=2, verify=False)
     with pytest.raises(UsageError, match="give its source"):

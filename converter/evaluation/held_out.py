@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from converter.errors import NoGain, UsageError
-from converter.evaluation.hardware import Hardware
 from converter.evaluation.losses import pieces
 from converter.evaluation.results import SIGNIFICANT
+from converter.evaluation.runner import Hardware
 from converter.evaluation.scalings import ladder
 from converter.evaluation.subject import Subject
 from converter.evaluation.tasks.base import Item, Task

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.evaluation.embeddings import pooling_of
-from converter.evaluation.hardware import Hardware
+from converter.evaluation.runner import Hardware
 from converter.exports.onnx.files import NOT_COPIED
 from converter.model import Model, open_model
 from converter.plan import prepare, write
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from converter.model import SourceOptions
 
 CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
+LONGEST = 1 << 24
+"""Most tokens in a prompt: building a longer one would take all memory."""
 
 
 @dataclass
@@ -64,7 +66,8 @@ class Subject:
     patched: Patched | None
     """The converted repository with its code imported; None for rotary models, which need no code."""
     _loaded: tuple[Scaling, Any] | None = field(default=None)
-    _stock: Slopes = ()
+    stock: Slopes = ()
+    """Of an ALiBi model that has been loaded."""
     _dtype: torch.dtype | str | None = None
 
     @property
@@ -74,29 +77,23 @@ class Subject:
 
     @property
     def recipe(self) -> Recipe:
-        """How it is scaled."""
         return self.model.recipe
 
     @property
     def trained(self) -> TrainLength:
-        """Its trained length."""
         return self.model.trained
 
     @property
     def own_scaling(self) -> Scaling:
-        """The scaling that it already has."""
         return self.recipe.own_scaling
-
-    @property
-    def stock(self) -> Slopes:
-        """The stock slopes of an ALiBi model, which must have been loaded."""
-        return self._stock
 
     def stretched_to(self, target: int) -> int:
         """The trained length; raises ``UsageError`` unless the model can be scaled from it to the target."""
         trained = self.trained.tokens
         if self.recipe.converted:
             raise UsageError(f"{self.name} is already converted; give its source")
+        if target > LONGEST:
+            raise UsageError(f"`target_length` {target} is out of range; give at most {LONGEST}")
         if trained is None:
             raise UsageError(
                 f"the trained length of {self.name} is {self.trained.origin}; add `train_length`"
@@ -160,7 +157,7 @@ class Subject:
             model = self._loaded[1] if self._loaded else self._load_patched(self.patched)
             alibi = model.base_model.alibi
             layers = self.recipe.geometry.num_layers
-            model.base_model.alibi = type(alibi)(self._stock, scaling.to_json(), layers)
+            model.base_model.alibi = type(alibi)(self.stock, scaling.to_json(), layers)
         else:
             self._loaded = None
             gc.collect()
@@ -193,12 +190,11 @@ class Subject:
             model_class = getattr(patched.modeling, reference.partition(".")[2])
         config = patched.build_config(alibi_scaling=None)
         model = self._load(model_class, patched.folder, config=config)
-        self._stock = tuple(model.base_model.alibi.slopes[0])
+        self.stock = tuple(model.base_model.alibi.slopes[0])
         return model
 
     def _load_rotary(self, scaling: Scaling) -> Any:
-        number = len(list(self.work.iterdir()))
-        folder = self.work / f"rotary-{number}"
+        folder = self.work / f"rotary-{len(list(self.work.iterdir()))}"
         if self.recipe.converted:
             folder.mkdir()
             source = self.model.source

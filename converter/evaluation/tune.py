@@ -17,14 +17,14 @@ import numpy as np
 
 from converter.errors import UsageError
 from converter.evaluation.evaluate import compared, run_settings
-from converter.evaluation.exam import LONGEST, Exam
-from converter.evaluation.hardware import choose, explained
+from converter.evaluation.exam import Exam
 from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results, finite
+from converter.evaluation.runner import choose, explained
 from converter.evaluation.scalings import candidates, command, ladder
 from converter.evaluation.statistics import Judgement, Verdict, compare, judge
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask
-from converter.evaluation.tasks.neighbours import Neighbours
+from converter.evaluation.tasks.beir import Neighbours
 from converter.progress import token_bar
 from converter.scaling.request import Request
 from converter.scaling.scaling import UNSCALED, Scaling
@@ -146,8 +146,6 @@ def tune(
             are too few prompts or too little text for two halves.
         SourceError, UnsupportedModel, VerificationError: see ``evaluate``.
     """
-    if target_length > LONGEST:
-        raise UsageError(f"`target_length` {target_length} is out of range; give at most {LONGEST}")
     if items < 2:
         raise UsageError(f"`items` {items} is out of range; give at least 2, to choose and to judge by")
     if any(isinstance(task, Neighbours) for task in tasks):
@@ -210,15 +208,14 @@ def pooled(measure: str, scaling: Scaling, found: Sequence[Measurement]) -> tupl
 def _halves(exam: Exam, trained: int, target: int) -> tuple[Exam, Exam]:
     """Half of the prompts of each length to judge by, and the others of the longest length to choose by."""
     exam = exam.up_to(target)
-    material: dict[str, Mapping[int, Any]] = {**exam.prompts, **exam.collections}
-    for name, by_length in material.items():
+    for name, by_length in exam.material.items():
         last = max(by_length, default=0)
         if last <= trained:
             raise UsageError(
                 f"{name} has no prompts between the trained length {trained} and the target {target}; "
                 "give longer ones, or another `target_length`"
             )
-        if len(getattr(by_length[last], "queries", by_length[last])) < 2:
+        if len(by_length[last]) < 2:
             raise UsageError(
                 f"{name} has one prompt of length {last}, but choosing and judging need one each; give at "
                 "least two of that length"

@@ -61,6 +61,7 @@ Pristine = Callable[..., Path]
 MakeSource = Callable[..., Path]
 RunCli = Callable[..., "Run"]
 Refuses = Callable[..., Exception]
+Refused = Callable[..., str]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from converter.scaling.scaling import UNSCALED, Dynamic
 from converter.source.pooling import Pooling
 from converter.texts.windows import read_windows
 from tests import tiny
-from tests.conftest import Run, edit_json
+from tests.conftest import RunCli, edit_json
 from tests.patched import config_of
 from tests.reference import ENCODERS as REFERENCES
 
@@ -358,9 +357,7 @@ def test_neighbours_by_hand() -> None:
     assert same[6] == 1.0
 
 
-def test_an_index_stays_valid_where_nothing_is_scaled(
-    source: Path, tmp_path: Path, run: Callable[..., Run]
-) -> None:
+def test_an_index_stays_valid_where_nothing_is_scaled(source: Path, tmp_path: Path, run: RunCli) -> None:
     path = beir(tmp_path / "beir") / "corpus.jsonl"
     options = ("--train-length", TRAINED, "--tasks", "neighbours", "--neighbours", path, "--json")
     scalings = ("--methods", "none,ntk", "--scales", "8", "--dynamic", "length")
@@ -377,7 +374,7 @@ def test_an_index_stays_valid_where_nothing_is_scaled(
 # The commands
 
 
-def test_what_is_given_is_measured(source: Path, tmp_path: Path, run: Callable[..., Run]) -> None:
+def test_what_is_given_is_measured(source: Path, tmp_path: Path, run: RunCli) -> None:
     text = text_file(tmp_path / "text")
     options = ("--lengths", "48,96", "--items", 3, "--train-length", TRAINED)
     scalings = ("--methods", "none,ntk", "--scales", 4, "--json")
@@ -393,7 +390,7 @@ def test_what_is_given_is_measured(source: Path, tmp_path: Path, run: Callable[.
 
 
 def test_without_anything_given_the_tasks_that_the_tokenizer_reads_are_measured(
-    source: Path, run: Callable[..., Run]
+    source: Path, run: RunCli
 ) -> None:
     edit_json(source / "tokenizer_config.json", {"unk_token": None})
     done = run("eval", source, "--lengths", 48, "--items", 2, "--train-length", TRAINED, "--json")

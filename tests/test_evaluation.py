@@ -9,7 +9,6 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from converter.scaling.train_length import TrainLength
 from converter.source.tokenizer import TEMPLATE
 from converter.texts.windows import read_windows
 from tests import tiny
-from tests.conftest import Run, edit_json, fingerprint
+from tests.conftest import MakeSource, Pristine, RunCli, edit_json, fingerprint
 from tests.dealt import dealt
 from tests.patched import FAMILIES, SCALINGS, TRAIN_LENGTH, Convert, config_of, load
 from tests.reference import FAMILIES as REFERENCES
@@ -47,8 +46,6 @@ from tests.tiny import rotary
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny-bloom"
 CPU = choose("cpu", "fp32", None)
-MakeSource = Callable[..., Path]
-Command = Callable[..., Run]
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ def test_losses_are_the_reference_s(converted: Convert, tmp_path: Path, family: 
 
 
 def test_losses_do_not_depend_on_how_they_are_cut(
-    pristine: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    pristine: Pristine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = tiny.token_ids(5, 40)
     with open_subject(pristine("jais"), CPU) as subject:
@@ -224,7 +221,7 @@ def test_what_a_rotary_model_has_read_before_changes_nothing(tmp_path: Path) -> 
         assert complete(model, subject.tokenizer, subject.hardware, [longer, *prompts], 4)[1:] == alone
 
 
-def test_ids_beyond_the_embeddings_are_refused(pristine: Callable[..., Path]) -> None:
+def test_ids_beyond_the_embeddings_are_refused(pristine: Pristine) -> None:
     with open_subject(pristine("bloom"), CPU) as subject:
         model = subject.scaled(subject.own_scaling)
         with pytest.raises(SourceError, match="do not belong together"):
@@ -233,7 +230,7 @@ def test_ids_beyond_the_embeddings_are_refused(pristine: Callable[..., Path]) ->
         assert len(complete(model, subject.tokenizer, CPU, [(5,), (5, 6, 7)], 3)) == 2
 
 
-def test_text_ends_where_the_model_ends_it(pristine: Callable[..., Path]) -> None:
+def test_text_ends_where_the_model_ends_it(pristine: Pristine) -> None:
     with open_subject(pristine("bloom"), CPU) as subject:
         model = subject.scaled(subject.own_scaling)
         prompts = [tuple(row.tolist()) for row in tiny.token_ids(4, 20)]
@@ -246,7 +243,7 @@ def test_text_ends_where_the_model_ends_it(pristine: Callable[..., Path]) -> Non
 
 
 @pytest.mark.parametrize("form", [{"fmt": "bin"}, {"sharded": True}])
-def test_other_forms_of_weights(pristine: Callable[..., Path], form: dict[str, Any]) -> None:
+def test_other_forms_of_weights(pristine: Pristine, form: dict[str, Any]) -> None:
     ids = tiny.token_ids(2, 30)
     found = []
     for source in (pristine("bloom", num_heads=6), pristine("bloom", num_heads=6, **form)):
@@ -574,7 +571,7 @@ def test_a_model_that_fails_without_scaling_is_named() -> None:
 # The command
 
 
-def test_the_command(run: Command, tmp_path: Path) -> None:
+def test_the_command(run: RunCli, tmp_path: Path) -> None:
     cases = tmp_path / "cases.jsonl"
     line = "LINE amber-otter 17 LINE quiet-heron 32 ASK amber-otter"
     cases.write_text(json.dumps({"prompt": line, "answer": "17"}) + "\n")
@@ -612,7 +609,7 @@ def test_the_command(run: Command, tmp_path: Path) -> None:
     ],
 )
 def test_messages_name_parameters_in_python(
-    pristine: Callable[..., Path], arguments: dict[str, Any], message: str
+    pristine: Pristine, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError) as raised:
         evaluate([pristine("bloom")], tasks=[Words()], **arguments)
@@ -650,7 +647,7 @@ def test_an_interrupted_evaluation_leaves_nothing(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
-def test_a_gpu_gives_what_the_cpu_gives(pristine: Callable[..., Path]) -> None:
+def test_a_gpu_gives_what_the_cpu_gives(pristine: Pristine) -> None:
     ids = tiny.token_ids(3, 60)
     prompts = [tuple(row[:40].tolist()) for row in ids]
     found = []

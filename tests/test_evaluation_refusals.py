@@ -12,7 +12,7 @@ import torch
 
 from converter.evaluation.results import Results
 from tests import tiny
-from tests.conftest import edit_json
+from tests.conftest import Refused, edit_json
 from tests.test_embeddings import beir, text_file
 from tests.tiny import rotary
 
@@ -176,9 +176,7 @@ PLACES: dict[str, Callable[[Path], Path]] = {
         ("plot BROKEN --out NEW", "not valid JSON", 1),
     ],
 )
-def test_what_is_refused(
-    refused: Callable[..., str], tmp_path: Path, words: str, message: str, code: int
-) -> None:
+def test_what_is_refused(refused: Refused, tmp_path: Path, words: str, message: str, code: int) -> None:
     made: dict[str, Path] = {}
 
     def found(word: str) -> str:

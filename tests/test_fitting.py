@@ -28,7 +28,7 @@ from converter.fitting.samples import Answered, Prompts, Windows, answers, maske
 from converter.fitting.trainable import IGNORE, TrainableAlibi, attached, losses, memory
 from converter.scaling.scaling import Dynamic, Static, read_scaling
 from tests import tiny
-from tests.conftest import Run, edit_json
+from tests.conftest import Refused, RunCli, edit_json
 from tests.patched import FAMILIES, TRAIN_LENGTH, config_of, fitted_scaling, load
 from tests.reference import ENCODERS as ENCODER_REFERENCES
 from tests.reference import FAMILIES as REFERENCES
@@ -319,7 +319,7 @@ def test_the_seed_decides(written: tuple[Path, Path]) -> None:
     assert one.scaling == again.scaling != other.scaling
 
 
-def test_the_command_line(written: tuple[Path, Path], run: Callable[..., Run], tmp_path: Path) -> None:
+def test_the_command_line(written: tuple[Path, Path], run: RunCli, tmp_path: Path) -> None:
     source, text = written
     out = tmp_path / "out"
     words = command(source, text)
@@ -345,7 +345,7 @@ def test_the_command_line(written: tuple[Path, Path], run: Callable[..., Run], t
 def test_ctrl_c_writes_the_best_so_far_or_nothing(
     looks: int,
     written: tuple[Path, Path],
-    run: Callable[..., Run],
+    run: RunCli,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -375,7 +375,7 @@ def test_ctrl_c_writes_the_best_so_far_or_nothing(
 
 
 def test_text_that_tells_nothing_changes_nothing(
-    written: tuple[Path, Path], refused: Callable[..., str], tmp_path: Path
+    written: tuple[Path, Path], refused: Refused, tmp_path: Path
 ) -> None:
     source, _ = written
     noise = tmp_path / "noise.txt"

@@ -9,7 +9,7 @@ import math
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from converter.pictures.positions import Positions
 from converter.pictures.style import LONGEST, plain, render
 from converter.scaling.scaling import Dynamic, Scaling, Static
 from converter.scaling.slopes import stock_slopes
-from tests.conftest import Run, fingerprint
+from tests.conftest import Pristine, Refused, RunCli, fingerprint
 
 ROOT = Path(__file__).parent.parent
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -395,7 +395,7 @@ def test_the_cards_picture_needs_no_windows_and_no_statistics() -> None:
     [("bloom", True, 1.0), ("falcon", True, 8**-0.5), ("jina_bert", False, 1.0)],
 )
 def test_plot_a_model(
-    run: Callable[..., Run],
+    run: RunCli,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     family: str,
@@ -432,7 +432,7 @@ def test_plot_a_model(
 
 
 def test_plot_a_converted_repository_shows_its_own_scaling(
-    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path
+    pristine: Pristine, run: RunCli, tmp_path: Path
 ) -> None:
     convert(pristine("bloom"), tmp_path / "scaled", scale=4, verify=False)
     done = run("plot", tmp_path / "scaled", "--out", tmp_path / "out")
@@ -448,13 +448,13 @@ def test_plot_a_converted_repository_shows_its_own_scaling(
     assert [path.name for path in unscaled] == ["slopes.png", "span.png"]
 
 
-def test_plot_a_rotary_model(pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path) -> None:
+def test_plot_a_rotary_model(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     source = pristine("llama")
     done = run("plot", source, "--scales", "2", "--out", tmp_path / "out")
     assert (done.code, done.out) == (0, f"{tmp_path / 'out' / 'wavelengths.png'}\n")
 
 
-def test_plot_results(run: Callable[..., Run], refused: Callable[..., str], tmp_path: Path) -> None:
+def test_plot_results(run: RunCli, refused: Refused, tmp_path: Path) -> None:
     results = Results([measurement(), measurement(length=512)], {"m": {"train_length": 256}})
     file = tmp_path / "results.json"
     file.write_text(json.dumps(results.to_json()), encoding="utf-8")
@@ -465,7 +465,7 @@ def test_plot_results(run: Callable[..., Run], refused: Callable[..., str], tmp_
 
 
 def test_overwrite_leaves_other_files_alone(
-    pristine: Callable[..., Path], run: Callable[..., Run], refused: Callable[..., str], tmp_path: Path
+    pristine: Pristine, run: RunCli, refused: Refused, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,12 +29,11 @@ from converter.evaluation.statistics import WORTH, compare, judge, paired_interv
 from converter.evaluation.tune import Choice, Tuning
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
 from tests import tiny
-from tests.conftest import Run
+from tests.conftest import Pristine, RunCli
 from tests.patched import fitted_scaling
 from tests.tiny import rotary
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny-bloom"
-Command = Callable[..., Run]
 
 # What is tried
 
@@ -268,7 +267,7 @@ def scores(found: Results, length: int, scaling: str) -> tuple[float, ...]:
     return measured.scores
 
 
-def test_one_half_chooses_and_the_other_judges(run: Command, prompts: Path, tmp_path: Path) -> None:
+def test_one_half_chooses_and_the_other_judges(run: RunCli, prompts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("--target-length", 1024, "--prompts", prompts, "--train-length", 256, "--items", 12)
     found = run("tune", EXAMPLE, *words, "--out", out)
@@ -305,7 +304,7 @@ def text_file(path: Path, words: int) -> Path:
     return path
 
 
-def test_a_text_alone_means_perplexity(pristine: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_text_alone_means_perplexity(pristine: Pristine, tmp_path: Path) -> None:
     text = text_file(tmp_path / "text.txt", 4000)
     said: list[str] = []
     slopes = tmp_path / "slopes.json"
@@ -323,9 +322,7 @@ def test_a_text_alone_means_perplexity(pristine: Callable[..., Path], tmp_path: 
     assert len(said) == 1
 
 
-def test_tasks_that_the_model_cannot_do_tell_nothing(
-    run: Command, pristine: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_tasks_that_the_model_cannot_do_tell_nothing(run: RunCli, pristine: Pristine, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     rows = [{"prompt": "w7 " * length, "answer": "never", "length": length + 1} for length in (20, 60)] * 4
     file.write_text("\n".join(map(json.dumps, rows)))
@@ -352,7 +349,7 @@ def test_a_rotary_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["eval", "tune"])
 def test_a_full_disk_does_not_lose_the_result(
-    run: Command, pristine: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    run: RunCli, pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     from converter.result import outputs
 

@@ -63,12 +63,6 @@ class Exam:
 
         Without ``tasks`` and ``text``, these are the tasks without a file that the tokenizer reads. There are
         at most ``items`` prompts of each length, and windows of the longest. A seed gives the same prompts.
-
-        Raises:
-            UsageError: a length is too short for a prompt, the text is too short for one window, or a task
-                is for another kind of model.
-            UnsupportedModel: the model embeds in a way that is not computed here, or predicts no masks.
-            SourceError: a task's file cannot be used.
         """
         tokenizer, ordered = subject.tokenizer, tuple(sorted(set(lengths)))
         if not tasks and not text:

@@ -110,10 +110,9 @@ def complete(
     max_new_tokens: int,
     advance: Advance = int,
 ) -> list[str]:
-    """Continues each prompt greedily; ignores penalties and sampling in the model's generation config.
+    """Continues each prompt greedily, as text without special tokens, in the order of the prompts.
 
-    Returns:
-        The continuations as text, without special tokens, in the order of the prompts.
+    Ignores penalties and sampling in the model's generation config.
     """
     check_ids(model, max((max(prompt) for prompt in prompts), default=0))
     stated = model.generation_config
@@ -223,17 +222,9 @@ def masked_losses(
     mask: int,
     advance: Advance = int,
 ) -> NDArray[np.float64]:
-    """The negative log-likelihood of each masked token, given all tokens that are not masked.
+    """The negative log-likelihood in nats of each token that is ``chosen``, given all others.
 
-    Args:
-        model: an encoder with a head that predicts masked tokens.
-        hardware: limits the rows that are run at once.
-        windows: token ids without padding, int64 [windows, length].
-        chosen: the tokens to mask, bool [windows, length].
-        mask: the token id that masks a token.
-
-    Returns:
-        Losses in nats, float64 [windows, length]; 0 for tokens that are not masked.
+    All arrays are [windows, length], and the result is 0 for the others. ``mask`` is the token id that masks.
     """
     check_ids(model, max(mask, int(windows.max())))
     result = np.zeros(windows.shape)

@@ -111,10 +111,7 @@ class Subject:
 
     @property
     def mask(self) -> int | None:
-        """The token id that masks a token for an encoder; None for a decoder, which predicts the next one.
-
-        Raises ``UnsupportedModel`` or ``UsageError`` for an encoder whose head or tokenizer has none.
-        """
+        """The token id that masks a token for an encoder; None for a decoder, which predicts the next one."""
         if self.recipe.decoder:
             return None
         if not self.predicts_masked:
@@ -232,14 +229,7 @@ class Subject:
 def open_subject(
     model: str | Path, hardware: Hardware, *, progress: bool = False, **options: Unpack[SourceOptions]
 ) -> Iterator[Subject]:
-    """Opens a checkpoint, stock or converted, for evaluation; see ``SourceOptions``.
-
-    Raises:
-        SourceError: the checkpoint is missing, unreadable or damaged, or its tokenizer does not load.
-        UnsupportedModel: it cannot be scaled, or is neither a causal language model nor an encoder that
-            embeds texts or predicts masked tokens.
-        UsageError: the trained length is not valid, or a value of ``overrides`` cannot be set.
-    """
+    """Opens a checkpoint, stock or converted, for evaluation; see ``evaluate`` for what it raises."""
     opened = open_model(model, progress=progress, **options)
     source, config, recipe = opened.source, opened.config, opened.recipe
     if recipe.decoder and auto_class(config) not in (CAUSAL, "AutoModel"):

@@ -32,10 +32,7 @@ def draw_curves(results: Results, model: str, task: str) -> Figure:
     """Draws a task by length for every scaling, with 95 % confidence intervals and the trained length.
 
     A second panel shows, if they were measured, perplexity by position in the longest windows, or scores by
-    the answer's place in prompts beyond the trained length.
-
-    Raises:
-        UsageError: the results do not hold this task of this model.
+    the answer's place in prompts beyond the trained length. Raises ``UsageError`` if nothing was measured.
     """
     found = [each for each in results.measurements if (each.model, each.task) == (model, task)]
     if not found:
@@ -57,11 +54,7 @@ def draw_curves(results: Results, model: str, task: str) -> Figure:
 
 @styled
 def draw_models(results: Results, task: str) -> Figure:
-    """Draws a task by length for every model under every scaling, with 95 % confidence intervals.
-
-    Raises:
-        UsageError: the results do not hold this task.
-    """
+    """The same by length alone, for every model under every scaling."""
     found = [each for each in results.measurements if each.task == task]
     if not found:
         raise UsageError(f"the results have no {task}")

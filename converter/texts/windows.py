@@ -25,21 +25,11 @@ MOST_UNKNOWN = 0.25
 
 
 def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int) -> NDArray[np.int64]:
-    """The first windows of some text files, which are read one after another as one text.
+    """The first windows of some UTF-8 files, read as one text: token ids, int64 [at most count, length].
 
-    Args:
-        tokenizer: a tokenizer from transformers; no special tokens are added.
-        files: UTF-8 text files, packed with gzip if their names end in ``PACKED``; those whose names, without
-            that, end in one of ``FASTA`` have sequences.
-        length: tokens per window.
-        count: most windows to read.
-
-    Returns:
-        Token ids, int64 [windows, length]; at least one window.
-
-    Raises:
-        UsageError: a file cannot be read, the text is too short for one window, or the tokenizer does not
-            know too much of it.
+    Files are packed with gzip if their names end in ``PACKED``; those whose names, without that, end in one
+    of ``FASTA`` have sequences. No special tokens are added. Raises ``UsageError`` for a file that cannot be
+    read, text too short for one window, or text of which the tokenizer does not know too much.
     """
     tokens: list[int] = []
     for block in _blocks(files):

@@ -28,10 +28,7 @@ def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
     """A prompt's tokens with those that the tokenizer adds, but without an end-of-sequence token.
 
     Some tokenizers append that token to every text. After it, a model would begin a new text instead of an
-    answer.
-
-    Raises:
-        SourceError: the tokenizer makes no token of the text.
+    answer. Raises ``SourceError`` if the tokenizer makes no token of the text.
     """
     # verbose=False: transformers would warn about texts beyond the trained length, which are wanted here.
     ids = tokenizer(text, verbose=False)["input_ids"]
@@ -55,17 +52,10 @@ def texts_in_tokens(tokenizer: Any, texts: Sequence[str], length: int) -> list[t
 def fill(
     task: Task | Retrieval, drafts: Sequence[Draft], length: int, least: int, slack: int = 0
 ) -> list[Item]:
-    """Fills each draft with as many units as fit.
+    """Fills each draft with as many units as fit into ``length`` tokens, at least ``least``.
 
-    Args:
-        task: the task; used for its name and ``max_new_tokens``.
-        drafts: one draft per item.
-        length: most tokens that prompt and answer may take together.
-        least: fewest units in a prompt.
-        slack: tokens that may stay unused, which takes less time.
-
-    Raises:
-        UsageError: a draft does not fit even with ``least`` units, or no number of units fills the length.
+    ``slack`` tokens may stay unused, which takes less time. Raises ``UsageError`` for a length that is too
+    short, or a tokenizer with which no number of units fills it.
     """
     shortest = task.max_new_tokens + max((len(draft(least).ids) for draft in drafts), default=0)
     if length < shortest:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import log_softmax
 from transformers import AutoModelForCausalLM
 
 from converter import convert
@@ -75,9 +76,7 @@ def reference_losses(folder: Path, family: str, ids: np.ndarray) -> np.ndarray:
     """Losses from the reference model's logits, float64 [rows, length - 1]."""
     _, tensors = tiny.read(folder)
     logits = np.asarray(REFERENCES[family].logits(config_of(folder), tensors, ids, None), dtype=np.float64)
-    top = logits.max(axis=-1, keepdims=True)
-    shares = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
-    return -np.take_along_axis(shares[:, :-1], ids[:, 1:, None], axis=-1)[..., 0]
+    return -np.take_along_axis(log_softmax(logits[:, :-1], axis=-1), ids[:, 1:, None], axis=-1)[..., 0]
 
 
 @pytest.mark.parametrize(
@@ -633,15 +632,22 @@ def test_weights_are_computed_in_float32_where_memory_has_room(monkeypatch: pyte
     assert [hardware.rows(length) for length in (1, 2048, 9000)] == [3, 2, 1]
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyboardInterrupt, ""),
+        (torch.OutOfMemoryError, "enough memory; give shorter lengths"),
+    ],
+)
 def test_an_interrupted_evaluation_leaves_nothing(
-    make_source: MakeSource, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    pristine: Pristine, temporary: Path, monkeypatch: pytest.MonkeyPatch, error: Any, message: str
 ) -> None:
     def interrupt(*_: Any) -> Any:
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(Subject, "scaled", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate([make_source("bloom")], tasks=[Words()], lengths=[16], items=2)
+    with pytest.raises(UsageError if message else error, match=message):
+        evaluate([pristine("bloom")], tasks=[Words()], lengths=[16], items=2)
     assert list(temporary.iterdir()) == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from converter import convert
 from converter.evaluation.results import Results
 from tests import tiny
 from tests.conftest import Refused, edit_json
@@ -55,6 +56,11 @@ def _silent(path: Path) -> Path:
     return source
 
 
+def _converted(path: Path) -> Path:
+    convert(tiny.FACTORIES["bloom"](path.with_name("source"), 4), path, method="none", verify=False)
+    return path
+
+
 def _without_grades(path: Path) -> Path:
     shutil.rmtree(beir(path) / "qrels")
     return path
@@ -70,6 +76,7 @@ PLACES: dict[str, Callable[[Path], Path]] = {
     "BARE": _small("jina_bert", head="Model"),
     "LLAMA": lambda path: rotary.rotary(path, "llama"),
     "SILENT": _silent,
+    "CONVERTED": _converted,
     "TEXT": text_file,
     "WINDOW": lambda path: text_file(path, 100),
     "LEARNED": lambda path: text_file(path, 80 * 96),
@@ -137,6 +144,9 @@ PLACES: dict[str, Callable[[Path], Path]] = {
         ("tune SOURCE --target-length 500 --train-length 256 --prompts PROMPTS", "no prompts between", 2),
         ("tune SOURCE --target-length 1024 --train-length 256 --prompts ONE", "at least two", 2),
         ("tune SOURCE --target-length 1024 --train-length 256 --neighbours TEXTS", "measure it with eval", 2),
+        ("tune CONVERTED --target-length 96 --train-length 24", "give its source", 2),
+        ("fit CONVERTED --target-length 96 --train-length 24 --text TEXT --out NEW", "already converted", 2),
+        ("fit LLAMA --target-length 256 --text TEXT --out NEW", "which have no slopes to fit", 2),
         (f"{FIT} 96", "give --text, --prompts or both", 2),
         (f"{FIT} 24 --text LEARNED", "--target-length 24 is not above the trained length 24", 2),
         (f"{FIT} 2304 --text LEARNED", "--text has 3 windows of 2304 tokens, and fitting needs 16", 2),

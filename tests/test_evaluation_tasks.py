@@ -579,11 +579,13 @@ LINES = {"prompt": "a", "correct_line": "b", "expected_number": 3}
 TOPICS = {"prompt": "a", "topics": ["b"]}
 QA = {"context": "a", "input": "b", "answers": ["c"]}
 OWN = {"prompt": "a", "answer": "b"}
+MISSING = object()
 
 
 @pytest.mark.parametrize(
     ("name", "good", "key", "value"),
     [
+        *((name, {}, "[a-z_]+", MISSING) for name in tasks.READ if not tasks.TYPES[name].folder),
         ("lines", LINES, "prompt", 3),
         ("lines", LINES, "correct_line", None),
         ("lines", LINES, "expected_number", "3"),
@@ -614,15 +616,12 @@ OWN = {"prompt": "a", "answer": "b"}
 def test_a_wrong_field_is_named_with_file_and_line(
     tmp_path: Path, name: str, good: dict[str, object], key: str, value: object
 ) -> None:
-    tasks.make_task(name, written(tmp_path, good, good))
-    with pytest.raises(SourceError, match=rf"cases.jsonl, line 2: '{key}' is .*; it must be "):
-        tasks.make_task(name, written(tmp_path, good, {**good, key: value}))
-
-
-@pytest.mark.parametrize("name", [name for name in tasks.READ if not tasks.TYPES[name].folder])
-def test_a_missing_field_is_named_with_file_and_line(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SourceError, match=r"cases.jsonl, line 1: '\w+' is missing; it must be "):
-        tasks.make_task(name, written(tmp_path, {}))
+    rows: list[object] = [{}]
+    if value is not MISSING:
+        rows = [good, {**good, key: value}]
+        tasks.make_task(name, written(tmp_path, good, good))
+    with pytest.raises(SourceError, match=rf"cases.jsonl, line {len(rows)}: '{key}' is .*; it must be "):
+        tasks.make_task(name, written(tmp_path, *rows))
 
 
 def random_bytes(path: Path) -> None:

@@ -32,7 +32,7 @@ from converter.pictures.bias import bias_matrix, draw_bias
 from converter.pictures.curves import APART, draw_curves, draw_models
 from converter.pictures.per_head import card_figure, card_picture, draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.plotting import curves, plot
-from converter.pictures.positions import Positions
+from converter.pictures.positions import Positions, read
 from converter.pictures.style import LONGEST, plain, render
 from converter.scaling.scaling import Dynamic, Scaling, Static
 from converter.scaling.slopes import stock_slopes
@@ -397,24 +397,14 @@ def test_the_cards_picture_needs_no_windows_and_no_statistics() -> None:
 def test_plot_a_model(
     run: RunCli,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     family: str,
     decoder: bool,
     scale: float,
 ) -> None:
-    from converter.pictures import plotting
     from tests import tiny
 
     source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / family, num_heads=6)
     before = fingerprint(source)
-    seen: list[Positions] = []
-
-    def spy(*arguments: Any, **options: Any) -> Positions:
-        seen.append(read(*arguments, **options))
-        return seen[0]
-
-    read = plotting.read
-    monkeypatch.setattr(plotting, "read", spy)
     out = tmp_path / "pictures"
     options = ["--methods", "none,ntk", "--dynamic", "position", "--train-length", "16"]
     done = run("plot", source, *options, "--heads", "0,5", "--format", "svg", "--out", out)
@@ -424,7 +414,7 @@ def test_plot_a_model(
     assert sorted(path.name for path in out.iterdir()) == sorted(f"{name}.svg" for name in names)
     for path in out.iterdir():
         assert ElementTree.fromstring(path.read_bytes()).tag == "{http://www.w3.org/2000/svg}svg"
-    (drawn,) = seen
+    drawn = read(str(source), train_length=16)
     np.testing.assert_allclose(drawn.stock, reference(6))
     assert (drawn.name, drawn.decoder, drawn.rotary, drawn.train_length) == (family, decoder, False, 16)
     assert drawn.bias_scale == pytest.approx(scale)

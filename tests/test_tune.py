@@ -20,9 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from converter import convert, evaluate, make_task, recipes, tune
+from converter import evaluate, make_task, recipes, tune
 from converter.cli import report
-from converter.errors import UsageError
 from converter.evaluation.results import Results
 from converter.evaluation.scalings import candidates, command, ladder
 from converter.evaluation.statistics import WORTH, compare, judge, paired_interval
@@ -331,12 +330,6 @@ def test_tasks_that_the_model_cannot_do_tell_nothing(run: RunCli, pristine: Pris
     assert (found.code, found.json["verdict"]) == (0, "cannot tell")
     assert found.json["candidates"] == found.json["choices"] == []
     assert [each["length"] for each in found.json["curve"]["measurements"]] == [21]  # longer ones are not run
-
-
-def test_a_converted_repository_is_refused(tmp_path: Path) -> None:
-    convert(EXAMPLE, tmp_path / "out", scale=2, verify=False)
-    with pytest.raises(UsageError, match="give its source"):
-        tune(tmp_path / "out", 1024, train_length=256)
 
 
 @pytest.mark.slow

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from converter.errors import UsageError
 from converter.evaluation.exam import Exam, default_lengths
 from converter.evaluation.results import Measurement, Results
-from converter.evaluation.runner import choose, explained
+from converter.evaluation.runner import choose
 from converter.evaluation.scalings import trials
 from converter.evaluation.statistics import compare
-from converter.evaluation.subject import open_subject, release
+from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks import AnyTask
 from converter.progress import token_bar
 from converter.scaling.request import Parts
@@ -102,15 +102,13 @@ def evaluate(
             with token_bar(name, exam.tokens * len(scalings), show=progress) as advance:
                 for scaling in scalings:
                     first = scaling is scalings[0]
-                    with explained():
-                        found = exam.measure(subject, scaling, advance, first=first)
+                    found = exam.measure(subject, scaling, advance, first=first)
                     exam = exam.only(found) if first else exam
                     measured += [
                         (replace(each, model=name), exam.fingerprint(each.task, each.length))
                         for each in found
                     ]
             described[name] = subject.describe(subject.scaled(scalings[-1]))
-        release(hardware.device)
     return Results(compared(measured), described, settings, time.monotonic() - started)
 
 

@@ -93,33 +93,30 @@ class Exam:
 
     def sliced(self, part: Callable[[int], slice]) -> Exam:
         """Keeps a part of each length's prompts and queries, and of the windows: count -> which to keep."""
-        return replace(
-            self._each(lambda _, by_length: {at: found[part(len(found))] for at, found in by_length.items()}),
-            windows=self.windows[part(len(self.windows))],
-        )
+        material = {
+            task: {length: found[part(len(found))] for length, found in by_length.items()}
+            for task, by_length in self.material.items()
+        }
+        return replace(self, material=material, windows=self.windows[part(len(self.windows))])
+
+    def keeping(self, wanted: Callable[[str, int], bool]) -> Exam:
+        """Keeps some tasks' prompts and queries of some lengths."""
+        material = {
+            task: {length: found for length, found in by_length.items() if wanted(task, length)}
+            for task, by_length in self.material.items()
+        }
+        return replace(self, material=material)
 
     def only(self, measured: Sequence[Measurement]) -> Exam:
-        """Keeps the tasks and lengths that were measured."""
+        """Keeps what was measured."""
         done = {(each.task, each.length) for each in measured}
-        return self._each(
-            lambda task, by_length: {at: by_length[at] for at in by_length if (task, at) in done}
-        )
-
-    def up_to(self, length: int) -> Exam:
-        """Leaves out longer prompts, which a file may hold."""
-        return self._each(lambda _, by_length: {at: by_length[at] for at in by_length if at <= length})
+        return self.keeping(lambda task, length: (task, length) in done)
 
     def at_longest(self, without: Sequence[str] = ()) -> Exam:
         """Keeps each task's longest length alone, and leaves out some tasks."""
-        return replace(
-            self._each(
-                lambda task, by_length: {} if task in without else dict(sorted(by_length.items())[-1:])
-            ),
-            lengths=self.lengths[-1:],
-        )
-
-    def _each(self, change: Callable[[str, Lengths], Lengths]) -> Exam:
-        return replace(self, material={task: change(task, each) for task, each in self.material.items()})
+        longest = {task: max(by_length, default=0) for task, by_length in self.material.items()}
+        kept = self.keeping(lambda task, length: task not in without and length == longest[task])
+        return replace(kept, lengths=self.lengths[-1:])
 
     def fingerprint(self, task: str, length: int) -> Hashable:
         """Equal for two models if they get the same prompts, texts or windows, token by token."""

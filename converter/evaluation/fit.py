@@ -15,7 +15,7 @@ from converter.errors import UsageError
 from converter.evaluation.evaluate import run_settings
 from converter.evaluation.held_out import Verdict, check_gain, judge, rows_of, samples_of
 from converter.evaluation.results import finite
-from converter.evaluation.runner import Hardware, choose, explained, free_memory
+from converter.evaluation.runner import Hardware, choose, free_memory
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Task
 from converter.fitting.descent import Look, descend
@@ -149,21 +149,20 @@ def fit(
         static = static or (dynamic is None and not subject.recipe.decoder)
         form = _starting_form(subject, trained, target_length if static else None, shared, temperatures)
         samples = samples_of(subject, files, prompts, form, trained, target_length, seed)
-        with explained():
-            say(_announcement(subject, form, samples, target_length))
-            with step_bar("fitting", steps, show=progress) as advance:
-                bare = subject.scaled(UNSCALED)
-                alibi = TrainableAlibi(subject.stock, form, bare.device)
-                found = descend(
-                    bare, alibi, samples, steps=steps, seconds=minutes * 60, seed=seed, advance=advance
+        say(_announcement(subject, form, samples, target_length))
+        with step_bar("fitting", steps, show=progress) as advance:
+            bare = subject.scaled(UNSCALED)
+            alibi = TrainableAlibi(subject.stock, form, bare.device)
+            found = descend(
+                bare, alibi, samples, steps=steps, seconds=minutes * 60, seed=seed, advance=advance
+            )
+        if found.interrupted:
+            if found.best is found.looks[0]:
+                raise interrupts.Interrupted(
+                    "no slopes were better than the stock ones yet, so nothing was written"
                 )
-            if found.interrupted:
-                if found.best is found.looks[0]:
-                    raise interrupts.Interrupted(
-                        "no slopes were better than the stock ones yet, so nothing was written"
-                    )
-                interrupts.forget()
-            verdicts = judge(subject, samples, found.best.scaling, trained)
+            interrupts.forget()
+        verdicts = judge(subject, samples, found.best.scaling, trained)
     check_gain(verdicts)
     return Fit(
         model=subject.name,

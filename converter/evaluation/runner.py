@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,18 +73,6 @@ def choose(device: str | None, dtype: str | None, batch_size: int | None) -> Har
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"`batch_size` {batch_size} is out of range; give at least 1")
     return Hardware(torch.device(name), DTYPES[dtype] if dtype else None, batch_size)
-
-
-@contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Replaces torch's out-of-memory error by a ``UsageError`` of one line that says what to do."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise UsageError(
-            "the device does not have enough memory; give shorter lengths, a smaller `batch_size`, or "
-            "`device` cpu"
-        ) from error
 
 
 def free_memory(device: torch.device) -> int:

@@ -261,8 +261,18 @@ def open_subject(
                 )
         tokenizer = load_tokenizer(folder, source.name, patched)
         subject = Subject(opened, tokenizer, hardware, work, patched)
-        yield subject
-        subject._loaded = None
+        try:
+            yield subject
+        except torch.OutOfMemoryError as error:
+            raise UsageError(
+                "the device does not have enough memory; give shorter lengths, a smaller `batch_size`, or "
+                "`device` cpu"
+            ) from error
+        finally:
+            subject._loaded = None
+            gc.collect()
+            if hardware.device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
 def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = False) -> ConvertedRepository:
@@ -273,10 +283,3 @@ def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = F
     repository = write(plan, folder, progress=progress).repository
     verify(repository, model.config)
     return repository
-
-
-def release(device: torch.device) -> None:
-    """Frees the accelerator memory of models that are no longer used."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -572,13 +572,15 @@ def test_a_model_that_fails_without_scaling_is_named() -> None:
 
 def test_the_command(run: RunCli, tmp_path: Path) -> None:
     cases = tmp_path / "cases.jsonl"
-    line = "LINE amber-otter 17 LINE quiet-heron 32 ASK amber-otter"
-    cases.write_text(json.dumps({"prompt": line, "answer": "17"}) + "\n")
+    record = "LINE amber-otter 24 LINE brave-heron 31 LINE amber-lynx 17 ASK"
+    asked = {"amber-otter": "24", "brave-heron": "31", "amber-lynx": "24"}
+    rows = [{"prompt": f"{record} {name}", "answer": answer} for name, answer in asked.items()]
+    cases.write_text("\n".join(map(json.dumps, rows)))
     out = tmp_path / "out"
     words = ["--methods", "none,ntk", "--scales", "2,4", "--prompts", cases, "--tasks", "prompts"]
     found = run("eval", EXAMPLE, *words, "--train-length", 256, "--out", out)
     assert found.code == 0, found.err
-    assert found.out.count("100.0") >= 3
+    assert found.out.count("66.7") >= 3
     assert {path.name for path in out.iterdir()} == {
         "results.json",
         "results.csv",
@@ -586,7 +588,7 @@ def test_the_command(run: RunCli, tmp_path: Path) -> None:
         "prompts.png",
     }
     stored = Results.from_json(json.loads((out / "results.json").read_text()))
-    assert [each.value for each in stored.measurements] == [1.0, 1.0, 1.0]
+    assert [(each.length, each.scores) for each in stored.measurements] == [(11, (1.0, 1.0, 0.0))] * 3
     assert stored.report() in found.out
     refused = run("eval", EXAMPLE, *words, "--train-length", 256, "--out", out)
     assert refused.code == 1

@@ -31,7 +31,7 @@ from converter.evaluation.tasks.scores import CUTOFF, ndcg
 from converter.evaluation.tune import tune
 from converter.scaling.scaling import UNSCALED, Dynamic
 from converter.source.pooling import Pooling
-from converter.texts.windows import read_windows
+from converter.texts import read_windows
 from tests import tiny
 from tests.conftest import RunCli, edit_json
 from tests.patched import config_of

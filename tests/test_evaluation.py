@@ -37,7 +37,7 @@ from converter.scaling.request import RAMP, Defaults, Request
 from converter.scaling.scaling import UNSCALED, Dynamic, Static
 from converter.scaling.train_length import TrainLength
 from converter.source.tokenizer import TEMPLATE
-from converter.texts.windows import read_windows
+from converter.texts import read_windows
 from tests import tiny
 from tests.conftest import MakeSource, Pristine, RunCli, edit_json, fingerprint
 from tests.dealt import dealt

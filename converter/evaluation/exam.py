@@ -23,7 +23,7 @@ from converter.evaluation.tasks.base import Collection, Ids, Item, Retrieval
 from converter.evaluation.tasks.beir import Neighbours
 from converter.progress import Advance
 from converter.scaling.scaling import UNSCALED, Scaling
-from converter.texts.windows import MOST_UNKNOWN, read_windows
+from converter.texts import MOST_UNKNOWN, read_windows
 
 MULTIPLES = (1, 2, 4)
 """Multiples of the trained length that are measured by default."""

@@ -22,7 +22,7 @@ from converter.evaluation.tasks.base import Item, Task
 from converter.fitting.samples import Answered, Prompts, Samples, Windows
 from converter.fitting.trainable import Batch, row_losses
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
-from converter.texts.windows import read_windows
+from converter.texts import read_windows
 
 TOKENS_PER_STEP = 8192
 MOST_TOKENS = 1 << 22

@@ -40,7 +40,7 @@ from converter.source.base import CONFIG, plain_text
 from converter.source.checkpoint import read_checkpoint
 from converter.source.pooling import Pooling
 from converter.source.tokenizer import TEMPLATE
-from converter.texts.tokenizer import load_tokenizer, quiet
+from converter.texts import load_tokenizer, quiet
 from converter.verification import verify
 from converter.verification.patched import Patched
 

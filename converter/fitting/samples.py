@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ class Windows:
         starts = rng.integers(longest - length + 1, size=count)[:, None]
         return self._batch(self.learned[rows, starts + np.arange(length)], rng)
 
-    def kept(self, items: Ids) -> Sequence[Batch]:
+    def kept(self, items: Any) -> Sequence[Batch]:
         """Windows as batches, the same in every call."""
         rng, step = np.random.default_rng(0), self.rows(items.shape[1])
         return [self._batch(items[start : start + step], rng) for start in range(0, len(items), step)]
@@ -92,7 +93,7 @@ class Prompts:
         last = int(rng.integers(len(ordered))) + 1
         return answers(ordered[max(0, last - self.rows(len(ordered[last - 1].ids))) : last])
 
-    def kept(self, items: Sequence[Answered]) -> Sequence[Batch]:
+    def kept(self, items: Any) -> Sequence[Batch]:
         """Prompts as batches, in the order of their lengths."""
         left, batches = sorted(items, key=lambda each: len(each.ids)), []
         while left:

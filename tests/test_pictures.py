@@ -37,6 +37,7 @@ from converter.pictures.style import LONGEST, plain, render
 from converter.scaling.scaling import Dynamic, Scaling, Static
 from converter.scaling.slopes import stock_slopes
 from tests.conftest import Pristine, Refused, RunCli, fingerprint
+from tests.reference.alibi import press_slopes, scaled_slopes
 
 ROOT = Path(__file__).parent.parent
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -51,21 +52,6 @@ def _no_warnings() -> Iterator[None]:
         warnings.filterwarnings("error", module="matplotlib|converter")
         warnings.filterwarnings("error", message="Glyph|.*legend|.*layout|.*log")
         yield
-
-
-def reference(heads: int) -> NDArray[np.float64]:
-    """ALiBi's slopes from the paper: those of a power of two, then every other one of the next power's."""
-    whole = 1 << (heads.bit_length() - 1)
-    even = np.exp2(-8 * np.arange(1, whole + 1) / whole)
-    odd = np.exp2(-8 * np.arange(1, 2 * (heads - whole), 2) / (2 * whole))
-    return np.concatenate([even, odd])
-
-
-def reference_ntk(slopes: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
-    if slopes.min() == slopes.max():
-        return slopes / factor
-    t = np.log(slopes.max() / slopes) / np.log(slopes.max() / slopes.min())
-    return slopes * factor**-t
 
 
 def model(heads: int = 16, *scalings: Scaling, **changes: Any) -> Positions:
@@ -97,8 +83,12 @@ def legend_texts(figure: Figure) -> list[str]:
 @pytest.mark.parametrize("heads", HEADS)
 def test_slopes_and_spans_of_every_head(heads: int) -> None:
     drawn = model(heads, Static("ntk", 4.0), Static("linear", 2.0))
-    stock = reference(heads)
-    expected = {"stock": stock, "ntk, factor 4": reference_ntk(stock, 4), "linear, factor 2": stock / 2}
+    stock = press_slopes(heads)
+    expected = {
+        "stock": stock,
+        "ntk, factor 4": scaled_slopes(stock, "ntk", 4),
+        "linear, factor 2": stock / 2,
+    }
     slopes, spans = draw_slopes(drawn), draw_span(drawn, nats=3.0)
     found, reach = series(slopes.axes[0]), series(spans.axes[0])
     assert list(found) == list(reach) == list(expected) == legend_texts(slopes) == legend_texts(spans)
@@ -113,7 +103,7 @@ def test_slopes_and_spans_of_every_head(heads: int) -> None:
 
 def test_the_span_knows_what_falcon_divides_the_bias_by() -> None:
     figure = draw_span(model(16, bias_scale=64**-0.5), nats=5.0)
-    np.testing.assert_allclose(series(figure.axes[0])["stock"], 5 * 8 / reference(16), rtol=1e-12)
+    np.testing.assert_allclose(series(figure.axes[0])["stock"], 5 * 8 / press_slopes(16), rtol=1e-12)
     assert "0.125" in draw_slopes(model(16, bias_scale=64**-0.5)).axes[0].get_ylabel()
 
 
@@ -122,7 +112,7 @@ def test_a_dynamic_scaling_is_shown_at_three_lengths() -> None:
     found = series(figure.axes[0])
     assert list(found)[1:] == [f"ntk, position-dynamic, rate 2, at {n} tokens" for n in (100, 200, 400)]
     for values, factor in zip(list(found.values())[1:], (2, 4, 8), strict=True):
-        np.testing.assert_allclose(values, reference_ntk(reference(8), factor), rtol=1e-12)
+        np.testing.assert_allclose(values, scaled_slopes(press_slopes(8), "ntk", factor), rtol=1e-12)
 
 
 def test_wavelengths_of_rotary_pairs() -> None:
@@ -151,7 +141,7 @@ def test_the_bias_of_every_query_and_key(
     found = bias_matrix(drawn, scaling, head, tokens, np.arange(24))
     for query in range(24):
         own = {"static": 3.0, "length": 1.5 * tokens / 8, "position": 1.5 * (query + 1) / 8}[form]
-        slope = reference_ntk(reference(6), max(1.0, own))[head]
+        slope = scaled_slopes(press_slopes(6), "ntk", max(1.0, own))[head]
         for key in range(24):
             if query >= tokens or key >= tokens or (decoder and key > query):
                 assert np.isnan(found[query, key])
@@ -178,7 +168,7 @@ def test_bias_panels_share_colours_and_mark_the_span() -> None:
     keys, queries = np.asarray(edge.get_xdata()), np.asarray(edge.get_ydata())
     inside = ~np.isnan(keys)
     np.testing.assert_allclose(
-        (queries - keys)[inside] * reference_ntk(reference(12), 4)[7], np.full(inside.sum(), 5.0)
+        (queries - keys)[inside] * scaled_slopes(press_slopes(12), "ntk", 4)[7], np.full(inside.sum(), 5.0)
     )
     assert inside.sum() == 0 or keys[inside].min() >= 0
 
@@ -186,7 +176,7 @@ def test_bias_panels_share_colours_and_mark_the_span() -> None:
 def test_by_default_the_steepest_the_middle_and_the_flattest_head_are_drawn() -> None:
     figure = draw_bias(model(12), Static("linear", 2.0))
     shown = [axes.get_ylabel().split("\n")[0] for axes in figure.axes if axes.get_ylabel().endswith("query")]
-    order = np.argsort(-reference(12))
+    order = np.argsort(-press_slopes(12))
     assert shown == [f"head {order[place]}" for place in (0, 6, 11)]
 
 
@@ -376,8 +366,8 @@ def test_the_cards_picture_is_small(heads: int) -> None:
     assert picture.format == "PNG"
     assert 800 <= picture.width <= 1000
     left, right = card_figure(drawn).axes
-    np.testing.assert_allclose(series(left)["stock"], reference(heads), rtol=1e-12)
-    np.testing.assert_allclose(series(right)["stock"], 5 / reference(heads), rtol=1e-12)
+    np.testing.assert_allclose(series(left)["stock"], press_slopes(heads), rtol=1e-12)
+    np.testing.assert_allclose(series(right)["stock"], 5 / press_slopes(heads), rtol=1e-12)
 
 
 def test_the_cards_picture_needs_no_windows_and_no_statistics() -> None:
@@ -415,7 +405,7 @@ def test_plot_a_model(
     for path in out.iterdir():
         assert ElementTree.fromstring(path.read_bytes()).tag == "{http://www.w3.org/2000/svg}svg"
     drawn = read(str(source), train_length=16)
-    np.testing.assert_allclose(drawn.stock, reference(6))
+    np.testing.assert_allclose(drawn.stock, press_slopes(6))
     assert (drawn.name, drawn.decoder, drawn.rotary, drawn.train_length) == (family, decoder, False, 16)
     assert drawn.bias_scale == pytest.approx(scale)
     assert fingerprint(source) == before

@@ -598,14 +598,7 @@ def test_the_command(run: RunCli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lengths": [1]}, "`lengths` 1 is out of range"),
-        ({"lengths": [16], "items": 0}, "`items` 0 is out of range"),
-        ({"lengths": [16], "batch_size": 0}, "`batch_size` 0 is out of range"),
         ({"lengths": [16], "dtype": "int8"}, "`dtype` 'int8' is unknown"),
-        (
-            {"lengths": [16], "rates": [2.0], "methods": ["ntk"], "scales": [2]},
-            "`rates` belongs to `dynamics`",
-        ),
         ({"items": 2}, "give `lengths` or `train_length`"),
     ],
 )

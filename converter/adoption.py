@@ -306,7 +306,7 @@ def _as_written(saved: Saved, name: str, found: Entry) -> bool:
 
 def _write(saved: Saved, checks: Sequence[Check], work: Path) -> None:
     """Writes the new files into ``work``: missing code, config.json, the picture and the card."""
-    from converter.pictures.card import card_picture
+    from converter.pictures.per_head import card_picture
     from converter.pictures.positions import describe as positions
 
     repository, model = saved.repository, saved.model

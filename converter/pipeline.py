@@ -237,10 +237,10 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
     model, repository = plan.model, written.repository
     picture = bool(checks) and not isinstance(plan.scaling, Unscaled)
     if picture:
-        from converter.pictures import card
+        from converter.pictures import per_head
         from converter.pictures.positions import describe as positions
 
-        drawn = card.card_picture(positions(model, repository.config, [plan.scaling]))
+        drawn = per_head.card_picture(positions(model, repository.config, [plan.scaling]))
         (repository.folder / PICTURE).write_bytes(drawn)
     text = describe(
         repository,

@@ -31,8 +31,8 @@ from converter import convert, fit
 from converter.errors import NoGain
 from converter.evaluation.embeddings import embed, rank
 from converter.evaluation.evaluate import evaluate
-from converter.evaluation.hardware import choose
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
+from converter.evaluation.runner import choose
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks.beir import Beir
@@ -171,7 +171,7 @@ def in_chunks(folder: Path, task: Beir, length: int) -> Measurement:
     hardware = choose("cpu", "fp32", None)
     with open_subject(folder, hardware, train_length=TRAINED_LENGTH) as subject:
         model = subject.scaled(UNSCALED)
-        texts = task.collections(subject.tokenizer, [length], 0, 0)[length]
+        texts = task.items(subject.tokenizer, [length], 0, 0)[length]
         inside = TRAINED_LENGTH - 2  # <cls> and <sep> stand around each chunk
         vectors = []
         for document in texts.documents:

@@ -61,6 +61,7 @@ Pristine = Callable[..., Path]
 MakeSource = Callable[..., Path]
 RunCli = Callable[..., "Run"]
 Refuses = Callable[..., Exception]
+Refused = Callable[..., str]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -83,9 +84,9 @@ def pytest_runtest_teardown() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _each_picture_once() -> Iterator[None]:
     """The picture of a card takes as long as a tiny conversion, and most tests' are the same."""
-    from converter.pictures import card
+    from converter.pictures import per_head
 
-    draw, drawn = card.card_picture, {}
+    draw, drawn = per_head.card_picture, {}
 
     def draw_once(model: Any) -> bytes:
         key = repr((model.variants, model.train_length, model.decoder, model.rotary, model.bias_scale))
@@ -93,7 +94,7 @@ def _each_picture_once() -> Iterator[None]:
             drawn[key] = draw(model)
         return drawn[key]
 
-    with mock.patch.object(card, "card_picture", draw_once):
+    with mock.patch.object(per_head, "card_picture", draw_once):
         yield
 
 

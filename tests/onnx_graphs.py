@@ -29,7 +29,8 @@ from converter.result.converted import open_converted
 from tests import tiny
 from tests.patched import config_of, load, options_for
 from tests.reference import FAMILIES as REFERENCES
-from tests.reference.alibi import query_slopes
+from tests.reference import alibi
+from tests.reference.alibi import query_factors
 
 Array = NDArray[Any]
 Past = dict[str, Array]
@@ -110,15 +111,13 @@ def expected(
             than the tokens that are there at the step, whose keys then stay in the cache as they are.
     """
 
-    def so_far(config: Any, stock: Any, row: Any, layer: int, **more: Any) -> Any:
-        pieces = [
-            query_slopes(config, stock, row[:end], layer, **more)[:, start:]
-            for start, end in pairwise((0, *ends))
-        ]
-        return np.concatenate(pieces, axis=1)
+    def so_far(scaling: Any, row: Any) -> Any:
+        return np.concatenate(
+            [query_factors(scaling, row[:end])[start:] for start, end in pairwise((0, *ends))]
+        )
 
     _, tensors = tiny.read(folder)
-    with mock.patch.object(REFERENCES[family], "query_slopes", so_far if ends else query_slopes):
+    with mock.patch.object(alibi, "query_factors", so_far if ends else query_factors):
         return REFERENCES[family].logits(config_of(folder), tensors, ids, mask)
 
 

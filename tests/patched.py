@@ -66,8 +66,8 @@ def fitted_scaling(heads: int, layers: int, dynamic: str | None = None) -> dict[
 
 
 def options_for(scaling: str, heads: int, layers: int = 2) -> dict[str, Any]:
-    """The options of ``convert`` for one of ``SCALINGS`` or of ``FITTED``."""
-    if scaling not in FITTED:
+    """The options of ``convert`` for one of ``SCALINGS``, or for a fitted scaling such as ``FITTED``."""
+    if scaling in SCALINGS:
         return SCALINGS[scaling]
     return {"slopes": fitted_scaling(heads, layers, scaling.partition("-")[2] or None)}
 

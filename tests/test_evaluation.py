@@ -9,7 +9,6 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import log_softmax
 from transformers import AutoModelForCausalLM
 
 from converter import convert
 from converter.config import ROTARY, SOURCE_CONFIG
 from converter.errors import ConverterError, SourceError, UnsupportedModel, UsageError
 from converter.evaluation.evaluate import evaluate
-from converter.evaluation.hardware import choose
 from converter.evaluation.losses import BUCKETS, by_position, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
-from converter.evaluation.runner import complete, losses
+from converter.evaluation.runner import choose, complete, losses
 from converter.evaluation.scalings import trials
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import Subject, open_subject
@@ -38,9 +37,9 @@ from converter.scaling.request import RAMP, Defaults, Request
 from converter.scaling.scaling import UNSCALED, Dynamic, Static
 from converter.scaling.train_length import TrainLength
 from converter.source.tokenizer import TEMPLATE
-from converter.texts.windows import read_windows
+from converter.texts import read_windows
 from tests import tiny
-from tests.conftest import Run, edit_json, fingerprint
+from tests.conftest import MakeSource, Pristine, RunCli, edit_json, fingerprint
 from tests.dealt import dealt
 from tests.patched import FAMILIES, SCALINGS, TRAIN_LENGTH, Convert, config_of, load
 from tests.reference import FAMILIES as REFERENCES
@@ -48,8 +47,6 @@ from tests.tiny import rotary
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny-bloom"
 CPU = choose("cpu", "fp32", None)
-MakeSource = Callable[..., Path]
-Command = Callable[..., Run]
 
 
 @dataclass(frozen=True)
@@ -79,9 +76,7 @@ def reference_losses(folder: Path, family: str, ids: np.ndarray) -> np.ndarray:
     """Losses from the reference model's logits, float64 [rows, length - 1]."""
     _, tensors = tiny.read(folder)
     logits = np.asarray(REFERENCES[family].logits(config_of(folder), tensors, ids, None), dtype=np.float64)
-    top = logits.max(axis=-1, keepdims=True)
-    shares = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
-    return -np.take_along_axis(shares[:, :-1], ids[:, 1:, None], axis=-1)[..., 0]
+    return -np.take_along_axis(log_softmax(logits[:, :-1], axis=-1), ids[:, 1:, None], axis=-1)[..., 0]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +96,7 @@ def test_losses_are_the_reference_s(converted: Convert, tmp_path: Path, family: 
 
 
 def test_losses_do_not_depend_on_how_they_are_cut(
-    pristine: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    pristine: Pristine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = tiny.token_ids(5, 40)
     with open_subject(pristine("jais"), CPU) as subject:
@@ -225,7 +220,7 @@ def test_what_a_rotary_model_has_read_before_changes_nothing(tmp_path: Path) -> 
         assert complete(model, subject.tokenizer, subject.hardware, [longer, *prompts], 4)[1:] == alone
 
 
-def test_ids_beyond_the_embeddings_are_refused(pristine: Callable[..., Path]) -> None:
+def test_ids_beyond_the_embeddings_are_refused(pristine: Pristine) -> None:
     with open_subject(pristine("bloom"), CPU) as subject:
         model = subject.scaled(subject.own_scaling)
         with pytest.raises(SourceError, match="do not belong together"):
@@ -234,7 +229,7 @@ def test_ids_beyond_the_embeddings_are_refused(pristine: Callable[..., Path]) ->
         assert len(complete(model, subject.tokenizer, CPU, [(5,), (5, 6, 7)], 3)) == 2
 
 
-def test_text_ends_where_the_model_ends_it(pristine: Callable[..., Path]) -> None:
+def test_text_ends_where_the_model_ends_it(pristine: Pristine) -> None:
     with open_subject(pristine("bloom"), CPU) as subject:
         model = subject.scaled(subject.own_scaling)
         prompts = [tuple(row.tolist()) for row in tiny.token_ids(4, 20)]
@@ -247,7 +242,7 @@ def test_text_ends_where_the_model_ends_it(pristine: Callable[..., Path]) -> Non
 
 
 @pytest.mark.parametrize("form", [{"fmt": "bin"}, {"sharded": True}])
-def test_other_forms_of_weights(pristine: Callable[..., Path], form: dict[str, Any]) -> None:
+def test_other_forms_of_weights(pristine: Pristine, form: dict[str, Any]) -> None:
     ids = tiny.token_ids(2, 30)
     found = []
     for source in (pristine("bloom", num_heads=6), pristine("bloom", num_heads=6, **form)):
@@ -575,15 +570,17 @@ def test_a_model_that_fails_without_scaling_is_named() -> None:
 # The command
 
 
-def test_the_command(run: Command, tmp_path: Path) -> None:
+def test_the_command(run: RunCli, tmp_path: Path) -> None:
     cases = tmp_path / "cases.jsonl"
-    line = "LINE amber-otter 17 LINE quiet-heron 32 ASK amber-otter"
-    cases.write_text(json.dumps({"prompt": line, "answer": "17"}) + "\n")
+    record = "LINE amber-otter 24 LINE brave-heron 31 LINE amber-lynx 17 ASK"
+    asked = {"amber-otter": "24", "brave-heron": "31", "amber-lynx": "24"}
+    rows = [{"prompt": f"{record} {name}", "answer": answer} for name, answer in asked.items()]
+    cases.write_text("\n".join(map(json.dumps, rows)))
     out = tmp_path / "out"
     words = ["--methods", "none,ntk", "--scales", "2,4", "--prompts", cases, "--tasks", "prompts"]
     found = run("eval", EXAMPLE, *words, "--train-length", 256, "--out", out)
     assert found.code == 0, found.err
-    assert found.out.count("100.0") >= 3
+    assert found.out.count("66.7") >= 3
     assert {path.name for path in out.iterdir()} == {
         "results.json",
         "results.csv",
@@ -591,7 +588,7 @@ def test_the_command(run: Command, tmp_path: Path) -> None:
         "prompts.png",
     }
     stored = Results.from_json(json.loads((out / "results.json").read_text()))
-    assert [each.value for each in stored.measurements] == [1.0, 1.0, 1.0]
+    assert [(each.length, each.scores) for each in stored.measurements] == [(11, (1.0, 1.0, 0.0))] * 3
     assert stored.report() in found.out
     refused = run("eval", EXAMPLE, *words, "--train-length", 256, "--out", out)
     assert refused.code == 1
@@ -599,101 +596,19 @@ def test_the_command(run: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message", "code"),
-    [
-        (("SOURCE",), "the trained length of", 2),
-        (("SOURCE", "--tasks", "perplexity"), "--text", 2),
-        (("SOURCE", "--tasks", "trec"), "file", 2),
-        (("SOURCE", "--tasks", "nonsense"), "is not one of", 2),
-        (("SOURCE", "--scales", "2,x"), "not a comma-separated list of numbers", 2),
-        (("SOURCE", "--scales", "2"), "--methods", 2),
-        (("SOURCE", "--lengths", "1"), "out of range", 2),
-        (("SOURCE", "--lengths", "100000000000"), "out of range", 2),
-        (("SOURCE", "--train-length", "0", "--lengths", "64"), "--train-length 0", 2),
-        (("SOURCE", "--train-length", "1"), "--lengths 1 is out of range", 2),
-        (("SOURCE", "--items", "0", "--lengths", "64"), "--items", 2),
-        (("SOURCE", "--lengths", "64", "--batch-size", "0"), "--batch-size", 2),
-        (("SOURCE", "--lengths", "8"), "does not fit", 2),
-        (("SOURCE", "--text", "SHORT", "--tasks", "perplexity", "--lengths", "64"), "give more text", 2),
-        (("SOURCE", "--text", "BINARY", "--tasks", "perplexity", "--lengths", "64"), "not UTF-8", 2),
-        (("SOURCE", "--text", "SHORT", "--tasks", "passkey", "--lengths", "64"), "perplexity", 2),
-        (("nowhere/at/all",), "no folder", 1),
-        (("ENCODER", "--tasks", "passkey", "--lengths", "64"), "is an encoder", 2),
-        (("CLASSIFIER", "--lengths", "200"), "no language model", 1),
-        (("SILENT", "--lengths", "64"), "tokenizer", 1),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    refused: Callable[..., str],
-    tmp_path: Path,
-    words: tuple[str, ...],
-    message: str,
-    code: int,
-    pristine: Callable[..., Path],
-) -> None:
-    places = {
-        "SOURCE": lambda: pristine("bloom"),
-        "ENCODER": lambda: tiny.ENCODERS["jina_bert"](tmp_path / "encoder"),
-        "CLASSIFIER": lambda: tiny.FACTORIES["bloom"](
-            tmp_path / "classifier", 4, head="SequenceClassification"
-        ),
-        "SILENT": lambda: without_tokenizer(tmp_path),
-        "SHORT": lambda: written(tmp_path / "short.txt", b"too short"),
-        "BINARY": lambda: written(tmp_path / "binary", bytes(range(128, 256)) * 99),
-    }
-    found = [places[word]() if word in places else word for word in words]
-    assert message in refused("eval", *found, code=code)
-
-
-def without_tokenizer(folder: Path) -> Path:
-    source = tiny.FACTORIES["bloom"](folder / "silent", 4)
-    for path in source.glob("*token*"):
-        path.unlink()
-    return source
-
-
-def written(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lengths": [1]}, "`lengths` 1 is out of range"),
-        ({"lengths": [16], "items": 0}, "`items` 0 is out of range"),
-        ({"lengths": [16], "batch_size": 0}, "`batch_size` 0 is out of range"),
         ({"lengths": [16], "dtype": "int8"}, "`dtype` 'int8' is unknown"),
-        (
-            {"lengths": [16], "rates": [2.0], "methods": ["ntk"], "scales": [2]},
-            "`rates` belongs to `dynamics`",
-        ),
         ({"items": 2}, "give `lengths` or `train_length`"),
     ],
 )
-def test_messages_name_parameters_in_python_and_options_on_the_command_line(
-    pristine: Callable[..., Path], arguments: dict[str, Any], message: str
+def test_messages_name_parameters_in_python(
+    pristine: Pristine, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError) as raised:
         evaluate([pristine("bloom")], tasks=[Words()], **arguments)
     assert message in str(raised.value)
     assert "--" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("--lengths", "4096"), "does not know the words of lines; give --text, or prompts of your own"),
-        (("--lengths", "64", "--rates", "2", "--methods", "none"), "--rates belongs to --dynamic; add e.g."),
-        ((), "give --lengths or --train-length"),
-    ],
-)
-def test_the_command_line_names_options(
-    refused: Callable[..., str], pristine: Callable[..., Path], words: tuple[str, ...], line: str
-) -> None:
-    found = refused("eval", pristine("bloom"), *words, code=2)
-    assert line in found
-    assert "`" not in found
 
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -704,7 +619,7 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_weights_are_computed_in_float32_where_memory_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("converter.evaluation.hardware.free_memory", lambda _: 10**9)
+    monkeypatch.setattr("converter.evaluation.runner.free_memory", lambda _: 10**9)
     hardware = choose("cpu", None, 3)
     assert hardware.dtype_of(10**8) is torch.float32
     assert hardware.dtype_of(10**9) == "auto"
@@ -712,21 +627,28 @@ def test_weights_are_computed_in_float32_where_memory_has_room(monkeypatch: pyte
     assert [hardware.rows(length) for length in (1, 2048, 9000)] == [3, 2, 1]
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyboardInterrupt, None),
+        (torch.OutOfMemoryError, "enough memory; give shorter lengths"),
+    ],
+)
 def test_an_interrupted_evaluation_leaves_nothing(
-    make_source: MakeSource, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    pristine: Pristine, temporary: Path, monkeypatch: pytest.MonkeyPatch, error: Any, message: str | None
 ) -> None:
     def interrupt(*_: Any) -> Any:
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(Subject, "scaled", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate([make_source("bloom")], tasks=[Words()], lengths=[16], items=2)
+    with pytest.raises(UsageError if message else error, match=message):
+        evaluate([pristine("bloom")], tasks=[Words()], lengths=[16], items=2)
     assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
-def test_a_gpu_gives_what_the_cpu_gives(pristine: Callable[..., Path]) -> None:
+def test_a_gpu_gives_what_the_cpu_gives(pristine: Pristine) -> None:
     ids = tiny.token_ids(3, 60)
     prompts = [tuple(row[:40].tolist()) for row in ids]
     found = []

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from converter.errors import ConverterError, SourceError, UsageError
 from converter.evaluation import tasks
@@ -22,7 +22,6 @@ from converter.evaluation.tasks.base import Item
 from converter.evaluation.tasks.tokens import depths, encode, fill, generator
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "longeval"
-TINY_BLOOM = Path(__file__).parents[1] / "examples" / "tiny-bloom"
 BOS, EOS, UNK = "<s>", "</s>", "<unk>"
 
 
@@ -87,9 +86,7 @@ TOKENIZERS = pytest.mark.parametrize(
     "tokenizer", [BYTES, CLOSED, SLOW], ids=["bytes", "closed words", "slow"]
 )
 GENERATED = pytest.mark.parametrize("name", [name for name in tasks.GENERATED if name not in tasks.EMBEDDED])
-"""Those for causal language models; tests/test_embeddings.py has the others."""
-NUMBERS = pytest.mark.parametrize("name", ["passkey", "lines"])
-"""Whose answers are numbers."""
+"""Those for causal language models, whose answers are numbers; tests/test_embeddings.py has the others."""
 
 
 def written(folder: Path, *records: object, name: str = "cases.jsonl") -> Path:
@@ -112,17 +109,20 @@ def published(name: str) -> Path:
 # Encoding
 
 
-def test_a_prompt_is_open_at_its_end() -> None:
-    assert encode(CLOSED, "one two") == (1, 0, 0)
-    assert encode(SLOW, "ab") == (97, 98)
-
-
-def test_an_end_that_the_prompt_itself_has_stays() -> None:
-    assert encode(word_level(closed=False), f"one {EOS}") == (0, 2)
-
-
-def test_prompts_beyond_the_trained_length_are_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
-    assert len(encode(CLOSED, "word " * 100)) == 101
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "ids"),
+    [
+        (CLOSED, "one two", (1, 0, 0)),
+        (SLOW, "ab", (97, 98)),
+        (word_level(closed=False), f"one {EOS}", (0, 2)),  # an end that the prompt itself has stays
+        (CLOSED, "word " * 100, (1, *[0] * 100)),  # beyond the trained length
+    ],
+    ids=["closed words", "slow", "end in the prompt", "long"],
+)
+def test_a_prompt_is_open_at_its_end(
+    tokenizer: Any, text: str, ids: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert encode(tokenizer, text) == ids
     assert not caplog.records
 
 
@@ -149,7 +149,7 @@ def test_a_length_takes_the_most_units_that_fit(increments: list[int], start: in
     assert item.answers == (str(max(units for units, size in enumerate(sizes) if size <= room)),)
 
 
-@NUMBERS
+@GENERATED
 @TOKENIZERS
 @settings(max_examples=8)
 @given(extra=st.integers(0, 1500), seed=st.integers(0, 9))
@@ -169,13 +169,6 @@ def test_a_prompt_never_exceeds_its_length_and_nearly_fills_it(
         ("lines", SLOW): 60,
     }[name, tokenizer]
     assert 0 <= left < unit
-
-
-@GENERATED
-def test_no_prompt_exceeds_its_length(name: str) -> None:
-    task = tasks.make_task(name)
-    for length, items in task.items(BYTES, [700, 1200], 5, 0).items():
-        assert all(len(item.ids) + task.max_new_tokens <= length for item in items)
 
 
 @GENERATED
@@ -209,7 +202,7 @@ def test_any_number_of_depths_is_spread_evenly(seed: int, count: int) -> None:
         assert abs(inside - count / 5) < 3
 
 
-@NUMBERS
+@GENERATED
 def test_answers_stand_all_over_the_context(name: str) -> None:
     items = tasks.make_task(name).items(CLOSED, [4000], 40, 0)[4000]
     places = [item.depth for item in items if item.depth is not None]
@@ -217,7 +210,7 @@ def test_answers_stand_all_over_the_context(name: str) -> None:
     assert {int(place * 5) for place in places} == set(range(5))
 
 
-@NUMBERS
+@GENERATED
 def test_the_depth_is_where_the_answer_stands(name: str) -> None:
     for item in tasks.make_task(name).items(BYTES, [1500], 10, 3)[1500]:
         text = text_of(item)
@@ -547,31 +540,6 @@ def test_what_an_answer_is_worth(tmp_path: Path, name: str, answer: Any, text: s
             assert tasks.make_task(generated).score(item, text) == score
 
 
-def test_the_example_answers_prompts(tmp_path: Path) -> None:
-    """This repository's example model, from the file of prompts to the score."""
-    record = "LINE amber-otter 24 LINE brave-heron 31 LINE amber-lynx 17 "
-    path = written(
-        tmp_path,
-        {"prompt": f"{record}ASK amber-otter", "answer": "24"},
-        {"prompt": f"{record}ASK brave-heron", "answer": "31"},
-        {"prompt": f"{record}ASK amber-lynx", "answer": "24"},
-    )
-    task = tasks.make_task("prompts", path)
-    tokenizer = AutoTokenizer.from_pretrained(TINY_BLOOM)
-    model = AutoModelForCausalLM.from_pretrained(TINY_BLOOM)
-    [(length, items)] = task.items(tokenizer, [], 9, 0).items()
-    assert length == 11
-    scores = []
-    for item in items:
-        output = model.generate(
-            model.dummy_inputs["input_ids"].new_tensor([item.ids]),
-            max_new_tokens=task.max_new_tokens,
-            do_sample=False,
-        )
-        scores.append(task.score(item, tokenizer.decode(output[0, len(item.ids) :])))
-    assert scores == [1, 1, 0]
-
-
 # Files
 
 
@@ -579,11 +547,13 @@ LINES = {"prompt": "a", "correct_line": "b", "expected_number": 3}
 TOPICS = {"prompt": "a", "topics": ["b"]}
 QA = {"context": "a", "input": "b", "answers": ["c"]}
 OWN = {"prompt": "a", "answer": "b"}
+MISSING = object()
 
 
 @pytest.mark.parametrize(
     ("name", "good", "key", "value"),
     [
+        *((name, {}, "[a-z_]+", MISSING) for name in tasks.READ if not tasks.TYPES[name].folder),
         ("lines", LINES, "prompt", 3),
         ("lines", LINES, "correct_line", None),
         ("lines", LINES, "expected_number", "3"),
@@ -614,15 +584,12 @@ OWN = {"prompt": "a", "answer": "b"}
 def test_a_wrong_field_is_named_with_file_and_line(
     tmp_path: Path, name: str, good: dict[str, object], key: str, value: object
 ) -> None:
-    tasks.make_task(name, written(tmp_path, good, good))
-    with pytest.raises(SourceError, match=rf"cases.jsonl, line 2: '{key}' is .*; it must be "):
-        tasks.make_task(name, written(tmp_path, good, {**good, key: value}))
-
-
-@pytest.mark.parametrize("name", [name for name in tasks.READ if not tasks.TYPES[name].folder])
-def test_a_missing_field_is_named_with_file_and_line(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SourceError, match=r"cases.jsonl, line 1: '\w+' is missing; it must be "):
-        tasks.make_task(name, written(tmp_path, {}))
+    rows: list[object] = [{}]
+    if value is not MISSING:
+        rows = [good, {**good, key: value}]
+        tasks.make_task(name, written(tmp_path, good, good))
+    with pytest.raises(SourceError, match=rf"cases.jsonl, line {len(rows)}: '{key}' is .*; it must be "):
+        tasks.make_task(name, written(tmp_path, *rows))
 
 
 def random_bytes(path: Path) -> None:

@@ -39,7 +39,6 @@ from evidence_measure import Study, replaced
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from scipy import stats
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.bloom import modeling_bloom
 
@@ -196,8 +195,9 @@ def test_every_cell_was_measured_with_the_items_stated(results: Results) -> None
 
 def test_values_and_intervals_follow_from_the_scores(results: Results) -> None:
     for each in results.measurements:
-        value, low, high = (perplexity if each.metric == "perplexity" else wilson)(each.scores)
-        assert (each.value, each.low, each.high) == pytest.approx((value, low, high), rel=1e-5)
+        assert (each.value, each.low, each.high) == pytest.approx(
+            summarise(each.metric, each.scores), rel=1e-5
+        )
 
 
 def test_comparisons_follow_from_the_scores(results: Results) -> None:
@@ -210,19 +210,6 @@ def test_comparisons_follow_from_the_scores(results: Results) -> None:
         better, worse = differing(each, unscaled[each.model, each.length])
         assert (each.comparison.better, each.comparison.worse) == (better, worse)
         assert each.comparison.p == pytest.approx(sign_test(better, worse), rel=1e-5)
-
-
-def wilson(scores: tuple[float, ...]) -> tuple[float, float, float]:
-    n, share, z = len(scores), sum(scores) / len(scores), 1.959963984540054
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return share, centre - half, centre + half
-
-
-def perplexity(losses: tuple[float, ...]) -> tuple[float, float, float]:
-    mean, deviation = np.mean(losses), np.std(losses, ddof=1)
-    half = stats.t.ppf(0.975, len(losses) - 1) * deviation / math.sqrt(len(losses))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
 def differing(each: Measurement, other: Measurement) -> tuple[int, int]:

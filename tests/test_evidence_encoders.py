@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from scipy import stats
 
 from converter.evaluation.embeddings import MEAN
+from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import PERPLEXITY, Results
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks.beir import Beir
@@ -72,12 +73,11 @@ def test_the_same_seed_gives_an_encoder_that_loads(
             assert subject.mask == train_encoders.vocabulary("masked").index("<mask>")
 
 
-def test_chunks_of_a_short_document_are_the_document(tmp_path: Path) -> None:
-    train_encoders_steps = {"pairs": 1, "masked": 1}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_encoders, "STEPS", train_encoders_steps)
-        train_encoders.train("pairs", 8, 0, tmp_path / "model")
+def test_chunks_of_a_short_document_are_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_encoders, "STEPS", {"pairs": 1, "masked": 1})
+    train_encoders.train("pairs", 8, 0, tmp_path / "model")
     task = Beir.read(pairs_task.write_beir(tmp_path / "pairs", pairs=12, length=128, seed=0))
     found = evidence_encoders.in_chunks(tmp_path / "model", task, 128)
-    [whole] = evidence_encoders._run(tmp_path / "model", tasks=[task], lengths=[128]).measurements
+    trained = evidence_encoders.TRAINED_LENGTH
+    whole = evaluate([tmp_path / "model"], tasks=[task], lengths=[128], train_length=trained).measurements[0]
     assert found.scores == pytest.approx(whole.scores)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from converter import adopt, convert, inspect
 from converter.errors import SourceError, UsageError
@@ -22,11 +20,9 @@ from converter.scaling.scaling import Dynamic, Static, averaged, first_layers, q
 from converter.scaling.slopes import stock_slopes
 from converter.source.slopes_file import read_slopes_file
 from tests import tiny
-from tests.conftest import Run, edit_json
+from tests.conftest import Pristine, Refused, RunCli, edit_json
 from tests.dealt import dealt, quick
-from tests.patched import FAMILIES, TRAIN_LENGTH, assert_logits, batch, config_of, fitted_scaling, load
-from tests.reference import ENCODERS
-from tests.reference import FAMILIES as DECODERS
+from tests.patched import FAMILIES, TRAIN_LENGTH, batch, config_of, fitted_scaling, load
 from tests.reference import alibi as reference
 from tests.test_adoption import trained
 from tests.tiny import rotary
@@ -54,8 +50,13 @@ def write(path: Path, value: Any) -> Path:
 
 @pytest.mark.parametrize(
     "value",
-    [SCALING, GROWING, {**SCALING, "temperatures": TEMPERATURES}],
-    ids=["static", "position", "temperatures"],
+    [
+        SCALING,
+        GROWING,
+        {**SCALING, "temperatures": TEMPERATURES},
+        {**SCALING, "exponents": [[0.0] * 4] * 2, "temperatures": TEMPERATURES},
+    ],
+    ids=["static", "position", "temperatures", "temperatures alone"],
 )
 def test_json_and_back(value: dict[str, Any]) -> None:
     scaling = read_scaling(value)
@@ -161,11 +162,6 @@ def test_exponents_belong_to_fitted_scalings_only() -> None:
             read_scaling({"type": "ntk", "factor": 2.0, key: [[1.0]]})
 
 
-def test_temperatures_alone_are_a_scaling() -> None:
-    value = {**SCALING, "exponents": [[0.0] * 4] * 2, "temperatures": TEMPERATURES}
-    assert read_scaling(value).to_json() == value
-
-
 def test_notes_in_the_file_are_no_part_of_the_scaling(tmp_path: Path) -> None:
     given = read_slopes_file(write(tmp_path / "mine.json", {**SCALING, "fitted": {"text": "a book"}}))
     assert given == GivenSlopes("mine.json", read_scaling(SCALING))
@@ -190,55 +186,48 @@ def test_slopes_exclude_a_method_and_its_strength(options: dict[str, Any]) -> No
         Request(slopes=given, **options)
 
 
+@pytest.mark.parametrize(
+    ("more", "checked", "told"),
+    [
+        ({}, "4 slopes in each of 2 layers", "2 layers"),
+        (
+            {"temperatures": TEMPERATURES},
+            "4 slopes and temperatures in each of 2 layers measured",
+            "2 layers, with temperatures",
+        ),
+    ],
+    ids=["slopes", "temperatures"],
+)
 def test_the_command_line(
-    pristine: Callable[..., Path], run: Callable[..., Run], refused: Callable[..., str], tmp_path: Path
+    pristine: Pristine,
+    run: RunCli,
+    refused: Refused,
+    tmp_path: Path,
+    more: dict[str, Any],
+    checked: str,
+    told: str,
 ) -> None:
-    source, out = pristine("bloom"), tmp_path / "out"
-    slopes = write(tmp_path / "mine.json", SCALING)
+    source, out, value = pristine("bloom"), tmp_path / "out", SCALING | more
+    slopes = write(tmp_path / "mine.json", value)
     planned = run("convert", source, "--slopes", slopes, "--out", out, "--dry-run", "--json").json
-    assert (planned["method"], planned["alibi_scaling"]) == ("fitted", SCALING)
+    assert (planned["method"], planned["alibi_scaling"]) == ("fitted", value)
     assert not out.exists()
     result = run("convert", source, "--slopes", slopes, "--out", out, "--json").json
-    assert result["alibi_scaling"] == config_of(out)["alibi_scaling"] == SCALING
+    assert result["alibi_scaling"] == config_of(out)["alibi_scaling"] == value
     [check] = [check for check in result["checks"] if check["name"] == "slopes"]
-    assert "4 slopes in each of 2 layers" in check["detail"]
+    assert checked in check["detail"]
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "--slopes mine.json" in card
-    assert json.loads((out / "slopes.json").read_text(encoding="utf-8")) == SCALING
-    assert "fitted, factor 8, 4 heads, 2 layers" in card
+    assert json.loads((out / "slopes.json").read_text(encoding="utf-8")) == value
+    assert f"fitted, factor 8, 4 heads, {told}" in card
     assert "mean of 2 layers" in run("inspect", out).out
-    assert run("inspect", source, "--slopes", slopes, "--json").json["alibi_scaling"] == SCALING
+    assert run("inspect", source, "--slopes", slopes, "--json").json["alibi_scaling"] == value
     # The default named is a method too.
     other = ("--out", tmp_path / "other")
     for option in (("--method", "ntk"), ("--scale", "2")):
         message = refused("convert", source, "--slopes", slopes, *option, *other, code=2)
         assert f"--slopes cannot be combined with {option[0]}" in message
     assert "not a file" in refused("convert", source, "--slopes", tmp_path / "none", *other)
-
-
-def test_a_card_says_that_there_are_temperatures(pristine: Callable[..., Path], tmp_path: Path) -> None:
-    value = {**SCALING, "temperatures": TEMPERATURES}
-    result = convert(pristine("bloom"), tmp_path / "out", slopes=value)
-    [check] = [check for check in result.checks if check.name == "slopes"]
-    assert "4 slopes and temperatures in each of 2 layers measured" in check.detail
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "fitted, factor 8, 4 heads, 2 layers, with temperatures" in card
-    assert json.loads((tmp_path / "out" / "slopes.json").read_text(encoding="utf-8")) == value
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("family", ["bloom", "mosaic_bert"])
-def test_length_dynamic_temperatures(tmp_path: Path, family: str) -> None:
-    decoder = family in tiny.FACTORIES
-    source = (tiny.FACTORIES if decoder else tiny.ENCODERS)[family](tmp_path / "source", 4)
-    convert(source, tmp_path / "out", slopes=fitted_scaling(4, 2, "length"), train_length=TRAIN_LENGTH)
-    config, (_, tensors) = config_of(tmp_path / "out"), tiny.read(tmp_path / "out")
-    ids, mask = batch()
-    more = () if decoder else ("MaskedLM",)
-    logits = (DECODERS if decoder else ENCODERS)[family].logits
-    expected = logits(config, tensors, ids.numpy(), mask.numpy(), *more)
-    model = load(tmp_path / "out", AutoModelForCausalLM if decoder else AutoModelForMaskedLM)
-    assert_logits(model(ids, attention_mask=mask).logits, expected, mask)
 
 
 @torch.no_grad()
@@ -264,7 +253,7 @@ def test_the_trained_length_stays_bit_for_bit(tmp_path: Path, family: str) -> No
     ("dynamic", "dtype"), dealt([None, "position"], [torch.bfloat16, torch.float16], each=1)
 )
 def test_half_precision_stays_near_float32(
-    pristine: Callable[..., Path], tmp_path: Path, dynamic: str | None, dtype: torch.dtype
+    pristine: Pristine, tmp_path: Path, dynamic: str | None, dtype: torch.dtype
 ) -> None:
     value = fitted_scaling(4, 2, dynamic)
     convert(pristine("bloom"), tmp_path / "out", slopes=value, train_length=TRAIN_LENGTH, verify=False)
@@ -278,20 +267,6 @@ def test_half_precision_stays_near_float32(
         assert (logits.float()[mask.bool()] - expected).norm() < bound * expected.norm()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["falcon", "jina_bert"])
-def test_length_dynamic_temperatures_in_a_graph(tmp_path: Path, family: str) -> None:
-    """The export compares the graph with the repository, whose temperatures are tested above."""
-    from converter.exports.onnx.choices import PROFILES
-    from converter.exports.onnx.export import export
-    from converter.exports.onnx.options import OnnxOptions
-
-    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4, use_cache=True)
-    convert(source, tmp_path / "out", slopes=fitted_scaling(4, 2, "length"), train_length=TRAIN_LENGTH)
-    for profile in PROFILES if family in FAMILIES else ("portable",):
-        assert export(tmp_path / "out", OnnxOptions(profile=profile)).report is not None
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -302,13 +277,13 @@ def test_length_dynamic_temperatures_in_a_graph(tmp_path: Path, family: str) -> 
     ids=["heads", "layers", "trained-length"],
 )
 def test_slopes_of_another_model(
-    pristine: Callable[..., Path], tmp_path: Path, value: dict[str, Any], words: str
+    pristine: Pristine, tmp_path: Path, value: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         convert(pristine("bloom"), tmp_path / "out", slopes=value, train_length=64)
 
 
-def test_a_damaged_config_is_refused(pristine: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_damaged_config_is_refused(pristine: Pristine, tmp_path: Path) -> None:
     convert(pristine("bloom"), tmp_path / "out", slopes=SCALING, verify=False)
     edit_json(tmp_path / "out" / "config.json", {"alibi_scaling": fitted_scaling(4, 3)})
     with pytest.raises(SourceError, match="3 layers, and the model has 2"):
@@ -323,7 +298,7 @@ def test_rotary_models_have_no_slopes(tmp_path: Path) -> None:
         convert(source, tmp_path / "out", slopes=SCALING)
 
 
-def test_pictures_show_the_mean_over_layers(pristine: Callable[..., Path], tmp_path: Path) -> None:
+def test_pictures_show_the_mean_over_layers(pristine: Pristine, tmp_path: Path) -> None:
     convert(pristine("bloom"), tmp_path / "out", slopes=SCALING, verify=False)
     model = read(str(tmp_path / "out"))
     [stock, fitted] = model.variants
@@ -333,7 +308,7 @@ def test_pictures_show_the_mean_over_layers(pristine: Callable[..., Path], tmp_p
     assert fitted.values == pytest.approx(averaged(scaling).slopes(stock.values))
 
 
-def test_adopting_a_fine_tuned_model(pristine: Callable[..., Path], tmp_path: Path) -> None:
+def test_adopting_a_fine_tuned_model(pristine: Pristine, tmp_path: Path) -> None:
     growing = {**GROWING, "temperatures": TEMPERATURES[:1]}
     convert(pristine("bloom"), tmp_path / "out", slopes=growing, train_length=64, verify=False)
     trained(load(tmp_path / "out")).save_pretrained(tmp_path / "tuned")

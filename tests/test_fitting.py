@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import log_softmax
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from converter import convert, evaluate, fit
@@ -28,11 +29,10 @@ from converter.fitting.samples import Answered, Prompts, Windows, answers, maske
 from converter.fitting.trainable import IGNORE, TrainableAlibi, attached, losses, memory
 from converter.scaling.scaling import Dynamic, Static, read_scaling
 from tests import tiny
-from tests.conftest import Run, edit_json
+from tests.conftest import Refused, RunCli, edit_json
 from tests.patched import FAMILIES, TRAIN_LENGTH, config_of, fitted_scaling, load
 from tests.reference import ENCODERS as ENCODER_REFERENCES
 from tests.reference import FAMILIES as REFERENCES
-from tests.tiny import rotary
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny-bloom"
 TARGET = 4 * TRAIN_LENGTH
@@ -45,9 +45,7 @@ EXPONENTS = [[-1.0, 0.0, 2.0, 2.0], [2.0, -1.0, 0.0, 2.0]]
 
 def reference_loss(logits: Any, batch: Any) -> float:
     """The mean cross entropy in NumPy float64."""
-    logits, targets = np.asarray(logits, dtype=np.float64), batch.targets.numpy()
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    likelihood = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    likelihood, targets = log_softmax(np.asarray(logits, dtype=np.float64), axis=-1), batch.targets.numpy()
     rows, columns = np.nonzero(targets != IGNORE)
     return -float(likelihood[rows, columns, targets[rows, columns]].mean())
 
@@ -205,43 +203,30 @@ def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Descent]:
     return run
 
 
+TURNING = [2.0, 1.5, *[1.6] * 9]
+
+
 @pytest.mark.parametrize(
-    ("steps", "first", "stopped"),
+    ("seen", "steps", "stopped", "best"),
     [
-        (10, 1, 10),  # never before 60 steps
-        (60, 6, 60),
-        (100, 10, 70),  # the first look gained, 60 more steps nothing
-        (200, 20, 80),
-        (400, 40, 160),  # 60 steps would be less than three looks
+        (TURNING, 10, 10, 1),  # never before 60 steps
+        (TURNING, 60, 60, 6),
+        (TURNING, 100, 70, 10),  # the first look gained, 60 more steps nothing
+        (TURNING, 200, 80, 20),
+        (TURNING, 400, 160, 40),  # 60 steps would be less than three looks
+        ([2.0, 1.5, 1.6], 2, 2, 1),  # not the last
+        ([2.0, *[2.1] * 9, 1.0], 40, 40, 40),  # a late gain
+        ([2.0, math.nan, math.inf, 1.9, 2.0], 4, 4, 3),  # what is no number is never the best
     ],
 )
 def test_the_kept_part_decides_which_step_is_best_and_when_to_stop(
-    steps: int, first: int, stopped: int, down: Callable[..., Descent]
-) -> None:
-    found = down([2.0, 1.5, *[1.6] * 9], steps)
-    assert found.steps == stopped
-    assert found.best is found.looks[1]
-    assert found.best.step == first
-    assert not found.interrupted
-    assert all(t < 0 for t in found.best.scaling.exponents[0])
-
-
-@pytest.mark.parametrize(
-    ("seen", "steps", "best"),
-    [
-        ([2.0, 1.5, 1.6], 2, 1),  # not the last
-        ([2.0, *[2.1] * 9, 1.0], 40, 40),  # a late gain
-        ([2.0, math.nan, math.inf, 1.9, 2.0], 4, 3),  # what is no number is never the best
-    ],
-)
-def test_the_best_slopes_count(
-    seen: list[float], steps: int, best: int, down: Callable[..., Descent]
+    seen: list[float], steps: int, stopped: int, best: int, down: Callable[..., Descent]
 ) -> None:
     found = down(seen, steps)
-    assert (found.steps, found.best.step) == (steps, best)
+    assert (found.steps, found.best.step, found.interrupted) == (stopped, best, False)
     [[ours, _]], [[last, _]] = found.best.scaling.exponents, found.looks[-1].scaling.exponents
     assert last <= ours < 0
-    assert (last == ours) == (best == steps)
+    assert (last == ours) == (best == stopped or ours == -1.0)
 
 
 def test_ctrl_c_keeps_the_best_so_far(down: Callable[..., Descent]) -> None:
@@ -319,7 +304,7 @@ def test_the_seed_decides(written: tuple[Path, Path]) -> None:
     assert one.scaling == again.scaling != other.scaling
 
 
-def test_the_command_line(written: tuple[Path, Path], run: Callable[..., Run], tmp_path: Path) -> None:
+def test_the_command_line(written: tuple[Path, Path], run: RunCli, tmp_path: Path) -> None:
     source, text = written
     out = tmp_path / "out"
     words = command(source, text)
@@ -345,7 +330,7 @@ def test_the_command_line(written: tuple[Path, Path], run: Callable[..., Run], t
 def test_ctrl_c_writes_the_best_so_far_or_nothing(
     looks: int,
     written: tuple[Path, Path],
-    run: Callable[..., Run],
+    run: RunCli,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -375,7 +360,7 @@ def test_ctrl_c_writes_the_best_so_far_or_nothing(
 
 
 def test_text_that_tells_nothing_changes_nothing(
-    written: tuple[Path, Path], refused: Callable[..., str], tmp_path: Path
+    written: tuple[Path, Path], refused: Refused, tmp_path: Path
 ) -> None:
     source, _ = written
     noise = tmp_path / "noise.txt"
@@ -460,54 +445,9 @@ def test_an_encoder_is_fitted_to_masked_tokens(written: tuple[Path, Path], tmp_p
 # --- refusals
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"text": []}, "give --text, --prompts or both"),
-        ({"target": TRAIN_LENGTH}, "--target-length 24 is not above the trained length 24"),
-        ({"target": 24 * TARGET}, "--text has 3 windows of 2304 tokens, and fitting needs 16"),
-        ({"target": 1 << 20}, "one window takes 1048576"),
-        ({"words": ["--dynamic", "length"]}, "--dynamic length is not fitted"),
-        ({"words": ["--dynamic", "position", "--static"]}, "--static and --dynamic cannot be combined"),
-        ({"words": ["--dtype", "fp16"]}, "--dtype fp16 cannot hold the gradients"),
-        ({"words": ["--steps", "0"]}, "--steps 0 is out of range"),
-        ({"words": ["--minutes", "nan"]}, "--minutes nan is out of range"),
-        pytest.param(
-            {"words": ["--device", "cuda"]},
-            "torch finds no CUDA device",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
-        ),
-    ],
-    ids=str,
-)
-def test_refusals(
-    written: tuple[Path, Path],
-    refused: Callable[..., str],
-    tmp_path: Path,
-    options: dict[str, Any],
-    message: str,
-) -> None:
-    source, text = written
-    words = [word for path in options.get("text", [text]) for word in ("--text", path)]
-    words += ["--target-length", options.get("target", TARGET), "--train-length", TRAIN_LENGTH, "-q"]
-    words += ["--out", tmp_path / "out", *options.get("words", ())]
-    usage = refused("fit", source, *words, code=2)
-    assert message in usage
-
-
 def test_too_little_memory_is_said_before_it_starts(
     written: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("converter.evaluation.fit.free_memory", lambda _: 1000)
     with pytest.raises(UsageError, match=r"a step at 96 tokens takes about .*, and 1.0 kB are free"):
         fit(written[0], TARGET, text=[written[1]], **OPTIONS)
-
-
-def test_models_without_slopes_to_fit(written: tuple[Path, Path], tmp_path: Path) -> None:
-    _, text = written
-    llama = rotary.rotary(tmp_path / "llama", "llama")
-    with pytest.raises(UsageError, match="rotary positions, which have no slopes to fit"):
-        fit(llama, 256, text=[text])
-    convert(written[0], tmp_path / "out", method="none", verify=False)
-    with pytest.raises(UsageError, match="already converted"):
-        fit(tmp_path / "out", TARGET, text=[text], **OPTIONS)

@@ -30,7 +30,7 @@ from tests.reference import FAMILIES as DECODERS
 from tests.reference import alibi as reference
 from tests.runners import HEADS, LAYERS, OUTPUTS, MakeRunner, Runner, Torch, expected
 
-EVERY = (*SCALINGS, *FITTED)
+EVERY = (*SCALINGS, *FITTED, "fitted-length")
 # Numbers of heads that are powers of two, and others with more and fewer heads than the next one.
 DECODER_RUNS = (
     *("sdpa-16", "sdpa-12", "sdpa-40", "static-12"),

@@ -19,8 +19,7 @@ from converter import OnnxOptions, convert, export, validate
 from converter.exports.onnx.calibrate import DAMPING, gptq
 from converter.exports.onnx.rounding import BLOCK, dequantised, rounded
 from converter.exports.onnx.session import Session
-from converter.texts.tokenizer import load_tokenizer
-from converter.texts.windows import read_windows
+from converter.texts import load_tokenizer, read_windows
 from tests import tiny
 from tests.patched import load
 from tests.test_onnx_quantise import stored_weights

@@ -9,7 +9,7 @@ import math
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,15 @@ from converter import convert
 from converter.errors import UsageError
 from converter.evaluation.results import Bucket, Measurement, Results
 from converter.pictures.bias import bias_matrix, draw_bias
-from converter.pictures.card import card_figure, card_picture
 from converter.pictures.curves import APART, draw_curves, draw_models
-from converter.pictures.per_head import draw_slopes, draw_span, draw_wavelengths
+from converter.pictures.per_head import card_figure, card_picture, draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.plotting import curves, plot
-from converter.pictures.positions import Positions
+from converter.pictures.positions import Positions, read
 from converter.pictures.style import LONGEST, plain, render
 from converter.scaling.scaling import Dynamic, Scaling, Static
 from converter.scaling.slopes import stock_slopes
-from tests.conftest import Run, fingerprint
-from tests.tiny.rotary import rotary
+from tests.conftest import Pristine, Refused, RunCli, fingerprint
+from tests.reference.alibi import press_slopes, scaled_slopes
 
 ROOT = Path(__file__).parent.parent
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -53,21 +52,6 @@ def _no_warnings() -> Iterator[None]:
         warnings.filterwarnings("error", module="matplotlib|converter")
         warnings.filterwarnings("error", message="Glyph|.*legend|.*layout|.*log")
         yield
-
-
-def reference(heads: int) -> NDArray[np.float64]:
-    """ALiBi's slopes from the paper: those of a power of two, then every other one of the next power's."""
-    whole = 1 << (heads.bit_length() - 1)
-    even = np.exp2(-8 * np.arange(1, whole + 1) / whole)
-    odd = np.exp2(-8 * np.arange(1, 2 * (heads - whole), 2) / (2 * whole))
-    return np.concatenate([even, odd])
-
-
-def reference_ntk(slopes: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
-    if slopes.min() == slopes.max():
-        return slopes / factor
-    t = np.log(slopes.max() / slopes) / np.log(slopes.max() / slopes.min())
-    return slopes * factor**-t
 
 
 def model(heads: int = 16, *scalings: Scaling, **changes: Any) -> Positions:
@@ -99,8 +83,12 @@ def legend_texts(figure: Figure) -> list[str]:
 @pytest.mark.parametrize("heads", HEADS)
 def test_slopes_and_spans_of_every_head(heads: int) -> None:
     drawn = model(heads, Static("ntk", 4.0), Static("linear", 2.0))
-    stock = reference(heads)
-    expected = {"stock": stock, "ntk, factor 4": reference_ntk(stock, 4), "linear, factor 2": stock / 2}
+    stock = press_slopes(heads)
+    expected = {
+        "stock": stock,
+        "ntk, factor 4": scaled_slopes(stock, "ntk", 4),
+        "linear, factor 2": stock / 2,
+    }
     slopes, spans = draw_slopes(drawn), draw_span(drawn, nats=3.0)
     found, reach = series(slopes.axes[0]), series(spans.axes[0])
     assert list(found) == list(reach) == list(expected) == legend_texts(slopes) == legend_texts(spans)
@@ -115,7 +103,7 @@ def test_slopes_and_spans_of_every_head(heads: int) -> None:
 
 def test_the_span_knows_what_falcon_divides_the_bias_by() -> None:
     figure = draw_span(model(16, bias_scale=64**-0.5), nats=5.0)
-    np.testing.assert_allclose(series(figure.axes[0])["stock"], 5 * 8 / reference(16), rtol=1e-12)
+    np.testing.assert_allclose(series(figure.axes[0])["stock"], 5 * 8 / press_slopes(16), rtol=1e-12)
     assert "0.125" in draw_slopes(model(16, bias_scale=64**-0.5)).axes[0].get_ylabel()
 
 
@@ -124,7 +112,7 @@ def test_a_dynamic_scaling_is_shown_at_three_lengths() -> None:
     found = series(figure.axes[0])
     assert list(found)[1:] == [f"ntk, position-dynamic, rate 2, at {n} tokens" for n in (100, 200, 400)]
     for values, factor in zip(list(found.values())[1:], (2, 4, 8), strict=True):
-        np.testing.assert_allclose(values, reference_ntk(reference(8), factor), rtol=1e-12)
+        np.testing.assert_allclose(values, scaled_slopes(press_slopes(8), "ntk", factor), rtol=1e-12)
 
 
 def test_wavelengths_of_rotary_pairs() -> None:
@@ -153,7 +141,7 @@ def test_the_bias_of_every_query_and_key(
     found = bias_matrix(drawn, scaling, head, tokens, np.arange(24))
     for query in range(24):
         own = {"static": 3.0, "length": 1.5 * tokens / 8, "position": 1.5 * (query + 1) / 8}[form]
-        slope = reference_ntk(reference(6), max(1.0, own))[head]
+        slope = scaled_slopes(press_slopes(6), "ntk", max(1.0, own))[head]
         for key in range(24):
             if query >= tokens or key >= tokens or (decoder and key > query):
                 assert np.isnan(found[query, key])
@@ -180,7 +168,7 @@ def test_bias_panels_share_colours_and_mark_the_span() -> None:
     keys, queries = np.asarray(edge.get_xdata()), np.asarray(edge.get_ydata())
     inside = ~np.isnan(keys)
     np.testing.assert_allclose(
-        (queries - keys)[inside] * reference_ntk(reference(12), 4)[7], np.full(inside.sum(), 5.0)
+        (queries - keys)[inside] * scaled_slopes(press_slopes(12), "ntk", 4)[7], np.full(inside.sum(), 5.0)
     )
     assert inside.sum() == 0 or keys[inside].min() >= 0
 
@@ -188,7 +176,7 @@ def test_bias_panels_share_colours_and_mark_the_span() -> None:
 def test_by_default_the_steepest_the_middle_and_the_flattest_head_are_drawn() -> None:
     figure = draw_bias(model(12), Static("linear", 2.0))
     shown = [axes.get_ylabel().split("\n")[0] for axes in figure.axes if axes.get_ylabel().endswith("query")]
-    order = np.argsort(-reference(12))
+    order = np.argsort(-press_slopes(12))
     assert shown == [f"head {order[place]}" for place in (0, 6, 11)]
 
 
@@ -378,13 +366,13 @@ def test_the_cards_picture_is_small(heads: int) -> None:
     assert picture.format == "PNG"
     assert 800 <= picture.width <= 1000
     left, right = card_figure(drawn).axes
-    np.testing.assert_allclose(series(left)["stock"], reference(heads), rtol=1e-12)
-    np.testing.assert_allclose(series(right)["stock"], 5 / reference(heads), rtol=1e-12)
+    np.testing.assert_allclose(series(left)["stock"], press_slopes(heads), rtol=1e-12)
+    np.testing.assert_allclose(series(right)["stock"], 5 / press_slopes(heads), rtol=1e-12)
 
 
 def test_the_cards_picture_needs_no_windows_and_no_statistics() -> None:
     code = (
-        "import sys; from converter.pictures.card import card_picture; "
+        "import sys; from converter.pictures.per_head import card_picture; "
         "from converter.pictures.positions import Positions; card_picture(Positions('m', (0.5, 0.25))); "
         "print(sorted({'matplotlib.pyplot', 'scipy', 'torch'} & set(sys.modules)))"
     )
@@ -397,26 +385,16 @@ def test_the_cards_picture_needs_no_windows_and_no_statistics() -> None:
     [("bloom", True, 1.0), ("falcon", True, 8**-0.5), ("jina_bert", False, 1.0)],
 )
 def test_plot_a_model(
-    run: Callable[..., Run],
+    run: RunCli,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     family: str,
     decoder: bool,
     scale: float,
 ) -> None:
-    from converter.pictures import plotting
     from tests import tiny
 
     source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / family, num_heads=6)
     before = fingerprint(source)
-    seen: list[Positions] = []
-
-    def spy(*arguments: Any, **options: Any) -> Positions:
-        seen.append(read(*arguments, **options))
-        return seen[0]
-
-    read = plotting.read
-    monkeypatch.setattr(plotting, "read", spy)
     out = tmp_path / "pictures"
     options = ["--methods", "none,ntk", "--dynamic", "position", "--train-length", "16"]
     done = run("plot", source, *options, "--heads", "0,5", "--format", "svg", "--out", out)
@@ -426,15 +404,15 @@ def test_plot_a_model(
     assert sorted(path.name for path in out.iterdir()) == sorted(f"{name}.svg" for name in names)
     for path in out.iterdir():
         assert ElementTree.fromstring(path.read_bytes()).tag == "{http://www.w3.org/2000/svg}svg"
-    (drawn,) = seen
-    np.testing.assert_allclose(drawn.stock, reference(6))
+    drawn = read(str(source), train_length=16)
+    np.testing.assert_allclose(drawn.stock, press_slopes(6))
     assert (drawn.name, drawn.decoder, drawn.rotary, drawn.train_length) == (family, decoder, False, 16)
     assert drawn.bias_scale == pytest.approx(scale)
     assert fingerprint(source) == before
 
 
 def test_plot_a_converted_repository_shows_its_own_scaling(
-    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path
+    pristine: Pristine, run: RunCli, tmp_path: Path
 ) -> None:
     convert(pristine("bloom"), tmp_path / "scaled", scale=4, verify=False)
     done = run("plot", tmp_path / "scaled", "--out", tmp_path / "out")
@@ -450,76 +428,24 @@ def test_plot_a_converted_repository_shows_its_own_scaling(
     assert [path.name for path in unscaled] == ["slopes.png", "span.png"]
 
 
-def test_plot_a_rotary_model(run: Callable[..., Run], refused: Callable[..., str], tmp_path: Path) -> None:
-    source = rotary(tmp_path / "llama", "llama")
+def test_plot_a_rotary_model(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
+    source = pristine("llama")
     done = run("plot", source, "--scales", "2", "--out", tmp_path / "out")
     assert (done.code, done.out) == (0, f"{tmp_path / 'out' / 'wavelengths.png'}\n")
-    assert "rotary" in refused("plot", source, "--heads", "0", "--out", tmp_path / "new", code=2)
-    line = refused(
-        "plot", source, "--methods", "ntk-published", "--scales", "2", "--out", tmp_path / "new", code=2
-    )
-    assert "ntk-published" in line
 
 
-def test_plot_results(run: Callable[..., Run], refused: Callable[..., str], tmp_path: Path) -> None:
+def test_plot_results(run: RunCli, refused: Refused, tmp_path: Path) -> None:
     results = Results([measurement(), measurement(length=512)], {"m": {"train_length": 256}})
     file = tmp_path / "results.json"
     file.write_text(json.dumps(results.to_json()), encoding="utf-8")
     done = run("plot", file, "--out", tmp_path / "out")
     assert (done.code, done.out, done.err) == (0, f"{tmp_path / 'out' / 'lines.png'}\n", "")
     assert (tmp_path / "out" / "lines.png").read_bytes() == render(draw_curves(results, "m", "lines"))
-    new = ("--out", tmp_path / "new")
-    assert "drop it" in refused("plot", file, "--scales", "2", *new, code=2)
-    assert "drop it" in refused("plot", file, "--heads", "0", *new, code=2)
-    file.write_text('{"format": 1, "measurements": [{}]}', encoding="utf-8")
-    assert "damaged" in refused("plot", file, *new)
-    file.write_text("[", encoding="utf-8")
-    assert "not valid JSON" in refused("plot", file, *new)
-    assert f"give {file}" in refused("plot", tmp_path, *new, code=2)
-
-
-@pytest.mark.parametrize(
-    ("words", "message", "code"),
-    [
-        (("--heads", "4"), "0 to 3", 2),
-        (("--heads", "-1"), "0 to 3", 2),
-        (("--heads", ","), "--heads", 2),
-        (("--nats", "0"), "--nats", 2),
-        (("--nats", "nan"), "--nats", 2),
-        (("--rates", "1"), "--rates", 2),
-        (("--dynamic", "length"), "--train-length", 2),
-        (("--out", "no/where"), "does not exist", 1),
-        (("--out", "SOURCE/pictures"), "only read", 1),
-        (("--out", "SOURCE"), "not empty", 1),
-        (("--out", "SOURCE", "--overwrite"), "only read", 1),
-        (("--out", "SOURCE/config.json"), "is a file", 1),
-    ],
-)
-def test_what_cannot_be_plotted(
-    refused: Callable[..., str],
-    make_source: Callable[..., Path],
-    tmp_path: Path,
-    words: tuple[str, ...],
-    message: str,
-    code: int,
-) -> None:
-    source = str(make_source("bloom", num_heads=4))
-    found = [word.replace("SOURCE", source).replace("no/", f"{tmp_path}/no/") for word in words]
-    line = refused("plot", source, "--scales", "2", "--out", tmp_path / "new", *found, code=code)
-    assert message in line
-
-
-def test_scalings_that_cannot_be_plotted(
-    refused: Callable[..., str], pristine: Callable[..., Path], tmp_path: Path
-) -> None:
-    new, source = ("--out", tmp_path / "new"), pristine("bloom")
-    assert "needs a strength" in refused("plot", source, "--methods", "linear", *new, code=2)
-    assert "out of range" in refused("plot", source, "--scales", "0.5", *new, code=2)
-    assert "no folder" in refused("plot", tmp_path / "nothing", *new)
+    assert f"give {file}" in refused("plot", tmp_path, "--out", tmp_path / "new", code=2)
 
 
 def test_overwrite_leaves_other_files_alone(
-    pristine: Callable[..., Path], run: Callable[..., Run], refused: Callable[..., str], tmp_path: Path
+    pristine: Pristine, run: RunCli, refused: Refused, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()

@@ -23,7 +23,7 @@ import sentencepiece
 from transformers import AutoTokenizer
 
 from converter import ConversionResult, convert
-from converter.evaluation.hardware import choose
+from converter.evaluation.runner import choose
 from converter.evaluation.subject import open_subject
 from converter.source.base import Source
 from converter.source.sentence_transformers import nested_files

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,21 +20,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from converter import convert, evaluate, make_task, recipes, tune
+from converter import evaluate, make_task, recipes, tune
 from converter.cli import report
-from converter.errors import UsageError
 from converter.evaluation.results import Results
 from converter.evaluation.scalings import candidates, command, ladder
 from converter.evaluation.statistics import WORTH, compare, judge, paired_interval
 from converter.evaluation.tune import Choice, Tuning
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
 from tests import tiny
-from tests.conftest import Run
+from tests.conftest import Pristine, RunCli
 from tests.patched import fitted_scaling
 from tests.tiny import rotary
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny-bloom"
-Command = Callable[..., Run]
 
 # What is tried
 
@@ -268,7 +266,7 @@ def scores(found: Results, length: int, scaling: str) -> tuple[float, ...]:
     return measured.scores
 
 
-def test_one_half_chooses_and_the_other_judges(run: Command, prompts: Path, tmp_path: Path) -> None:
+def test_one_half_chooses_and_the_other_judges(run: RunCli, prompts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("--target-length", 1024, "--prompts", prompts, "--train-length", 256, "--items", 12)
     found = run("tune", EXAMPLE, *words, "--out", out)
@@ -305,7 +303,7 @@ def text_file(path: Path, words: int) -> Path:
     return path
 
 
-def test_a_text_alone_means_perplexity(pristine: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_text_alone_means_perplexity(pristine: Pristine, tmp_path: Path) -> None:
     text = text_file(tmp_path / "text.txt", 4000)
     said: list[str] = []
     slopes = tmp_path / "slopes.json"
@@ -323,9 +321,7 @@ def test_a_text_alone_means_perplexity(pristine: Callable[..., Path], tmp_path: 
     assert len(said) == 1
 
 
-def test_tasks_that_the_model_cannot_do_tell_nothing(
-    run: Command, pristine: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_tasks_that_the_model_cannot_do_tell_nothing(run: RunCli, pristine: Pristine, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     rows = [{"prompt": "w7 " * length, "answer": "never", "length": length + 1} for length in (20, 60)] * 4
     file.write_text("\n".join(map(json.dumps, rows)))
@@ -334,49 +330,6 @@ def test_tasks_that_the_model_cannot_do_tell_nothing(
     assert (found.code, found.json["verdict"]) == (0, "cannot tell")
     assert found.json["candidates"] == found.json["choices"] == []
     assert [each["length"] for each in found.json["curve"]["measurements"]] == [21]  # longer ones are not run
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--target-length", 64), "add --train-length"),
-        (("--target-length", 64, "--train-length", 64), "not above the trained length"),
-        (("--target-length", 64, "--train-length", 24, "--items", 1), "--items 1 is out of range"),
-        (("--target-length", (1 << 24) + 1, "--train-length", 24), "at most 16777216"),
-        (("--target-length", 64, "--train-length", 24), "give longer lengths (at least"),
-        (("--target-length", 64, "--train-length", 24, "--text", "WINDOW"), "only one window of 64"),
-        (("--target-length", 500, "--train-length", 256, "--prompts", "PROMPTS"), "no prompts between"),
-        (("--target-length", 1024, "--train-length", 256, "--prompts", "ONE"), "at least two"),
-        (("--target-length", 1024, "--train-length", 256, "--neighbours", "TEXTS"), "measure it with eval"),
-        ((), "--target-length"),
-    ],
-)
-def test_what_cannot_be_tuned(
-    refused: Callable[..., str],
-    pristine: Callable[..., Path],
-    prompts: Path,
-    tmp_path: Path,
-    words: tuple[Any, ...],
-    message: str,
-) -> None:
-    def written(name: str, rows: Sequence[Any]) -> Path:
-        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
-        return tmp_path / name
-
-    places = {
-        "WINDOW": text_file(tmp_path / "text", 100),
-        "PROMPTS": prompts,
-        "ONE": written("one", [{"prompt": "w7", "answer": "w8", "length": at} for at in (256, 256, 1024)]),
-        "TEXTS": written("texts", [{"text": "w7"}] * 12),
-    }
-    found = [places.get(word, word) for word in words]
-    assert message in refused("tune", pristine("bloom"), *found, code=2)
-
-
-def test_a_converted_repository_is_refused(tmp_path: Path) -> None:
-    convert(EXAMPLE, tmp_path / "out", scale=2, verify=False)
-    with pytest.raises(UsageError, match="give its source"):
-        tune(tmp_path / "out", 1024, train_length=256)
 
 
 @pytest.mark.slow
@@ -389,7 +342,7 @@ def test_a_rotary_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["eval", "tune"])
 def test_a_full_disk_does_not_lose_the_result(
-    run: Command, pristine: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    run: RunCli, pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     from converter.result import outputs
 

@@ -89,7 +89,7 @@ file_options = options(
     *(
         option(task)
         for task in TYPES
-        for option, offered in ((_option, task.read), (_size_option, task.generate_sized))
+        for option, offered in ((_option, task.read), (_size_option, task.size_help))
         if offered
     )
 )
@@ -111,7 +111,7 @@ exam_options = options(
 def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[AnyTask]:
     """Removes the tasks' files and sizes from a command's arguments and returns the tasks to measure."""
     files = {name: arguments.pop(name) for name in tasks.READ}
-    sizes = {task.name: arguments.pop(f"num_{task.name}") for task in TYPES if task.generate_sized}
+    sizes = {task.name: arguments.pop(f"num_{task.name}") for task in TYPES if task.size_help}
     given = {name: tasks.TYPES[name].option for name, file in files.items() if file is not None}
     given |= {name: tasks.TYPES[name].size_option for name, size in sizes.items() if size is not None}
     for name, option in given.items():

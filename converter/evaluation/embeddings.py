@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from converter.errors import UnsupportedModel
-from converter.evaluation.hardware import Hardware
-from converter.evaluation.runner import batch, by_length, check_ids
+from converter.evaluation.runner import Hardware, batch, by_length, check_ids
 from converter.evaluation.tasks.base import Collection, Ids, Retrieval
 from converter.evaluation.tasks.scores import CUTOFF
 from converter.progress import Advance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from converter.errors import UsageError
 from converter.evaluation.exam import Exam, default_lengths
-from converter.evaluation.hardware import choose, explained
 from converter.evaluation.results import Measurement, Results
+from converter.evaluation.runner import choose
 from converter.evaluation.scalings import trials
 from converter.evaluation.statistics import compare
-from converter.evaluation.subject import open_subject, release
+from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks import AnyTask
 from converter.progress import token_bar
 from converter.scaling.request import Parts
@@ -101,15 +102,13 @@ def evaluate(
             with token_bar(name, exam.tokens * len(scalings), show=progress) as advance:
                 for scaling in scalings:
                     first = scaling is scalings[0]
-                    with explained():
-                        found = exam.measure(subject, scaling, advance, first=first)
+                    found = exam.measure(subject, scaling, advance, first=first)
                     exam = exam.only(found) if first else exam
                     measured += [
                         (replace(each, model=name), exam.fingerprint(each.task, each.length))
                         for each in found
                     ]
             described[name] = subject.describe(subject.scaled(scalings[-1]))
-        release(hardware.device)
     return Results(compared(measured), described, settings, time.monotonic() - started)
 
 
@@ -127,12 +126,8 @@ def compared(measured: Sequence[tuple[Measurement, Hashable]]) -> list[Measureme
 
 def _unique(name: str, taken: Mapping[str, Any]) -> str:
     """A unique name for the results, since folders may have the same name."""
-    number = 1
-    unique = name
-    while unique in taken:
-        number += 1
-        unique = f"{name} ({number})"
-    return unique
+    names = (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
+    return next(each for each in names if each not in taken)
 
 
 def run_settings(seed: int, text: Iterable[Path], **others: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,19 @@ from converter.evaluation.losses import by_position, masked_positions, pieces, w
 from converter.evaluation.results import PERPLEXITY, Bucket, Measurement, Metric
 from converter.evaluation.runner import complete, losses, masked_losses
 from converter.evaluation.statistics import summarise
-from converter.evaluation.subject import Subject
+from converter.evaluation.subject import LONGEST, Subject
 from converter.evaluation.tasks import EMBEDDED, GENERATED, TYPES, AnyTask, make_task
 from converter.evaluation.tasks.base import Collection, Ids, Item, Retrieval
-from converter.evaluation.tasks.neighbours import Neighbours
+from converter.evaluation.tasks.beir import Neighbours
 from converter.progress import Advance
 from converter.scaling.scaling import UNSCALED, Scaling
-from converter.texts.windows import MOST_UNKNOWN, read_windows
+from converter.texts import MOST_UNKNOWN, read_windows
 
 MULTIPLES = (1, 2, 4)
 """Multiples of the trained length that are measured by default."""
-LONGEST = 1 << 24
-"""Most tokens in a prompt: building a longer one would take all memory."""
 
-Lengths = Mapping[int, Any]
-"""Length in tokens -> prompts, or a collection."""
+Lengths = Mapping[int, Sequence[Item] | Collection]
+"""Length in tokens -> prompts, or queries and documents."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,8 @@ class Exam:
 
     tasks: Mapping[str, AnyTask]
     """By name."""
-    prompts: Mapping[str, Mapping[int, Sequence[Item]]] = field(default_factory=dict)
-    """Name of the task -> length -> prompts."""
-    collections: Mapping[str, Mapping[int, Collection]] = field(default_factory=dict)
-    """Name of the task -> length -> queries and documents."""
+    material: Mapping[str, Lengths]
+    """By name of the task."""
     windows: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
     """[windows, longest length] token ids; empty without a text."""
     lengths: tuple[int, ...] = ()
@@ -67,28 +63,19 @@ class Exam:
 
         Without ``tasks`` and ``text``, these are the tasks without a file that the tokenizer reads. There are
         at most ``items`` prompts of each length, and windows of the longest. A seed gives the same prompts.
-
-        Raises:
-            UsageError: a length is too short for a prompt, the text is too short for one window, or a task
-                is for another kind of model.
-            UnsupportedModel: the model embeds in a way that is not computed here, or predicts no masks.
-            SourceError: a task's file cannot be used.
         """
         tokenizer, ordered = subject.tokenizer, tuple(sorted(set(lengths)))
         if not tasks and not text:
             tasks = _readable(subject, ordered[0], seed)
         _check_kinds(subject, tasks, text)
-        prompts: dict[str, Mapping[int, Sequence[Item]]] = {}
-        collections: dict[str, Mapping[int, Collection]] = {}
+        material: dict[str, Lengths] = {}
         texts: list[Ids] = []
         for task in tasks:
-            if isinstance(task, Retrieval):
-                collections[task.name] = task.collections(tokenizer, ordered, items, seed)
-            elif isinstance(task, Neighbours):
+            if isinstance(task, Neighbours):
                 texts += task.texts(tokenizer, subject.trained.tokens or ordered[0])
             else:
-                prompts[task.name] = task.items(tokenizer, ordered, items, seed)
-        exam = cls({task.name: task for task in tasks}, prompts, collections, lengths=ordered, texts=texts)
+                material[task.name] = task.items(tokenizer, ordered, items, seed)
+        exam = cls({task.name: task for task in tasks}, material, lengths=ordered, texts=texts)
         if text:
             exam = replace(exam, windows=read_windows(tokenizer, text, ordered[-1], items))
         return exam
@@ -96,12 +83,9 @@ class Exam:
     @property
     def tokens(self) -> int:
         """Tokens that one scaling takes."""
-        asked = sum(
-            len(item.ids) for task in self.prompts.values() for items in task.values() for item in items
-        )
-        embedded = sum(found.tokens for task in self.collections.values() for found in task.values())
+        asked = sum(_tokens(each) for by_length in self.material.values() for each in by_length.values())
         read = sum(pieces(self.windows, length).size for length in self._window_lengths)
-        return asked + embedded + sum(map(len, self.texts)) + read
+        return asked + sum(map(len, self.texts)) + read
 
     @property
     def _window_lengths(self) -> tuple[int, ...]:
@@ -109,53 +93,41 @@ class Exam:
 
     def sliced(self, part: Callable[[int], slice]) -> Exam:
         """Keeps a part of each length's prompts and queries, and of the windows: count -> which to keep."""
+        material = {
+            task: {length: found[part(len(found))] for length, found in by_length.items()}
+            for task, by_length in self.material.items()
+        }
+        return replace(self, material=material, windows=self.windows[part(len(self.windows))])
 
-        def of(found: Any) -> Any:
-            if not isinstance(found, Collection):
-                return found[part(len(found))]
-            kept = range(len(found.queries))[part(len(found.queries))]
-            return found.part(kept.start, kept.stop)
-
-        return replace(
-            self._each(lambda _, by_length: {at: of(by_length[at]) for at in by_length}),
-            windows=self.windows[part(len(self.windows))],
-        )
+    def keeping(self, wanted: Callable[[str, int], bool]) -> Exam:
+        """Keeps some tasks' prompts and queries of some lengths."""
+        material = {
+            task: {length: found for length, found in by_length.items() if wanted(task, length)}
+            for task, by_length in self.material.items()
+        }
+        return replace(self, material=material)
 
     def only(self, measured: Sequence[Measurement]) -> Exam:
-        """Keeps the tasks and lengths that were measured."""
+        """Keeps what was measured."""
         done = {(each.task, each.length) for each in measured}
-        return self._each(
-            lambda task, by_length: {at: by_length[at] for at in by_length if (task, at) in done}
-        )
-
-    def up_to(self, length: int) -> Exam:
-        """Leaves out longer prompts, which a file may hold."""
-        return self._each(lambda _, by_length: {at: by_length[at] for at in by_length if at <= length})
+        return self.keeping(lambda task, length: (task, length) in done)
 
     def at_longest(self, without: Sequence[str] = ()) -> Exam:
         """Keeps each task's longest length alone, and leaves out some tasks."""
-        return replace(
-            self._each(
-                lambda task, by_length: {} if task in without else dict(sorted(by_length.items())[-1:])
-            ),
-            lengths=self.lengths[-1:],
-        )
-
-    def _each(self, change: Callable[[str, Lengths], Lengths]) -> Exam:
-        prompts = {task: change(task, by_length) for task, by_length in self.prompts.items()}
-        collections = {task: change(task, by_length) for task, by_length in self.collections.items()}
-        return replace(self, prompts=prompts, collections=collections)
+        longest = {task: max(by_length, default=0) for task, by_length in self.material.items()}
+        kept = self.keeping(lambda task, length: task not in without and length == longest[task])
+        return replace(kept, lengths=self.lengths[-1:])
 
     def fingerprint(self, task: str, length: int) -> Hashable:
         """Equal for two models if they get the same prompts, texts or windows, token by token."""
         if task == PERPLEXITY:
             return hash(self.windows.tobytes())
-        if task in self.prompts:
-            return tuple(item.ids for item in self.prompts[task][length])
-        if task in self.collections:
-            found = self.collections[task][length]
+        if task not in self.material:
+            return hash(tuple(self.texts))
+        found = self.material[task][length]
+        if isinstance(found, Collection):
             return hash((tuple(found.queries), tuple(found.documents)))
-        return hash(tuple(self.texts))
+        return tuple(item.ids for item in found)
 
     def referred(self, subject: Subject) -> Exam:
         """The exam with the unscaled model's embeddings, if any texts are compared with them."""
@@ -184,7 +156,11 @@ class Exam:
             about = (subject.name, str(scaling), task, metric, length, scores, value, low, high)
             found.append(Measurement(*about, tokens_per_second=speed, **more))
 
-        for name, length, material in self._parts():
+        for name, length, material in (
+            (name, length, by_length[length])
+            for name, by_length in self.material.items()
+            for length in sorted(by_length)
+        ):
             shorter = [each for each in found if each.task == name]
             if first and shorter and trained and shorter[0].length <= trained and shorter[0].value == 0:
                 continue
@@ -192,15 +168,15 @@ class Exam:
             started = time.monotonic()
             if isinstance(material, Collection):
                 scores = find(model, subject.pooling, subject.hardware, task, material, advance)
-                tokens, depths = material.tokens, tuple(material.depths)
+                depths = tuple(material.depths)
             else:
                 prompts = [item.ids for item in material]
                 said = complete(
                     model, subject.tokenizer, subject.hardware, prompts, task.max_new_tokens, advance
                 )
                 scores = tuple(task.score(item, text) for item, text in zip(material, said, strict=True))
-                tokens, depths = sum(map(len, prompts)), tuple(item.depth for item in material)
-            add(name, task.metric, length, tokens, started, scores, depths=depths)
+                depths = tuple(item.depth for item in material)
+            add(name, task.metric, length, _tokens(material), started, scores, depths=depths)
         if self.texts:
             started = time.monotonic()
             vectors = embed(model, subject.pooling, subject.hardware, self.texts, advance)
@@ -215,12 +191,9 @@ class Exam:
             add(PERPLEXITY, "perplexity", length, size, started, means, positions=positions)
         return found
 
-    def _parts(self) -> Iterator[tuple[str, int, Sequence[Item] | Collection]]:
-        """Every task at every length, the shortest first."""
-        for task in self.tasks:
-            by_length: Lengths = self.prompts.get(task, self.collections.get(task, {}))
-            for length in sorted(by_length):
-                yield task, length, by_length[length]
+
+def _tokens(found: Sequence[Item] | Collection) -> int:
+    return found.tokens if isinstance(found, Collection) else sum(len(item.ids) for item in found)
 
 
 def _readable(subject: Subject, length: int, seed: int) -> list[AnyTask]:
@@ -231,10 +204,8 @@ def _readable(subject: Subject, length: int, seed: int) -> list[AnyTask]:
             continue
         task = make_task(name)
         try:
-            if isinstance(task, Retrieval):
-                ids = task.collections(subject.tokenizer, [length], 1, seed)[length].documents[0]
-            else:
-                ids = task.items(subject.tokenizer, [length], 1, seed)[length][0].ids
+            drawn = task.items(subject.tokenizer, [length], 1, seed)[length]
+            ids = drawn.documents[0] if TYPES[name].embeds else drawn[0].ids
         except UsageError as error:
             why = str(error)
             continue

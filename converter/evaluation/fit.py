@@ -13,10 +13,9 @@ from converter import interrupts
 from converter.bytesize import bytes_text
 from converter.errors import UsageError
 from converter.evaluation.evaluate import run_settings
-from converter.evaluation.exam import LONGEST
-from converter.evaluation.hardware import Hardware, choose, explained, free_memory
 from converter.evaluation.held_out import Verdict, check_gain, judge, rows_of, samples_of
 from converter.evaluation.results import finite
+from converter.evaluation.runner import Hardware, choose, free_memory
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Task
 from converter.fitting.descent import Look, descend
@@ -135,32 +134,35 @@ def fit(
         raise UsageError(f"`steps` {steps} is out of range; give at least 1")
     if not 0 < minutes < math.inf:
         raise UsageError(f"`minutes` {minutes} is out of range; give a finite number above 0")
-    if target_length > LONGEST:
-        raise UsageError(f"`target_length` {target_length} is out of range; give at most {LONGEST}")
     files = [Path(path) for path in text]
     settings = run_settings(seed, files)
     hardware = _hardware(device, dtype, batch_size)
     with open_subject(model, hardware, progress=progress, **source) as subject:
         started = time.monotonic()
-        trained = _check(subject, target_length, prompts)
+        if subject.patched is None:
+            raise UsageError(f"{subject.name} has rotary positions, which have no slopes to fit; see tune")
+        if prompts and not subject.recipe.decoder:
+            raise UsageError(
+                f"{subject.name} is an encoder and gives no answers; drop `prompts`, give `text`"
+            )
+        trained = subject.stretched_to(target_length)
         static = static or (dynamic is None and not subject.recipe.decoder)
         form = _starting_form(subject, trained, target_length if static else None, shared, temperatures)
         samples = samples_of(subject, files, prompts, form, trained, target_length, seed)
-        with explained():
-            say(_announcement(subject, form, samples, target_length))
-            with step_bar("fitting", steps, show=progress) as advance:
-                bare = subject.scaled(UNSCALED)
-                alibi = TrainableAlibi(subject.stock, form, bare.device)
-                found = descend(
-                    bare, alibi, samples, steps=steps, seconds=minutes * 60, seed=seed, advance=advance
+        say(_announcement(subject, form, samples, target_length))
+        with step_bar("fitting", steps, show=progress) as advance:
+            bare = subject.scaled(UNSCALED)
+            alibi = TrainableAlibi(subject.stock, form, bare.device)
+            found = descend(
+                bare, alibi, samples, steps=steps, seconds=minutes * 60, seed=seed, advance=advance
+            )
+        if found.interrupted:
+            if found.best is found.looks[0]:
+                raise interrupts.Interrupted(
+                    "no slopes were better than the stock ones yet, so nothing was written"
                 )
-            if found.interrupted:
-                if found.best is found.looks[0]:
-                    raise interrupts.Interrupted(
-                        "no slopes were better than the stock ones yet, so nothing was written"
-                    )
-                interrupts.forget()
-            verdicts = judge(subject, samples, found.best.scaling, trained)
+            interrupts.forget()
+        verdicts = judge(subject, samples, found.best.scaling, trained)
     check_gain(verdicts)
     return Fit(
         model=subject.name,
@@ -199,15 +201,6 @@ def _hardware(device: str | None, dtype: str | None, batch_size: int | None) -> 
     if dtype is None and chosen.device.type == "cuda":
         return choose("cuda", "bf16", batch_size)  # many checkpoints are stored in fp16
     return chosen
-
-
-def _check(subject: Subject, target: int, prompts: Sequence[Task]) -> int:
-    """The trained length; raises ``UsageError`` unless the model can be fitted to the target."""
-    if subject.patched is None:
-        raise UsageError(f"{subject.name} has rotary positions, which have no slopes to fit; see tune")
-    if prompts and not subject.recipe.decoder:
-        raise UsageError(f"{subject.name} is an encoder and gives no answers; drop `prompts`, give `text`")
-    return subject.stretched_to(target)
 
 
 def _announcement(subject: Subject, form: Static | Dynamic, samples: Sequence[Samples], target: int) -> str:

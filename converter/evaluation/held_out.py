@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from converter.errors import NoGain, UsageError
-from converter.evaluation.hardware import Hardware
 from converter.evaluation.losses import pieces
 from converter.evaluation.results import SIGNIFICANT
+from converter.evaluation.runner import Hardware
 from converter.evaluation.scalings import ladder
 from converter.evaluation.subject import Subject
 from converter.evaluation.tasks.base import Item, Task
 from converter.fitting.samples import Answered, Prompts, Samples, Windows
 from converter.fitting.trainable import Batch, row_losses
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
-from converter.texts.windows import read_windows
+from converter.texts import read_windows
 
 TOKENS_PER_STEP = 8192
 MOST_TOKENS = 1 << 22

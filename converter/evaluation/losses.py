@@ -45,13 +45,7 @@ def masked_positions(windows: NDArray[np.int64]) -> NDArray[np.bool_]:
 def window_losses(
     losses: NDArray[np.float64], predicted: NDArray[np.bool_], windows: int
 ) -> tuple[float, ...]:
-    """The mean loss in nats of each window's predicted tokens.
-
-    Args:
-        losses: of all pieces, [pieces, tokens], 0 where nothing is predicted.
-        predicted: which tokens are, [pieces, tokens].
-        windows: how many windows the pieces are of.
-    """
+    """The mean loss of each window's predicted tokens, from those of its pieces [pieces, tokens]."""
     sums, counts = losses.reshape(windows, -1).sum(axis=1), predicted.reshape(windows, -1).sum(axis=1)
     if not counts.all():
         raise UsageError(

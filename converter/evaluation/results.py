@@ -135,7 +135,10 @@ class Results:
             )
         try:
             measurements = [_measurement(each) for each in value["measurements"]]
-            models = {str(name): _model(model) for name, model in value["models"].items()}
+            models = {str(name): dict(model) for name, model in value["models"].items()}
+            for model in models.values():
+                if (length := model.get("train_length")) is not None and not is_count(length):
+                    raise ValueError(f"train_length {length!r}")
             return cls(measurements, models, dict(value["settings"]), float(value["seconds"]))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise SourceError(f"the results file is damaged ({type(error).__name__}: {error})") from error
@@ -172,7 +175,7 @@ class Results:
         several = len({model for model, _ in rows}) > 1
         head = [*(["model"] if several else []), "scaling", *(str(length) for length in lengths)]
         body = [
-            [*([model] if several else []), scaling_label(scaling)]
+            [*([model] if several else []), scaling]
             + [cells.get((model, scaling, length), "") for length in lengths]
             for model, scaling in rows
         ]
@@ -227,11 +230,6 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def scaling_label(scaling: str) -> str:
-    """A scaling as tables and legends name it; the only place where that name is made."""
-    return scaling
-
-
 def _cell(each: Measurement) -> str:
     text = perplexity_text if each.metric == PERPLEXITY else "{:.1f}".format
     unit = 1 if each.metric == PERPLEXITY else 100
@@ -271,14 +269,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _model(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's description from its JSON; raises what values of the wrong type happen to raise."""
-    length = value.get("train_length")
-    if length is not None and not is_count(length):
-        raise ValueError(f"train_length {length!r}")
-    return dict(value)
 
 
 def _measurement(value: Mapping[str, Any]) -> Measurement:

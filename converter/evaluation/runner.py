@@ -1,8 +1,12 @@
-"""Generates text and computes losses with a loaded model."""
+"""Where a model runs and in which dtype; generates text and computes losses with a loaded one."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +15,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
-from converter.errors import SourceError
-from converter.evaluation.hardware import Hardware
+from converter.errors import SourceError, UsageError
 from converter.progress import Advance
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}
+"""Tokens in a batch, with padding; larger batches are not faster on a CPU."""
+SHARE = 0.6
+"""Share of the free memory that weights may take."""
+
 
 LOGITS_AT_ONCE = 1 << 26
 """Most elements of logits in memory at a time: 256 MiB in float32."""
@@ -21,6 +31,61 @@ WHOLE_LOGITS = 1 << 29
 """The same for a model that computes all logits of a row at once; this limits its rows per batch."""
 FILLER = 0
 """Token id that pads the rows of a batch."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device, and how it is used."""
+
+    device: torch.device
+    dtype: torch.dtype | None
+    """None: ``dtype_of`` chooses."""
+    batch_size: int | None
+    """Most rows at once; None: as many as ``TOKENS_AT_ONCE`` allows."""
+
+    def dtype_of(self, parameters: int | None) -> torch.dtype | str:
+        """The dtype in which to load a model with so many parameters.
+
+        On an accelerator, the dtype as stored. On a CPU, float32 if it fits into memory, since half precision
+        is slow there.
+        """
+        if self.dtype is not None:
+            return self.dtype
+        if self.device.type == "cpu" and (parameters or 0) * 4 <= SHARE * free_memory(self.device):
+            return torch.float32
+        return "auto"
+
+    def rows(self, length: int) -> int:
+        """How many rows of ``length`` tokens to run at once."""
+        fit = max(1, TOKENS_AT_ONCE[self.device.type] // max(length, 1))
+        return fit if self.batch_size is None else min(fit, self.batch_size)
+
+
+def choose(device: str | None, dtype: str | None, batch_size: int | None) -> Hardware:
+    """The user's choice, checked; the default device is CUDA if there is one, else the CPU."""
+    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in TOKENS_AT_ONCE:
+        raise UsageError(f"`device` {name!r} is unknown; choose one of {', '.join(TOKENS_AT_ONCE)}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("`device` cuda: torch finds no CUDA device; drop `device` to run on the CPU")
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"`dtype` {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(f"`batch_size` {batch_size} is out of range; give at least 1")
+    return Hardware(torch.device(name), DTYPES[dtype] if dtype else None, batch_size)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes available without swapping, according to Linux or CUDA; on other systems, half of all memory."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 @torch.inference_mode()
@@ -32,10 +97,9 @@ def complete(
     max_new_tokens: int,
     advance: Advance = int,
 ) -> list[str]:
-    """Continues each prompt greedily; ignores penalties and sampling in the model's generation config.
+    """Continues each prompt greedily, as text without special tokens, in the order of the prompts.
 
-    Returns:
-        The continuations as text, without special tokens, in the order of the prompts.
+    Ignores penalties and sampling in the model's generation config.
     """
     check_ids(model, max((max(prompt) for prompt in prompts), default=0))
     stated = model.generation_config
@@ -145,17 +209,9 @@ def masked_losses(
     mask: int,
     advance: Advance = int,
 ) -> NDArray[np.float64]:
-    """The negative log-likelihood of each masked token, given all tokens that are not masked.
+    """The negative log-likelihood in nats of each token that is ``chosen``, given all others.
 
-    Args:
-        model: an encoder with a head that predicts masked tokens.
-        hardware: limits the rows that are run at once.
-        windows: token ids without padding, int64 [windows, length].
-        chosen: the tokens to mask, bool [windows, length].
-        mask: the token id that masks a token.
-
-    Returns:
-        Losses in nats, float64 [windows, length]; 0 for tokens that are not masked.
+    All arrays are [windows, length], and the result is 0 for the others. ``mask`` is the token id that masks.
     """
     check_ids(model, max(mask, int(windows.max())))
     result = np.zeros(windows.shape)

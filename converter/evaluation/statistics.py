@@ -51,7 +51,7 @@ def summarise(metric: str, scores: Sequence[float]) -> tuple[float, float, float
     if metric == PERPLEXITY:
         losses = _losses(scores)
         low, high = t_interval(losses)
-        return _exp(float(losses.mean())), _exp(low), _exp(high)
+        return exp_of(float(losses.mean())), exp_of(low), exp_of(high)
     mean = float(np.mean(scores))
     if set(scores) <= {0.0, 1.0}:
         interval = stats.binomtest(int(sum(scores)), len(scores)).proportion_ci(CONFIDENCE, method="wilson")
@@ -72,7 +72,7 @@ def compare(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> 
     better, worse = (below, above) if metric == PERPLEXITY else (above, below)
     p = float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
     if metric == PERPLEXITY:
-        mean, low, high = map(_exp, (_mean(differences), *t_interval(differences)))
+        mean, low, high = map(exp_of, (_mean(differences), *t_interval(differences)))
     else:
         exact = np.isin(differences, (-1.0, 0.0, 1.0)).all()
         ends = paired_interval(better, worse, len(differences)) if exact else t_interval(differences)
@@ -167,5 +167,6 @@ def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:
         return float(np.mean(values))
 
 
-def _exp(loss: float) -> float:
+def exp_of(loss: float) -> float:
+    """A perplexity; infinite instead of an overflow."""
     return math.inf if loss > WORST_LOSS else math.exp(loss)

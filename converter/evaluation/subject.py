@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.evaluation.embeddings import pooling_of
-from converter.evaluation.hardware import Hardware
+from converter.evaluation.runner import Hardware
 from converter.exports.onnx.files import NOT_COPIED
 from converter.model import Model, open_model
 from converter.plan import prepare, write
@@ -40,7 +40,7 @@ from converter.source.base import CONFIG, plain_text
 from converter.source.checkpoint import read_checkpoint
 from converter.source.pooling import Pooling
 from converter.source.tokenizer import TEMPLATE
-from converter.texts.tokenizer import load_tokenizer, quiet
+from converter.texts import load_tokenizer, quiet
 from converter.verification import verify
 from converter.verification.patched import Patched
 
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from converter.model import SourceOptions
 
 CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
+LONGEST = 1 << 24
+"""Most tokens in a prompt: building a longer one would take all memory."""
 
 
 @dataclass
@@ -64,7 +66,8 @@ class Subject:
     patched: Patched | None
     """The converted repository with its code imported; None for rotary models, which need no code."""
     _loaded: tuple[Scaling, Any] | None = field(default=None)
-    _stock: Slopes = ()
+    stock: Slopes = ()
+    """Of an ALiBi model that has been loaded."""
     _dtype: torch.dtype | str | None = None
 
     @property
@@ -74,29 +77,23 @@ class Subject:
 
     @property
     def recipe(self) -> Recipe:
-        """How it is scaled."""
         return self.model.recipe
 
     @property
     def trained(self) -> TrainLength:
-        """Its trained length."""
         return self.model.trained
 
     @property
     def own_scaling(self) -> Scaling:
-        """The scaling that it already has."""
         return self.recipe.own_scaling
-
-    @property
-    def stock(self) -> Slopes:
-        """The stock slopes of an ALiBi model, which must have been loaded."""
-        return self._stock
 
     def stretched_to(self, target: int) -> int:
         """The trained length; raises ``UsageError`` unless the model can be scaled from it to the target."""
         trained = self.trained.tokens
         if self.recipe.converted:
             raise UsageError(f"{self.name} is already converted; give its source")
+        if target > LONGEST:
+            raise UsageError(f"`target_length` {target} is out of range; give at most {LONGEST}")
         if trained is None:
             raise UsageError(
                 f"the trained length of {self.name} is {self.trained.origin}; add `train_length`"
@@ -114,10 +111,7 @@ class Subject:
 
     @property
     def mask(self) -> int | None:
-        """The token id that masks a token for an encoder; None for a decoder, which predicts the next one.
-
-        Raises ``UnsupportedModel`` or ``UsageError`` for an encoder whose head or tokenizer has none.
-        """
+        """The token id that masks a token for an encoder; None for a decoder, which predicts the next one."""
         if self.recipe.decoder:
             return None
         if not self.predicts_masked:
@@ -160,7 +154,7 @@ class Subject:
             model = self._loaded[1] if self._loaded else self._load_patched(self.patched)
             alibi = model.base_model.alibi
             layers = self.recipe.geometry.num_layers
-            model.base_model.alibi = type(alibi)(self._stock, scaling.to_json(), layers)
+            model.base_model.alibi = type(alibi)(self.stock, scaling.to_json(), layers)
         else:
             self._loaded = None
             gc.collect()
@@ -193,12 +187,11 @@ class Subject:
             model_class = getattr(patched.modeling, reference.partition(".")[2])
         config = patched.build_config(alibi_scaling=None)
         model = self._load(model_class, patched.folder, config=config)
-        self._stock = tuple(model.base_model.alibi.slopes[0])
+        self.stock = tuple(model.base_model.alibi.slopes[0])
         return model
 
     def _load_rotary(self, scaling: Scaling) -> Any:
-        number = len(list(self.work.iterdir()))
-        folder = self.work / f"rotary-{number}"
+        folder = self.work / f"rotary-{len(list(self.work.iterdir()))}"
         if self.recipe.converted:
             folder.mkdir()
             source = self.model.source
@@ -236,14 +229,7 @@ class Subject:
 def open_subject(
     model: str | Path, hardware: Hardware, *, progress: bool = False, **options: Unpack[SourceOptions]
 ) -> Iterator[Subject]:
-    """Opens a checkpoint, stock or converted, for evaluation; see ``SourceOptions``.
-
-    Raises:
-        SourceError: the checkpoint is missing, unreadable or damaged, or its tokenizer does not load.
-        UnsupportedModel: it cannot be scaled, or is neither a causal language model nor an encoder that
-            embeds texts or predicts masked tokens.
-        UsageError: the trained length is not valid, or a value of ``overrides`` cannot be set.
-    """
+    """Opens a checkpoint, stock or converted, for evaluation; see ``evaluate`` for what it raises."""
     opened = open_model(model, progress=progress, **options)
     source, config, recipe = opened.source, opened.config, opened.recipe
     if recipe.decoder and auto_class(config) not in (CAUSAL, "AutoModel"):
@@ -275,8 +261,18 @@ def open_subject(
                 )
         tokenizer = load_tokenizer(folder, source.name, patched)
         subject = Subject(opened, tokenizer, hardware, work, patched)
-        yield subject
-        subject._loaded = None
+        try:
+            yield subject
+        except torch.OutOfMemoryError as error:
+            raise UsageError(
+                "the device does not have enough memory; give shorter lengths, a smaller `batch_size`, or "
+                "`device` cpu"
+            ) from error
+        finally:
+            subject._loaded = None
+            gc.collect()
+            if hardware.device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
 def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = False) -> ConvertedRepository:
@@ -287,10 +283,3 @@ def _convert(model: Model, folder: Path, scaling: Scaling, *, progress: bool = F
     repository = write(plan, folder, progress=progress).repository
     verify(repository, model.config)
     return repository
-
-
-def release(device: torch.device) -> None:
-    """Frees the accelerator memory of models that are no longer used."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

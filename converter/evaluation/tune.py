@@ -17,14 +17,14 @@ import numpy as np
 
 from converter.errors import UsageError
 from converter.evaluation.evaluate import compared, run_settings
-from converter.evaluation.exam import LONGEST, Exam
-from converter.evaluation.hardware import choose, explained
+from converter.evaluation.exam import Exam
 from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results, finite
+from converter.evaluation.runner import choose
 from converter.evaluation.scalings import candidates, command, ladder
 from converter.evaluation.statistics import Judgement, Verdict, compare, judge
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask
-from converter.evaluation.tasks.neighbours import Neighbours
+from converter.evaluation.tasks.beir import Neighbours
 from converter.progress import token_bar
 from converter.scaling.request import Request
 from converter.scaling.scaling import UNSCALED, Scaling
@@ -146,8 +146,6 @@ def tune(
             are too few prompts or too little text for two halves.
         SourceError, UnsupportedModel, VerificationError: see ``evaluate``.
     """
-    if target_length > LONGEST:
-        raise UsageError(f"`target_length` {target_length} is out of range; give at most {LONGEST}")
     if items < 2:
         raise UsageError(f"`items` {items} is out of range; give at least 2, to choose and to judge by")
     if any(isinstance(task, Neighbours) for task in tasks):
@@ -165,19 +163,18 @@ def tune(
         judging, choosing = _halves(exam, trained, target_length)
         finalists = 1 + bool(exam.tasks) + bool(exam.windows.size)
         work = choosing.tokens * len(scalings) + judging.tokens * finalists
-        with explained():
-            say(_announcement(subject, choosing, len(scalings), work))
-            with token_bar("tuning", work, show=progress) as advance:
-                stock = judging.measure(subject, UNSCALED, advance, first=True)
-                failed = [each.task for each in stock if each.length <= trained and each.value == 0]
-                choosing, judging = choosing.at_longest(failed), judging.only(stock)
-                found = _run(choosing, subject, scalings if choosing.tokens else (), advance)
-                best = {
-                    measure: _best(found, measure, scalings[1:])
-                    for measure in (RETRIEVAL, PERPLEXITY)
-                    if any(_of(measure, each) for each in found)
-                }
-                curve = _run(judging, subject, dict.fromkeys(best.values()), advance, stock)
+        say(_announcement(subject, choosing, len(scalings), work))
+        with token_bar("tuning", work, show=progress) as advance:
+            stock = judging.measure(subject, UNSCALED, advance, first=True)
+            failed = [each.task for each in stock if each.length <= trained and each.value == 0]
+            choosing, judging = choosing.at_longest(failed), judging.only(stock)
+            found = _run(choosing, subject, scalings if choosing.tokens else (), advance)
+            best = {
+                measure: _best(found, measure, scalings[1:])
+                for measure in (RETRIEVAL, PERPLEXITY)
+                if any(_of(measure, each) for each in found)
+            }
+            curve = _run(judging, subject, dict.fromkeys(best.values()), advance, stock)
         about = {subject.name: subject.describe(subject.scaled(UNSCALED))}
     seconds = time.monotonic() - started
     result = Tuning(
@@ -209,16 +206,15 @@ def pooled(measure: str, scaling: Scaling, found: Sequence[Measurement]) -> tupl
 
 def _halves(exam: Exam, trained: int, target: int) -> tuple[Exam, Exam]:
     """Half of the prompts of each length to judge by, and the others of the longest length to choose by."""
-    exam = exam.up_to(target)
-    material: dict[str, Mapping[int, Any]] = {**exam.prompts, **exam.collections}
-    for name, by_length in material.items():
+    exam = exam.keeping(lambda _, length: length <= target)  # a file may hold longer prompts
+    for name, by_length in exam.material.items():
         last = max(by_length, default=0)
         if last <= trained:
             raise UsageError(
                 f"{name} has no prompts between the trained length {trained} and the target {target}; "
                 "give longer ones, or another `target_length`"
             )
-        if len(getattr(by_length[last], "queries", by_length[last])) < 2:
+        if len(by_length[last]) < 2:
             raise UsageError(
                 f"{name} has one prompt of length {last}, but choosing and judging need one each; give at "
                 "least two of that length"

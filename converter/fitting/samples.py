@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,29 +23,6 @@ MASKED = 0.15
 Rows = Callable[[int], int]
 """Tokens in a row -> how many rows to run at once."""
 Ids = NDArray[np.int64]
-
-
-class Samples(Protocol):
-    """Batches to learn from, and items to stop and to judge by."""
-
-    @property
-    def name(self) -> str: ...  # for messages
-    @property
-    def stopping(self) -> Any: ...  # items
-    @property
-    def judging(self) -> Any: ...  # items
-    @property
-    def predicted(self) -> int:
-        """How many tokens there are to learn from, those that only give context aside."""
-        ...
-
-    def draw(self, rng: np.random.Generator) -> Batch:
-        """A batch to learn from."""
-        ...
-
-    def kept(self, items: Any) -> Sequence[Batch]:
-        """Items as batches, the same in every call."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -65,19 +42,19 @@ class Windows:
 
     @property
     def predicted(self) -> int:
-        """See ``Samples``."""
+        """How many tokens there are to learn from, those that only give context aside."""
         return int(self.learned.size * (1 if self.mask is None else MASKED))
 
     def draw(self, rng: np.random.Generator) -> Batch:
-        """See ``Samples``."""
+        """A batch to learn from."""
         length = int(rng.choice(self.lengths))
         count, longest = self.rows(length), self.learned.shape[1]
         rows = rng.integers(len(self.learned), size=count)[:, None]
         starts = rng.integers(longest - length + 1, size=count)[:, None]
         return self._batch(self.learned[rows, starts + np.arange(length)], rng)
 
-    def kept(self, items: Ids) -> Sequence[Batch]:
-        """See ``Samples``."""
+    def kept(self, items: Any) -> Sequence[Batch]:
+        """Windows as batches, the same in every call."""
         rng, step = np.random.default_rng(0), self.rows(items.shape[1])
         return [self._batch(items[start : start + step], rng) for start in range(0, len(items), step)]
 
@@ -107,24 +84,27 @@ class Prompts:
 
     @property
     def predicted(self) -> int:
-        """See ``Samples``."""
         return sum(len(each.ids) - each.start for each in self.learned)
 
     def draw(self, rng: np.random.Generator) -> Batch:
-        """See ``Samples``; neighbours by length, so that rows need little filling."""
+        """A batch to learn from: neighbours by length, so that rows need little filling."""
         shuffled = [self.learned[index] for index in rng.permutation(len(self.learned))]
         ordered = sorted(shuffled, key=lambda each: len(each.ids))
         last = int(rng.integers(len(ordered))) + 1
         return answers(ordered[max(0, last - self.rows(len(ordered[last - 1].ids))) : last])
 
-    def kept(self, items: Sequence[Answered]) -> Sequence[Batch]:
-        """See ``Samples``; rows are in the order of their lengths."""
+    def kept(self, items: Any) -> Sequence[Batch]:
+        """Prompts as batches, in the order of their lengths."""
         left, batches = sorted(items, key=lambda each: len(each.ids)), []
         while left:
             count = self.rows(len(left[-1].ids))
             batches.append(answers(left[-count:]))
             del left[-count:]
         return batches
+
+
+Samples = Windows | Prompts
+"""Batches to learn from, and items to stop and to judge by."""
 
 
 def next_tokens(ids: Ids) -> Batch:

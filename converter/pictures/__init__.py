@@ -2,10 +2,9 @@
 
     plotting.py   plot(): writes all pictures of a model or of results into a folder
     positions.py  the slopes or frequencies that the pictures of a model show
-    per_head.py   slopes and attention span of every head; wavelengths of rotary pairs
+    per_head.py   slopes and attention span of every head, wavelengths of rotary pairs; the card's picture
     bias.py       the bias between queries and keys
     curves.py     scores and perplexity by length
-    card.py       the picture in a converted repository's card
     style.py      colours, axes, legends, and a figure's bytes
 
 Drawing uses matplotlib's objects and not pyplot, so it opens no window and depends on no global figure and no

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from converter.errors import UsageError
-from converter.evaluation.results import PERPLEXITY, Bucket, Measurement, Results, scaling_label
-from converter.evaluation.statistics import summarise
+from converter.evaluation.results import PERPLEXITY, Bucket, Measurement, Results
+from converter.evaluation.statistics import exp_of, summarise
 from converter.pictures import style
 from converter.pictures.style import log2_axis, plain, power_text, styled
 
@@ -32,10 +32,7 @@ def draw_curves(results: Results, model: str, task: str) -> Figure:
     """Draws a task by length for every scaling, with 95 % confidence intervals and the trained length.
 
     A second panel shows, if they were measured, perplexity by position in the longest windows, or scores by
-    the answer's place in prompts beyond the trained length.
-
-    Raises:
-        UsageError: the results do not hold this task of this model.
+    the answer's place in prompts beyond the trained length. Raises ``UsageError`` if nothing was measured.
     """
     found = [each for each in results.measurements if (each.model, each.task) == (model, task)]
     if not found:
@@ -44,7 +41,7 @@ def draw_curves(results: Results, model: str, task: str) -> Figure:
     longer = [each for each in found if trained is None or each.length > trained] or found
     by_position = [each for each in found if each.positions]
     by_depth = [each for each in longer if any(depth is not None for depth in each.depths)]
-    lines = _lines(found, lambda each: plain(scaling_label(each.scaling)))
+    lines = _lines(found, lambda each: plain(each.scaling))
     figure, others = _frame(f"{plain(model)}: {plain(task)}", lines, [trained], bool(by_position or by_depth))
     order = list(dict.fromkeys(each.scaling for each in found))
     for axes in others:
@@ -57,16 +54,12 @@ def draw_curves(results: Results, model: str, task: str) -> Figure:
 
 @styled
 def draw_models(results: Results, task: str) -> Figure:
-    """Draws a task by length for every model under every scaling, with 95 % confidence intervals.
-
-    Raises:
-        UsageError: the results do not hold this task.
-    """
+    """The same by length alone, for every model under every scaling."""
     found = [each for each in results.measurements if each.task == task]
     if not found:
         raise UsageError(f"the results have no {task}")
     lengths = (results.models.get(each.model, {}).get("train_length") for each in found)
-    lines = _lines(found, lambda each: f"{plain(each.model)}: {plain(scaling_label(each.scaling))}")
+    lines = _lines(found, lambda each: f"{plain(each.model)}: {plain(each.scaling)}")
     return _frame(plain(task), lines, list(dict.fromkeys(lengths)), False)[0]
 
 
@@ -93,7 +86,9 @@ def _frame(
     for index, (label, line) in enumerate(lines.values()):
         places = [each.length * 2 ** (APART * (index - (len(lines) - 1) / 2)) for each in line]
         values = [(each.value, each.low, each.high) for each in line]
-        style.intervals(axes, places, _unit(line[0]) * _finite(values), index, label)
+        style.intervals(
+            axes, places, (1 if line[0].metric == PERPLEXITY else 100) * _finite(values), index, label
+        )
     found = [each for _, line in lines.values() for each in line]
     style.length_axis(axes, sorted({each.length for each in found}))
     axes.set_xlabel("tokens")
@@ -111,7 +106,7 @@ def _by_position(axes: Axes, found: Sequence[Measurement], scalings: list[str], 
     longest = [each for each in found if each.length == length]
     for each in longest:
         middles = [_middle(bucket) for bucket in each.positions]
-        values = _finite([_exp(bucket.loss) for bucket in each.positions])
+        values = _finite([exp_of(bucket.loss) for bucket in each.positions])
         look = style.look(scalings.index(each.scaling))
         axes.plot(middles, values, markersize=4, linewidth=1.2, **look)
     log2_axis(
@@ -119,7 +114,7 @@ def _by_position(axes: Axes, found: Sequence[Measurement], scalings: list[str], 
     )
     axes.set_xlabel("position in the window, tokens")
     axes.set_title(f"by position in windows of {length} tokens")
-    _value_axis(axes, found[0], [_exp(bucket.loss) for each in longest for bucket in each.positions])
+    _value_axis(axes, found[0], [exp_of(bucket.loss) for each in longest for bucket in each.positions])
     _mark_trained(axes, trained)
 
 
@@ -162,16 +157,8 @@ def _mark_trained(axes: Axes, trained: int | None) -> None:
         axes.axvline(trained, zorder=1, label=f"{TRAINED} ({trained})", **style.MARK)
 
 
-def _unit(measurement: Measurement) -> float:
-    return 1.0 if measurement.metric == PERPLEXITY else 100.0
-
-
 def _middle(bucket: Bucket) -> float:
     return (bucket.start + bucket.end) / 2
-
-
-def _exp(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 def _finite(values: object) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""Draws slopes and attention spans of every head, stock and scaled, and wavelengths of every rotary pair."""
+"""Draws slopes and attention spans of every head, stock and scaled, and wavelengths of every rotary pair.
+
+Every conversion draws the picture of its card, so that one is fast and small.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,11 @@ from converter.scaling.slopes import NATS
 
 WIDTH, HEIGHT = 7.5, 3.8
 """Inches; the height does not include the legend."""
+CARD = (8.4, 3.1)
+"""Inches: the same of the picture in a converted repository's card."""
+LEFT, RIGHT, BELOW, ABOVE = 0.75, 0.75, 0.5, 0.35
+"""Its margins in inches. They are fixed because computing them would mean drawing twice."""
+CARD_DPI = 100
 
 
 def spans(slopes: Iterable[float], bias_scale: float, nats: float) -> list[float]:
@@ -44,6 +52,39 @@ def draw_span(model: Positions, nats: float = NATS) -> Figure:
 def draw_wavelengths(model: Positions) -> Figure:
     """Draws the tokens that each pair of rotary channels takes to turn once: 2 pi / frequency."""
     return _figure(model, wavelengths_panel, "Wavelength of each pair of rotary channels")
+
+
+@styled
+def card_figure(model: Positions) -> Figure:
+    """Slopes and attention span side by side; for a rotary model, its wavelengths."""
+    width, height = CARD
+    legend = style.legend_height([variant.label for variant in model.variants], width) + 0.1
+    height += legend
+    figure = Figure((width, height))
+    figure.subplots_adjust(
+        left=LEFT / width,
+        right=1 - RIGHT / width,
+        bottom=(BELOW + legend) / height,
+        top=1 - ABOVE / height,
+        wspace=0.25,
+    )
+    if model.rotary:
+        axes = figure.add_subplot()
+        wavelengths_panel(axes, model)
+        axes.set_title("Wavelength of each pair of channels")
+    else:
+        axes, right = figure.subplots(1, 2)
+        slopes_panel(axes, model)
+        axes.set_title("Slope of each head")
+        span_panel(right, model, NATS)
+        right.set_title(f"Attention span: bias of -{NATS:g} nats")
+    style.legend(figure, axes, loc="lower center")
+    return figure
+
+
+def card_picture(model: Positions) -> bytes:
+    """``card_figure`` as a PNG file; the same model gives the same bytes."""
+    return style.render(card_figure(model), dpi=CARD_DPI)
 
 
 def _figure(model: Positions, panel: Callable[[Axes, Positions], None], title: str) -> Figure:

@@ -92,11 +92,7 @@ def plot(
 
 
 def curves(results: Results, form: Format) -> dict[str, bytes]:
-    """File name -> content: a file for every model and task in the results, and for tasks of several models.
-
-    Raises:
-        UsageError: the results hold no measurements.
-    """
+    """File name -> content, for every model and task in the results, and for tasks of several models."""
     return _rendered(_of_results(results), form)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from converter.config import LONGEST, Config
-from converter.evaluation.results import scaling_label
 from converter.model import Model, open_model
 from converter.recipes import AlibiRecipe
 from converter.scaling.request import Request
@@ -85,7 +84,7 @@ class Positions:
 
 def shown(scaling: Scaling) -> str:
     """A scaling as pictures call it."""
-    return f"{scaling_label(str(scaling))}{mean_of(scaling)}"
+    return f"{scaling}{mean_of(scaling)}"
 
 
 def mean_of(scaling: Scaling) -> str:

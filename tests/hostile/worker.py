@@ -72,10 +72,10 @@ def _warm(*, torch: bool) -> None:
     if torch:
         import transformers
 
-        import converter.pictures.card
+        import converter.pictures.per_head
         from tests import tiny
 
-        assert converter.pictures.card  # on its first import, matplotlib makes folders in the user's home
+        assert converter.pictures.per_head  # on its first import, matplotlib makes folders in the user's home
         with tempfile.TemporaryDirectory() as folder:
             tiny.FACTORIES["bloom"](Path(folder) / "x", 2)
         assert transformers

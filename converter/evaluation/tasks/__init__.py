@@ -5,8 +5,7 @@ passkey.py    a number hidden in filler text
 lines.py      LongEval lines, generated
 files.py      from a file: your own prompts, LongEval's lines and topics, LongBench's TREC and MultiFieldQA-en
 longembed.py  passkeys and needles as in LongEmbed, for encoders
-beir.py       a local folder in BEIR's format, for encoders
-neighbours.py the user's texts, for encoders: do their neighbours change?
+beir.py       the user's texts, for encoders: a folder in BEIR's format; do neighbours change?
 records.py    reads files of JSON Lines; words.json has the words of generated prompts
 tokens.py     prompts in tokens, as long as allowed, and seeded chance
 scores.py     what an answer or a ranking is worth
@@ -20,7 +19,7 @@ from typing import Any
 
 from converter.errors import UsageError
 from converter.evaluation.tasks.base import Item, Metric, Retrieval, Task, TaskType
-from converter.evaluation.tasks.neighbours import Neighbours
+from converter.evaluation.tasks.beir import Neighbours
 
 __all__ = [
     "EMBEDDED",
@@ -40,7 +39,7 @@ __all__ = [
 AnyTask = Task | Retrieval | Neighbours
 """For causal language models; for encoders."""
 
-MODULES = ("passkey", "lines", "files", "longembed", "beir", "neighbours")
+MODULES = ("passkey", "lines", "files", "longembed", "beir")
 TYPES: dict[str, TaskType] = {
     each.name: each for module in MODULES for each in import_module(f"{__name__}.{module}").TYPES
 }
@@ -70,11 +69,11 @@ def make_task(name: str, file: Path | None = None, size: int | None = None) -> A
         raise UsageError(f"there is no task {name!r}; choose one of {', '.join(NAMES)}")
     task = TYPES[name]
     if size is not None:
-        if task.generate_sized is None:
+        if task.generate is None or not task.size_help:
             raise UsageError(f"the prompts of the task {name} have no size that can be set; drop it")
         if file is not None:
             raise UsageError(f"{task.size_option} is for generated prompts; drop it, or {task.option}")
-        return task.generate_sized(size)
+        return task.generate(size)
     if file is not None:
         if task.read is None:
             raise UsageError(f"the task {name} is generated and reads no file; drop {file.name}")

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 Metric = Literal["accuracy", "f1", "score", "ndcg@10"]
 MOST_OTHERS = 4
@@ -25,24 +25,17 @@ class Item:
     """Where in the prompt the answer is, from 0 (start) to 1 (end); None if that is not known."""
 
 
-class Task(Protocol):
+class Task(ABC):
     """A set of prompts, and a rule for scoring their answers."""
 
-    @property
-    def name(self) -> str:
-        """Name on the command line, such as "passkey"."""
-        ...
+    name: str
+    """Name on the command line, such as "passkey"."""
+    metric: Metric
+    """The usual name of what ``score`` returns; the result is its mean over the items."""
+    max_new_tokens: int
+    """Most tokens in an answer."""
 
-    @property
-    def metric(self) -> Metric:
-        """The usual name of what ``score`` returns; the result is its mean over the items."""
-        ...
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Most tokens in an answer."""
-        ...
-
+    @abstractmethod
     def items(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
     ) -> Mapping[int, Sequence[Item]]:
@@ -62,11 +55,10 @@ class Task(Protocol):
             UsageError: a length is too short for a prompt of this task; the message names both.
             SourceError: the tokenizer makes no token of a prompt.
         """
-        ...
 
+    @abstractmethod
     def score(self, item: Item, text: str) -> float:
         """How good a continuation is, from 0 to 1."""
-        ...
 
 
 Ids = tuple[int, ...]
@@ -88,22 +80,24 @@ class Collection:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all texts."""
-        return sum(map(len, self.queries)) + sum(map(len, self.documents))
+        return sum(map(len, (*self.queries, *self.documents)))
 
-    def part(self, start: int, end: int) -> Collection:
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def __getitem__(self, part: slice) -> Collection:
         """Some of the queries, with their documents and a fair number of others.
 
         A part has as many irrelevant documents per query as the whole, but at most ``MOST_OTHERS``: a large
         corpus would take all the time.
         """
-        chosen = range(start, min(end, len(self.queries)))
+        chosen = range(len(self))[part]
         wanted = {document for query in chosen for document in self.relevant[query]}
         answers = {document for grades in self.relevant for document in grades}
         others = [document for document in range(len(self.documents)) if document not in answers]
-        each = min(MOST_OTHERS, -(-len(others) // max(1, len(self.queries))))
+        each = min(MOST_OTHERS, -(-len(others) // max(1, len(self))))
         # Every part begins at another place, so that different parts get different documents.
-        taken = (others[number % len(others)] for number in range(each * start, each * chosen.stop))
+        taken = (others[number % len(others)] for number in range(each * chosen.start, each * chosen.stop))
         kept = sorted(wanted.union(taken))
         places = {document: place for place, document in enumerate(kept)}
         left_out = [self.left_out[query] for query in chosen] if self.left_out else []
@@ -126,25 +120,16 @@ class Retrieval(ABC):
     """Name on the command line."""
     metric: Metric
     """The usual name of what ``score`` returns; the result is its mean over the queries."""
+    max_new_tokens = 0
 
     @abstractmethod
-    def collections(
+    def items(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
     ) -> Mapping[int, Collection]:
-        """Queries and documents, by length.
+        """Queries and documents, by length; see ``Task.items``.
 
-        Args:
-            tokenizer: the model's tokenizer, from transformers.
-            lengths: most tokens of a document.
-            count: most queries of each length. A task with published queries may ignore it.
-            seed: the same seed gives the same texts.
-
-        Returns:
-            Length in tokens -> texts of at most that length.
-
-        Raises:
-            UsageError: a length is too short for this task; the message names both.
-            SourceError: the tokenizer makes no token of a text.
+        ``lengths`` are the most tokens of a document, and ``count`` the most queries of each length, which a
+        task with published queries may ignore.
         """
 
     @abstractmethod
@@ -169,12 +154,10 @@ class TaskType:
     """Which answers are right, for the documentation."""
     origin: str
     """Who published it, for the documentation."""
-    generate: Callable[[], Any] | None = None
+    generate: Callable[..., Any] | None = None
     """Makes its own prompts, of any length; None if it reads them from a file."""
-    generate_sized: Callable[[int], Task] | None = None
-    """The same with prompts of a given size, for ``--num-NAME``; None if there is no such option."""
     size_help: str = ""
-    """Help text of that option."""
+    """Help text of ``--num-NAME``, which gives ``generate`` the size of its prompts; empty without it."""
     read: Callable[[Path], Any] | None = None
     """Reads its prompts from a JSON Lines file, or a folder; None if it generates them."""
     folder: bool = False
@@ -191,5 +174,4 @@ class TaskType:
 
     @property
     def size_option(self) -> str:
-        """The option that sets the size of generated prompts."""
-        return f"--num-{self.name.replace('_', '-')}"
+        return f"--num-{self.name}"

@@ -1,10 +1,15 @@
-"""Any retrieval data set in the format of BEIR (Thakur et al. 2021, arXiv 2104.08663), from a local folder.
+"""The user's own texts for encoders: a data set in BEIR's format, and texts whose neighbours should stay.
+
+Any retrieval data set in the format of BEIR (Thakur et al. 2021, arXiv 2104.08663), from a local folder.
 
 ``corpus.jsonl`` has a document a line with ``_id``, ``text`` and, optionally, ``title``; ``queries.jsonl`` a
 query a line with ``_id`` and ``text``. ``qrels/test.tsv``, or the only other file in ``qrels``, has a first
 line of headings and then the columns query, document, grade (github.com/beir-cellar/beir, the wiki's page
 "Load your custom dataset"). As there, a document is its title and text, and a document that has the query's
 own id is not ranked for it.
+
+Does an old index stay valid? ``Neighbours`` are short texts that users have already embedded, so they are cut
+to the trained length, and their neighbours compared with those under the unscaled model.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
-from converter.evaluation.tasks.base import Collection, Metric, Retrieval, TaskType
+from converter.evaluation.tasks.base import Collection, Ids, Metric, Retrieval, TaskType
 from converter.evaluation.tasks.records import Record, read_records
 from converter.evaluation.tasks.scores import ndcg
 from converter.evaluation.tasks.tokens import texts_in_tokens
@@ -57,7 +62,7 @@ class Beir(Retrieval):
             raise SourceError(f"{QRELS}/{path.name} has no document with a grade above 0")
         return cls(documents, queries, grades)
 
-    def collections(
+    def items(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
     ) -> Mapping[int, Collection]:
         """See ``Retrieval``; the first length to which no document must be cut ends the series.
@@ -83,8 +88,31 @@ class Beir(Retrieval):
         return found
 
     def score(self, ranked: Sequence[int], grades: Mapping[int, int]) -> float:
-        """See ``Retrieval``."""
         return ndcg(ranked, grades)
+
+
+FEWEST, MOST = 12, 2000
+"""Texts: ten neighbours among fewer say nothing; more would take long, as all are compared with all."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Texts whose nearest neighbours among each other are compared with those of the unscaled model."""
+
+    lines: tuple[str, ...]
+    name: str = "neighbours"
+
+    @classmethod
+    def read(cls, path: Path) -> Neighbours:
+        """Reads JSON Lines with a string under ``text`` in each, such as BEIR's ``corpus.jsonl``."""
+        lines = tuple(record.text("text") for record in read_records(path)[:MOST])
+        if len(lines) < FEWEST:
+            raise SourceError(f"{path.name} has {len(lines)} texts; give at least {FEWEST}")
+        return cls(lines)
+
+    def texts(self, tokenizer: Any, length: int) -> Sequence[Ids]:
+        """The texts in tokens, cut to ``length``."""
+        return texts_in_tokens(tokenizer, self.lines, length)
 
 
 def _texts(path: Path, *, title: bool = False) -> dict[str, str]:
@@ -154,6 +182,15 @@ TYPES = (
         read=Beir.read,
         file_help="A folder with corpus.jsonl, queries.jsonl and qrels/test.tsv.",
         folder=True,
+        embeds=True,
+    ),
+    TaskType(
+        name="neighbours",
+        prompt="your texts, `--neighbours FILE`, cut to the trained length",
+        right="the same nearest neighbour, the same ten, the same vector (cosine) as without scaling",
+        origin="you",
+        read=Neighbours.read,
+        file_help="Texts whose neighbours should stay the same, in a JSON Lines file.",
         embeds=True,
     ),
 )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from converter.config import is_count, is_integer, is_number
-from converter.evaluation.tasks.base import Item, Metric, TaskType
+from converter.evaluation.tasks.base import Item, Metric, Task, TaskType
 from converter.evaluation.tasks.records import Record, read_records
 from converter.evaluation.tasks.scores import (
     classification_score,
@@ -60,7 +60,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class PromptFile:
+class PromptFile(Task):
     """The prompts of a file, and how their answers are graded."""
 
     name: str
@@ -73,7 +73,7 @@ class PromptFile:
     def items(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
     ) -> Mapping[int, Sequence[Item]]:
-        """See ``Task.items``; takes the first prompts.
+        """The first prompts; see ``Task.items``.
 
         Prompts that may be cut are cut to each length, including those that fit. Others are listed under
         their own ``length``, and those without one under the length of the longest of them.
@@ -89,7 +89,6 @@ class PromptFile:
         return groups
 
     def score(self, item: Item, text: str) -> float:
-        """See ``Task.score``; the best score over the answers."""
         return max(self.grade(text, answer) for answer in item.answers)
 
     def _cut(

@@ -10,17 +10,15 @@ values can be compared with each other but not with the published ones.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
 
-from converter.errors import UsageError
-from converter.evaluation.tasks.base import Collection, Ids, Metric, Retrieval, TaskType
+from converter.evaluation.tasks.base import Collection, Item, Metric, Retrieval, TaskType
 from converter.evaluation.tasks.records import WORDS
-from converter.evaluation.tasks.tokens import depths, generator, texts_in_tokens
+from converter.evaluation.tasks.tokens import depths, fill, generator, texts_in_tokens
 
 PER_QUERY = 2
 """Documents per query, as published."""
@@ -28,8 +26,6 @@ LONGEST = 1 << 24
 """Tokens without a limit."""
 SLACK = 0.02
 """Part of a length that a document may leave unused; to fill it to the last word would take longer."""
-TRIES = 20
-"""Most attempts to fit a document into a length."""
 _GIVEN = """
 Ada Bruno Clara Dario Edith Felix Greta Hugo Irene Jonas Karin Leo Mara Nils Olga Pablo Quentin Rosa Simon
 Tilda Ugo Vera Walter Xenia Yusuf Zoe
@@ -56,14 +52,12 @@ class LongEmbed(Retrieval):
     """Number of words -> that many words of one document; more words begin like fewer."""
     metric: Metric = "accuracy"
 
-    def collections(
+    def items(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
     ) -> Mapping[int, Collection]:
-        """See ``Retrieval``; each document fills its length to within ``SLACK``."""
         return {length: self._collection(tokenizer, length, count, seed) for length in lengths}
 
     def score(self, ranked: Sequence[int], grades: Mapping[int, int]) -> float:
-        """See ``Retrieval``."""
         return float(ranked[0] in grades)
 
     def _collection(self, tokenizer: Any, length: int, count: int, seed: int) -> Collection:
@@ -71,54 +65,26 @@ class LongEmbed(Retrieval):
         pairs = self.pairs(chance, PER_QUERY * count)
         places = list(itertools.islice(depths(generator(self.name, seed, length, "depth")), len(pairs)))
         queries = texts_in_tokens(tokenizer, [query for query, _ in pairs], LONGEST)
-        documents = []
-        words = length // 2
-        for (_, answer), place in zip(pairs, places, strict=True):
-            ids, words = self._document(tokenizer, answer, place, length, words, self.filler(chance))
-            documents.append(ids)
+        drafts = [
+            partial(_item, tokenizer, answer, place, self.filler(chance))
+            for (_, answer), place in zip(pairs, places, strict=True)
+        ]
+        documents = fill(self, drafts, length, least=0, slack=int(SLACK * length))
         asked = len(pairs) // PER_QUERY
         return Collection(
             queries=queries[:asked],
-            documents=documents,
+            documents=[document.ids for document in documents],
             relevant=[{number: 1} for number in range(asked)],
             depths=places[:asked],
         )
 
-    def _document(
-        self,
-        tokenizer: Any,
-        answer: str,
-        depth: float,
-        length: int,
-        words: int,
-        filler: Callable[[int], list[str]],
-    ) -> tuple[Ids, int]:
-        """A document, and the words of filler in it; the search begins with ``words`` of them."""
 
-        def draft(words: int) -> Ids:
-            text = filler(words)
-            before = int(depth * words)
-            whole = " ".join([*text[:before], answer, *text[before:]])
-            return texts_in_tokens(tokenizer, [whole], LONGEST)[0]
-
-        bare = draft(0)
-        if len(bare) > length:
-            raise UsageError(
-                f"{self.name} does not fit into {length} tokens; give longer lengths (at least {len(bare)})"
-            )
-        best, fits = bare, 0
-        for _ in range(TRIES):
-            ids = draft(words)
-            if fits <= words and len(ids) <= length:
-                best, fits = ids, words
-                if length - len(ids) <= SLACK * length:
-                    break
-            per_word = max(1.0, (len(ids) - len(bare)) / max(1, words))
-            step = math.floor((length - len(ids)) / per_word)
-            if step == 0:
-                break
-            words = max(0, words + step)
-        return best, fits
+def _item(tokenizer: Any, answer: str, depth: float, filler: Callable[[int], list[str]], words: int) -> Item:
+    """A document with so many words of filler, and the answer after the fraction ``depth`` of them."""
+    text = filler(words)
+    before = int(depth * words)
+    whole = " ".join([*text[:before], answer, *text[before:]])
+    return Item(texts_in_tokens(tokenizer, [whole], LONGEST)[0], (answer,), depth)
 
 
 def passkeys(chance: Random, count: int) -> list[tuple[str, str]]:

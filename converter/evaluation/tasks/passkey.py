@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from converter.evaluation.tasks.base import Item, Metric, TaskType
+from converter.evaluation.tasks.base import Item, Metric, Task, TaskType
 from converter.evaluation.tasks.files import number_is
 from converter.evaluation.tasks.tokens import depths, encode, fill, generator
 
@@ -28,7 +28,7 @@ QUESTION = "What is the pass key? The pass key is"
 
 
 @dataclass(frozen=True)
-class Passkey:
+class Passkey(Task):
     """An answer is right if the first number in the continuation is the key."""
 
     name: str = "passkey"
@@ -39,11 +39,9 @@ class Passkey:
     def items(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
     ) -> Mapping[int, Sequence[Item]]:
-        """See ``Task.items``; each prompt fills its length to within a word."""
         return {length: self._items(tokenizer, length, count, seed) for length in lengths}
 
     def score(self, item: Item, text: str) -> float:
-        """See ``Task.score``."""
         return number_is(text, item.answers[0])
 
     def _items(self, tokenizer: Any, length: int, count: int, seed: int) -> list[Item]:

@@ -59,14 +59,7 @@ def ndcg(ranked: Sequence[int], grades: Mapping[int, int]) -> float:
     """nDCG@10 (Järvelin and Kekäläinen 2002) with the grades as gains, as trec_eval and BEIR compute it.
 
     DCG is the sum over the ranks r = 1 to 10 of grade / log2(r + 1), and nDCG its share of the DCG that the
-    best possible ranking has.
-
-    Args:
-        ranked: documents, best first; only the first ten count.
-        grades: document -> its grade, at least 1; other documents have grade 0. Not empty.
-
-    Returns:
-        From 0 to 1.
+    best possible ranking has. ``grades`` has those above 0, and is not empty.
     """
     best = sorted(grades.values(), reverse=True)
     return _dcg([grades.get(document, 0) for document in ranked]) / _dcg(best)

@@ -24,8 +24,7 @@ from converter.exports.onnx.rounding import BLOCK, block_steps, dequantised
 from converter.progress import steps
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Scaling
-from converter.texts.tokenizer import load_tokenizer
-from converter.texts.windows import read_windows
+from converter.texts import load_tokenizer, read_windows
 from converter.verification.patched import Patched, build
 
 WINDOW, WINDOWS = 512, 64

@@ -1,7 +1,8 @@
-"""Windows of the user's text, as token ids."""
+"""The user's texts as tokens: the tokenizer, loaded without remote code, and windows of text files."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import re
 import zlib
@@ -11,8 +12,13 @@ from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers import AutoTokenizer
+from transformers.utils import logging
 
-from converter.errors import UsageError
+from converter.errors import SourceError, UsageError
+from converter.source.jsonfile import read_object
+from converter.source.tokenizer import TEMPLATE, TOKENIZER_CONFIG, our_class
+from converter.verification.patched import Patched, templates
 
 BLOCK = 1 << 16
 """Characters that are tokenised at once."""
@@ -24,22 +30,49 @@ MOST_UNKNOWN = 0.25
 """Of the tokens. Proteins are unknown to a model of DNA, and so are the stretches of N in a genome."""
 
 
+def load_tokenizer(folder: Path, name: str, patched: Patched | None) -> Any:
+    """Loads the tokenizer in ``folder`` without running its repository's code.
+
+    ``name`` is for messages; ``patched`` is the converted repository whose tokenizer it is, or None for a
+    rotary model. Raises ``SourceError`` if it does not load.
+    """
+    settings = folder / TOKENIZER_CONFIG
+    try:
+        ours = our_class(read_object(settings)) if settings.is_file() else None
+        with quiet():
+            if ours is not None:
+                with templates() as load:
+                    return getattr(load(TEMPLATE.removesuffix(".py")), ours).from_pretrained(folder)
+            # Pass the config, or transformers would look for one and may not know its class.
+            known = {} if patched is None else {"config": patched.build_config()}
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **known)
+    except Exception as error:  # a damaged file can raise anything
+        reason = str(error).partition("\n")[0]
+        raise SourceError(
+            f"the tokenizer of {name} does not load ({type(error).__name__}: {reason})"
+        ) from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hides transformers' progress bars and warnings, which would name temporary folders."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def read_windows(tokenizer: Any, files: Sequence[Path], length: int, count: int) -> NDArray[np.int64]:
-    """The first windows of some text files, which are read one after another as one text.
+    """The first windows of some UTF-8 files, read as one text: token ids, int64 [at most count, length].
 
-    Args:
-        tokenizer: a tokenizer from transformers; no special tokens are added.
-        files: UTF-8 text files, packed with gzip if their names end in ``PACKED``; those whose names, without
-            that, end in one of ``FASTA`` have sequences.
-        length: tokens per window.
-        count: most windows to read.
-
-    Returns:
-        Token ids, int64 [windows, length]; at least one window.
-
-    Raises:
-        UsageError: a file cannot be read, the text is too short for one window, or the tokenizer does not
-            know too much of it.
+    Files are packed with gzip if their names end in ``PACKED``; those whose names, without that, end in one
+    of ``FASTA`` have sequences. No special tokens are added. Raises ``UsageError`` for a file that cannot be
+    read, text too short for one window, or text of which the tokenizer does not know too much.
     """
     tokens: list[int] = []
     for block in _blocks(files):

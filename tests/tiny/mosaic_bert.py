@@ -7,17 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.jina_bert import head_tensors
-from tests.tiny.layout import HEAD_DIM, PAD, VOCAB_SIZE, Random, Tensors, Tiny, factory
+from tests.tiny.jina_bert import embeddings, gated_layers, heads
+from tests.tiny.layout import HEAD_DIM, PAD, VOCAB_SIZE, State, classes, own
 
 PREFIX = "bert."
-HEADS = {
-    "MaskedLM": "BertForMaskedLM",
-    "Model": "BertModel",
-    "SequenceClassification": "BertForSequenceClassification",
-    "TokenClassification": "BertForTokenClassification",
-    "QuestionAnswering": "BertForQuestionAnswering",
-}
+HEADS = classes("Bert", "MaskedLM")
 
 
 def config(num_heads: int) -> dict[str, Any]:
@@ -51,42 +45,23 @@ def config(num_heads: int) -> dict[str, Any]:
     }
 
 
-def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
-    width, inner = config["hidden_size"], config["intermediate_size"]
-    state: Tensors = {}
-
-    def linear(name: str, outputs: int, inputs: int, bias: bool = True) -> None:
-        state[f"{name}.weight"] = random(f"{name}.weight", outputs, inputs)
-        if bias:
-            state[f"{name}.bias"] = random(f"{name}.bias", outputs)
-
-    def norm(name: str) -> None:
-        for part in ("weight", "bias"):
-            state[f"{name}.{part}"] = random(f"{name}.{part}", width)
-
-    for kind, rows in (("word", config["vocab_size"]), ("token_type", config["type_vocab_size"])):
-        name = f"{PREFIX}embeddings.{kind}_embeddings.weight"
-        state[name] = random(name, rows, width, scale=0.3)
-    norm(f"{PREFIX}embeddings.LayerNorm")
+def describe(config: dict[str, Any], head: str, state: State) -> None:
+    width = config["hidden_size"]
+    embeddings(config, state)
     for n in range(config["num_hidden_layers"]):
-        layer = f"{PREFIX}encoder.layer.{n}"
-        linear(f"{layer}.attention.self.Wqkv", 3 * width, width)
-        linear(f"{layer}.attention.output.dense", width, width)
-        norm(f"{layer}.attention.output.LayerNorm")
-        linear(f"{layer}.mlp.gated_layers", 2 * inner, width, bias=False)
-        linear(f"{layer}.mlp.wo", width, inner)
-        norm(f"{layer}.mlp.layernorm")
-    if head in ("Model", "SequenceClassification"):
-        linear(f"{PREFIX}pooler.dense", width, width)
-    above = head_tensors(config, head, random)
-    if head == "MaskedLM":
-        above["cls.predictions.decoder.bias"] = above.pop("cls.predictions.bias")
-    return state | above
+        layer = f"encoder.layer.{n}"
+        state.add(f"{layer}.attention.self.Wqkv", 3 * width, width)
+        state.add(f"{layer}.attention.output.dense", width, width)
+        state.add(f"{layer}.attention.output.LayerNorm", width)
+        gated_layers(f"{layer}.mlp", config, state)
+    heads(config, head, state, "cls.predictions.decoder.bias")
 
 
-TINY = Tiny(
-    write=factory(PREFIX, HEADS, config, tensors),
-    tensors=tensors,
+TINY = own(
+    PREFIX,
+    HEADS,
+    config,
+    describe,
     layers="num_hidden_layers",
     queries=("Wqkv",),
     variants={"epsilon": {"layer_norm_eps": 0.3}, "act": {"hidden_act": "relu"}},

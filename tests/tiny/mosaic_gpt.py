@@ -8,16 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, Tiny, factory, head_tensors
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, State, classes, own
 
 PREFIX = "transformer."
-HEADS = {
-    "CausalLM": "MosaicGPT",
-    "Model": "MosaicGPTModel",
-    "SequenceClassification": "MosaicGPTForSequenceClassification",
-    "TokenClassification": "MosaicGPTForTokenClassification",
-    "QuestionAnswering": "MosaicGPTForQuestionAnswering",
-}
+HEADS = classes("MosaicGPT", CausalLM="MosaicGPT")
 
 
 def config(num_heads: int) -> dict[str, Any]:
@@ -64,35 +58,27 @@ def config(num_heads: int) -> dict[str, Any]:
     }
 
 
-def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
+def describe(config: dict[str, Any], head: str, state: State) -> None:
     width, inner = config["d_model"], config["mlp_ratio"] * config["d_model"]
-    embeddings = f"{PREFIX}wte.weight"
-    result = {embeddings: random(embeddings, config["vocab_size"], width, scale=0.3)}
-
-    def add(name: str, *shape: int) -> None:
-        for kind, sizes in (("weight", shape), ("bias", shape[:1])):
-            if kind == "weight" or not config["no_bias"]:
-                full = f"{PREFIX}{name}.{kind}"
-                result[full] = random(full, *sizes)
-
+    state.embeddings("wte", config["vocab_size"], width)
+    shapes: dict[str, tuple[int, ...]] = {}
     for n in range(config["n_layers"]):
         block = f"blocks.{n}"
-        add(f"{block}.ln_1", width)
-        add(f"{block}.attn.Wqkv", 3 * width, width)
+        shapes |= {f"{block}.ln_1": (width,), f"{block}.attn.Wqkv": (3 * width, width)}
         if config["attn_qk_ln"]:
-            add(f"{block}.attn.q_ln", width)
-            add(f"{block}.attn.k_ln", width)
-        add(f"{block}.attn.out_proj", width, width)
-        add(f"{block}.ln_2", width)
-        add(f"{block}.mlp.mlp_up", inner, width)
-        add(f"{block}.mlp.mlp_down", width, inner)
-    add("ln_f", width)
-    return result | head_tensors(width, head, config.get("num_labels", 2), random)
+            shapes |= {f"{block}.attn.q_ln": (width,), f"{block}.attn.k_ln": (width,)}
+        shapes |= {f"{block}.attn.out_proj": (width, width), f"{block}.ln_2": (width,)}
+        shapes |= {f"{block}.mlp.mlp_up": (inner, width), f"{block}.mlp.mlp_down": (width, inner)}
+    for name, shape in {**shapes, "ln_f": (width,)}.items():
+        state.add(name, *shape, bias=not config["no_bias"])
+    state.classifier(head, width, config)
 
 
-TINY = Tiny(
-    write=factory(PREFIX, HEADS, config, tensors),
-    tensors=tensors,
+TINY = own(
+    PREFIX,
+    HEADS,
+    config,
+    describe,
     layers="n_layers",
     queries=("Wqkv",),
     dropout={"attn_pdrop": 0.5},

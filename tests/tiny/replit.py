@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, Tiny, factory, head_tensors
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, State, classes, own
 
 PREFIX = "transformer."
-HEADS = {
-    "CausalLM": "MPTForCausalLM",
-    "Model": "MPTModel",
-    "SequenceClassification": "MPTForSequenceClassification",
-    "TokenClassification": "MPTForTokenClassification",
-    "QuestionAnswering": "MPTForQuestionAnswering",
-}
+HEADS = classes("MPT")
 
 
 def config(num_heads: int) -> dict[str, Any]:
@@ -61,44 +55,39 @@ def config(num_heads: int) -> dict[str, Any]:
     }
 
 
-def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
+def describe(config: dict[str, Any], head: str, state: State) -> None:
     width, vocabulary = config["d_model"], config["vocab_size"]
     options, ffn = config["attn_config"], config.get("ffn_config", {"ffn_type": "mptmlp"})
     heads = {"grouped_query_attention": options.get("kv_n_heads"), "multiquery_attention": 1}
     keys = heads.get(options.get("attn_type"), config["n_heads"]) * width // config["n_heads"]
     inner = ffn.get("ffn_hidden_size") or config["expansion_ratio"] * width
-    norms_have_bias = "rmsnorm" not in config["norm_type"]
-    embeddings = f"{PREFIX}wte.weight"
-    result = {embeddings: random(embeddings, vocabulary, width, scale=0.3)}
-
-    def add(name: str, *shape: int, bias: bool = True) -> None:
-        for kind, sizes in (("weight", shape), ("bias", shape[:1])):
-            if kind == "weight" or (bias and not config["no_bias"]):
-                full = f"{PREFIX}{name}.{kind}"
-                result[full] = random(full, *sizes)
-
+    bias = not config["no_bias"]
+    norms_have_bias = bias and "rmsnorm" not in config["norm_type"]
+    state.embeddings("wte", vocabulary, width)
     for n in range(config["n_layers"]):
         block = f"blocks.{n}"
-        add(f"{block}.norm_1", width, bias=norms_have_bias)
-        add(f"{block}.attn.Wqkv", width + 2 * keys, width)
+        state.add(f"{block}.norm_1", width, bias=norms_have_bias)
+        state.add(f"{block}.attn.Wqkv", width + 2 * keys, width, bias=bias)
         if options["qk_ln"]:
-            add(f"{block}.attn.q_ln", width)
-            add(f"{block}.attn.k_ln", keys)
-        add(f"{block}.attn.out_proj", width, width)
-        add(f"{block}.norm_2", width, bias=norms_have_bias)
-        add(f"{block}.ffn.up_proj", inner, width)
-        add(f"{block}.ffn.down_proj", width, inner)
+            state.add(f"{block}.attn.q_ln", width, bias=bias)
+            state.add(f"{block}.attn.k_ln", keys, bias=bias)
+        state.add(f"{block}.attn.out_proj", width, width, bias=bias)
+        state.add(f"{block}.norm_2", width, bias=norms_have_bias)
+        state.add(f"{block}.ffn.up_proj", inner, width, bias=bias)
+        state.add(f"{block}.ffn.down_proj", width, inner, bias=bias)
         if ffn["ffn_type"] == "mptglu":
-            add(f"{block}.ffn.gate_proj", inner, width)
-    add("norm_f", width, bias=norms_have_bias)
+            state.add(f"{block}.ffn.gate_proj", inner, width, bias=bias)
+    state.add("norm_f", width, bias=norms_have_bias)
     if head == "CausalLM" and not config.get("tie_word_embeddings", True):
-        result["lm_head.weight"] = random("lm_head.weight", vocabulary, width)
-    return result | head_tensors(width, head, config.get("num_labels", 2), random)
+        state.above("lm_head", vocabulary, width, bias=False)
+    state.classifier(head, width, config)
 
 
-TINY = Tiny(
-    write=factory(PREFIX, HEADS, config, tensors),
-    tensors=tensors,
+TINY = own(
+    PREFIX,
+    HEADS,
+    config,
+    describe,
     layers="n_layers",
     queries=("Wqkv",),
     kv_heads=1,

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, State, classes, own
+from tests.tiny.layout import HEAD_DIM, State, classes, own, published
 
 PREFIX = "model."
 HEADS = classes("Baichuan")
 
 
 def config(num_heads: int) -> dict[str, Any]:
-    return {
-        "_from_model_config": True,
-        "auto_map": {
-            "AutoConfig": "configuration_baichuan.BaichuanConfig",
-            "AutoModelForCausalLM": "modeling_baichuan.BaichuanForCausalLM",
-        },
-        **SPECIAL_IDS,
-        "gradient_checkpointing": [False],
-        "hidden_act": "silu",
-        "hidden_size": HEAD_DIM * num_heads,
-        "initializer_range": 0.02,
-        "intermediate_size": 88,
-        "model_max_length": 4096,
-        "model_type": "baichuan",
-        "num_attention_heads": num_heads,
-        "num_hidden_layers": 2,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "transformers_version": "4.29.2",
-        "use_cache": True,
-        "vocab_size": VOCAB_SIZE,
-        "z_loss_weight": 0,
-    }
+    return published(
+        "baichuan",
+        "baichuan-inc/Baichuan2-13B-Base",
+        _name_or_path=None,
+        gradient_checkpointing=[False],
+        hidden_size=HEAD_DIM * num_heads,
+        intermediate_size=88,
+        num_attention_heads=num_heads,
+        num_hidden_layers=2,
+    )
 
 
 def describe(config: dict[str, Any], head: str, state: State) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, PAD, VOCAB_SIZE, State, classes, own
+from tests.tiny.layout import HEAD_DIM, State, classes, own, published
 
 PREFIX = "bert."
 HEADS = classes("JinaBert", "MaskedLM", ColBERT="HF_ColBERT")
@@ -32,31 +32,14 @@ def code(repository: str) -> dict[str, Any]:
 
 def config(num_heads: int) -> dict[str, Any]:
     width = HEAD_DIM * num_heads
-    return {
-        **code(PLAIN_CODE),
-        "model_max_length": 8192,
-        "attention_probs_dropout_prob": 0.0,
-        "classifier_dropout": None,
-        "gradient_checkpointing": False,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "hidden_size": width,
-        "initializer_range": 0.02,
-        "intermediate_size": 2 * width,
-        "layer_norm_eps": 1e-12,
-        "max_position_embeddings": 8192,
-        "model_type": "bert",
-        "num_attention_heads": num_heads,
-        "num_hidden_layers": 2,
-        "pad_token_id": PAD,
-        "position_embedding_type": "alibi",
-        "transformers_version": "4.26.0",
-        "type_vocab_size": 2,
-        "use_cache": True,
-        "vocab_size": VOCAB_SIZE,
-        "feed_forward_type": "geglu",
-        "emb_pooler": "mean",
-    }
+    return published(
+        "jina_bert",
+        "jinaai/jina-embeddings-v2-base-en",
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_attention_heads=num_heads,
+        num_hidden_layers=2,
+    )
 
 
 def describe(config: dict[str, Any], head: str, state: State) -> None:

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from tests.published_checkpoints import CHECKPOINTS as PUBLISHED
+
 Tensors = dict[str, torch.Tensor]
 Head = Literal[
     "CausalLM",
@@ -175,6 +177,13 @@ class Tiny:
     """Values of ``tie_word_embeddings`` that the family refuses."""
     zeroes_padding: bool = False
     """Whether an encoder returns zeros for padded tokens."""
+
+
+def published(family: str, name: str, **changes: Any) -> dict[str, Any]:
+    """config.json of a checkpoint in ``published/``, changed and with few tokens; None removes a key."""
+    [entry] = [entry for entry in PUBLISHED[family] if entry["id"] == name]
+    config = merged({**entry["config"], "pad_token_id": PAD, "vocab_size": VOCAB_SIZE}, changes)
+    return {key: value for key, value in config.items() if value is not None or key not in changes}
 
 
 def classes(original: str, language_model: str = "CausalLM", **others: str) -> dict[str, str]:

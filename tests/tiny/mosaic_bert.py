@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.tiny.jina_bert import embeddings, gated_layers, heads
-from tests.tiny.layout import HEAD_DIM, PAD, VOCAB_SIZE, State, classes, own
+from tests.tiny.layout import HEAD_DIM, State, classes, own, published
 
 PREFIX = "bert."
 HEADS = classes("Bert", "MaskedLM")
@@ -16,33 +16,16 @@ HEADS = classes("Bert", "MaskedLM")
 
 def config(num_heads: int) -> dict[str, Any]:
     width = HEAD_DIM * num_heads
-    return {
-        "_name_or_path": "mosaicml/mosaic-bert",
-        "alibi_starting_size": 512,
-        "attention_probs_dropout_prob": 0.0,
-        "auto_map": {
-            "AutoConfig": "configuration_bert.BertConfig",
-            "AutoModelForMaskedLM": "bert_layers.BertForMaskedLM",
-        },
-        "classifier_dropout": None,
-        "gradient_checkpointing": False,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "hidden_size": width,
-        "initializer_range": 0.02,
-        "intermediate_size": 2 * width,
-        "layer_norm_eps": 1e-12,
-        "max_position_embeddings": 512,
-        "model_type": "bert",
-        "num_attention_heads": num_heads,
-        "num_hidden_layers": 2,
-        "pad_token_id": PAD,
-        "position_embedding_type": "absolute",
-        "transformers_version": "4.28.1",
-        "type_vocab_size": 2,
-        "use_cache": True,
-        "vocab_size": VOCAB_SIZE,
-    }
+    return published(
+        "mosaic_bert",
+        "mosaicml/mosaic-bert-base-seqlen-512",
+        _name_or_path="mosaicml/mosaic-bert",
+        attention_probs_dropout_prob=0.0,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_attention_heads=num_heads,
+        num_hidden_layers=2,
+    )
 
 
 def describe(config: dict[str, Any], head: str, state: State) -> None:

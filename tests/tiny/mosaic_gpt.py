@@ -8,54 +8,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, State, classes, own
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, State, classes, own, published
 
 PREFIX = "transformer."
 HEADS = classes("MosaicGPT", CausalLM="MosaicGPT")
 
 
 def config(num_heads: int) -> dict[str, Any]:
-    return {
-        "alibi": True,
-        "alibi_bias_max": 8,
-        "architectures": ["MosaicGPT"],
-        "attn_clip_qkv": None,
-        "attn_impl": "torch",
-        "attn_pdrop": 0,
-        "attn_qk_ln": True,
-        "attn_uses_sequence_id": False,
-        "auto_map": {
-            "AutoConfig": "configuration_mosaic_gpt.MosaicGPTConfig",
-            "AutoModelForCausalLM": "mosaic_gpt.MosaicGPT",
-        },
-        "d_model": HEAD_DIM * num_heads,
-        "emb_init_std": None,
-        "emb_init_uniform_lim": None,
-        "emb_pdrop": 0,
-        "embedding_fraction": 1.0,
-        "fan_mode": "fan_in",
-        "init_device": "cpu",
-        "init_div_is_residual": True,
-        "init_gain": 0,
-        "init_nonlinearity": "relu",
-        "init_std": 0.02,
-        "logit_scale": None,
-        "low_precision_layernorm": True,
-        "max_seq_len": 2048,
-        "mlp_ratio": 4,
-        "model_type": "mosaic_gpt",
-        "n_heads": num_heads,
-        "n_layers": 2,
-        "no_bias": True,
-        "param_init_fn": "kaiming_normal_",
-        "prefix_lm": False,
-        "resid_pdrop": 0,
-        "softmax_scale": None,
-        "use_cache": False,
-        "verbose": 0,
-        "vocab_size": VOCAB_SIZE,
+    return published(
+        "mosaic_gpt",
+        "anas-awadalla/mpt-1b-redpajama-200b",
+        _name_or_path=None,
+        tokenizer_name=None,
+        d_model=HEAD_DIM * num_heads,
+        n_heads=num_heads,
+        n_layers=2,
         **SPECIAL_IDS,
-    }
+    )
 
 
 def describe(config: dict[str, Any], head: str, state: State) -> None:

@@ -4,39 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, State, classes, own
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, State, classes, own, published
 
 PREFIX = "transformer."
 HEADS = classes("GPTRefact")  # the original has the language model and the trunk only
 
 
 def config(num_heads: int) -> dict[str, Any]:
-    return {
-        "activation_function": "gelu_new",
-        "attention_softmax_in_fp32": True,
-        "attn_pdrop": 0.1,
-        "auto_map": {
-            "AutoConfig": "configuration_gpt_refact.GPTRefactConfig",
-            "AutoModelForCausalLM": "modeling_gpt_refact.GPTRefactForCausalLM",
-        },
+    return published(
+        "refact",
+        "smallcloudai/Refact-1_6B-fim",
+        activation_function="gelu_new",
+        do_sample=None,
+        n_embd=HEAD_DIM * num_heads,
+        n_head=num_heads,
+        n_layer=2,
         **SPECIAL_IDS,
-        "embd_pdrop": 0.1,
-        "initializer_range": 0.02,
-        "layer_norm_epsilon": 1e-5,
-        "model_type": "gpt_refact",
-        "multi_query": True,
-        "n_embd": HEAD_DIM * num_heads,
-        "n_head": num_heads,
-        "n_inner": None,
-        "n_layer": 2,
-        "n_positions": 4096,
-        "resid_pdrop": 0.1,
-        "scale_attention_softmax_in_fp32": True,
-        "scale_attn_weights": True,
-        "transformers_version": "4.31.0",
-        "use_cache": True,
-        "vocab_size": VOCAB_SIZE,
-    }
+    )
 
 
 def describe(config: dict[str, Any], head: str, state: State) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, State, classes, own
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, State, classes, own, published
 
 PREFIX = "transformer."
 HEADS = classes("MPT")
@@ -13,46 +13,15 @@ HEADS = classes("MPT")
 def config(num_heads: int) -> dict[str, Any]:
     # The real one has 24 heads over 8; other numbers are not all divisible by 3.
     shared = next(size for size in (3, 4, 2, 1) if num_heads % size == 0)
-    return {
-        "architectures": ["MPTForCausalLM"],
-        "attn_config": {
-            "alibi": True,
-            "alibi_bias_max": 8,
-            "attn_impl": "triton",
-            "attn_pdrop": 0.0,
-            "attn_type": "grouped_query_attention",
-            "attn_uses_sequence_id": False,
-            "clip_qkv": None,
-            "kv_n_heads": num_heads // shared,
-            "prefix_lm": False,
-            "qk_ln": False,
-            "softmax_scale": None,
-        },
-        "auto_map": {
-            "AutoConfig": "configuration_mpt.MPTConfig",
-            "AutoModelForCausalLM": "modeling_mpt.MPTForCausalLM",
-        },
-        "d_model": HEAD_DIM * num_heads,
-        "emb_pdrop": 0.0,
-        "embedding_fraction": 1.0,
-        "expansion_ratio": 4,
-        "fc_type": "torch",
-        "ffn_config": {"fc_type": "torch", "ffn_type": "mptmlp"},
-        "init_config": {"name": "kaiming_normal_", "fan_mode": "fan_in", "init_nonlinearity": "relu"},
-        "init_device": "cpu",
-        "learned_pos_emb": False,
-        "logit_scale": None,
-        "max_seq_len": 4096,
-        "model_type": "mpt",
-        "n_heads": num_heads,
-        "n_layers": 2,
-        "no_bias": True,
-        "norm_type": "low_precision_layernorm",
-        "resid_pdrop": 0.0,
-        "use_cache": False,
-        "vocab_size": VOCAB_SIZE,
+    return published(
+        "mpt",
+        "replit/replit-code-v1_5-3b",
+        attn_config={"kv_n_heads": num_heads // shared},
+        d_model=HEAD_DIM * num_heads,
+        n_heads=num_heads,
+        n_layers=2,
         **SPECIAL_IDS,
-    }
+    )
 
 
 def describe(config: dict[str, Any], head: str, state: State) -> None:

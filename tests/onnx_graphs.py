@@ -27,6 +27,7 @@ from converter.result.converted import open_converted
 from tests import tiny
 from tests.patched import config_of
 from tests.reference import FAMILIES as REFERENCES
+from tests.reference import layers
 from tests.reference.alibi import query_slopes
 
 Array = NDArray[Any]
@@ -110,7 +111,7 @@ def expected(
         return np.concatenate(pieces, axis=1)
 
     _, tensors = tiny.read(folder)
-    with mock.patch.object(REFERENCES[family], "query_slopes", so_far if ends else query_slopes):
+    with mock.patch.object(layers, "query_slopes", so_far if ends else query_slopes):
         return REFERENCES[family].logits(config_of(folder), tensors, ids, mask)
 
 

@@ -14,9 +14,8 @@ from converter.errors import UsageError
 from converter.families import converted as is_converted
 from converter.recipes import Recipe
 from converter.recipes.overrides import overridden
-from converter.scaling.request import Request, ScalingOptions
+from converter.scaling.request import Request, ScalingOptions, TrainLength
 from converter.scaling.scaling import Scaling
-from converter.scaling.train_length import TrainLength
 from converter.source.base import Source
 from converter.source.checkpoint import Checkpoint, read_checkpoint
 from converter.source.open import open_source

@@ -47,8 +47,7 @@ hypothesis.settings.load_profile("same")
 ANY_VERSION = {
     *("architecture", "benchmarks", "catalogue", "checkpoint", "cli", "docs"),
     *("evaluation_tasks", "faults", "hostile", "hub", "inspect", "lengths", "license", "manifest"),
-    *("family_baichuan", "family_jais", "family_jina_bert", "family_mosaic_bert", "family_mosaic_gpt"),
-    *("family_mpt", "family_refact", "onnx_example", "onnx_export", "onnx_files"),
+    *("family_details", "onnx_example", "onnx_export", "onnx_files"),
     *("onnx_genai", "onnx_tasks", "onnx_quantise"),
     *("oldest_onnxruntime", "onnx_calibrate", "onnx_refusals"),
     *("onnx_server", "onnx_sessions"),

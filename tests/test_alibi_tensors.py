@@ -14,11 +14,10 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel
 
-from converter import convert
 from templates.ntk_alibi import Alibi, stock_slopes
 from tests import tiny
 from tests.dealt import dealt
-from tests.patched import FAMILIES, SCALINGS, Convert, assert_logits, batch, load
+from tests.patched import FAMILIES, Convert, assert_logits, batch, load
 
 DYNAMIC = {"type": "ntk", "train_seq_len": 16, "dynamic": "position"}
 FITTED = {
@@ -44,16 +43,18 @@ def uploads(run: Any) -> int:
     return mode.count
 
 
+def inputs(family: str) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Ids, mask, and keywords with the mask. A new cache would make empty tensors of its own."""
+    ids, mask = batch(rows=2, length=40)
+    return ids, mask, {"attention_mask": mask, **({"use_cache": False} if family in FAMILIES else {})}
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("scaling", ["none", "ntk", "ntk-length", "ntk-position"])
 @pytest.mark.parametrize("family", ["bloom", "falcon", *tiny.ENCODERS])
-def test_slopes_are_uploaded_once(tmp_path: Any, family: str, scaling: str) -> None:
-    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 12)
-    convert(source, tmp_path / "out", verify=False, **SCALINGS[scaling])
-    model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
-    ids, mask = batch(rows=2, length=40)
-    # A new cache makes empty tensors of its own.
-    keywords = {"attention_mask": mask, **({"use_cache": False} if family in FAMILIES else {})}
+def test_slopes_are_uploaded_once(converted: Convert, family: str, scaling: str) -> None:
+    model = load(converted(family, 12, scaling), AutoModel)
+    ids, mask, keywords = inputs(family)
     assert uploads(lambda: model(ids, **keywords)) == 1
     assert uploads(lambda: model(ids, **keywords)) == 0
     # transformers 4.57 makes a tensor of its own for the mask of a decoder's attention weights.
@@ -149,13 +150,10 @@ def test_casting_and_moving_a_model_keeps_them_exact(converted: Convert) -> None
     ("family", "strict", "first"),
     dealt(["bloom", "refact", *tiny.ENCODERS], [True, False], [True, False], each=1),
 )
-def test_export(tmp_path: Any, family: str, strict: bool, first: bool) -> None:
-    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4)
-    convert(source, tmp_path / "out", method="ntk", scale=4, verify=False)
-    model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
-    other = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
-    ids, mask = batch(rows=2, length=40)
-    keywords = {"attention_mask": mask, **({"use_cache": False} if family in FAMILIES else {})}
+def test_export(converted: Convert, family: str, strict: bool, first: bool) -> None:
+    folder = converted(family)
+    model, other = (load(folder, AutoModel) for _ in range(2))
+    ids, mask, keywords = inputs(family)
     if first:
         model(ids, **keywords)
     exported = torch.export.export(model, (ids,), keywords, strict=strict).module()
@@ -167,13 +165,10 @@ def test_export(tmp_path: Any, family: str, strict: bool, first: bool) -> None:
 @torch.no_grad()
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["bloom", "replit", "refact", "jina_bert"])
-def test_compiling_after_a_plain_pass(tmp_path: Any, family: str) -> None:
+def test_compiling_after_a_plain_pass(converted: Convert, family: str) -> None:
     """The graph then takes the tensor that is there, and is not compiled again for the next call."""
-    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path / "source", 4)
-    convert(source, tmp_path / "out", verify=False, **SCALINGS["ntk-position"])
-    model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
-    ids, mask = batch(rows=2, length=40)
-    keywords = {"attention_mask": mask, **({"use_cache": False} if family in FAMILIES else {})}
+    model = load(converted(family, scaling="ntk-position"), AutoModel)
+    ids, mask, keywords = inputs(family)
     expected = model(ids, **keywords).last_hidden_state
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

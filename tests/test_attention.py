@@ -20,12 +20,13 @@ from templates import ntk_attention
 from templates.ntk_alibi import CHANNELS, Alibi, fold, key_channels, stock_slopes
 from templates.ntk_attention import AlibiAttention
 from templates.ntk_plan import plan_attention
-from tests import tiny
+from tests import flash_stand_in, tiny
 from tests.conftest import edit_json
 from tests.dealt import dealt
 from tests.onnx_graphs import Array, assert_close
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load
 from tests.runners import FUNCTIONS, MakeRunner, Torch, expected
+from tests.test_continuous_batching import OLD, batched, prompts
 from tests.test_generation import by_hand, generate
 
 SCALED = ("ntk", "ntk-length", "ntk-position")
@@ -281,6 +282,50 @@ def test_compiled_flex_attention(converted: Convert) -> None:
     right = expected(folder, "replit", ids, mask)
     assert_close(run.whole(ids, mask), right, mask)
     assert_close(run.pieces(ids, mask, (20, 39, 40)), right, mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "implementation", "scaling"),
+    dealt(FAMILIES, flash_stand_in.IMPLEMENTATIONS, SCALED, each=1),
+)
+def test_what_flash_attention_is_called_with(
+    converted: Convert, monkeypatch: pytest.MonkeyPatch, family: str, implementation: str, scaling: str
+) -> None:
+    """As the packages of versions 2 and 3 take it, which have no mask; test_numbers.py has more numbers."""
+    folder = converted(family, 12, scaling)
+    calls = flash_stand_in.install(monkeypatch, implementation)
+    run = Torch(load(folder))
+    run.model.config._attn_implementation = implementation
+    layers = run.model.config.num_hidden_layers
+    ids, positions, documents = packed(2)
+    for mask in (None, *(tiny.padding_mask([40, 29], side) for side in ("left", "right"))):
+        assert_close(run.whole(ids, mask), expected(folder, family, ids, mask), mask)
+        assert (len(calls.plain), calls.varlen) == (layers, [])
+        calls.plain.clear()
+    right = [[expected(folder, family, document[None])[0] for document in row] for row in documents]
+    found = run.whole(ids, position_ids=positions, use_cache=False)
+    assert_close(found, np.stack([np.concatenate(row) for row in right]))
+    assert (calls.plain, calls.varlen) == ([], [[0, 17, 18, 40, 62, 63, 80]] * layers)
+
+
+@pytest.mark.parametrize(
+    "implementation", ["flash_attention_2", pytest.param("flash_attention_3", marks=pytest.mark.slow)]
+)
+@pytest.mark.skipif(OLD, reason="transformers 4.57 has another function for this, which needs a GPU")
+def test_continuous_batching(
+    converted: Convert, monkeypatch: pytest.MonkeyPatch, implementation: str
+) -> None:
+    calls = flash_stand_in.install(monkeypatch, implementation)
+    model = load(converted("refact", 12, "ntk-position"))
+    rows = prompts()[:3]
+    expected = [output.generated_tokens for output in batched(model, rows)]
+    model.config._attn_implementation = implementation
+    outputs = batched(model, rows)
+    assert [output.error for output in outputs] == [None] * len(rows)
+    assert [output.generated_tokens for output in outputs] == expected
+    assert calls.varlen
+    assert not calls.plain
 
 
 @pytest.mark.gpu

@@ -96,9 +96,6 @@ def test_tokens_are_those_of_generate(converted: Convert, family: str, scaling: 
     if not OLD:  # 4.57 does not return them
         found = torch.tensor([output.logprobs for output in outputs])
         assert (found - log_probabilities).abs().max() < 3e-4
-    model.base_model.alibi.dynamic = "length"
-    with pytest.raises(ValueError, match="length-dynamic"):
-        batched(model, prompts())
 
 
 def test_length_dynamic_scaling_is_refused(converted: Convert) -> None:

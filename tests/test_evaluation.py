@@ -33,9 +33,8 @@ from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.base import Item
 from converter.families.templates import templates_folder
-from converter.scaling.request import RAMP, Defaults, Request
+from converter.scaling.request import RAMP, Defaults, Request, TrainLength
 from converter.scaling.scaling import UNSCALED, Dynamic, Static
-from converter.scaling.train_length import TrainLength
 from converter.source.tokenizer import TEMPLATE
 from converter.texts import read_windows
 from tests import tiny

@@ -11,34 +11,16 @@ from typing import Any
 import pytest
 import torch
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import Trainer, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
-from converter import convert
 from tests import tiny
 from tests.patched import FAMILIES, Convert, batch, load
+from tests.runners import HEADS, auto_class
 
 Warnings = Callable[[], list[str]]
 
-EVERY_HEAD = {
-    "Model": AutoModel,
-    "SequenceClassification": AutoModelForSequenceClassification,
-    "TokenClassification": AutoModelForTokenClassification,
-    "QuestionAnswering": AutoModelForQuestionAnswering,
-}
-LANGUAGE_MODEL = {
-    **dict.fromkeys(FAMILIES, AutoModelForCausalLM),
-    **dict.fromkeys(tiny.ENCODERS, AutoModelForMaskedLM),
-}
+MODELS = (*FAMILIES, *tiny.ENCODERS)
 LABELS: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
     "Model": lambda ids: {},
     "LanguageModel": lambda ids: {"labels": ids},
@@ -63,22 +45,17 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[Warnings]:
     transformers_logging.warning_once.cache_clear()
 
 
-def convert_tiny(family: str, folder: Path) -> Path:
-    source = {**tiny.FACTORIES, **tiny.ENCODERS}[family](folder / "source", 4)
-    convert(source, folder / "out", method="none", verify=False)
-    return folder / "out"
-
-
 def every_model(folder: Path, family: str) -> Iterator[tuple[str, Any]]:
     """The repository's trunk and heads; those that it has no weights for start at random."""
-    for head, auto_class in {"LanguageModel": LANGUAGE_MODEL[family], **EVERY_HEAD}.items():
-        yield head, auto_class.from_pretrained(folder, trust_remote_code=True).eval()
+    for head in (None, *HEADS):
+        model = auto_class(family, head).from_pretrained(folder, trust_remote_code=True)
+        yield head or "LanguageModel", model.eval()
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", LANGUAGE_MODEL)
-def test_a_misspelt_keyword_is_an_error(tmp_path: Path, family: str) -> None:
-    folder = convert_tiny(family, tmp_path)
+@pytest.mark.parametrize("family", MODELS)
+def test_a_misspelt_keyword_is_an_error(converted: Convert, family: str) -> None:
+    folder = converted(family, scaling="none")
     ids, mask = batch(rows=2, length=20, side="right")
     for head, model in every_model(folder, family):
         model.config.pad_token_id = tiny.PAD
@@ -93,9 +70,9 @@ def test_a_misspelt_keyword_is_an_error(tmp_path: Path, family: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", LANGUAGE_MODEL)
-def test_keywords_for_any_model_are_accepted(tmp_path: Path, family: str, warnings: Warnings) -> None:
-    folder = convert_tiny(family, tmp_path)
+@pytest.mark.parametrize("family", MODELS)
+def test_keywords_for_any_model_are_accepted(converted: Convert, family: str, warnings: Warnings) -> None:
+    folder = converted(family, scaling="none")
     ids, mask = batch(rows=2, length=20, side="right")
     positions = torch.arange(20)
     for head, model in every_model(folder, family):
@@ -142,30 +119,30 @@ def test_generate_warns_of_nothing(converted: Convert, family: str, warnings: Wa
     assert warnings() == []
 
 
+def with_virtual_tokens(model: Any, kind: Any) -> Any:
+    settings = {"num_layers": 2, "num_attention_heads": 4, "token_dim": model.config.hidden_size}
+    return get_peft_model(model, kind(task_type="CAUSAL_LM", num_virtual_tokens=3, **settings))
+
+
 def test_peft_passes_nothing_unknown(converted: Convert) -> None:
     """With tokens of its own before the prompt; LoRA is in test_training.py."""
-    model = load(converted("bloom"))
-    settings = {"num_layers": 2, "num_attention_heads": 4, "token_dim": model.config.hidden_size}
-    model = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, **settings))
+    folder = converted("bloom")
+    model = with_virtual_tokens(load(folder), PromptTuningConfig)
     ids, mask = batch(rows=2, length=20)
     model(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
     assert model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=3).shape == (2, 23)
-
-
-def test_a_learned_prefix_is_refused(converted: Convert) -> None:
-    """Its keys have no channels for positions."""
-    model = load(converted("bloom"))
-    settings = {"num_layers": 2, "num_attention_heads": 4, "token_dim": model.config.hidden_size}
-    model = get_peft_model(model, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, **settings))
-    ids, mask = batch(rows=2, length=20)
+    # The keys of a learned prefix have no channels for positions.
+    model = with_virtual_tokens(load(folder), PrefixTuningConfig)
     with pytest.raises(ValueError, match="Prefix tuning is not supported; use LoRA or prompt tuning"):
         model(input_ids=ids, attention_mask=mask, labels=ids)
 
 
 @pytest.mark.parametrize("family", ["bloom", pytest.param("jina_bert", marks=pytest.mark.slow)])
-def test_the_trainer_warns_of_nothing(tmp_path: Path, family: str, warnings: Warnings) -> None:
+def test_the_trainer_warns_of_nothing(
+    converted: Convert, tmp_path: Path, family: str, warnings: Warnings
+) -> None:
     """With every column of the data, and with the number of items that it passes for the loss."""
-    folder = convert_tiny(family, tmp_path)
+    folder = converted(family, scaling="none")
     ids, _ = batch(rows=4, length=20)
     arguments = TrainingArguments(
         tmp_path / "run",

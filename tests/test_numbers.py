@@ -50,6 +50,14 @@ SHAPES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "bloom-86": ("bloom", 3, "ntk", {"hidden_size": 3 * 86}),
     "replit-10": ("replit", 12, "ntk-position", {"d_model": 12 * 10}),
     "refact-13": ("refact", 4, "linear-length", {"n_embd": 4 * 13}),
+    "replit-24": ("replit", 24, "ntk", {}),  # as replit-code-v1_5-3b: 24 heads over 8
+    "replit-epsilon": ("replit", 4, "ntk", {"norm_eps": 0.1}),
+    "replit_lm": (
+        "mosaic_gpt",
+        8,
+        "ntk",
+        {"model_type": "replit_lm", "architectures": ["ReplitLM"], "attn_qk_ln": False},
+    ),
     "mpt-short": ("mpt", 4, "ntk", {"max_seq_len": 16}),  # its own limit on the length
 }
 ENCODER_SHAPES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
@@ -141,7 +149,10 @@ def test_options_of_encoders(
 
 @pytest.mark.parametrize(
     ("name", "head", "how"),
-    dealt([*FAMILIES, *LAYERS], HEADS, ("sdpa", *PROFILES), each=4),
+    [
+        *((name, head, "sdpa") for name in (*FAMILIES, *LAYERS) for head in HEADS),
+        *dealt([*FAMILIES, *LAYERS], HEADS, PROFILES, each=2),
+    ],
 )
 def test_heads(converted: Convert, runner: MakeRunner, name: str, head: str, how: str) -> None:
     name, changes = LAYERS.get(name, (name, {}))
@@ -285,19 +296,28 @@ def test_float16_graphs_are_near(
     assert_close(logits, expected(folder, family, ids, mask), mask, relative=1e-2)
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("bf16", 0.03), ("fp16", 0.004)])
-@pytest.mark.parametrize("name", tiny.ENCODERS)
-def test_encoders_in_half_precision(
-    converted: Convert, runner: MakeRunner, name: str, dtype: str, limit: float
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *dealt(FAMILIES, ("bf16", "fp16"), each=1),
+        *((name, dtype) for name in tiny.ENCODERS for dtype in ("bf16", "fp16")),
+    ],
+)
+def test_half_precision(converted: Convert, runner: MakeRunner, name: str, dtype: str) -> None:
+    """Also in plain attention, and in float32 with torch's automatic casts."""
     folder = converted(name, 12)
-    run = runner("sdpa", folder, name, dtype=dtype)
-    assert isinstance(run, Torch)
+    half, whole = (runner("sdpa", folder, name, dtype=kind) for kind in (dtype, "fp32"))
+    assert isinstance(half, Torch)
+    assert isinstance(whole, Torch)
     ids, mask = rows()
-    output, right = run.run(ids, mask).logits, expected(folder, name, ids, mask)
-    assert output.dtype == TORCH[dtype]
-    error = np.abs(output.double().numpy() - right)[mask == 1]
-    assert error.mean() / np.abs(right).mean() < limit
+    right, real = expected(folder, name, ids, mask), mask == 1
+    outputs = [half.run(ids, mask).logits, half.run(ids, mask, output_attentions=True).logits]
+    assert {output.dtype for output in outputs} == {TORCH[dtype]}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs.append(whole.run(ids, mask).logits)
+    for output, limit in zip(outputs, [{"bf16": 0.05, "fp16": 0.01}[dtype]] * 2 + [0.05], strict=True):
+        error = (output.double().numpy() - right)[real]
+        assert np.linalg.norm(error) < limit * np.linalg.norm(right[real])
 
 
 @pytest.mark.parametrize("how", PROFILES)

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converter.errors import SourceError, UsageError
-from converter.scaling.request import RAMP, Defaults, Request, request_for
+from converter.scaling.request import RAMP, Defaults, Request, TrainLength, request_for
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static, read_scaling, stretched
 from converter.scaling.slopes import exponents, stock_slopes, with_exponents
-from converter.scaling.train_length import TrainLength
 
 TRAINED, UNKNOWN = TrainLength(2048, "told"), TrainLength(None, "not known")
 DECODER, ENCODER, ROTARY = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import logging.handlers
 from contextlib import suppress
@@ -29,15 +28,15 @@ from tests.patched import (
     VARIANTS,
     Convert,
     Mistaken,
-    options_for,
+    config_of,
 )
+from tests.runners import LAYERS
 
 Tensors = dict[str, torch.Tensor]
 
 
 def run(folder: Path, source: Path) -> dict[str, Any]:
-    config = json.loads((source / "config.json").read_text())
-    return {check.name: check for check in verify(open_converted(folder), config)}
+    return {check.name: check for check in verify(open_converted(folder), config_of(source))}
 
 
 def test_the_checks_by_their_names() -> None:
@@ -58,26 +57,12 @@ def test_right_repositories_pass(
     assert skipped == ([] if family in STOCK else ["stock model"])
 
 
-LAYERS = {
-    "-".join(filter(None, (family, layout))): (family, changes)
-    for family in tiny.ENCODERS
-    for layout, changes in {"": {}, **tiny.CHECKPOINTS[family].layouts}.items()
-}
-"""Every kind of layer of an encoder -> its family, and changes of its config."""
-
-
-def converted_encoder(folder: Path, family: str, scaling: str, **changes: Any) -> Path:
-    source = tiny.ENCODERS[family](folder / "source", 12, **changes)
-    convert(source, folder / "out", verify=False, **options_for(scaling, 12))
-    return folder / "out"
-
-
 @pytest.mark.parametrize(
     ("layer", "scaling"), [*dealt(LAYERS, SCALINGS, each=1), *dealt(LAYERS, FITTED, each=1)]
 )
-def test_right_encoders_pass(tmp_path: Path, layer: str, scaling: str) -> None:
+def test_right_encoders_pass(converted: Convert, tmp_path: Path, layer: str, scaling: str) -> None:
     family, changes = LAYERS[layer]
-    checks = run(converted_encoder(tmp_path, family, scaling, **changes), tmp_path / "source")
+    checks = run(converted(family, 12, scaling, **changes), tmp_path / "source")
     assert list(checks) == CHECKED
     assert [name for name, check in checks.items() if check.skipped] == ["stock model"]
 
@@ -276,10 +261,12 @@ WRONG_ENCODERS = {
 
 
 @pytest.mark.parametrize("mistake", WRONG_ENCODERS)
-def test_wrong_code_of_encoders_is_caught(mistaken: Mistaken, tmp_path: Path, mistake: str) -> None:
+def test_wrong_code_of_encoders_is_caught(
+    converted: Convert, mistaken: Mistaken, tmp_path: Path, mistake: str
+) -> None:
     *where, scaling, message = WRONG_ENCODERS[mistake]
     mistaken(*where)
-    folder = converted_encoder(tmp_path, "mosaic_bert", scaling)
+    folder = converted("mosaic_bert", 12, scaling)
     with pytest.raises(VerificationError, match=message):
         run(folder, tmp_path / "source")
 
@@ -377,35 +364,37 @@ def test_a_streamed_linear_layer_is_the_layer(converted: Convert) -> None:
             torch.testing.assert_close(ours(states), module(states), rtol=1e-5, atol=1e-5)
 
 
-def test_wrong_dynamic_code_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: Path) -> None:
-    mistaken("ntk_alibi.py", "self.rate * lengths.float()", "lengths.float()")
-    folder = converted("bloom", 12, "ntk-length")
-    with pytest.raises(VerificationError, match="runs with slope"):
-        run(folder, tmp_path / "source")
+SPAN = ("ntk_alibi.py", "math.log(5 / m)", "math.log(6 / m)")
 
 
 @pytest.mark.parametrize(
-    ("family", "scaling"), [("bloom", "by-parts"), ("falcon", "by-parts"), ("mpt", "by-parts-length")]
+    ("family", "scaling", "changes", "mistake"),
+    [
+        ("bloom", "ntk-length", {}, ("ntk_alibi.py", "self.rate * lengths.float()", "lengths.float()")),
+        *((family, "by-parts", {}, SPAN) for family in ("bloom", "falcon")),
+        ("mpt", "by-parts-length", {}, SPAN),
+        (
+            "mpt",
+            "ntk",
+            {"attn_config": {"alibi_bias_max": 16}},
+            ("modeling_ntk_mpt.py", 'config.attn_config.get("alibi_bias_max", 8)', "8"),
+        ),
+        # The bias is counted twice.
+        ("falcon", "ntk", {}, ("modeling_ntk_falcon.py", "slope * config.score_scale for", "slope for")),
+    ],
+    ids=str,
 )
-def test_a_wrong_span_is_caught(
-    family: str, scaling: str, converted: Convert, mistaken: Mistaken, tmp_path: Path
+def test_wrong_slopes_are_caught(
+    converted: Convert,
+    mistaken: Mistaken,
+    tmp_path: Path,
+    family: str,
+    scaling: str,
+    changes: Any,
+    mistake: Any,
 ) -> None:
-    mistaken("ntk_alibi.py", "math.log(5 / m)", "math.log(6 / m)")
-    folder = converted(family, 12, scaling)
-    with pytest.raises(VerificationError, match="runs with slope"):
-        run(folder, tmp_path / "source")
-
-
-def test_wrong_mpt_bias_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: Path) -> None:
-    mistaken("modeling_ntk_mpt.py", 'config.attn_config.get("alibi_bias_max", 8)', "8")
-    folder = converted("mpt", 12, "ntk", attn_config={"alibi_bias_max": 16})
-    with pytest.raises(VerificationError, match="runs with slope"):
-        run(folder, tmp_path / "source")
-
-
-def test_falcon_bias_counted_twice_is_caught(converted: Convert, mistaken: Mistaken, tmp_path: Path) -> None:
-    mistaken("modeling_ntk_falcon.py", "slope * config.score_scale for", "slope for")
-    folder = converted("falcon", 12, "ntk")
+    mistaken(*mistake)
+    folder = converted(family, 12, scaling, **changes)
     with pytest.raises(VerificationError, match="runs with slope"):
         run(folder, tmp_path / "source")
 
@@ -426,7 +415,12 @@ def reshape(tensors: Tensors) -> None:
     tensors["transformer.ln_f.weight"] = torch.zeros(5)
 
 
+def store_twice(tensors: Tensors) -> None:
+    tensors["ln_f.weight"] = tensors["transformer.ln_f.weight"] + 1
+
+
 WRONG_TENSORS = {
+    store_twice: r"'transformer\.ln_f\.weight' is stored twice",
     drop: "'transformer.h.1.mlp.dense_h_to_4h.bias' is missing",
     add: "config.json says 2 layers, but the weights have 3",
     add_other: "'transformer.h.1.mlp.more.bias' is left over",
@@ -462,21 +456,11 @@ def test_extreme_scalings_pass(tmp_path: Path, options: dict[str, Any]) -> None:
     assert convert(source, tmp_path / "out", **options).checks
 
 
-def test_a_tensor_stored_twice_is_caught(tmp_path: Path) -> None:
-    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
-    tensors = load_file(source / "model.safetensors")
-    tensors["ln_f.weight"] = tensors["transformer.ln_f.weight"] + 1
-    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(VerificationError, match=r"'transformer\.ln_f\.weight' is stored twice"):
-        convert(source, tmp_path / "out", scale=2)
-
-
 def test_an_option_that_the_stock_class_refuses_skips_only_that_check(tmp_path: Path) -> None:
     """llm-foundry writes clip_qkv as an integer, which transformers 5 rejects."""
     source = tiny.FACTORIES["mpt"](tmp_path / "source", 4, attn_config={"clip_qkv": 6.0})
-    config = json.loads((source / "config.json").read_text())
-    config["attn_config"]["clip_qkv"] = 6
-    (source / "config.json").write_text(json.dumps(config))
+    options = {**config_of(source)["attn_config"], "clip_qkv": 6}
+    edit_json(source / "config.json", {"attn_config": options})
     checks = convert(source, tmp_path / "out", scale=2).checks
     assert not any(check.skipped for check in checks[:3])
 

@@ -32,10 +32,9 @@ from converter.recipes import AlibiRecipe, Recipe
 from converter.recipes.words import auto_class
 from converter.result.converted import ConvertedRepository, open_converted
 from converter.result.repository import small_files
-from converter.scaling.request import Request, request_for
+from converter.scaling.request import Request, TrainLength, request_for
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
 from converter.scaling.slopes import Slopes
-from converter.scaling.train_length import TrainLength
 from converter.source.base import CONFIG, plain_text
 from converter.source.checkpoint import read_checkpoint
 from converter.source.pooling import Pooling

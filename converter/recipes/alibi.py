@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from converter.config import LONGEST, PROVENANCE, Config, Geometry, Provenance, is_count
-from converter.errors import SourceError, UsageError
+from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.families import SLOPES, Family, converted, recognise
 from converter.families.base import UNREAD
 from converter.families.refusals import check_source
-from converter.recipes.stored_slopes import check_positions, read_slopes
 from converter.recipes.words import Words, alibi_words
-from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults
+from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength, recorded_length
 from converter.scaling.scaling import Scaling, Static, read_scaling, stretched
 from converter.scaling.slopes import NATS, Slopes
-from converter.scaling.train_length import TrainLength, recorded_length
 from converter.source.base import Source
-from converter.source.checkpoint import Checkpoint
+from converter.source.checkpoint import Checkpoint, Tensor
 from converter.source.tokenizer import Tokenizer
+
+ROTARY = re.compile(r"(^|[._])(rotary|rope|inv_freq)")
+LEARNED = re.compile(r"(^|\.)(wpe|position_embeddings|embed_positions)\.weight$")
 
 
 @dataclass(frozen=True)
@@ -231,3 +234,46 @@ class AlibiRecipe:
     def words(self, scaling: Scaling, trained: TrainLength, config: Config) -> Words:
         """The texts for the result's card; ``config`` is the result's."""
         return alibi_words(self.family, scaling, config)
+
+
+def check_positions(names: Iterable[str]) -> None:
+    """Refuses weights that were trained with positions other than ALiBi, whatever their config says."""
+    for name in names:
+        kind = "rotary" if ROTARY.search(name) else "learned" if LEARNED.search(name) else None
+        if kind is not None:
+            raise UnsupportedModel(
+                f"the weights have a tensor {name!r}, so this model has {kind} positions, not the ALiBi that "
+                "its config.json claims; there are no slopes to scale"
+            )
+
+
+def read_slopes(folder: Path, checkpoint: Checkpoint, family: Family, num_heads: int) -> Slopes | None:
+    """The ``num_heads`` slopes that the checkpoint stores, in the order of the heads; None if it stores none.
+
+    Raises:
+        SourceError: the tensor has another number of values, or they are not positive and finite.
+    """
+    if family.stored_slopes is None:
+        return None
+    found = (checkpoint.tensors.get(name) for name in family.tensor_names(family.stored_slopes))
+    tensor = next(filter(None, found), None)
+    if tensor is None:
+        return None
+    # The number is checked before they are read, since the tensor may have any size.
+    slopes = _values(folder, tensor) if math.prod(tensor.shape) == num_heads else ()
+    if not slopes or not all(0 < slope < math.inf for slope in slopes):
+        raise SourceError(f"the tensor {tensor.name!r} does not hold {num_heads} positive slopes")
+    return slopes
+
+
+def _values(folder: Path, tensor: Tensor) -> tuple[float, ...]:
+    """The values of a small tensor, in float64."""
+    letter = {"F64": "d", "F32": "f", "F16": "e", "BF16": "f"}.get(tensor.dtype)
+    if letter is None:
+        raise SourceError(f"the tensor {tensor.name!r} is {tensor.dtype}, expected floating point")
+    with (folder / tensor.file).open("rb") as file:
+        file.seek(tensor.offset)
+        content = file.read(tensor.end - tensor.start)
+    if tensor.dtype == "BF16":  # bfloat16 is the upper half of a float32
+        content = b"".join(b"\0\0" + content[at : at + 2] for at in range(0, len(content), 2))
+    return tuple(value for (value,) in struct.iter_unpack(f"<{letter}", content))

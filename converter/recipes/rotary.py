@@ -21,9 +21,8 @@ from converter.recipes.words import Words, auto_class, task
 from converter.rotary import settings
 from converter.rotary.settings import Change, Rotary
 from converter.scaling.frequencies import Frequencies
-from converter.scaling.request import NTK, Defaults
+from converter.scaling.request import NTK, Defaults, TrainLength, recorded_length
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, read_scaling
-from converter.scaling.train_length import TrainLength, recorded_length
 from converter.source.base import Source
 from converter.source.checkpoint import Checkpoint
 from converter.source.tokenizer import Tokenizer

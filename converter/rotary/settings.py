@@ -280,15 +280,10 @@ def change(rotary: Rotary, scaling: Scaling) -> Change:
         scaled_base=ntk_base(rotary.base, rotary.dim, scaling.factor_at(0)) if ntk else rotary.base,
         divisor=scaling.factor_at(0) if scaling.method in ("linear", "by-parts") else 1.0,
         ramp=scaling.ramp,
-        attention=attention_factor(scaling),
+        attention=1.0 if scaling.ramp is None else yarn_attention(scaling.factor_at(0)),
         dynamic_from=round(scaling.train_length / scaling.rate) if isinstance(scaling, Dynamic) else None,
         scaling=scaling.to_json(),
     )
-
-
-def attention_factor(scaling: Scaling) -> float:
-    """What rotated queries and keys are multiplied by: 1, or with YaRN more."""
-    return 1.0 if scaling.ramp is None else yarn_attention(scaling.factor_at(0))
 
 
 def _rope_scaling(model: RotaryModel, rope_type: str, factor: float) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from converter.config import LONGEST, is_count, is_number
+from converter.config import LONGEST, Config, is_count, is_number, read_provenance
 from converter.errors import UsageError
 from converter.scaling.scaling import (
     BASES,
@@ -21,7 +21,6 @@ from converter.scaling.scaling import (
     Unscaled,
     number_text,
 )
-from converter.scaling.train_length import TrainLength
 
 NTK: Method = "ntk"
 BY_PARTS: Method = "by-parts"
@@ -37,6 +36,30 @@ SLOPES_FILE = "slopes.json"
 _BY_DEFAULT = "`dynamic`, the default,"
 RECORD = "fitted"
 """Its key for notes on how the slopes were found; they are not part of the scaling."""
+
+
+@dataclass(frozen=True)
+class TrainLength:
+    """The trained length and where that number comes from."""
+
+    tokens: int | None
+    """None if it is not known."""
+    origin: str
+    """Where the number comes from, or why it is not known."""
+
+
+def recorded_length(config: Config, given: int | None) -> TrainLength | None:
+    """The trained length that the user gave or that a converted repository records; None if there is neither.
+
+    Raises:
+        SourceError: the record is damaged.
+    """
+    if given is not None:
+        return TrainLength(given, "--train-length")
+    provenance = read_provenance(config)
+    if provenance is not None and provenance.train_length is not None:
+        return TrainLength(provenance.train_length, "recorded when it was converted")
+    return None
 
 
 @dataclass(frozen=True)

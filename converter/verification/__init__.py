@@ -1,6 +1,5 @@
 """Checks a converted repository by running the code that it holds.
 
-    alibi.py    runs the checks of an ALiBi repository, in order
     patched.py  imports that code and reads the repository's tensors
     tensors.py  every tensor the model expects is stored, and nothing else
     slopes.py   the slopes, measured from attention weights, are the requested ones
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from converter.config import Config
+from converter.errors import ConverterError, VerificationError
 from converter.recipes import RotaryRecipe
 from converter.result.converted import ConvertedRepository
 from converter.verification.check import Check
@@ -44,9 +44,42 @@ def verify(repository: ConvertedRepository, source_config: Config | None = None)
             from converter.verification import rotary
 
             return rotary.verify(repository, repository.recipe)
-        from converter.verification import alibi
+        return _verify_alibi(repository, repository.config if source_config is None else source_config)
 
-        return alibi.verify(repository, repository.config if source_config is None else source_config)
+
+def _verify_alibi(repository: ConvertedRepository, source_config: Config) -> list[Check]:
+    from converter.verification import paths, slopes, stock, tensors
+    from converter.verification.patched import Patched
+
+    try:
+        with one_thread(), Patched.load(repository) as patched:
+            return [
+                tensors.check(patched),
+                slopes.check(patched),
+                paths.check(patched),
+                stock.check(patched, source_config),
+            ]
+    except ConverterError:
+        raise
+    except Exception as error:  # building a model from a bad config value can raise anything
+        reason = str(error).partition("\n")[0]
+        raise VerificationError(
+            f"the model does not run with this config.json ({type(error).__name__}: {reason}); "
+            "correct the value there"
+        ) from error
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limits torch to one thread: on a busy machine, more of them make such small models much slower."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager

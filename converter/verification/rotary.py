@@ -15,8 +15,6 @@ import torch
 from converter.errors import ConverterError, VerificationError
 from converter.recipes import RotaryRecipe
 from converter.result.converted import ConvertedRepository
-from converter.rotary.settings import Rotary, attention_factor
-from converter.scaling.scaling import Dynamic, Scaling
 from converter.source.checkpoint import Checkpoint
 from converter.verification.check import Check
 from converter.verification.tensors import fits
@@ -49,7 +47,7 @@ def verify(repository: ConvertedRepository, recipe: RotaryRecipe) -> list[Check]
             model = model_class(config)(config)
         checks = [
             check_tensors(model, checkpoint, recipe),
-            check_frequencies(model, recipe.rotary, recipe.own_scaling),
+            check_frequencies(model, recipe),
         ]
     except ConverterError:
         raise
@@ -103,7 +101,7 @@ def check_tensors(model: Any, checkpoint: Checkpoint, recipe: RotaryRecipe) -> C
     return fits(model, stored)
 
 
-def check_frequencies(model: Any, rotary: Rotary, scaling: Scaling) -> Check:
+def check_frequencies(model: Any, recipe: RotaryRecipe) -> Check:
     """Compares measured frequencies with the formula; for a dynamic scaling, at three lengths.
 
     The first of those is the longest at which the factor is still 1.
@@ -111,10 +109,9 @@ def check_frequencies(model: Any, rotary: Rotary, scaling: Scaling) -> Check:
     Raises:
         VerificationError: a frequency differs; the message names the pair of channels and both values.
     """
-    lengths = [2]
-    if isinstance(scaling, Dynamic):
-        start = round(scaling.train_length / scaling.rate)
-        lengths = [start, 2 * start, 3 * start]
+    rotary, change = recipe.rotary, recipe.change(recipe.own_scaling)
+    start = change.dynamic_from
+    lengths = [2] if start is None else [start, 2 * start, 3 * start]
     kinds = {
         type(module)
         for module in model.modules()
@@ -122,12 +119,12 @@ def check_frequencies(model: Any, rotary: Rotary, scaling: Scaling) -> Check:
     }
     if not kinds:
         raise VerificationError(f"{type(model).__name__} has no rotary module to measure")
-    worst, attention = 0.0, attention_factor(scaling)
+    worst = 0.0
     for kind in kinds:
         module = kind(config=model.config)
         for tokens in lengths:
             measured, amplitude = measure(module, tokens)
-            expected = torch.tensor(rotary.scaled(scaling, tokens), dtype=torch.float64)
+            expected = torch.tensor(rotary.scaled(recipe.own_scaling, tokens), dtype=torch.float64)
             if measured.shape != expected.shape:
                 raise VerificationError(
                     f"{kind.__name__} turns {2 * len(measured)} channels, not {2 * len(expected)}"
@@ -140,11 +137,12 @@ def check_frequencies(model: Any, rotary: Rotary, scaling: Scaling) -> Check:
                     f"tokens, not {expected[pair]:.6g}"
                 )
             worst = max(worst, float(deviations[pair]))
-            if not abs(amplitude / attention - 1) < TOLERANCE:
+            if not abs(amplitude / change.attention - 1) < TOLERANCE:
                 raise VerificationError(
-                    f"{kind.__name__} multiplies queries and keys by {amplitude:.6g}, not {attention:.6g}"
+                    f"{kind.__name__} multiplies queries and keys by {amplitude:.6g}, "
+                    f"not {change.attention:.6g}"
                 )
-    where = f" at {', '.join(map(str, lengths))} tokens" if isinstance(scaling, Dynamic) else ""
+    where = f" at {', '.join(map(str, lengths))} tokens" if start is not None else ""
     return Check(
         "frequencies",
         f"{len(rotary.frequencies)} frequencies measured from transformers' "

@@ -4,8 +4,7 @@ vLLM finds it by the entry point in pyproject.toml, and calls ``register`` in ea
 
     versions.py       the versions of vLLM that it is written for
     registration.py   tells vLLM about configs and models
-    checks.py         what is refused, and what to do about it
-    sizes.py          how large the heads are in the cache
+    checks.py         how large the heads are in the cache, what is refused, and what to do about it
     attention.py      ALiBi through a kernel's slopes or through folded channels; the projections around it
     layer.py          the layer and its MLP
     decoder.py        the backbone and the language model

@@ -29,8 +29,7 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.v1.attention.selector import get_attn_backend
 
-from converter.vllm_plugin.checks import check_backend, check_cache, check_scaling
-from converter.vllm_plugin.sizes import head_size, is_folded
+from converter.vllm_plugin.checks import check_backend, check_cache, check_scaling, head_size, is_folded
 from converter.vllm_plugin.templates.ntk_alibi import CHANNELS, Alibi, key_channels, query_channels
 
 

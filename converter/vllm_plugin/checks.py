@@ -1,9 +1,13 @@
-"""What vLLM could only compute wrongly, and is therefore refused."""
+"""What a converted config asks of vLLM: the size of its heads in the cache, and what is refused as wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from vllm.platforms import current_platform
+
+from converter.vllm_plugin.templates.ntk_alibi import CHANNELS
 
 HONOUR_SLOPES = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN", "ROCM_ATTN", "ROCM_AITER_FA")
 """Backends whose kernels add the slopes: the first one by test, the others by reading vLLM 0.32.
@@ -67,3 +71,22 @@ def check_weights(config: Any) -> None:
             "vLLM cannot load a converted model whose weights are stored quantised; serve the model as it "
             "was converted, with --quantization fp8_per_channel to quantise it when it is loaded"
         )
+
+
+def is_folded(config: Any) -> bool:
+    """Whether slopes and positions are channels of the heads, because the slopes depend on the position."""
+    return (config.alibi_scaling or {}).get("dynamic") == "position"
+
+
+def head_size(config: Any) -> int:
+    """The size of a head with its channels, padded to one that the platform's backends take.
+
+    On the CPU there is one backend, which lists its sizes. On GPUs, FlashAttention takes multiples of 8 up
+    to 256, and Triton's kernels every size from 32.
+    """
+    needed: int = config.head_dim - (0 if is_folded(config) else CHANNELS)
+    if not current_platform.is_cpu():
+        return max(32, -(-needed // 8) * 8)
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    return min(size for size in CPUAttentionBackend.get_supported_head_sizes() if size >= needed)

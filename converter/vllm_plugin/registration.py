@@ -12,8 +12,7 @@ from vllm.transformers_utils.model_arch_config_convertor import (
 )
 
 from converter.families import FAMILIES
-from converter.vllm_plugin.checks import check_architectures, check_scaling
-from converter.vllm_plugin.sizes import head_size
+from converter.vllm_plugin.checks import check_architectures, check_scaling, head_size
 
 PACKAGE = __package__
 TOKENIZERS = {"baichuan": "NtkBaichuanTokenizer", "mpt": "NtkReplitTokenizer"}

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.reference.alibi import press_slopes, query_slopes, symmetric_attention, tempered
-from tests.reference.layers import ACTIVATIONS, Array, Config, Ints, Network, Tensors, setting
+from tests.reference.alibi import press_slopes, symmetric_attention
+from tests.reference.layers import ACTIVATIONS, Array, Attention, Config, Ints, Network, Tensors, setting
 
 PREFIX = "bert."
 Layer = Callable[[Config, Tensors, str, Array, Callable[[Array, Array, Array], Array]], Array]
@@ -41,25 +41,21 @@ class Encoder:
     def _row(self, config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array, list[Array]]:
         heads = config["num_attention_heads"]
         epsilon = setting(config, "layer_norm_eps", default=1e-12)
-        attentions: list[Array] = []
+        width = config["hidden_size"]
+        row = Attention(
+            config, mask, press_slopes(heads), 1 / math.sqrt(width // heads), of=symmetric_attention
+        )
 
-        def attend(q: Array, k: Array, v: Array) -> Array:
-            length, width = q.shape
-            q, k, v = (part.reshape(length, heads, width // heads).transpose(1, 0, 2) for part in (q, k, v))
-            slopes = query_slopes(config, press_slopes(heads), mask, len(attentions))
-            q = tempered(config, q, mask, len(attentions))
-            output, probabilities = symmetric_attention(
-                q, k, v, slopes, mask, score_scale=1 / math.sqrt(width // heads)
-            )
-            attentions.append(probabilities)
-            return output
+        def attend(*states: Array) -> Array:
+            by_head = (part.reshape(-1, heads, width // heads).transpose(1, 0, 2) for part in states)
+            return row(*by_head)
 
         types = weights["embeddings.token_type_embeddings.weight"][0]
         x = weights["embeddings.word_embeddings.weight"][ids] + types
         x = weights.layer_norm(x, "embeddings.LayerNorm", epsilon)
         for n in range(config["num_hidden_layers"]):
             x = self.layer(config, weights, f"encoder.layer.{n}", x, attend)
-        return x * mask[:, None] if self.zero_padding else x, attentions
+        return x * mask[:, None] if self.zero_padding else x, row.probabilities
 
     def logits(
         self,

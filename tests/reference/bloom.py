@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from tests.reference.alibi import attention, press_slopes, query_slopes, tempered
-from tests.reference.layers import Array, Config, Ints, Network, Tensors, gelu_bloom, setting
+from tests.reference.alibi import press_slopes
+from tests.reference.layers import Array, Attention, Config, Ints, Network, Tensors, gelu_bloom, setting
 
 
 def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array, list[Array]]:
@@ -13,28 +13,24 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
     layers = setting(config, "n_layer", "num_hidden_layers")
     epsilon = setting(config, "layer_norm_epsilon", default=1e-5)
     residual_after_norm = config.get("apply_residual_connection_post_layernorm", False)
-    attentions = []
 
     x = weights.layer_norm(weights["word_embeddings.weight"][ids], "word_embeddings_layernorm", epsilon)
     length, width = x.shape
     head_dim = width // heads
+    attend = Attention(config, mask, press_slopes(heads), 1 / math.sqrt(head_dim))
     for n in range(layers):
         normed = weights.layer_norm(x, f"h.{n}.input_layernorm", epsilon)
         residual = normed if residual_after_norm else x
         fused = weights.linear(normed, f"h.{n}.self_attention.query_key_value", bias=True)
         # The fused outputs go head by head, each with its q, its k and its v.
         q, k, v = fused.reshape(length, heads, 3, head_dim).transpose(2, 1, 0, 3)
-        slopes = query_slopes(config, press_slopes(heads), mask, n)
-        q = tempered(config, q, mask, n)
-        context, probabilities = attention(q, k, v, slopes, mask, 1 / math.sqrt(head_dim))
-        attentions.append(probabilities)
-        x = residual + weights.linear(context, f"h.{n}.self_attention.dense", bias=True)
+        x = residual + weights.linear(attend(q, k, v), f"h.{n}.self_attention.dense", bias=True)
 
         normed = weights.layer_norm(x, f"h.{n}.post_attention_layernorm", epsilon)
         residual = normed if residual_after_norm else x
         inner = gelu_bloom(weights.linear(normed, f"h.{n}.mlp.dense_h_to_4h", bias=True))
         x = residual + weights.linear(inner, f"h.{n}.mlp.dense_4h_to_h", bias=True)
-    return weights.layer_norm(x, "ln_f", epsilon), attentions
+    return weights.layer_norm(x, "ln_f", epsilon), attend.probabilities
 
 
 _network = Network(_row, embedding="word_embeddings")

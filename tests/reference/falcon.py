@@ -8,17 +8,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from tests.reference.alibi import attention, press_slopes, query_slopes, tempered
-from tests.reference.layers import ACTIVATIONS, Array, Config, Ints, Network, Tensors, setting
-
-
-def _split(fused: Array, heads: int) -> tuple[Array, Array, Array]:
-    """[L, ...] -> q, k, v, each [heads, L, head_dim]; the outputs go head by head: query, key, value."""
-    parts = fused.reshape(len(fused), heads, 3, -1)
-    q, k, v = (np.stack([parts[:, h, which] for h in range(heads)]) for which in range(3))
-    return q, k, v
+from tests.reference.alibi import press_slopes
+from tests.reference.layers import ACTIVATIONS, Array, Attention, Config, Ints, Network, Tensors, setting
 
 
 def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array, list[Array]]:
@@ -31,23 +22,20 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
     bias = config.get("bias", False)
     if any(config.get(key) for key in ("multi_query", "parallel_attn", "new_decoder_architecture")):
         raise ValueError("no such layout here")
-    attentions = []
 
     x = weights["word_embeddings.weight"][ids]
     shrink = 1 / math.sqrt(x.shape[1] // heads)
+    attend = Attention(config, mask, press_slopes(heads), shrink, bias_scale=shrink)
     for n in range(layers):
         normed = weights.layer_norm(x, f"h.{n}.input_layernorm", epsilon)
         fused = weights.linear(normed, f"h.{n}.self_attention.query_key_value", bias)
-        q, k, v = _split(fused, heads)
-        slopes = query_slopes(config, press_slopes(heads), mask, n, bias_scale=shrink)
-        q = tempered(config, q, mask, n)
-        context, probabilities = attention(q, k, v, slopes, mask, score_scale=shrink, bias_scale=shrink)
-        attentions.append(probabilities)
-        x = x + weights.linear(context, f"h.{n}.self_attention.dense", bias)
+        # The outputs go head by head: query, key, value.
+        q, k, v = fused.reshape(len(fused), heads, 3, -1).transpose(2, 1, 0, 3)
+        x = x + weights.linear(attend(q, k, v), f"h.{n}.self_attention.dense", bias)
         normed = weights.layer_norm(x, f"h.{n}.post_attention_layernorm", epsilon)
         inner = activation(weights.linear(normed, f"h.{n}.mlp.dense_h_to_4h", bias))
         x = x + weights.linear(inner, f"h.{n}.mlp.dense_4h_to_h", bias)
-    return weights.layer_norm(x, "ln_f", epsilon), attentions
+    return weights.layer_norm(x, "ln_f", epsilon), attend.probabilities
 
 
 _network = Network(_row, embedding="word_embeddings")

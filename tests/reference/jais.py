@@ -14,14 +14,11 @@ the whole factor on the logits. The slopes are those of the tensor ``relative_pe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tests.reference.alibi import attention, press_slopes, query_slopes, tempered
-from tests.reference.layers import Array, Config, Ints, Network, Tensors, setting
+from tests.reference.alibi import press_slopes
+from tests.reference.layers import Array, Attention, Config, Ints, Network, Tensors, setting
 
 
 def _conv(weights: Tensors, x: Array, name: str) -> Array:
@@ -30,20 +27,12 @@ def _conv(weights: Tensors, x: Array, name: str) -> Array:
     return y
 
 
-def _stock_slopes(weights: Tensors, heads: int) -> Array:
-    try:
-        return weights["relative_pe.slopes"].reshape(heads)
-    except KeyError:
-        return press_slopes(heads)
-
-
 def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array, list[Array]]:
     if config.get("position_embedding_type") != "alibi" or config.get("activation_function") != "swiglu":
         raise ValueError("this network has no ALiBi or no SwiGLU")
     heads = setting(config, "n_head", "num_attention_heads")
     layers = setting(config, "n_layer", "num_hidden_layers")
     epsilon = setting(config, "layer_norm_epsilon", default=1e-5)
-    attentions = []
 
     x = weights["wte.weight"][ids]
     x = x * setting(config, "mup_embeddings_scale", "embeddings_scale", default=1.0)
@@ -51,35 +40,29 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
     head_dim = width // heads
     by_d = setting(config, "mup_scale_qk_dot_by_d", "scale_qk_dot_by_d", default=False)
     divisor = head_dim if by_d else math.sqrt(head_dim)
+    stored = "relative_pe.slopes" in weights
+    stock = weights["relative_pe.slopes"].reshape(heads) if stored else press_slopes(heads)
+    attend = Attention(config, mask, stock, 1 / divisor)
     for n in range(layers):
         normed = weights.layer_norm(x, f"h.{n}.ln_1", epsilon)
         fused = _conv(weights, normed, f"h.{n}.attn.c_attn")
         # Queries of all heads, then keys of all heads, then values.
         q, k, v = fused.reshape(length, 3, heads, head_dim).transpose(1, 2, 0, 3)
-        slopes = query_slopes(config, _stock_slopes(weights, heads), mask, n)
-        q = tempered(config, q, mask, n)
-        context, probabilities = attention(q, k, v, slopes, mask, 1 / divisor)
-        attentions.append(probabilities)
-        x = x + _conv(weights, context, f"h.{n}.attn.c_proj")
+        x = x + _conv(weights, attend(q, k, v), f"h.{n}.attn.c_proj")
 
         normed = weights.layer_norm(x, f"h.{n}.ln_2", epsilon)
         gate = _conv(weights, normed, f"h.{n}.mlp.c_fc2")
         inner = _conv(weights, normed, f"h.{n}.mlp.c_fc") * gate / (1.0 + np.exp(-gate))
         x = x + _conv(weights, inner, f"h.{n}.mlp.c_proj")
-    return weights.layer_norm(x, "ln_f", epsilon), attentions
+    return weights.layer_norm(x, "ln_f", epsilon), attend.probabilities
 
 
-_network = Network(_row, embedding="wte")
-trunk = _network.trunk
-
-
-def logits(
-    config: Config,
-    tensors: Mapping[str, NDArray[Any]],
-    input_ids: NDArray[Any],
-    attention_mask: NDArray[Any] | None = None,
-) -> Array:
-    """Next-token logits, float64 [B, L, vocabulary], times the config's scale."""
+def _head(config: Config, matrix: Array) -> Array:
     scale = setting(config, "mup_width_scale", "width_scale", default=1.0)
-    scale *= setting(config, "mup_output_alpha", default=1.0)
-    return float(scale) * _network.logits(config, tensors, input_ids, attention_mask)
+    scaled: Array = scale * setting(config, "mup_output_alpha", default=1.0) * matrix
+    return scaled
+
+
+_network = Network(_row, embedding="wte", head=_head)
+trunk = _network.trunk
+logits = _network.logits

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erf
 
+from tests.reference.alibi import attention, query_slopes, tempered
+
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Config = Mapping[str, Any]
@@ -51,6 +53,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 """By the names that transformers has for them."""
 
 
+def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
+    """x over the root of its mean square (Zhang and Sennrich 2019, arXiv 1910.07467), times a weight."""
+    y: Array = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * weight
+    return y
+
+
 class Tensors:
     """A checkpoint's tensors in float64, found with or without the trunk's prefix before the name."""
 
@@ -62,6 +70,9 @@ class Tensors:
 
     def __getitem__(self, name: str) -> Array:
         return self._tensors[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
 
     def linear(self, x: Array, name: str, bias: bool) -> Array:
         """[L, inputs] -> [L, outputs]; torch stores a linear map as [outputs, inputs]."""
@@ -76,6 +87,40 @@ class Tensors:
         return y + self[f"{name}.bias"] if bias else y
 
 
+class Attention:
+    """Attention with ALiBi in the layers of one row of tokens, which call it in turn.
+
+    Args:
+        stock: slopes of the checkpoint, [num_heads].
+        score_scale, bias_scale: see ``alibi.attention``.
+        of: ``alibi.attention`` or ``alibi.symmetric_attention``.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mask: Ints,
+        stock: Array,
+        score_scale: float,
+        of: Any = attention,
+        **scales: float,
+    ) -> None:
+        self.config, self.mask, self.stock, self.score_scale = config, mask, stock, score_scale
+        self.of, self.scales = of, scales
+        self.probabilities: list[Array] = []
+        """For each layer so far, [num_heads, L, L]."""
+
+    def __call__(self, q: Array, k: Array, v: Array) -> Array:
+        """Queries, keys and values [num_heads, L, head_dim] -> [L, num_heads * head_dim]."""
+        layer = len(self.probabilities)
+        slopes = query_slopes(self.config, self.stock, self.mask, layer, **self.scales)
+        q = tempered(self.config, q, self.mask, layer)
+        output: Array
+        output, probabilities = self.of(q, k, v, slopes, self.mask, self.score_scale, **self.scales)
+        self.probabilities.append(probabilities)
+        return output
+
+
 @dataclass(frozen=True)
 class Trunk:
     """What a network gives below its head. Values at padded positions mean nothing."""
@@ -84,6 +129,13 @@ class Trunk:
     """[B, L, hidden_size], after the last norm."""
     attentions: list[Array]
     """For each layer the probabilities [B, num_heads, query, key]; empty if not asked for."""
+
+
+def scaled_head(config: Config, matrix: Array) -> Array:
+    """The head's matrix times llm-foundry's ``logit_scale``, a number or ``"inv_sqrt_d_model"``."""
+    scale = setting(config, "logit_scale", default=1.0)
+    scaled: Array = matrix * (matrix.shape[1] ** -0.5 if scale == "inv_sqrt_d_model" else float(scale))
+    return scaled
 
 
 Row = Callable[[Config, Tensors, Ints, Ints], tuple[Array, list[Array]]]
@@ -98,6 +150,10 @@ class Network:
     embedding: str
     prefix: str = "transformer."
     """Of the trunk's tensors in a model with a head."""
+    head: Callable[[Config, Array], Array] = lambda config, matrix: matrix
+    """Config and the head's matrix [vocabulary, hidden_size] -> the one that makes logits."""
+    tied: bool | None = None
+    """Whether the matrix is the embedding; None if the config says so."""
 
     def trunk(
         self,
@@ -140,6 +196,7 @@ class Network:
         The head is the embedding again, or ``lm_head`` if the config unties them.
         """
         hidden = self.trunk(config, tensors, input_ids, attention_mask).hidden
-        head = self.embedding if config.get("tie_word_embeddings", True) else "lm_head"
-        product: Array = hidden @ Tensors(tensors, self.prefix)[f"{head}.weight"].T
+        tied = config.get("tie_word_embeddings", True) if self.tied is None else self.tied
+        matrix = Tensors(tensors, self.prefix)[f"{self.embedding if tied else 'lm_head'}.weight"]
+        product: Array = hidden @ self.head(config, matrix).T
         return product

@@ -7,20 +7,22 @@ whole query, followed by the few heads of the key and of the value.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tests.reference.alibi import attention, mpt_slopes, query_slopes, tempered
-from tests.reference.layers import ACTIVATIONS, Array, Config, Ints, Network, Tensors, setting
-
-
-def _rms_norm(weights: Tensors, x: Array, name: str, epsilon: float) -> Array:
-    """Root mean square normalisation over the last axis (Zhang and Sennrich 2019, arXiv 1910.07467)."""
-    y: Array = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * weights[f"{name}.weight"]
-    return y
+from tests.reference.alibi import mpt_slopes
+from tests.reference.layers import (
+    ACTIVATIONS,
+    Array,
+    Attention,
+    Config,
+    Ints,
+    Network,
+    Tensors,
+    rms_norm,
+    scaled_head,
+    setting,
+)
 
 
 def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array, list[Array]]:
@@ -35,11 +37,10 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
     epsilon = setting(config, "norm_eps", "layer_norm_epsilon", default=1e-5)
     bias = not config.get("no_bias", True)
     stock = mpt_slopes(heads, setting(options, "alibi_bias_max", default=8))
-    attentions = []
 
     def norm(x: Array, name: str) -> Array:
         if config.get("norm_type") in ("rmsnorm", "low_precision_rmsnorm"):
-            return _rms_norm(weights, x, name, epsilon)
+            return rms_norm(x, weights[f"{name}.weight"], epsilon)
         return weights.layer_norm(x, name, epsilon, bias)
 
     activation = ACTIVATIONS[(ffn.get("ffn_act_fn") or {}).get("name", "gelu")]
@@ -47,6 +48,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
     length, width = x.shape
     head_dim = width // heads
     score_scale = setting(options, "softmax_scale", default=1 / math.sqrt(head_dim))
+    attend = Attention(config, mask, stock, score_scale)
     for n in range(layers):
         normed = norm(x, f"blocks.{n}.norm_1")
         fused = weights.linear(normed, f"blocks.{n}.attn.Wqkv", bias)
@@ -60,11 +62,7 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
             k = weights.layer_norm(k, f"blocks.{n}.attn.k_ln", epsilon, bias)
         q, k, v = (part.reshape(length, -1, head_dim).transpose(1, 0, 2) for part in (q, k, v))
         k, v = (np.repeat(part, heads // kv_heads, axis=0) for part in (k, v))
-        slopes = query_slopes(config, stock, mask, n)
-        q = tempered(config, q, mask, n)
-        context, probabilities = attention(q, k, v, slopes, mask, score_scale)
-        attentions.append(probabilities)
-        x = x + weights.linear(context, f"blocks.{n}.attn.out_proj", bias)
+        x = x + weights.linear(attend(q, k, v), f"blocks.{n}.attn.out_proj", bias)
 
         normed = norm(x, f"blocks.{n}.norm_2")
         inner = weights.linear(normed, f"blocks.{n}.ffn.up_proj", bias)
@@ -73,21 +71,9 @@ def _row(config: Config, weights: Tensors, ids: Ints, mask: Ints) -> tuple[Array
         else:
             inner = activation(inner)
         x = x + weights.linear(inner, f"blocks.{n}.ffn.down_proj", bias)
-    return norm(x, "norm_f"), attentions
+    return norm(x, "norm_f"), attend.probabilities
 
 
-_network = Network(_row, embedding="wte")
+_network = Network(_row, embedding="wte", head=scaled_head)
 trunk = _network.trunk
-
-
-def logits(
-    config: Config,
-    tensors: Mapping[str, NDArray[Any]],
-    input_ids: NDArray[Any],
-    attention_mask: NDArray[Any] | None = None,
-) -> Array:
-    """Next-token logits, float64 [B, L, vocabulary], times the config's ``logit_scale``."""
-    scale = setting(config, "logit_scale", default=1.0)
-    if scale == "inv_sqrt_d_model":
-        scale = 1 / math.sqrt(setting(config, "d_model", "hidden_size"))
-    return float(scale) * _network.logits(config, tensors, input_ids, attention_mask)
+logits = _network.logits

@@ -10,16 +10,10 @@ from typing import Any
 
 import torch
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, Tiny, factory, head_tensors
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, State, classes, own
 
 PREFIX = "transformer."
-HEADS = {
-    "CausalLM": "JAISLMHeadModel",
-    "Model": "JAISModel",
-    "SequenceClassification": "JAISForSequenceClassification",
-    "TokenClassification": "JAISForTokenClassification",
-    "QuestionAnswering": "JAISForQuestionAnswering",
-}
+HEADS = classes("JAIS", CausalLM="JAISLMHeadModel")
 
 
 def config(num_heads: int) -> dict[str, Any]:
@@ -51,38 +45,33 @@ def config(num_heads: int) -> dict[str, Any]:
     }
 
 
-def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
-    width, positions = config["n_embd"], config["n_positions"]
+def describe(config: dict[str, Any], head: str, state: State) -> None:
+    width, positions, vocabulary = config["n_embd"], config["n_positions"], config["vocab_size"]
     inner = config["n_inner"] or 4 * width
 
-    def conv(name: str, inputs: int, outputs: int) -> Tensors:
+    def conv(name: str, inputs: int, outputs: int) -> None:
         """GPT-2's Conv1D, which stores [inputs, outputs]."""
-        return {
-            f"{name}.weight": random(f"{name}.weight", inputs, outputs, fan_in=inputs),
-            f"{name}.bias": random(f"{name}.bias", outputs),
-        }
+        weight, bias = f"{PREFIX}{name}.weight", f"{PREFIX}{name}.bias"
+        state[weight] = state.random(weight, inputs, outputs, fan_in=inputs)
+        state[bias] = state.random(bias, outputs)
 
-    def norm(name: str) -> Tensors:
-        return {f"{name}.{part}": random(f"{name}.{part}", width) for part in ("weight", "bias")}
-
-    vocabulary = config["vocab_size"]
-    state = {f"{PREFIX}wte.weight": random(f"{PREFIX}wte.weight", vocabulary, width, scale=0.3)}
+    state.embeddings("wte", vocabulary, width)
     for n in range(config["n_layer"]):
-        layer = f"{PREFIX}h.{n}"
-        state |= norm(f"{layer}.ln_1")
-        state[f"{layer}.attn.bias"] = torch.ones(1, 1, positions, positions, dtype=torch.bool).tril()
-        state[f"{layer}.attn.masked_bias"] = torch.tensor(-1e4)
-        state |= conv(f"{layer}.attn.c_attn", width, 3 * width)
-        state |= conv(f"{layer}.attn.c_proj", width, width)
-        state |= norm(f"{layer}.ln_2")
-        state |= conv(f"{layer}.mlp.c_fc", width, inner)
-        state |= conv(f"{layer}.mlp.c_fc2", width, inner)
-        state |= conv(f"{layer}.mlp.c_proj", inner, width)
-    state |= norm(f"{PREFIX}ln_f")
+        state.add(f"h.{n}.ln_1", width)
+        triangle = torch.ones(1, 1, positions, positions, dtype=torch.bool).tril()
+        state[f"{PREFIX}h.{n}.attn.bias"] = triangle
+        state[f"{PREFIX}h.{n}.attn.masked_bias"] = torch.tensor(-1e4)
+        conv(f"h.{n}.attn.c_attn", width, 3 * width)
+        conv(f"h.{n}.attn.c_proj", width, width)
+        state.add(f"h.{n}.ln_2", width)
+        conv(f"h.{n}.mlp.c_fc", width, inner)
+        conv(f"h.{n}.mlp.c_fc2", width, inner)
+        conv(f"h.{n}.mlp.c_proj", inner, width)
+    state.add("ln_f", width)
     state[f"{PREFIX}relative_pe.slopes"] = torch.tensor(_slopes(config["n_head"]))[:, None]
     if head == "CausalLM" and not config.get("tie_word_embeddings", True):
-        state["lm_head.weight"] = random("lm_head.weight", vocabulary, width, scale=0.3)
-    return state | head_tensors(width, head, config.get("num_labels", 2), random)
+        state["lm_head.weight"] = state.random("lm_head.weight", vocabulary, width, scale=0.3)
+    state.classifier(head, width, config)
 
 
 def _slopes(num_heads: int) -> list[float]:
@@ -94,9 +83,11 @@ def _slopes(num_heads: int) -> list[float]:
     return slopes
 
 
-TINY = Tiny(
-    write=factory(PREFIX, HEADS, config, tensors),
-    tensors=tensors,
+TINY = own(
+    PREFIX,
+    HEADS,
+    config,
+    describe,
     layers="n_layer",
     queries=("c_attn",),
     dropout={"attn_pdrop": 0.5},

@@ -8,17 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, PAD, VOCAB_SIZE, Random, Tensors, Tiny, factory
+from tests.tiny.layout import HEAD_DIM, State, classes, own, published
 
 PREFIX = "bert."
-HEADS = {
-    "MaskedLM": "JinaBertForMaskedLM",
-    "Model": "JinaBertModel",
-    "SequenceClassification": "JinaBertForSequenceClassification",
-    "TokenClassification": "JinaBertForTokenClassification",
-    "QuestionAnswering": "JinaBertForQuestionAnswering",
-    "ColBERT": "HF_ColBERT",
-}
+HEADS = classes("JinaBert", "MaskedLM", ColBERT="HF_ColBERT")
 PROJECTION_DIM = 24
 PLAIN_CODE, QK_CODE = "jinaai/jina-bert-implementation", "jinaai/jina-bert-v2-qk-post-norm"
 
@@ -39,108 +32,80 @@ def code(repository: str) -> dict[str, Any]:
 
 def config(num_heads: int) -> dict[str, Any]:
     width = HEAD_DIM * num_heads
-    return {
-        **code(PLAIN_CODE),
-        "model_max_length": 8192,
-        "attention_probs_dropout_prob": 0.0,
-        "classifier_dropout": None,
-        "gradient_checkpointing": False,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "hidden_size": width,
-        "initializer_range": 0.02,
-        "intermediate_size": 2 * width,
-        "layer_norm_eps": 1e-12,
-        "max_position_embeddings": 8192,
-        "model_type": "bert",
-        "num_attention_heads": num_heads,
-        "num_hidden_layers": 2,
-        "pad_token_id": PAD,
-        "position_embedding_type": "alibi",
-        "transformers_version": "4.26.0",
-        "type_vocab_size": 2,
-        "use_cache": True,
-        "vocab_size": VOCAB_SIZE,
-        "feed_forward_type": "geglu",
-        "emb_pooler": "mean",
-    }
+    return published(
+        "jina_bert",
+        "jinaai/jina-embeddings-v2-base-en",
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_attention_heads=num_heads,
+        num_hidden_layers=2,
+    )
 
 
-def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
+def describe(config: dict[str, Any], head: str, state: State) -> None:
     width, inner = config["hidden_size"], config["intermediate_size"]
     qk = QK_CODE in config["auto_map"]["AutoConfig"]
     gated = (config.get("feed_forward_type") or ("geglu" if qk else "original")).endswith("glu")
-    state: Tensors = {}
-
-    def linear(name: str, outputs: int, inputs: int, bias: bool = True) -> None:
-        state[f"{name}.weight"] = random(f"{name}.weight", outputs, inputs)
-        if bias:
-            state[f"{name}.bias"] = random(f"{name}.bias", outputs)
-
-    def norm(name: str) -> None:
-        for part in ("weight", "bias"):
-            state[f"{name}.{part}"] = random(f"{name}.{part}", width)
-
-    for kind, rows in (("word", config["vocab_size"]), ("token_type", config["type_vocab_size"])):
-        name = f"{PREFIX}embeddings.{kind}_embeddings.weight"
-        state[name] = random(name, rows, width, scale=0.3)
-    norm(f"{PREFIX}embeddings.LayerNorm")
+    embeddings(config, state)
     for n in range(config["num_hidden_layers"]):
-        layer = f"{PREFIX}encoder.layer.{n}"
+        layer = f"encoder.layer.{n}"
         for part in ("query", "key", "value"):
-            linear(f"{layer}.attention.self.{part}", width, width)
+            state.add(f"{layer}.attention.self.{part}", width, width)
         if qk:
-            norm(f"{layer}.attention.self.layer_norm_q")
-            norm(f"{layer}.attention.self.layer_norm_k")
-        linear(f"{layer}.attention.output.dense", width, width)
-        norm(f"{layer}.attention.output.LayerNorm")
+            state.add(f"{layer}.attention.self.layer_norm_q", width)
+            state.add(f"{layer}.attention.self.layer_norm_k", width)
+        state.add(f"{layer}.attention.output.dense", width, width)
+        state.add(f"{layer}.attention.output.LayerNorm", width)
         if qk:
-            norm(f"{layer}.layer_norm_1")
-            norm(f"{layer}.layer_norm_2")
+            state.add(f"{layer}.layer_norm_1", width)
+            state.add(f"{layer}.layer_norm_2", width)
             up = ("up_gated_layer", 2 * inner) if gated else ("up_layer", inner)
-            linear(f"{layer}.mlp.{up[0]}", up[1], width, bias=False)
-            linear(f"{layer}.mlp.down_layer", width, inner)
+            state.add(f"{layer}.mlp.{up[0]}", up[1], width, bias=False)
+            state.add(f"{layer}.mlp.down_layer", width, inner)
         elif gated:
-            linear(f"{layer}.mlp.gated_layers", 2 * inner, width, bias=False)
-            linear(f"{layer}.mlp.wo", width, inner)
-            norm(f"{layer}.mlp.layernorm")
+            gated_layers(f"{layer}.mlp", config, state)
         else:
-            linear(f"{layer}.intermediate.dense", inner, width)
-            linear(f"{layer}.output.dense", width, inner)
-            norm(f"{layer}.output.LayerNorm")
+            state.add(f"{layer}.intermediate.dense", inner, width)
+            state.add(f"{layer}.output.dense", width, inner)
+            state.add(f"{layer}.output.LayerNorm", width)
+    heads(config, head, state, "cls.predictions.bias")
+
+
+def embeddings(config: dict[str, Any], state: State) -> None:
+    width = config["hidden_size"]
+    state.embeddings("embeddings.word_embeddings", config["vocab_size"], width)
+    state.embeddings("embeddings.token_type_embeddings", config["type_vocab_size"], width)
+    state.add("embeddings.LayerNorm", width)
+
+
+def gated_layers(name: str, config: dict[str, Any], state: State) -> None:
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    state.add(f"{name}.gated_layers", 2 * inner, width, bias=False)
+    state.add(f"{name}.wo", width, inner)
+    state.add(f"{name}.layernorm", width)
+
+
+def heads(config: dict[str, Any], head: str, state: State, prediction_bias: str) -> None:
+    """The pooler, and the tensors above the trunk, as BERT names them."""
+    width, transform = config["hidden_size"], "cls.predictions.transform"
     if head in ("Model", "SequenceClassification", "ColBERT"):
-        linear(f"{PREFIX}pooler.dense", width, width)
-    return state | head_tensors(config, head, random)
-
-
-def head_tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
-    """The tensors above the trunk, as BERT names them."""
-    width, state = config["hidden_size"], {}
+        state.add("pooler.dense", width, width)
     if head == "MaskedLM":
-        transform = "cls.predictions.transform"
-        state["cls.predictions.bias"] = random("cls.predictions.bias", config["vocab_size"])
-        state[f"{transform}.dense.weight"] = random(f"{transform}.dense.weight", width, width)
-        for name in ("dense.bias", "LayerNorm.weight", "LayerNorm.bias"):
-            state[f"{transform}.{name}"] = random(f"{transform}.{name}", width)
-        return state
-    if head == "ColBERT":
-        return {"linear.weight": random("linear.weight", PROJECTION_DIM, width)}
-    labels = config.get("num_labels", 2)
-    name, outputs = {
-        "SequenceClassification": ("classifier", labels),
-        "TokenClassification": ("classifier", labels),
-        "QuestionAnswering": ("qa_outputs", 2),
-    }.get(head, ("", 0))
-    if name:
-        state[f"{name}.weight"] = random(f"{name}.weight", outputs, width)
-        state[f"{name}.bias"] = random(f"{name}.bias", outputs)
-    return state
+        state[prediction_bias] = state.random("cls.predictions.bias", config["vocab_size"])
+        state.above(f"{transform}.dense", width, width)
+        state.above(f"{transform}.LayerNorm", width)
+    elif head == "ColBERT":
+        state.above("linear", PROJECTION_DIM, width, bias=False)
+    else:  # one token's label and a whole text's have one name
+        state.classifier(head.replace("Sequence", "Token"), width, config)
 
 
 QK = code(QK_CODE)
-TINY = Tiny(
-    write=factory(PREFIX, HEADS, config, tensors),
-    tensors=tensors,
+TINY = own(
+    PREFIX,
+    HEADS,
+    config,
+    describe,
     layers="num_hidden_layers",
     queries=("query", "value"),
     variants={

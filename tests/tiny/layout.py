@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from tests.published_checkpoints import CHECKPOINTS as PUBLISHED
+
 Tensors = dict[str, torch.Tensor]
 Head = Literal[
     "CausalLM",
@@ -103,8 +105,47 @@ class Random:
         return 1.5 * values / math.sqrt(fan_in or shape[1])
 
 
+class State(Tensors):
+    """The tensors of a checkpoint, added one by one.
+
+    Args:
+        random: gives their values.
+        trunk: how the names of the trunk's tensors begin.
+    """
+
+    def __init__(self, random: Random, trunk: str) -> None:
+        super().__init__()
+        self.random, self.trunk = random, trunk
+
+    def embeddings(self, name: str, rows: int, width: int) -> None:
+        """The matrix of an embedding in the trunk."""
+        full = f"{self.trunk}{name}.weight"
+        self[full] = self.random(full, rows, width, scale=0.3)
+
+    def add(self, name: str, *shape: int, bias: bool = True) -> None:
+        """A norm [width] or a linear map [outputs, inputs] in the trunk, perhaps with a bias."""
+        self.above(f"{self.trunk}{name}", *shape, bias=bias)
+
+    def above(self, name: str, *shape: int, bias: bool = True) -> None:
+        """The same above the trunk."""
+        for kind, sizes in (("weight", shape), ("bias", shape[:1]))[: 1 + bias]:
+            self[f"{name}.{kind}"] = self.random(f"{name}.{kind}", *sizes)
+
+    def classifier(self, head: str, width: int, config: Mapping[str, Any]) -> None:
+        """The layer of a classification head, as transformers names it."""
+        labels = config.get("num_labels", 2)
+        if head == "SequenceClassification":
+            self.above("score", labels, width, bias=False)
+        elif head == "TokenClassification":
+            self.above("classifier", labels, width)
+        elif head == "QuestionAnswering":
+            self.above("qa_outputs", 2, width)
+
+
 MakeTensors = Callable[[dict[str, Any], str, Random], Tensors]
 """Config, head and random values -> name -> floating point values, as the original stores them."""
+Describe = Callable[[dict[str, Any], str, State], None]
+"""Adds the tensors of a config and a head, as the original stores them."""
 
 
 @dataclass(frozen=True)
@@ -138,20 +179,40 @@ class Tiny:
     """Whether an encoder returns zeros for padded tokens."""
 
 
-def factory(
+def published(family: str, name: str, **changes: Any) -> dict[str, Any]:
+    """config.json of a checkpoint in ``published/``, changed and with few tokens; None removes a key."""
+    [entry] = [entry for entry in PUBLISHED[family] if entry["id"] == name]
+    config = merged({**entry["config"], "pad_token_id": PAD, "vocab_size": VOCAB_SIZE}, changes)
+    return {key: value for key, value in config.items() if value is not None or key not in changes}
+
+
+def classes(original: str, language_model: str = "CausalLM", **others: str) -> dict[str, str]:
+    """Head -> the original's class, as ``architectures`` names it; the language model's first."""
+    heads = (language_model, "SequenceClassification", "TokenClassification", "QuestionAnswering")
+    return {**{head: f"{original}For{head}" for head in heads}, "Model": f"{original}Model", **others}
+
+
+def own(
     trunk: str,
     heads: Mapping[str, str],
     config: Callable[[int], dict[str, Any]],
-    tensors: MakeTensors,
-) -> Factory:
-    """What writes the checkpoints of an architecture that transformers does not have.
+    describe: Describe,
+    **facts: Any,
+) -> Tiny:
+    """The checkpoints of an architecture that transformers does not have.
 
     Args:
         trunk: how the names of the trunk's tensors begin in a model with a head: ``"model."``.
-        heads: head -> the original's class, as ``architectures`` names it; the language model's first.
+        heads: see ``classes``.
         config: number of heads -> config.json in the original's own keys and spellings.
-        tensors: see ``MakeTensors``.
+        describe: see ``Describe``.
+        facts: the other fields of ``Tiny``.
     """
+
+    def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
+        state = State(random, trunk)
+        describe(config, head, state)
+        return state
 
     def write(
         folder: Path,
@@ -170,8 +231,7 @@ def factory(
         if "architectures" not in config_changes:
             settings["architectures"] = [heads[chosen]]
         settings["torch_dtype"] = str(dtype).removeprefix("torch.")
-        state = tensors(settings, chosen, Random(seed, trunk))
-        state = cast(state, dtype)
+        state = cast(tensors(settings, chosen, Random(seed, trunk)), dtype)
         if not prefix or chosen == "Model":
             state = {name.removeprefix(trunk): tensor for name, tensor in state.items()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,7 +240,7 @@ def factory(
         write_weights(folder, state, fmt, sharded)
         return folder
 
-    return write
+    return Tiny(write=write, tensors=tensors, **facts)
 
 
 def cast(tensors: Tensors, dtype: torch.dtype) -> Tensors:
@@ -197,20 +257,6 @@ def merged(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
         old = result.get(key)
         result[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
     return result
-
-
-def head_tensors(hidden_size: int, head: str, labels: int, random: Random) -> Tensors:
-    """The tensors of a decoder's classification heads, as transformers names them."""
-    if head == "SequenceClassification":
-        return {"score.weight": random("score.weight", labels, hidden_size)}
-    name = {"TokenClassification": "classifier", "QuestionAnswering": "qa_outputs"}.get(head)
-    if name is None:
-        return {}
-    outputs = labels if name == "classifier" else 2
-    return {
-        f"{name}.weight": random(f"{name}.weight", outputs, hidden_size),
-        f"{name}.bias": random(f"{name}.bias", outputs),
-    }
 
 
 def tokenizer(folder: Path, size: int = VOCAB_SIZE) -> None:

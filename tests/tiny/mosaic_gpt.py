@@ -8,91 +8,46 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, Tiny, factory, head_tensors
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, State, classes, own, published
 
 PREFIX = "transformer."
-HEADS = {
-    "CausalLM": "MosaicGPT",
-    "Model": "MosaicGPTModel",
-    "SequenceClassification": "MosaicGPTForSequenceClassification",
-    "TokenClassification": "MosaicGPTForTokenClassification",
-    "QuestionAnswering": "MosaicGPTForQuestionAnswering",
-}
+HEADS = classes("MosaicGPT", CausalLM="MosaicGPT")
 
 
 def config(num_heads: int) -> dict[str, Any]:
-    return {
-        "alibi": True,
-        "alibi_bias_max": 8,
-        "architectures": ["MosaicGPT"],
-        "attn_clip_qkv": None,
-        "attn_impl": "torch",
-        "attn_pdrop": 0,
-        "attn_qk_ln": True,
-        "attn_uses_sequence_id": False,
-        "auto_map": {
-            "AutoConfig": "configuration_mosaic_gpt.MosaicGPTConfig",
-            "AutoModelForCausalLM": "mosaic_gpt.MosaicGPT",
-        },
-        "d_model": HEAD_DIM * num_heads,
-        "emb_init_std": None,
-        "emb_init_uniform_lim": None,
-        "emb_pdrop": 0,
-        "embedding_fraction": 1.0,
-        "fan_mode": "fan_in",
-        "init_device": "cpu",
-        "init_div_is_residual": True,
-        "init_gain": 0,
-        "init_nonlinearity": "relu",
-        "init_std": 0.02,
-        "logit_scale": None,
-        "low_precision_layernorm": True,
-        "max_seq_len": 2048,
-        "mlp_ratio": 4,
-        "model_type": "mosaic_gpt",
-        "n_heads": num_heads,
-        "n_layers": 2,
-        "no_bias": True,
-        "param_init_fn": "kaiming_normal_",
-        "prefix_lm": False,
-        "resid_pdrop": 0,
-        "softmax_scale": None,
-        "use_cache": False,
-        "verbose": 0,
-        "vocab_size": VOCAB_SIZE,
+    return published(
+        "mosaic_gpt",
+        "anas-awadalla/mpt-1b-redpajama-200b",
+        _name_or_path=None,
+        tokenizer_name=None,
+        d_model=HEAD_DIM * num_heads,
+        n_heads=num_heads,
+        n_layers=2,
         **SPECIAL_IDS,
-    }
+    )
 
 
-def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
+def describe(config: dict[str, Any], head: str, state: State) -> None:
     width, inner = config["d_model"], config["mlp_ratio"] * config["d_model"]
-    embeddings = f"{PREFIX}wte.weight"
-    result = {embeddings: random(embeddings, config["vocab_size"], width, scale=0.3)}
-
-    def add(name: str, *shape: int) -> None:
-        for kind, sizes in (("weight", shape), ("bias", shape[:1])):
-            if kind == "weight" or not config["no_bias"]:
-                full = f"{PREFIX}{name}.{kind}"
-                result[full] = random(full, *sizes)
-
+    state.embeddings("wte", config["vocab_size"], width)
+    shapes: dict[str, tuple[int, ...]] = {}
     for n in range(config["n_layers"]):
         block = f"blocks.{n}"
-        add(f"{block}.ln_1", width)
-        add(f"{block}.attn.Wqkv", 3 * width, width)
+        shapes |= {f"{block}.ln_1": (width,), f"{block}.attn.Wqkv": (3 * width, width)}
         if config["attn_qk_ln"]:
-            add(f"{block}.attn.q_ln", width)
-            add(f"{block}.attn.k_ln", width)
-        add(f"{block}.attn.out_proj", width, width)
-        add(f"{block}.ln_2", width)
-        add(f"{block}.mlp.mlp_up", inner, width)
-        add(f"{block}.mlp.mlp_down", width, inner)
-    add("ln_f", width)
-    return result | head_tensors(width, head, config.get("num_labels", 2), random)
+            shapes |= {f"{block}.attn.q_ln": (width,), f"{block}.attn.k_ln": (width,)}
+        shapes |= {f"{block}.attn.out_proj": (width, width), f"{block}.ln_2": (width,)}
+        shapes |= {f"{block}.mlp.mlp_up": (inner, width), f"{block}.mlp.mlp_down": (width, inner)}
+    for name, shape in {**shapes, "ln_f": (width,)}.items():
+        state.add(name, *shape, bias=not config["no_bias"])
+    state.classifier(head, width, config)
 
 
-TINY = Tiny(
-    write=factory(PREFIX, HEADS, config, tensors),
-    tensors=tensors,
+TINY = own(
+    PREFIX,
+    HEADS,
+    config,
+    describe,
     layers="n_layers",
     queries=("Wqkv",),
     dropout={"attn_pdrop": 0.5},

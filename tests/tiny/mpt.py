@@ -39,7 +39,7 @@ def beyond_stock(config: Any, state: Tensors, random: Random) -> Tensors:
 
 TINY = Tiny(
     write=stock.factory("Mpt", sizes, beyond_stock),
-    tensors=replit.tensors,  # the published ones are llm-foundry's own
+    tensors=replit.TINY.tensors,  # the published ones are llm-foundry's own
     layers="n_layers",
     queries=("Wqkv",),
     dropout={"attn_config": {"attn_pdrop": 0.5}},

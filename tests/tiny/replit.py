@@ -4,101 +4,59 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, VOCAB_SIZE, Random, Tensors, Tiny, factory, head_tensors
+from tests.tiny.layout import HEAD_DIM, SPECIAL_IDS, State, classes, own, published
 
 PREFIX = "transformer."
-HEADS = {
-    "CausalLM": "MPTForCausalLM",
-    "Model": "MPTModel",
-    "SequenceClassification": "MPTForSequenceClassification",
-    "TokenClassification": "MPTForTokenClassification",
-    "QuestionAnswering": "MPTForQuestionAnswering",
-}
+HEADS = classes("MPT")
 
 
 def config(num_heads: int) -> dict[str, Any]:
     # The real one has 24 heads over 8; other numbers are not all divisible by 3.
     shared = next(size for size in (3, 4, 2, 1) if num_heads % size == 0)
-    return {
-        "architectures": ["MPTForCausalLM"],
-        "attn_config": {
-            "alibi": True,
-            "alibi_bias_max": 8,
-            "attn_impl": "triton",
-            "attn_pdrop": 0.0,
-            "attn_type": "grouped_query_attention",
-            "attn_uses_sequence_id": False,
-            "clip_qkv": None,
-            "kv_n_heads": num_heads // shared,
-            "prefix_lm": False,
-            "qk_ln": False,
-            "softmax_scale": None,
-        },
-        "auto_map": {
-            "AutoConfig": "configuration_mpt.MPTConfig",
-            "AutoModelForCausalLM": "modeling_mpt.MPTForCausalLM",
-        },
-        "d_model": HEAD_DIM * num_heads,
-        "emb_pdrop": 0.0,
-        "embedding_fraction": 1.0,
-        "expansion_ratio": 4,
-        "fc_type": "torch",
-        "ffn_config": {"fc_type": "torch", "ffn_type": "mptmlp"},
-        "init_config": {"name": "kaiming_normal_", "fan_mode": "fan_in", "init_nonlinearity": "relu"},
-        "init_device": "cpu",
-        "learned_pos_emb": False,
-        "logit_scale": None,
-        "max_seq_len": 4096,
-        "model_type": "mpt",
-        "n_heads": num_heads,
-        "n_layers": 2,
-        "no_bias": True,
-        "norm_type": "low_precision_layernorm",
-        "resid_pdrop": 0.0,
-        "use_cache": False,
-        "vocab_size": VOCAB_SIZE,
+    return published(
+        "mpt",
+        "replit/replit-code-v1_5-3b",
+        attn_config={"kv_n_heads": num_heads // shared},
+        d_model=HEAD_DIM * num_heads,
+        n_heads=num_heads,
+        n_layers=2,
         **SPECIAL_IDS,
-    }
+    )
 
 
-def tensors(config: dict[str, Any], head: str, random: Random) -> Tensors:
+def describe(config: dict[str, Any], head: str, state: State) -> None:
     width, vocabulary = config["d_model"], config["vocab_size"]
     options, ffn = config["attn_config"], config.get("ffn_config", {"ffn_type": "mptmlp"})
     heads = {"grouped_query_attention": options.get("kv_n_heads"), "multiquery_attention": 1}
     keys = heads.get(options.get("attn_type"), config["n_heads"]) * width // config["n_heads"]
     inner = ffn.get("ffn_hidden_size") or config["expansion_ratio"] * width
-    norms_have_bias = "rmsnorm" not in config["norm_type"]
-    embeddings = f"{PREFIX}wte.weight"
-    result = {embeddings: random(embeddings, vocabulary, width, scale=0.3)}
-
-    def add(name: str, *shape: int, bias: bool = True) -> None:
-        for kind, sizes in (("weight", shape), ("bias", shape[:1])):
-            if kind == "weight" or (bias and not config["no_bias"]):
-                full = f"{PREFIX}{name}.{kind}"
-                result[full] = random(full, *sizes)
-
+    bias = not config["no_bias"]
+    norms_have_bias = bias and "rmsnorm" not in config["norm_type"]
+    state.embeddings("wte", vocabulary, width)
     for n in range(config["n_layers"]):
         block = f"blocks.{n}"
-        add(f"{block}.norm_1", width, bias=norms_have_bias)
-        add(f"{block}.attn.Wqkv", width + 2 * keys, width)
+        state.add(f"{block}.norm_1", width, bias=norms_have_bias)
+        state.add(f"{block}.attn.Wqkv", width + 2 * keys, width, bias=bias)
         if options["qk_ln"]:
-            add(f"{block}.attn.q_ln", width)
-            add(f"{block}.attn.k_ln", keys)
-        add(f"{block}.attn.out_proj", width, width)
-        add(f"{block}.norm_2", width, bias=norms_have_bias)
-        add(f"{block}.ffn.up_proj", inner, width)
-        add(f"{block}.ffn.down_proj", width, inner)
+            state.add(f"{block}.attn.q_ln", width, bias=bias)
+            state.add(f"{block}.attn.k_ln", keys, bias=bias)
+        state.add(f"{block}.attn.out_proj", width, width, bias=bias)
+        state.add(f"{block}.norm_2", width, bias=norms_have_bias)
+        state.add(f"{block}.ffn.up_proj", inner, width, bias=bias)
+        state.add(f"{block}.ffn.down_proj", width, inner, bias=bias)
         if ffn["ffn_type"] == "mptglu":
-            add(f"{block}.ffn.gate_proj", inner, width)
-    add("norm_f", width, bias=norms_have_bias)
+            state.add(f"{block}.ffn.gate_proj", inner, width, bias=bias)
+    state.add("norm_f", width, bias=norms_have_bias)
     if head == "CausalLM" and not config.get("tie_word_embeddings", True):
-        result["lm_head.weight"] = random("lm_head.weight", vocabulary, width)
-    return result | head_tensors(width, head, config.get("num_labels", 2), random)
+        state.above("lm_head", vocabulary, width, bias=False)
+    state.classifier(head, width, config)
 
 
-TINY = Tiny(
-    write=factory(PREFIX, HEADS, config, tensors),
-    tensors=tensors,
+TINY = own(
+    PREFIX,
+    HEADS,
+    config,
+    describe,
     layers="n_layers",
     queries=("Wqkv",),
     kv_heads=1,

@@ -1,0 +1,454 @@
+"""What only one family has: heads, layouts, stored slopes, old spellings, and refusals by tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    MptConfig,
+)
+
+from converter import SourceError, UnsupportedModel, convert, inspect
+from converter.families import jina_bert, mosaic_gpt, mpt
+from converter.families.refusals import check_source
+from templates.ntk_alibi import CHANNELS
+from tests import tiny
+from tests.conftest import edit_json
+from tests.patched import Convert, assert_logits, batch, config_of, load
+from tests.reference import alibi, jais
+from tests.runners import expected
+from tests.tiny import jina_bert as tiny_jina_bert
+from tests.tiny import mosaic_gpt as tiny_mosaic_gpt
+from tests.tiny import replit
+from tests.tiny.layout import Tensors, merged
+
+
+def change_tensors(folder: Path, change: Callable[[Tensors], Any]) -> Path:
+    """Changes the stored tensors of a checkpoint, which is returned."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+def check_logits(model: Any, folder: Path, name: str) -> None:
+    """They are the reference's."""
+    ids, mask = batch()
+    right = expected(folder, name, ids.numpy(), mask.numpy())
+    assert_logits(model(ids, attention_mask=mask).logits, right, mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("baichuan", "model.layers.0.self_attn.rotary_emb.inv_freq", r"rotary_emb\.inv_freq"),
+        # Rewritten DNABERT-2 code stores such tensors (guyiyangyoung/LLM-DNABERT2).
+        ("mosaic_bert", "bert.encoder.rope.sin", "rope"),
+    ],
+)
+def test_rotary_tensors_are_refused_whatever_the_config_says(
+    tmp_path: Path, name: str, tensor: str, words: str
+) -> None:
+    source = (tiny.FACTORIES | tiny.ENCODERS)[name](tmp_path / "source", 4)
+    change_tensors(source, lambda tensors: tensors.update({tensor: torch.ones(4)}))
+    with pytest.raises(UnsupportedModel, match=words):
+        convert(source, tmp_path / "out", method="none", verify=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+# Baichuan
+
+
+def test_a_loaded_model_does_not_checkpoint_gradients(converted: Convert) -> None:
+    """The original's config has ``[false]``, which is true in Python."""
+    folder = converted("baichuan")
+    assert (
+        config_of(folder).items()
+        >= {
+            "gradient_checkpointing": False,
+            "norm_head": True,
+            "tie_word_embeddings": False,
+        }.items()
+    )
+    assert not load(folder).is_gradient_checkpointing
+
+
+def test_the_stored_head_stays_as_it_is(converted: Convert, tmp_path: Path) -> None:
+    """The original code overwrites the weight with its normalised form at the first evaluation."""
+    folder = converted("baichuan")
+    stored = load_file(folder / "model.safetensors")["lm_head.weight"]
+    assert (stored.norm(dim=1) - 1).abs().max() > 0.1
+    model, ids = load(folder), batch()[0]
+    with torch.no_grad():
+        before = model(ids).logits
+        assert torch.equal(model(ids).logits, before)
+    assert torch.equal(model.lm_head.weight, stored)
+    model.train()(ids, labels=ids).loss.backward()
+    # The length of a row does not matter, so the gradient is orthogonal to the row.
+    along = (model.lm_head.weight.grad * model.lm_head.weight).sum(dim=1)
+    assert along.abs().max() < 1e-6 < model.lm_head.weight.grad.abs().max()
+    model.save_pretrained(tmp_path / "saved")
+    assert torch.equal(load_file(tmp_path / "saved" / "model.safetensors")["lm_head.weight"], stored)
+
+
+@torch.no_grad()
+def test_the_length_of_a_row_does_not_matter(converted: Convert) -> None:
+    model, ids = load(converted("baichuan")), batch()[0]
+    before = model(ids).logits
+    model.lm_head.weight.mul_(torch.rand(len(model.lm_head.weight), 1) * 100 + 0.01)
+    assert torch.allclose(model(ids).logits, before, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm_head", [True, False])
+def test_another_vocabulary_keeps_the_kind_of_head(
+    converted: Convert, norm_head: bool, tmp_path: Path
+) -> None:
+    model, ids = load(converted("baichuan", norm_head=norm_head)), batch()[0]
+    before = model(ids).logits
+    model.resize_token_embeddings(tiny.VOCAB_SIZE + 3)
+    assert torch.allclose(model(ids).logits[..., : tiny.VOCAB_SIZE], before, atol=1e-5)
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    if norm_head:  # transformers 4.57 gives a plain head random values again
+        model.post_init()
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_the_loss_has_baichuan2_s_penalty(converted: Convert) -> None:
+    ids, _ = batch()
+    folder = converted("baichuan", z_loss_weight=0.25)
+    output = load(folder)(ids, labels=ids)
+    plain = load(folder, z_loss_weight=0.0)(ids, labels=ids)
+    penalty = output.logits[:, :-1].max(dim=-1).values.pow(2).mean()
+    assert plain.loss.item() == pytest.approx(
+        torch.nn.functional.cross_entropy(plain.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).item(),
+        abs=1e-5,
+    )
+    assert (output.loss - plain.loss).item() == pytest.approx(0.25 * penalty.item(), rel=1e-5)
+
+
+# JAIS and BTLM
+
+Source = Callable[..., Path]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    """``source(slopes=None, **config_changes)``: a tiny checkpoint; ``slopes=()`` stores no slopes."""
+
+    def build(slopes: Any = None, num_heads: int = 4, **changes: Any) -> Path:
+        folder, name = tmp_path / "source", "transformer.relative_pe.slopes"
+        tiny.FACTORIES["jais"](folder, num_heads, **changes)
+        if slopes == ():
+            change_tensors(folder, lambda tensors: tensors.pop(name))
+        elif slopes is not None:
+            change_tensors(folder, lambda tensors: tensors.update({name: torch.tensor(slopes)[:, None]}))
+        return folder
+
+    return build
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("slopes", [None, (0.3, 0.2, 0.05, 0.01), ()], ids=["stock", "other", "none stored"])
+def test_stored_slopes_beat_the_formula(source: Source, tmp_path: Path, slopes: Any) -> None:
+    folder = convert(source(slopes), tmp_path / "out", method="ntk", scale=4.0).path
+    formula = alibi.press_slopes(4)
+    stored = config_of(folder).get("alibi_slopes")
+    if slopes == ():
+        assert stored is None
+    else:
+        np.testing.assert_allclose(stored, formula if slopes is None else slopes, rtol=1e-6)
+    check_logits(load(folder), folder, "jais")
+
+
+def test_slopes_of_another_number_are_refused(source: Source, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"relative_pe\.slopes"):
+        convert(source((0.5, 0.25)), tmp_path / "out", method="ntk", scale=4.0)
+
+
+def test_a_stored_copy_of_the_tied_head(source: Source, tmp_path: Path) -> None:
+    """The pickled checkpoints of jais-13b store such a copy."""
+
+    def copied(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+
+    folder = change_tensors(source(), copied)
+    load(convert(folder, tmp_path / "out", method="ntk", scale=4.0).path)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [20, 24, 60])
+def test_their_dynamic_scaling_is_our_linear_one_by_length(
+    source: Source, tmp_path: Path, tokens: int
+) -> None:
+    """Their formula: slopes / (T / train_seq_len) for T keys, if T > train_seq_len; here without padding."""
+    own = source(num_heads=12, alibi_scaling={"type": "linear", "train_seq_len": 24})
+    config, tensors = tiny.read(own)
+    tensors["transformer.relative_pe.slopes"] /= tokens / 24 if tokens > 24 else 1.0
+    ids, _ = batch(rows=2, length=tokens)
+    right = jais.logits({**config, "alibi_scaling": None}, tensors, ids.numpy())
+
+    folder = convert(own, tmp_path / "out", method="linear", dynamic="length", rate=1.0).path
+    assert config_of(folder)["alibi_scaling"] == {
+        "type": "linear",
+        "train_seq_len": 24,
+        "dynamic": "length",
+        "rate": 1.0,
+    }
+    assert_logits(load(folder)(ids).logits, right)
+
+
+@torch.no_grad()
+def test_their_fixed_scaling_is_our_linear_one(source: Source, tmp_path: Path) -> None:
+    own = source(alibi_scaling={"type": "linear", "factor": 4.0})
+    config, tensors = tiny.read(own)
+    tensors["transformer.relative_pe.slopes"] /= 4.0
+    ids, _ = batch()
+    right = jais.logits({**config, "alibi_scaling": None}, tensors, ids.numpy())
+    folder = convert(own, tmp_path / "out", method="linear", scale=4.0).path
+    assert_logits(load(folder)(ids).logits, right)
+
+
+def test_inspect_shows_their_scaling_and_a_conversion_replaces_it(source: Source, tmp_path: Path) -> None:
+    own = source(alibi_scaling={"type": "linear", "factor": 2.0})
+    shown = inspect(own).alibi_scaling
+    assert shown == {"type": "linear", "factor": 2.0}
+    folder = convert(own, tmp_path / "out", method="ntk", scale=3.0).path
+    assert config_of(folder)["alibi_scaling"] == {"type": "ntk", "factor": 3.0}
+
+
+def test_a_length_that_the_config_states_is_the_trained_one(source: Source) -> None:
+    found = inspect(source(alibi_scaling={"type": "linear", "train_seq_len": 32}))
+    assert (found.train_length, found.train_length_origin) == (32, "config.json's alibi_scaling")
+    assert inspect(source(n_positions=4096)).train_length is None
+    assert "n_positions 4096" in inspect(source(n_positions=4096)).train_length_origin
+
+
+@pytest.mark.version
+def test_missing_weights_are_random(source: Source, tmp_path: Path) -> None:
+    """They get values of the usual size, not whatever the memory holds."""
+    convert(source(), tmp_path / "out", method="none", verify=False)
+    name = "transformer.h.0.mlp.c_fc.weight"
+    shape = load_file(tmp_path / "out/model.safetensors")[name].shape
+    change_tensors(tmp_path / "out", lambda tensors: tensors.pop(name))
+    model, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", trust_remote_code=True, output_loading_info=True
+    )
+    assert set(info["missing_keys"]) == {name}
+    weight = model.get_parameter(name)
+    assert weight.shape == shape
+    assert weight.std().item() == pytest.approx(model.config.initializer_range, rel=0.2)
+
+
+# JinaBERT
+
+QK = tiny_jina_bert.code(tiny_jina_bert.QK_CODE)
+
+
+def test_the_stored_names_decide(tmp_path: Path) -> None:
+    """An embedding model without a prediction head, whose config names another copy of the code."""
+    folder = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, head="Model", **QK)
+    copied = {"architectures": ["JinaBertForMaskedLM"], **tiny_jina_bert.code("someone/copy")}
+    edit_json(folder / "config.json", copied)
+    convert(folder, tmp_path / "out", method="none")
+    config = config_of(tmp_path / "out")
+    assert config["architectures"] == ["NtkJinaBertModel"]
+    assert (config["qk_post_norm"], config["add_pooling_layer"]) == (True, True)
+
+
+def test_what_names_tell() -> None:
+    config = {"architectures": ["NtkJinaBertForMaskedLM"]}
+    stored = ["bert.encoder.layer.0.attention.self.layer_norm_q.weight", "cls.predictions.bias"]
+    found = jina_bert.fit(config, dict.fromkeys(stored))
+    assert found == {"add_pooling_layer": False, "qk_post_norm": True}
+    changes = jina_bert.fit(config, {"pooler.dense.weight": None})
+    assert changes == {
+        "add_pooling_layer": True,
+        "architectures": ["NtkJinaBertModel"],
+        "qk_post_norm": False,
+    }
+
+
+def test_the_length_limit_is_raised(tmp_path: Path) -> None:
+    tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, max_position_embeddings=512)
+    convert(tmp_path / "source", tmp_path / "out", target_length=8192, train_length=512, verify=False)
+    config = config_of(tmp_path / "out")
+    assert config["max_position_embeddings"] == 8192
+    assert config["alibi_scaling"] == {"type": "ntk", "factor": 16.0}
+    assert config["auto_map"]["AutoModelForMaskedLM"] == "modeling_ntk_jina_bert.NtkJinaBertForMaskedLM"
+    # Old configs have the default value.
+    assert config["emb_pooler"] == "mean"
+
+
+# MosaicBERT
+
+
+@torch.no_grad()
+def test_dnabert_2_s_config_is_completed(tmp_path: Path) -> None:
+    tiny.ENCODERS["mosaic_bert"](tmp_path / "source", 12)
+    lacking = ("model_type", "architectures", "pad_token_id")
+    edit_json(tmp_path / "source/config.json", dict.fromkeys(lacking))
+    convert(tmp_path / "source", tmp_path / "out", scale=4, train_length=512, verify=False)
+    config = config_of(tmp_path / "out")
+    assert config["architectures"] == ["NtkMosaicBertForMaskedLM"]
+    assert config["max_position_embeddings"] == 2048
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    assert model.config.pad_token_id == 0
+    check_logits(model, tmp_path / "out", "mosaic_bert")
+
+
+# MosaicGPT
+
+
+def test_slopes_are_one_series_for_every_number_of_heads() -> None:
+    def series(**changes: Any) -> tuple[float, ...]:
+        return mosaic_gpt.FAMILY.stock_slopes({**tiny_mosaic_gpt.config(4), **changes})
+
+    slopes = series(n_heads=12, d_model=96)
+    assert slopes == pytest.approx([2 ** (-8 * head / 12) for head in range(1, 13)])
+    steeper = series(n_heads=3, d_model=24, alibi_bias_max=6)
+    assert steeper == pytest.approx([1 / 4, 1 / 16, 1 / 64])
+
+
+@pytest.mark.parametrize(("heads", "doubted"), [(4, False), (12, True), (16, False)])
+def test_slopes_that_the_config_leaves_open_are_named(tmp_path: Path, heads: int, doubted: bool) -> None:
+    source = tiny.FACTORIES["mosaic_gpt"](tmp_path / "source", heads)
+    result = convert(source, tmp_path / "out", scale=2, verify=False)
+    assert any(f"has {heads} heads, not a power of two" in note for note in result.notes) == doubted
+
+
+# MPT
+
+
+@torch.no_grad()
+def test_a_cache_holds_the_key_heads_only(converted: Convert) -> None:
+    ids, _ = batch(rows=1, length=10)
+    cache = load(converted("replit", 24, "ntk"))(ids, use_cache=True).past_key_values
+    assert cache.layers[0].keys.shape == (1, 8, 10, 8 + CHANNELS)
+
+
+@pytest.mark.version
+@pytest.mark.parametrize("named", ["MPTForCausalLM", "MptForCausalLM"])
+def test_a_config_that_transformers_wrote(named: str, tmp_path: Path) -> None:
+    """Its MptConfig keeps the class names that it read, and its defaults are ALiBi and no biases."""
+    for options in ({}, {"alibi": True, "clip_qkv": 6.0}, {"alibi": False}):
+        written = MptConfig(d_model=64, n_heads=4, n_layers=2, attn_config=options)
+        written.architectures = [named]
+        written.save_pretrained(tmp_path)
+        values = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+        assert values["attn_config"]["model_type"] == ""
+        # Up to transformers 4.56 it wrote only what differs from its defaults.
+        values["attn_config"] = {"model_type": "", **options}
+        if options.get("alibi") is False:
+            with pytest.raises(UnsupportedModel, match=r"^attn_config\.alibi is False"):
+                check_source(values)
+        else:
+            assert check_source(values) is mpt.FAMILY
+            values.pop("no_bias", None)
+            assert mpt.FAMILY.normalise(values).get("no_bias", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "attn_type"),
+        ({"norm_type": "rmsnorm"}, "norm_type"),
+        ({"ffn_config": {"ffn_type": "mptglu"}}, "ffn_config"),
+        ({"norm_eps": 1e-6}, "norm_eps"),
+    ],
+)
+def test_stock_transformers_is_no_measure_for_these(changes: dict[str, Any], words: str) -> None:
+    multihead = {} if words == "attn_type" else {"attn_type": "multihead_attention", "kv_n_heads": None}
+    reason = mpt.FAMILY.stock_unfit(merged(replit.config(24), {"attn_config": multihead, **changes}))
+    assert reason is not None
+    assert words in reason
+
+
+# Refact
+
+
+def test_the_head_is_never_tied(converted: Convert, tmp_path: Path) -> None:
+    """The config does not say so, and transformers ties the head by default."""
+    folder = converted("refact")
+    assert "tie_word_embeddings" not in config_of(tmp_path / "source")
+    assert config_of(folder)["tie_word_embeddings"] is False
+    model = load(folder)
+    assert model.lm_head.weight.data_ptr() != model.transformer.wte.weight.data_ptr()
+
+
+def test_the_width_of_the_mlp_is_the_real_one(converted: Convert) -> None:
+    """5632 channels at the real size: two thirds of 4 * 2048, rounded up to a multiple of 256."""
+    sizes = {"n_embd": 2048, "n_head": 32, "n_layer": 1, "vocab_size": 8, "pad_token_id": None}
+    model = load(converted("refact"))
+    config = type(model.config)(**{**model.config.to_dict(), **sizes})
+    with torch.device("meta"):
+        real = type(model)(config)
+    shapes = {name: list(tensor.shape) for name, tensor in real.transformer.h[0].state_dict().items()}
+    assert shapes == {
+        "ln_1.weight": [2048],
+        "attn.q.weight": [2048, 2048],
+        "attn.kv.weight": [128, 2048],
+        "attn.c_proj.weight": [2048, 2048],
+        "ln_2.weight": [2048],
+        "mlp.gate_up_proj.weight": [11264, 2048],
+        "mlp.c_proj.weight": [2048, 5632],
+    }
+
+
+@torch.no_grad()
+def test_both_layouts_are_the_same_network(converted: Convert) -> None:
+    split = load(converted("refact", packed_projections=False))
+    state = split.state_dict()
+    for n in range(split.config.n_layer):
+        for whole, parts in (
+            ("attn.kv", ("attn.k", "attn.v")),
+            ("mlp.gate_up_proj", ("mlp.linear_1", "mlp.linear_3")),
+        ):
+            names = [f"transformer.h.{n}.{part}.weight" for part in parts]
+            state[f"transformer.h.{n}.{whole}.weight"] = torch.cat([state.pop(name) for name in names])
+    config = type(split.config)(**{**split.config.to_dict(), "packed_projections": True})
+    packed = type(split)(config).eval()
+    packed.load_state_dict(state)
+    ids, mask = batch()
+    assert_logits(packed(ids, attention_mask=mask).logits, split(ids, attention_mask=mask).logits, mask)
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_layout_is_read_from_the_tensors(tmp_path: Path, packed: bool, said: bool | None) -> None:
+    source = tiny.FACTORIES["refact"](tmp_path / "source", 4, packed_projections=packed)
+    edit_json(source / "config.json", {"packed_projections": said})
+    convert(source, tmp_path / "out", scale=2)
+    assert config_of(tmp_path / "out")["packed_projections"] is packed
+
+
+@torch.no_grad()
+def test_the_other_heads_read_the_language_model_s_last_norm(converted: Convert) -> None:
+    folder = converted("refact")
+    ids, _ = batch(rows=1, length=20)
+    model, info = AutoModelForSequenceClassification.from_pretrained(
+        folder, trust_remote_code=True, output_loading_info=True
+    )
+    assert sorted(info["missing_keys"]) == ["score.weight"]
+    trunk = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+    raw = trunk(ids).last_hidden_state
+    weight = load_file(folder / "model.safetensors")["ln_f.weight"]
+    normed = torch.nn.functional.layer_norm(raw, weight.shape, weight, None, 1e-5)
+    expected = model.score(normed[:, -1])
+    assert torch.allclose(model.eval()(ids).logits, expected, atol=1e-5)
+    language = load(folder)
+    assert torch.allclose(language(ids).logits, language.lm_head(normed), atol=1e-4)

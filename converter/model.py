@@ -177,6 +177,6 @@ def _check_recorded(config: Config, overrides: Mapping[str, Any]) -> None:
     for key, value in overrides.items():
         if key not in recorded or recorded[key] != value:
             raise UsageError(
-                f"--set {key} is for the config of a source, and this repository is converted; drop it, or "
-                "convert the source with it"
+                f"`overrides` {key} is for the config of a source, and this repository is converted; drop "
+                "it, or convert the source with it"
             )

@@ -176,7 +176,7 @@ def convert(
 
     def check_disk(needed: int) -> None:
         needed += plan.other_bytes() + plan.graph_bytes()
-        check_space(place.parent, needed, "the result needs", "change --out")
+        check_space(place.parent, needed, "the result needs", "change `out`")
 
     with staged(place, overwrite=overwrite, resume=resume) as folder:
         written = write(plan, folder, space=check_disk, progress=progress)
@@ -209,13 +209,13 @@ def _check_options(
     if onnx is not None:
         check_installed(onnx)
     if base_model is not None and not is_repo_id(base_model):
-        raise UsageError(f"--base-model {base_model[:100]!r} is not a Hub id; give one such as USER/NAME")
+        raise UsageError(f"`base_model` {base_model[:100]!r} is not a Hub id; give one such as USER/NAME")
     if push_to_hub is None and about_push:
-        raise UsageError("--private, --branch and --create-pr need --push-to-hub; add it, or drop them")
+        raise UsageError("`private`, `branch` and `create_pr` need `push_to_hub`; add it, or drop them")
     if push_to_hub is not None and not verify:
-        raise UsageError("only a verified result can be pushed; drop --no-verify or --push-to-hub")
+        raise UsageError("only a verified result can be pushed; drop `verify=False` or `push_to_hub`")
     if dtype is not None and link is not None:
-        raise UsageError("--dtype rewrites the weights, so they cannot be linked; drop --dtype or the link")
+        raise UsageError("`dtype` rewrites the weights, so they cannot be linked; drop `dtype` or the link")
 
 
 def _download(plan: Plan, place: Path, *, resume: bool) -> None:
@@ -227,7 +227,7 @@ def _download(plan: Plan, place: Path, *, resume: bool) -> None:
             lacking += plan.other_bytes()
             # With --resume or a link the result may need less; ``transfer`` checks it exactly.
             lacking += 0 if resume or plan.order.link else plan.result_bytes()
-        remedy = "choose another --cache-dir or --out"
+        remedy = "choose another `cache_dir` or `out`"
         check_space(source.folder, lacking, "download and result need", remedy)
     source.fetch(plan.wanted)
 

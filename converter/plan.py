@@ -170,7 +170,7 @@ def prepare(
     notes += [*recipe.notes, *filter(None, [tokenizer.note, raised.note]), *model.nested.notes]
     if dtype is not None:
         set_dtype(config, TORCH[dtype])
-        notes.append(f"the weights were converted to {TORCH[dtype]} (--dtype {dtype})")
+        notes.append(f"the weights were converted to {TORCH[dtype]}")
     small = small_files(source.files, but=NOT_COPIED)
     rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
     rewritten |= raised.files

@@ -290,7 +290,7 @@ def weights_elsewhere(place: Path) -> None:
 
 # What is there beside "source", the output folder, options, words of the message.
 OUTPUTS: list[tuple[Callable[[Path], object], str, dict[str, Any], str]] = [
-    (folder_with("letter.txt"), "out", {}, "--overwrite"),
+    (folder_with("letter.txt"), "out", {}, "`overwrite`"),
     (folder_with("letter.txt"), "out", {"overwrite": True}, "holds no config.json"),
     (lambda place: (place / "out").write_text("keep me"), "out", {"overwrite": True}, "is a file"),
     (lambda place: (place / "loop").symlink_to("loop"), "loop", {}, "points back to itself"),

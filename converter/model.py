@@ -109,23 +109,15 @@ class Model:
 
 
 def open_model(
-    model: str | Path,
-    *,
-    train_length: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: str | Path | None = None,
-    progress: bool = False,
-    converted: bool = True,
+    model: str | Path, *, progress: bool = False, converted: bool = True, **options: Unpack[SourceOptions]
 ) -> Model:
     """Opens a checkpoint; from the Hub, only the config is downloaded.
 
     Args:
         model: a local folder, or a Hub id.
-        train_length, overrides, revision, token, cache_dir: see ``SourceOptions``.
         progress: draw the Hub client's progress bars on stderr.
         converted: also accept a converted repository.
+        options: see ``SourceOptions``.
 
     Raises:
         SourceError: the checkpoint is missing, unreadable or damaged.
@@ -134,16 +126,17 @@ def open_model(
         UsageError: a revision was given for a local folder, or the trained length is not valid; or a value
             of ``overrides`` cannot be set.
     """
+    train_length, cache_dir = options.get("train_length"), options.get("cache_dir")
+    revision, overrides = options.get("revision"), options.get("overrides") or {}
     Request("none", train_length=train_length)
     source = open_source(
         str(model),
         revision=revision,
-        token=token,
+        token=options.get("token"),
         cache_dir=Path(cache_dir) if cache_dir else None,
         progress=progress,
     )
     config = original = source.config()
-    overrides = overrides or {}
     if is_converted(config):
         _check_recorded(config, overrides)
     else:

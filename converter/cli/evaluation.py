@@ -54,16 +54,6 @@ run_options = options(
     run_option("--dtype", type=click.Choice(["fp32", "fp16", "bf16"]), help="Type to compute in."),
     run_option("--batch-size", type=int, metavar="N", help="Largest number of sequences in a batch."),
 )
-result_options = options(
-    output_option(
-        "--out",
-        type=PATH,
-        shell_complete=folders,
-        metavar="DIR",
-        help="Write JSON, CSV, tables and curves to this folder.",
-    ),
-    output_option("--overwrite", is_flag=True, help="Replace earlier results in that folder."),
-)
 
 
 def text_option(what: str) -> Callable[[F], F]:
@@ -77,21 +67,16 @@ def _option(task: TaskType) -> Callable[[F], F]:
     return task_option(task.option, task.name, type=kind, metavar=metavar, help=task.file_help)
 
 
-def _size_option(task: TaskType) -> Callable[[F], F]:
-    """The option that sets the size of a task's generated prompts."""
-    return task_option(task.size_option, f"num_{task.name}", type=int, metavar="N", help=task.size_help)
-
-
 TYPES = tasks.TYPES.values()
 file_options = options(
+    *(_option(task) for task in TYPES if task.read),
     *(
-        option(task)
+        task_option(task.size_option, f"num_{task.name}", type=int, metavar="N", help=task.size_help)
         for task in TYPES
-        for option, offered in ((_option, task.read), (_size_option, task.generate_sized))
-        if offered
-    )
+        if task.generate_sized
+    ),
 )
-exam_options = options(
+shared_options = options(
     task_option(
         "--tasks",
         "names",
@@ -102,21 +87,33 @@ exam_options = options(
     text_option("UTF-8 text for perplexity"),
     file_options,
     seed_option,
+    run_options,
+    set_option,
+    hub_options,
+    output_option(
+        "--out",
+        type=PATH,
+        shell_complete=folders,
+        metavar="DIR",
+        help="Write JSON, CSV, tables and curves to this folder.",
+    ),
+    output_option("--overwrite", is_flag=True, help="Replace earlier results in that folder."),
 )
+"""The options of ``eval`` and ``tune``, beside items, lengths and scalings."""
 
 
 def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[AnyTask]:
     """Removes the tasks' files and sizes from a command's arguments and returns the tasks to measure."""
     files = {name: arguments.pop(name) for name in tasks.READ}
     sizes = {task.name: arguments.pop(f"num_{task.name}") for task in TYPES if task.generate_sized}
-    given = {name: tasks.TYPES[name].option for name, file in files.items() if file is not None}
-    given |= {name: tasks.TYPES[name].size_option for name, size in sizes.items() if size is not None}
-    for name, option in given.items():
+    needed = {name: tasks.TYPES[name].option for name, file in files.items() if file is not None}
+    needed |= {name: tasks.TYPES[name].size_option for name, size in sizes.items() if size is not None}
+    for name, option in needed.items():
         if names and name not in names:
             raise UsageError(f"--tasks {','.join(names)} does not include {name}; add it, or drop {option}")
     if names and (PERPLEXITY in names) != bool(arguments["text"]):
         raise UsageError("perplexity in --tasks and --text FILE need each other; give both or neither")
-    wanted = names or tuple(given)
+    wanted = names or tuple(needed)
     return [make_task(name, files.get(name), sizes.get(name)) for name in wanted if name != PERPLEXITY]
 
 
@@ -161,11 +158,7 @@ def json_bytes(value: Mapping[str, Any]) -> bytes:
     show_default=True,
     help="Prompts, or for perplexity windows of text, at each length.",
 )
-@exam_options
-@run_options
-@set_option
-@hub_options
-@result_options
+@shared_options
 def evaluate(
     models: tuple[str, ...],
     names: tuple[str, ...] | None,
@@ -201,14 +194,10 @@ def evaluate(
     show_default=True,
     help="Prompts, or for perplexity windows of text, at each length; half choose, half judge.",
 )
-@exam_options
-@run_options
 @scaling_option(
     "--slopes", type=FILE, metavar="FILE", help="Also try these fitted slopes (JSON), such as fit writes."
 )
-@set_option
-@hub_options
-@result_options
+@shared_options
 def tune(
     model: str,
     names: tuple[str, ...] | None,

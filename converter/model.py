@@ -108,23 +108,15 @@ class Model:
 
 
 def open_model(
-    model: str | Path,
-    *,
-    train_length: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: str | Path | None = None,
-    progress: bool = False,
-    converted: bool = True,
+    model: str | Path, *, progress: bool = False, converted: bool = True, **options: Unpack[SourceOptions]
 ) -> Model:
     """Opens a checkpoint; from the Hub, only the config is downloaded.
 
     Args:
         model: a local folder, or a Hub id.
-        train_length, overrides, revision, token, cache_dir: see ``SourceOptions``.
         progress: draw the Hub client's progress bars on stderr.
         converted: also accept a converted repository.
+        options: see ``SourceOptions``.
 
     Raises:
         SourceError: the checkpoint is missing, unreadable or damaged.
@@ -133,16 +125,17 @@ def open_model(
         UsageError: a revision was given for a local folder, or the trained length is not valid; or a value
             of ``overrides`` cannot be set.
     """
+    train_length, cache_dir = options.get("train_length"), options.get("cache_dir")
+    revision, overrides = options.get("revision"), options.get("overrides") or {}
     Request("none", train_length=train_length)
     source = open_source(
         str(model),
         revision=revision,
-        token=token,
+        token=options.get("token"),
         cache_dir=Path(cache_dir) if cache_dir else None,
         progress=progress,
     )
     config = original = source.config()
-    overrides = overrides or {}
     if is_converted(config):
         _check_recorded(config, overrides)
     else:
@@ -176,6 +169,6 @@ def _check_recorded(config: Config, overrides: Mapping[str, Any]) -> None:
     for key, value in overrides.items():
         if key not in recorded or recorded[key] != value:
             raise UsageError(
-                f"--set {key} is for the config of a source, and this repository is converted; drop it, or "
-                "convert the source with it"
+                f"`overrides` {key} is for the config of a source, and this repository is converted; drop "
+                "it, or convert the source with it"
             )

@@ -25,4 +25,4 @@ def out_path(out: str | Path) -> Path:
     try:
         return Path(os.path.realpath(expand(out)))  # Path.resolve raises for circular links
     except ValueError as error:
-        raise OutputError(f"--out {str(out)[:80]!r} is not a path ({error}); name a folder") from error
+        raise OutputError(f"`out` {str(out)[:80]!r} is not a path ({error}); name a folder") from error

@@ -74,30 +74,20 @@ class ConversionResult:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
+        plain = {name: value for name, value in vars(self).items() if name not in ("scaling", "overrides")}
+        changed = self.config_changes.items()
         return {
+            **plain,
             "path": str(self.path),
-            "source": self.source,
-            "commit": self.commit,
-            "family": self.family,
-            "model_type": self.model_type,
             "method": self.scaling.method,
             "alibi_scaling": None if self.rotary else self.scaling.to_json(),
             "rotary": asdict(self.rotary) if self.rotary else None,
-            "train_length": self.train_length,
-            "train_length_origin": self.train_length_origin,
-            "set": dict(self.overrides),
-            "files": dict(self.files),
-            "weights": dict(self.weights),
-            "config_changes": {
-                key: {"before": before, "after": after}
-                for key, (before, after) in self.config_changes.items()
-            },
-            "notes": list(self.notes),
+            "set": self.overrides,
+            "config_changes": {key: {"before": before, "after": after} for key, (before, after) in changed},
             "checks": [check.to_json() for check in self.checks],
             "onnx": self.onnx.to_json() if self.onnx else None,
             "pushed": self.pushed.to_json() if self.pushed else None,
             "seconds": round(self.seconds, 3),
-            "dry_run": self.dry_run,
         }
 
 
@@ -157,28 +147,38 @@ def convert(
         PushError: the result cannot be pushed; if it was already written, it is kept.
     """
     started = time.monotonic()
-    about_push = private or branch is not None or create_pr
-    _check_options(onnx, base_model, dtype, link, push_to_hub, about_push, verify)
+    # All that can be wrong is found here, before anything is downloaded or written.
+    if onnx is not None:
+        check_installed(onnx)
+    if base_model is not None and not is_repo_id(base_model):
+        raise UsageError(f"`base_model` {base_model[:100]!r} is not a Hub id; give one such as USER/NAME")
+    if push_to_hub is None and (private or branch is not None or create_pr):
+        raise UsageError("`private`, `branch` and `create_pr` need `push_to_hub`; add it, or drop them")
+    if push_to_hub is not None and not verify:
+        raise UsageError("only a verified result can be pushed; drop `verify=False` or `push_to_hub`")
+    if dtype is not None and link is not None:
+        raise UsageError("`dtype` rewrites the weights, so they cannot be linked; drop `dtype` or the link")
     opened, request = open_with_request(model, progress=progress, converted=False, **options)
     if not dry_run:
         restore(out_path(out))
     place = check_output(Path(out), opened.source.folder, overwrite=overwrite)
     plan = prepare(opened, request, dtype=dtype, link=link, onnx=onnx, base_model=base_model, verify=verify)
-    token = options.get("token")
-    target = PushOptions(push_to_hub, private, branch, create_pr, overwrite, token) if push_to_hub else None
-    if target is not None:
+    target = None
+    if push_to_hub is not None:
+        target = PushOptions(push_to_hub, private, branch, create_pr, overwrite, options.get("token"))
         preflight(target, opened.name)
     if dry_run:
         files = plan.files(picture=verify and not isinstance(plan.scaling, Unscaled))
         return _result(plan, place, files, started)
+    _check_download(plan, place, resume=resume)
 
-    _download(plan, place, resume=resume)
-
-    def check_disk(needed: int) -> None:
-        needed += plan.other_bytes() + plan.graph_bytes()
-        check_space(place.parent, needed, "the result needs", "change --out")
-
+    opened.source.fetch(plan.wanted)
     with staged(place, overwrite=overwrite, resume=resume) as folder:
+        reserved = plan.other_bytes() + plan.graph_bytes()
+
+        def check_disk(needed: int) -> None:
+            check_space(place.parent, needed + reserved, "the result needs", "change `out`")
+
         written = write(plan, folder, space=check_disk, progress=progress)
         checks: Sequence[Check] = ()
         if verify:
@@ -196,40 +196,17 @@ def convert(
     return _result(plan, place, files, started, written, checks, graph, pushed)
 
 
-def _check_options(
-    onnx: OnnxOptions | None,
-    base_model: str | None,
-    dtype: Dtype | None,
-    link: Link | None,
-    push_to_hub: str | None,
-    about_push: bool,
-    verify: bool,
-) -> None:
-    """Refuses what can be refused before anything is opened."""
-    if onnx is not None:
-        check_installed(onnx)
-    if base_model is not None and not is_repo_id(base_model):
-        raise UsageError(f"--base-model {base_model[:100]!r} is not a Hub id; give one such as USER/NAME")
-    if push_to_hub is None and about_push:
-        raise UsageError("--private, --branch and --create-pr need --push-to-hub; add it, or drop them")
-    if push_to_hub is not None and not verify:
-        raise UsageError("only a verified result can be pushed; drop --no-verify or --push-to-hub")
-    if dtype is not None and link is not None:
-        raise UsageError("--dtype rewrites the weights, so they cannot be linked; drop --dtype or the link")
-
-
-def _download(plan: Plan, place: Path, *, resume: bool) -> None:
-    """Downloads the missing files, if the Hub cache has room for them (and for a result on the same disk)."""
+def _check_download(plan: Plan, place: Path, *, resume: bool) -> None:
+    """Checks that the Hub cache has room for the missing files, and for a result on the same disk."""
     source = plan.model.source
     lacking = bytes_to_download(source, plan.wanted)
     if lacking:
         if source.folder.stat().st_dev == place.parent.stat().st_dev:
             lacking += plan.other_bytes()
-            # With --resume or a link the result may need less; ``transfer`` checks it exactly.
+            # With `resume` or a link the result may need less; ``transfer`` checks it exactly.
             lacking += 0 if resume or plan.order.link else plan.result_bytes()
-        remedy = "choose another --cache-dir or --out"
+        remedy = "choose another `cache_dir` or `out`"
         check_space(source.folder, lacking, "download and result need", remedy)
-    source.fetch(plan.wanted)
 
 
 def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: str) -> None:

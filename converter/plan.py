@@ -66,11 +66,6 @@ class Plan:
         """Files of the source that ``write`` reads."""
         return [*({CARD} & self.model.source.files.keys()), *self.copied, *self.weights]
 
-    @property
-    def config_changes(self) -> dict[str, tuple[Any, Any]]:
-        """Key of config.json -> (value in the source or None, value in the result or None)."""
-        return changes(self.model.original, self.config)
-
     def files(self, *, picture: bool) -> dict[str, int | None]:
         """The files that ``write`` and the export would write -> bytes, None where the size is not known.
 
@@ -170,7 +165,7 @@ def prepare(
     notes += [*recipe.notes, *filter(None, [tokenizer.note, note]), *model.nested.notes]
     if dtype is not None:
         set_dtype(config, TORCH[dtype])
-        notes.append(f"the weights were converted to {TORCH[dtype]} (--dtype {dtype})")
+        notes.append(f"the weights were converted to {TORCH[dtype]}")
     small = small_files(source.files, but=NOT_COPIED)
     rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
     rewritten |= raised

@@ -17,7 +17,7 @@ from tests.conftest import Run
 
 
 def test_everything_is_listed(run: Callable[..., Run]) -> None:
-    entries = run("families", "--json").json
+    entries = run("families", "--json").json["families"]
     assert [entry["name"] for entry in entries[:-1]] == [
         *(family.name for family in FAMILIES if family.kind == "decoder"),
         *(family.name for family in FAMILIES if family.kind == "encoder"),
@@ -67,7 +67,7 @@ def test_trained_lengths() -> None:
 
 
 def test_a_part_of_a_name(run: Callable[..., Run]) -> None:
-    [entry] = run("families", "JINA-reranker", "--json").json
+    [entry] = run("families", "JINA-reranker", "--json").json["families"]
     assert entry["name"] == "jina_bert"
     [group] = entry["checkpoints"]
     assert group["ids"] == ["jinaai/jina-reranker-v1-tiny-en", "jinaai/jina-reranker-v1-turbo-en"]

@@ -221,6 +221,37 @@ def test_wrong_usage_points_to_the_command_s_own_help(run: RunCli, words: str, c
     assert re.search(rf"[.?)] See ntk-convert {command} --help\.\n$", result.err)
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("inspect SOURCE --scale 0.5", "--scale 0.5 is out of range"),
+        ("inspect SOURCE --set n_head", "--set 'n_head' is not KEY=VALUE"),
+        ("convert SOURCE --scale 2 --out / --overwrite", "--out / and the source"),
+        ("convert SOURCE --out o --no-verify --push-to-hub a/b", "drop --no-verify or --push-to-hub"),
+        (
+            "convert SOURCE --out o --onnx --calibrate SOURCE/config.json",
+            "--calibrate is for int4 weights; give --onnx-dtype int4 with it",
+        ),
+        # An option in the plural
+        ("eval SOURCE --methods linear --scales 0.5", "--scales 0.5 is out of range"),
+        ("inspect none/x --revision=", "--revision is empty"),
+    ],
+)
+def test_errors_name_the_option(run: RunCli, pristine: Pristine, words: str, line: str) -> None:
+    """The library's messages name the parameter of Python."""
+    source = str(pristine("bloom"))
+    error = run(*words.replace("SOURCE", source).split()).err
+    assert line.replace("SOURCE", source) in error
+    assert "`" not in error
+
+
+def test_errors_name_the_parameter(pristine: Pristine) -> None:
+    with pytest.raises(converter.UsageError, match=r"^`scale` 0\.5 is out of range"):
+        inspect(pristine("bloom"), scale=0.5)
+    with pytest.raises(converter.UsageError, match=r"^`OnnxOptions\.dtype` 'x' is unknown"):
+        converter.OnnxOptions(dtype="x")
+
+
 def test_no_words_at_all(run: RunCli) -> None:
     result = run()
     assert (result.code, result.out) == (2, "")

@@ -129,7 +129,7 @@ SEQ_LENGTH = "not known; config.json has seq_length 4096, but that key is absent
     [
         ("bloom", {}, None, None, "not known"),
         ("bloom", {"seq_length": 4096}, None, None, SEQ_LENGTH),
-        ("bloom", {"seq_length": 4096}, 77, 77, "--train-length"),
+        ("bloom", {"seq_length": 4096}, 77, 77, "as given"),
         ("bloom", trained(BLOOM), None, 2048, "_name_or_path is the known checkpoint"),
         ("bloom", trained(BLOOM, seq_length=2048), None, 2048, "_name_or_path"),
         ("bloom", trained(BLOOM, seq_length=8192), None, None, "trained at 2048; config"),

@@ -132,7 +132,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("jina_bert", {"alibi_scaling": 4}, "which JinaBERT does not"),
     ("jina_bert", {"auto_map": {"AutoModel": "my_rewrite.JinaBertModel"}}, "not JinaBERT's own code"),
     ("jina_bert", {"architectures": ["JBertForMaskedLM"]}, "first revision"),
-    ("replit", {"layer_norm_epsilon": 0.3}, "--set norm_eps=0.3"),
+    ("replit", {"layer_norm_epsilon": 0.3}, "`overrides` norm_eps=0.3"),
     ("mpt", {"residual_coeff": 0.5}, "residual_coeff is 0.5"),
     ("mpt", {"attention_bias": True}, "attention_bias is True"),
     ("jais", {"scale_attn_weights": ...}, "scale_attn_weights is None"),  # a null that is false
@@ -290,7 +290,7 @@ def weights_elsewhere(place: Path) -> None:
 
 # What is there beside "source", the output folder, options, words of the message.
 OUTPUTS: list[tuple[Callable[[Path], object], str, dict[str, Any], str]] = [
-    (folder_with("letter.txt"), "out", {}, "--overwrite"),
+    (folder_with("letter.txt"), "out", {}, "`overwrite`"),
     (folder_with("letter.txt"), "out", {"overwrite": True}, "holds no config.json"),
     (lambda place: (place / "out").write_text("keep me"), "out", {"overwrite": True}, "is a file"),
     (lambda place: (place / "loop").symlink_to("loop"), "loop", {}, "points back to itself"),

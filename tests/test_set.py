@@ -236,7 +236,7 @@ def open_questions() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
 @pytest.mark.parametrize("case", open_questions())
 def test_a_question_that_a_value_answers(case: str) -> None:
     config, answer = open_questions()[case]
-    with pytest.raises(Undecided, match="--set "):
+    with pytest.raises(Undecided, match="`overrides` "):
         check_source(config)
     before = json.dumps(config)
     changed = overridden(config, answer)
@@ -260,7 +260,7 @@ def test_no_family_ignores_a_value(family: str, tmp_path: Path) -> None:
     layers = tiny.CHECKPOINTS[family].layers
     assert overridden(config, {layers: 3, "initializer_range": 0.1})[layers] == 3
     for key in ("frobnicate", "init_device", "transformers_version", "n_ctx", f"{layers}s"):
-        with pytest.raises(UsageError, match=f"--set {key}: nothing reads this key"):
+        with pytest.raises(UsageError, match=f"`overrides` {key}: nothing reads this key"):
             overridden(config, {key: 1})
 
 

@@ -62,7 +62,7 @@ def test_an_exception_leaves_everything_as_it_was(
 
 def test_a_place_that_was_filled_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     place = tmp_path / "out"
-    with pytest.raises(OutputError, match="--overwrite"), staged(place, overwrite=False):
+    with pytest.raises(OutputError, match="`overwrite`"), staged(place, overwrite=False):
         place.mkdir()
         (place / "a").write_text("theirs")
     assert names(tmp_path) == ["out"]

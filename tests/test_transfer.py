@@ -572,7 +572,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
         (folder,) = staging_folders(tmp_path)
         assert str(folder) in str(raised.value)
         assert "2 finished weight files are kept" in str(raised.value)
-        assert "--resume" in str(raised.value)
+        assert "`resume`" in str(raised.value)
         assert not (tmp_path / "out").exists()
         return folder
 

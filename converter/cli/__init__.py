@@ -18,7 +18,7 @@ import click
 
 from converter import interrupts
 from converter._version import __version__
-from converter.cli import conversion, evaluation, fitting, graphs, pictures
+from converter.cli import conversion, evaluation, graphs, pictures
 from converter.cli.base import DefaultGroup
 from converter.errors import ConverterError
 
@@ -57,7 +57,7 @@ def cli() -> None:
     """
 
 
-for module in (conversion, graphs, evaluation, fitting, pictures):
+for module in (conversion, graphs, evaluation, pictures):
     for command in module.COMMANDS:
         cli.add_command(command)
 

@@ -1,9 +1,11 @@
-"""Additions to click: described arguments, option headings, a default command, completion of folders."""
+"""Additions to click: described arguments, option headings, a default command, ways to print a result."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,10 +15,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from converter.errors import ConverterError
+from converter.interrupts import Interrupted
 
 F = TypeVar("F", bound=Callable[..., Any])
-ARGUMENTS, EXPORT, OPTIONS = "Arguments", "Export", "Options"
-"""Headings of the help; ``OPTIONS`` is that of options without their own."""
 PATH = click.Path(path_type=Path)
 
 
@@ -46,45 +47,66 @@ def argument(name: str, **attributes: Any) -> Callable[[F], F]:
     return click.argument(name, cls=Argument, **attributes)
 
 
-def under(heading: str, option: Callable[[F], F]) -> Callable[[F], F]:
-    """Makes the help list an option, as ``click.option`` returns it, under ``heading``."""
+class Option(click.Option):
+    """An option that the help lists under a heading of its own."""
 
-    def decorate(function: F) -> F:
-        function = option(function)
-        vars(function)["__click_params__"][-1].section = heading
-        return function
-
-    return decorate
+    def __init__(self, *declarations: Any, section: str, **attributes: Any) -> None:
+        super().__init__(*declarations, **attributes)
+        self.section = section
 
 
 def section(heading: str) -> Callable[..., Callable[[F], F]]:
     """A substitute for ``click.option`` whose options the help lists under ``heading``."""
 
     def option(*declarations: str, **attributes: Any) -> Callable[[F], F]:
-        return under(heading, click.option(*declarations, **attributes))
+        return click.option(*declarations, cls=Option, section=heading, **attributes)
 
     return option
 
 
+def _keep(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    ctx.meta[str(param.name)] = value
+
+
+PRINTING = [
+    click.Option(names, is_flag=True, expose_value=False, callback=_keep, help=text)
+    for names, text in (
+        (["--json"], "Print the result as one JSON object to stdout."),
+        (["-q", "--quiet"], "Print only errors to stderr."),
+        (["-v", "--verbose"], "Print more, and tracebacks of failures, to stderr."),
+    )
+]
+"""Options of every command; ``given`` reads them."""
+
+
+def given(name: str) -> bool:
+    """Whether the running command was given ``--json``, ``--quiet`` or ``--verbose``."""
+    return bool(click.get_current_context().meta.get(name))
+
+
+def progress() -> bool:
+    """Whether to draw progress bars."""
+    return not given("quiet") and sys.stderr.isatty()
+
+
+def show(result: Mapping[str, Any], *lines: str) -> None:
+    """Prints a result to stdout, as JSON or as lines for people."""
+    for line in [json.dumps(result)] if given("json") else lines:
+        click.echo(line)
+
+
+def say(*lines: str) -> None:
+    """Prints to stderr, unless ``--quiet`` is given."""
+    for line in () if given("quiet") else lines:
+        click.echo(line, err=True)
+
+
 class Command(click.Command):
-    """A command whose usage line has what is required, and whose help has the options by section.
+    """A command whose usage line has what is required, and whose help has the options by section."""
 
-    The library's messages name parameters as Python does, in backquotes; here they become options.
-    """
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except ConverterError as error:
-            error.args = (self._with_options(str(error)),)
-            raise
-
-    def _with_options(self, message: str) -> str:
-        """The message with, for example, `train_length` replaced by --train-length."""
-        options = [param for param in self.params if isinstance(param, click.Option)]
-        names = {option.opts[0].removeprefix("--").replace("-", "_"): option.opts[0] for option in options}
-        names |= {option.name: option.opts[0] for option in options if option.name is not None}
-        return re.sub(r"`(\w+)`", lambda found: names.get(found[1], found[0]), message)
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.params += PRINTING
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         required = [param for param in self.params if isinstance(param, click.Option) and param.required]
@@ -108,7 +130,7 @@ def write_sections(
     """Writes one list of parameters for each heading, in the order in which the headings first appear."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for parameter in parameters:
-        heading = ARGUMENTS if isinstance(parameter, click.Argument) else OPTIONS
+        heading = "Arguments" if isinstance(parameter, click.Argument) else "Options"
         if record := parameter.get_help_record(ctx):
             sections.setdefault(getattr(parameter, "section", heading), []).append(record)
     for heading, records in sections.items():
@@ -117,7 +139,10 @@ def write_sections(
 
 
 class DefaultGroup(click.Group):
-    """A group whose first word may be left out: ``ntk-convert MODEL`` means ``ntk-convert convert MODEL``."""
+    """A group whose first word may be left out: ``ntk-convert MODEL`` means ``ntk-convert convert MODEL``.
+
+    The library's messages name parameters as Python does, in backquotes; here they become options.
+    """
 
     default = "convert"
     own_options = ("--help", "-h", "--version")
@@ -144,6 +169,34 @@ class DefaultGroup(click.Group):
                 f"For a model of that name, type ntk-convert {self.default} {word}.",
                 ctx,
             )
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ConverterError, Interrupted) as error:
+            error.args = tuple(self._with_options(str(part), ctx.invoked_subcommand) for part in error.args)
+            raise
+
+    def _with_options(self, message: str, running: str | None) -> str:
+        """The message with, for example, `train_length` replaced by --train-length.
+
+        An option of the running command goes before those of others, also one in the plural: ``eval`` has
+        ``--scales``.
+        """
+        own = [each for name, command in self.commands.items() if name == running for each in command.params]
+        names: dict[str, str] = {}
+        every = [each for command in self.commands.values() for each in command.params]
+        for parameter in (*every, *own):
+            if isinstance(parameter, click.Option):
+                flag = parameter.opts[0]
+                python = (flag.removeprefix("--").replace("-", "_"), parameter.name or "")
+                singular = [name.removesuffix("s") for name in python if parameter in own]
+                names |= dict.fromkeys((*singular, *python), flag)
+
+        def option(found: re.Match[str]) -> str:
+            return names.get(found[1].replace("OnnxOptions.", "onnx_"), found[0])
+
+        return re.sub(r"`([\w.]+)(?:=False)?`", option, message)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         pieces = self.commands[self.default].collect_usage_pieces(ctx)

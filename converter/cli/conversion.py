@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from converter.cli.base import PATH, Command, argument, folders, section
+from converter.cli.base import PATH, Command, argument, folders, given, progress, say, section, show
 from converter.cli.options import (
     converted_argument,
-    export_options,
+    export_option,
     hub_options,
-    json_option,
+    model_argument,
+    negated,
+    onnx_options,
+    out_option,
     output_option,
     push_option,
     push_options,
-    quiet_option,
     scaling_options,
     set_option,
     take_onnx,
     token_option,
-    verbose_option,
 )
+from converter.errors import UsageError
+from converter.exports.onnx.options import OnnxOptions
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
-
-verification_option = section("Verification")
-model_argument = argument(
-    "model",
-    shell_complete=folders,
-    help="A local folder, or else a model id on the Hub (bigscience/bloom-1b7).",
-)
 
 
 @click.command(cls=Command)
 @model_argument
 @scaling_options
-@output_option(
-    "--out", required=True, type=PATH, shell_complete=folders, metavar="DIR", help="Folder to write."
-)
+@out_option
 @output_option(
     "--base-model",
     metavar="ID",
@@ -66,26 +58,20 @@ model_argument = argument(
     help="Replace DIR once the new folder is complete; with --push-to-hub, also what is on the Hub.",
 )
 @output_option("--dry-run", is_flag=True, help="Show what would be written, but write nothing.")
-@verification_option(
-    "--no-verify", is_flag=True, help="Do not run and check the result before it is put in place."
+@section("Verification")(
+    "--no-verify",
+    "verify",
+    is_flag=True,
+    callback=negated,
+    help="Do not run and check the result before it is put in place.",
 )
 @set_option
 @hub_options
 @push_option("--push-to-hub", metavar="USER/NAME", help="Push the result there, as push does.")
 @push_options
-@export_options
-@json_option
-@quiet_option
-@verbose_option
-def convert(
-    as_json: bool,
-    quiet: bool,
-    verbose: bool,
-    no_verify: bool,
-    link: bool,
-    hard_link: bool,
-    **arguments: Any,
-) -> None:
+@export_option("--onnx", is_flag=True, help="Export a validated ONNX graph.")
+@onnx_options
+def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
     """Write a copy of MODEL with scaling built in.
 
     Plain transformers loads the copy. MODEL is only read.
@@ -93,27 +79,24 @@ def convert(
     from converter.cli import report
     from converter.pipeline import convert as run
 
+    graph = take_onnx(arguments)
+    if not onnx and graph != OnnxOptions():
+        raise UsageError("the options of an export need --onnx; add it, or drop them")
     result = run(
-        verify=not no_verify,
         link="hard" if hard_link else "reflink" if link else None,
-        onnx=take_onnx(arguments),
-        progress=not quiet and sys.stderr.isatty(),
+        onnx=graph if onnx else None,
+        progress=progress(),
         **arguments,
     )
-    if as_json:
-        click.echo(json.dumps(result.to_json()))
-    elif result.dry_run:
-        click.echo(report.plan(result))
-    else:
-        click.echo(str(result.path))
-    if not as_json and not quiet and result.onnx is not None:
-        click.echo(result.onnx.summary())
-    if not quiet and not result.dry_run:
-        click.echo(report.summary(result, verbose=verbose), err=True)
-    if result.pushed is not None and not as_json:
-        click.echo(result.pushed.url)
-        if not quiet:
-            click.echo(report.pushed(result.pushed, verbose=verbose), err=True)
+    lines = [report.plan(result) if result.dry_run else str(result.path)]
+    summaries = [] if result.dry_run else [report.summary(result, verbose=given("verbose"))]
+    if result.onnx is not None and not given("quiet"):
+        lines.append(result.onnx.summary())
+    if result.pushed is not None:
+        lines.append(result.pushed.url)
+        summaries.append(report.pushed(result.pushed, verbose=given("verbose")))
+    show(result.to_json(), *lines)
+    say(*summaries)
 
 
 @click.command(cls=Command)
@@ -121,9 +104,7 @@ def convert(
 @scaling_options
 @set_option
 @hub_options
-@json_option
-@verbose_option
-def inspect(as_json: bool, verbose: bool, **arguments: Any) -> None:  # noqa: ARG001 -- see main
+def inspect(**arguments: Any) -> None:
     """Show the family, size, trained length and slopes of MODEL.
 
     With scaling options, the scaled slopes are shown beside the original ones. Nothing is written.
@@ -131,8 +112,8 @@ def inspect(as_json: bool, verbose: bool, **arguments: Any) -> None:  # noqa: AR
     from converter.cli import report
     from converter.inspection import inspect as run
 
-    inspection = run(**arguments)
-    click.echo(json.dumps(inspection.to_json()) if as_json else report.inspection(inspection))
+    result = run(**arguments)
+    show(result.to_json(), report.inspection(result))
 
 
 @click.command(cls=Command)
@@ -143,8 +124,7 @@ def inspect(as_json: bool, verbose: bool, **arguments: Any) -> None:  # noqa: AR
     help="List the known checkpoints of this family, or those with this text in their Hub id.",
 )
 @click.option("--markdown", is_flag=True, help="Print the table of the README.")
-@json_option
-def families(name: str, as_json: bool, markdown: bool) -> None:
+def families(name: str, markdown: bool) -> None:
     """List the models that can be converted.
 
     With NAME, the list has the known checkpoints too, with their trained lengths and the source of each.
@@ -152,14 +132,9 @@ def families(name: str, as_json: bool, markdown: bool) -> None:
     from converter import catalogue
     from converter.cli import report
 
-    if markdown:
-        click.echo(catalogue.markdown(name))
-        return
     entries = catalogue.supported(name)
-    if as_json:
-        click.echo(json.dumps([entry.to_json() for entry in entries]))
-    else:
-        click.echo(report.families(entries, checkpoints=bool(name)))
+    text = catalogue.markdown(name) if markdown else report.families(entries, checkpoints=bool(name))
+    show({"families": [entry.to_json() for entry in entries]}, text)
 
 
 @click.command(cls=Command)
@@ -170,10 +145,7 @@ def families(name: str, as_json: bool, markdown: bool) -> None:
     shell_complete=folders,
     help="Folder in which transformers saved a fine-tuned converted model.",
 )
-@json_option
-@quiet_option
-@verbose_option
-def adopt(folder: Path, as_json: bool, quiet: bool, verbose: bool) -> None:
+def adopt(folder: Path) -> None:
     """Verify a fine-tuned converted model, so that it can be pushed.
 
     DIR gets a card and the list of its files, ntk_convert.json. Its weights are not changed.
@@ -181,10 +153,9 @@ def adopt(folder: Path, as_json: bool, quiet: bool, verbose: bool) -> None:
     from converter.adoption import adopt as run
     from converter.cli import report
 
-    result = run(folder, progress=not quiet and sys.stderr.isatty())
-    click.echo(json.dumps(result.to_json()) if as_json else str(result.path))
-    if not quiet:
-        click.echo(report.adopted(result, verbose=verbose), err=True)
+    result = run(folder, progress=progress())
+    show(result.to_json(), str(result.path))
+    say(report.adopted(result, verbose=given("verbose")))
 
 
 @click.command(cls=Command)
@@ -193,10 +164,7 @@ def adopt(folder: Path, as_json: bool, quiet: bool, verbose: bool) -> None:
 @push_options
 @push_option("--overwrite", is_flag=True, help="Replace what the repository or branch holds.")
 @token_option
-@json_option
-@quiet_option
-@verbose_option
-def push(as_json: bool, quiet: bool, verbose: bool, **arguments: Any) -> None:
+def push(**arguments: Any) -> None:
     """Verify a converted model and push it to the Hub.
 
     All files are pushed in one commit.
@@ -204,10 +172,9 @@ def push(as_json: bool, quiet: bool, verbose: bool, **arguments: Any) -> None:
     from converter.cli import report
     from converter.publish.push import push as run
 
-    result = run(**arguments, progress=not quiet and sys.stderr.isatty())
-    click.echo(json.dumps(result.to_json()) if as_json else result.url)
-    if not quiet:
-        click.echo(report.pushed(result, verbose=verbose), err=True)
+    result = run(**arguments, progress=progress())
+    show(result.to_json(), result.url)
+    say(report.pushed(result, verbose=given("verbose")))
 
 
 COMMANDS = (convert, inspect, families, adopt, push)

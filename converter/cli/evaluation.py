@@ -1,34 +1,33 @@
-"""``eval`` and ``tune``."""
+"""``eval``, ``tune`` and ``fit``."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from converter.cli.base import PATH, Command, F, argument, folders, section
+from converter.cli.base import PATH, Command, F, argument, folders, given, progress, say, section, show
 from converter.cli.options import (
     Listed,
     hub_options,
-    json_option,
+    model_argument,
     options,
+    out_option,
     output_option,
-    quiet_option,
     scaling_option,
     set_option,
     target_option,
     train_length_option,
     trial_options,
-    verbose_option,
 )
 from converter.errors import UsageError
 from converter.evaluation import tasks
 from converter.evaluation.results import PERPLEXITY, RESULTS, Results
 from converter.evaluation.tasks import AnyTask, TaskType, make_task
+from converter.scaling.scaling import BASES
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -45,9 +44,6 @@ DEFAULTS = (
 task_option = section("Tasks")
 run_option = section("Computation")
 
-text_option = task_option(
-    "--text", type=FILE, multiple=True, metavar="FILE", help="UTF-8 text for perplexity; may be repeated."
-)
 seed_option = task_option(
     "--seed", type=int, default=0, show_default=True, help="Random seed of the generated prompts."
 )
@@ -58,19 +54,11 @@ run_options = options(
     run_option("--dtype", type=click.Choice(["fp32", "fp16", "bf16"]), help="Type to compute in."),
     run_option("--batch-size", type=int, metavar="N", help="Largest number of sequences in a batch."),
 )
-result_options = options(
-    output_option(
-        "--out",
-        type=PATH,
-        shell_complete=folders,
-        metavar="DIR",
-        help="Write JSON, CSV, tables and curves to this folder.",
-    ),
-    output_option("--overwrite", is_flag=True, help="Replace earlier results in that folder."),
-    json_option,
-    quiet_option,
-    verbose_option,
-)
+
+
+def text_option(what: str) -> Callable[[F], F]:
+    """The option that takes text."""
+    return task_option("--text", type=FILE, multiple=True, metavar="FILE", help=f"{what}; may be repeated.")
 
 
 def _option(task: TaskType) -> Callable[[F], F]:
@@ -79,22 +67,16 @@ def _option(task: TaskType) -> Callable[[F], F]:
     return task_option(task.option, task.name, type=kind, metavar=metavar, help=task.file_help)
 
 
-def _size_option(task: TaskType) -> Callable[[F], F]:
-    """The option that sets the size of a task's generated prompts."""
-    return task_option(task.size_option, f"num_{task.name}", type=int, metavar="N", help=task.size_help)
-
-
 TYPES = tasks.TYPES.values()
 file_options = options(
+    *(_option(task) for task in TYPES if task.read),
     *(
-        option(task)
+        task_option(task.size_option, f"num_{task.name}", type=int, metavar="N", help=task.size_help)
         for task in TYPES
-        for option, offered in ((_option, task.read), (_size_option, task.size_help))
-        if offered
-    )
+        if task.size_help
+    ),
 )
-fitting_options = _option(tasks.TYPES["prompts"])
-exam_options = options(
+shared_options = options(
     task_option(
         "--tasks",
         "names",
@@ -102,28 +84,40 @@ exam_options = options(
         help=f"Any of {', '.join(TASKS)}; by default those that have a file, and without any file those of "
         f"{DEFAULTS} that the model can read.",
     ),
-    text_option,
+    text_option("UTF-8 text for perplexity"),
     file_options,
     seed_option,
+    run_options,
+    set_option,
+    hub_options,
+    output_option(
+        "--out",
+        type=PATH,
+        shell_complete=folders,
+        metavar="DIR",
+        help="Write JSON, CSV, tables and curves to this folder.",
+    ),
+    output_option("--overwrite", is_flag=True, help="Replace earlier results in that folder."),
 )
+"""The options of ``eval`` and ``tune``, beside items, lengths and scalings."""
 
 
 def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[AnyTask]:
     """Removes the tasks' files and sizes from a command's arguments and returns the tasks to measure."""
     files = {name: arguments.pop(name) for name in tasks.READ}
     sizes = {task.name: arguments.pop(f"num_{task.name}") for task in TYPES if task.size_help}
-    given = {name: tasks.TYPES[name].option for name, file in files.items() if file is not None}
-    given |= {name: tasks.TYPES[name].size_option for name, size in sizes.items() if size is not None}
-    for name, option in given.items():
+    needed = {name: tasks.TYPES[name].option for name, file in files.items() if file is not None}
+    needed |= {name: tasks.TYPES[name].size_option for name, size in sizes.items() if size is not None}
+    for name, option in needed.items():
         if names and name not in names:
             raise UsageError(f"--tasks {','.join(names)} does not include {name}; add it, or drop {option}")
     if names and (PERPLEXITY in names) != bool(arguments["text"]):
         raise UsageError("perplexity in --tasks and --text FILE need each other; give both or neither")
-    wanted = names or tuple(given)
+    wanted = names or tuple(needed)
     return [make_task(name, files.get(name), sizes.get(name)) for name in wanted if name != PERPLEXITY]
 
 
-def _write(place: Path | None, found: Results, quiet: bool, more: Mapping[str, bytes] = {}) -> None:
+def _write(place: Path | None, found: Results, more: Mapping[str, bytes] = {}) -> None:
     """Writes results into the folder of ``--out``, after they were printed: a full disk cannot lose them."""
     from converter.pictures.plotting import curves
     from converter.result.outputs import write_files
@@ -133,8 +127,7 @@ def _write(place: Path | None, found: Results, quiet: bool, more: Mapping[str, b
     texts = {"results.csv": found.to_csv(), "results.md": found.report() + "\n"}
     files = {RESULTS: json_bytes(found.to_json()), **{name: text.encode() for name, text in texts.items()}}
     paths = write_files(place, {**files, **curves(found, "png"), **more})
-    if not quiet:
-        click.echo("\n".join(str(path) for path in paths), err=True)
+    say(*map(str, paths))
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
@@ -165,19 +158,12 @@ def json_bytes(value: Mapping[str, Any]) -> bytes:
     show_default=True,
     help="Prompts, or for perplexity windows of text, at each length.",
 )
-@exam_options
-@run_options
-@set_option
-@hub_options
-@result_options
+@shared_options
 def evaluate(
     models: tuple[str, ...],
     names: tuple[str, ...] | None,
     out: Path | None,
     overwrite: bool,
-    as_json: bool,
-    quiet: bool,
-    verbose: bool,  # noqa: ARG001 -- see main
     **arguments: Any,
 ) -> None:
     """Measure perplexity and retrieval at several lengths.
@@ -192,13 +178,13 @@ def evaluate(
 
     place = None if out is None else check_folder(out, overwrite=overwrite)
     measured = _chosen(names, arguments)
-    result = run(models, tasks=measured, progress=not quiet and sys.stderr.isatty(), **arguments)
-    click.echo(json.dumps(result.to_json()) if as_json else result.report())
-    _write(place, result, quiet)
+    result = run(models, tasks=measured, progress=progress(), **arguments)
+    show(result.to_json(), result.report())
+    _write(place, result)
 
 
 @click.command(cls=Command)
-@argument("model", shell_complete=folders, help="A local folder, or else a model id on the Hub.")
+@model_argument
 @target_option
 @train_length_option
 @task_option(
@@ -208,22 +194,15 @@ def evaluate(
     show_default=True,
     help="Prompts, or for perplexity windows of text, at each length; half choose, half judge.",
 )
-@exam_options
-@run_options
 @scaling_option(
     "--slopes", type=FILE, metavar="FILE", help="Also try these fitted slopes (JSON), such as fit writes."
 )
-@set_option
-@hub_options
-@result_options
+@shared_options
 def tune(
     model: str,
     names: tuple[str, ...] | None,
     out: Path | None,
     overwrite: bool,
-    as_json: bool,
-    quiet: bool,
-    verbose: bool,  # noqa: ARG001 -- see main
     **arguments: Any,
 ) -> None:
     """Find the best scaling for a length.
@@ -243,12 +222,68 @@ def tune(
     result = run(
         model,
         tasks=_chosen(names, arguments),
-        progress=not quiet and sys.stderr.isatty(),
-        say=str if quiet else lambda line: click.echo(line, err=True),
+        progress=progress(),
+        say=say,
         **arguments,
     )
-    click.echo(json.dumps(result.to_json()) if as_json else report.tuning(result))
-    _write(place, result.curve, quiet, {"tuning.json": json_bytes(result.to_json())})
+    show(result.to_json(), report.tuning(result))
+    _write(place, result.curve, {"tuning.json": json_bytes(result.to_json())})
 
 
-COMMANDS = (evaluate, tune)
+@click.command(cls=Command)
+@model_argument
+@target_option
+@scaling_option(
+    "--dynamic",
+    type=click.Choice(BASES),
+    help="position: fit slopes that stay as they are up to the trained length (default for decoders).",
+)
+@scaling_option("--static", is_flag=True, help="Fit the same slopes for every length (default for encoders).")
+@scaling_option("--shared", is_flag=True, help="Fit the same slopes for all layers.")
+@scaling_option("--temperatures", is_flag=True, help="Fit a factor on the queries of each head too.")
+@train_length_option
+@text_option("UTF-8 text to fit to")
+@_option(tasks.TYPES["prompts"])
+@seed_option
+@run_options
+@run_option("--steps", type=int, default=200, show_default=True, help="Most steps.")
+@run_option("--minutes", type=float, default=10, show_default=True, help="Most time, approximately.")
+@set_option
+@hub_options
+@out_option
+@output_option("--overwrite", is_flag=True, help="Replace DIR once the new folder is complete.")
+def fit(model: str, out: Path, overwrite: bool, **arguments: Any) -> None:
+    """Fit slopes to your text, and write a copy of MODEL with them.
+
+    One number for each layer and head is learned; the weights stay as they are.
+    The result is judged on a part of the text that is kept back. If it is not
+    better there, nothing is written. Ctrl-C ends the fit, and the best slopes so
+    far are used.
+
+    \b
+    Examples:
+      ntk-convert fit MODEL --target-length 8192 --text book.txt --out DIR
+      ntk-convert fit MODEL --target-length 8192 --prompts asked.jsonl --out DIR
+    """
+    from converter.cli import report
+    from converter.evaluation.fit import fit as run
+    from converter.pipeline import convert
+
+    names = ("train_length", "overrides", "revision", "token", "cache_dir")
+    source = {name: arguments[name] for name in names}
+    convert(model, out, method="none", overwrite=overwrite, dry_run=True, **source)  # before the long work
+    file = arguments.pop("prompts")
+    found = run(
+        model,
+        prompts=[] if file is None else [make_task("prompts", file)],
+        progress=progress(),
+        say=say,
+        **arguments,
+    )
+    say(report.fitted(found))
+    result = convert(model, out, slopes=found.slopes, overwrite=overwrite, progress=progress(), **source)
+    show({"fit": found.to_json(), "conversion": result.to_json()}, str(result.path))
+    say(report.summary(result, verbose=given("verbose")))
+
+
+COMMANDS = (evaluate, tune, fit)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from converter.cli.base import EXPORT, PATH, F, argument, folders, section, under
+from converter.cli.base import PATH, F, argument, folders, section
 from converter.errors import UsageError
 from converter.exports.onnx.choices import DTYPES, PROFILES, PROVIDERS, TASKS
 from converter.exports.onnx.options import OnnxOptions
@@ -57,6 +57,16 @@ def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+def negated(_: click.Context, __: click.Parameter, value: bool) -> bool:
+    """The value of a parameter that the flag ``--no-...`` turns off."""
+    return not value
+
+
+model_argument = argument(
+    "model",
+    shell_complete=folders,
+    help="A local folder, or else a model id on the Hub (bigscience/bloom-1b7).",
+)
 converted_argument = argument(
     "folder", metavar="DIR", type=PATH, shell_complete=folders, help="Folder of a converted model."
 )
@@ -65,7 +75,11 @@ scaling_option = section("Scaling")
 output_option = section("Output")
 hub_option = section("Hub access")
 push_option = section("Push to the Hub")
+export_option = section("Export")
 
+out_option = output_option(
+    "--out", required=True, type=PATH, shell_complete=folders, metavar="DIR", help="Folder to write."
+)
 train_length_option = scaling_option(
     "--train-length", type=int, metavar="N", help="Trained length in tokens, if the checkpoint is not known."
 )
@@ -167,33 +181,27 @@ push_options = options(
 )
 
 
-provider_option = click.option(
-    "--provider",
-    type=click.Choice([*PROVIDERS]),
-    help="Where to validate; by default on the CPU, and on CUDA if there is one.",
-)
-export_option = section(EXPORT)
-export_options = options(
-    export_option("--onnx", "with_onnx", is_flag=True, help="Export a validated ONNX graph."),
+PROVIDER: dict[str, Any] = {
+    "type": click.Choice([*PROVIDERS]),
+    "help": "Where to validate; by default on the CPU, and on CUDA if there is one.",
+}
+onnx_options = options(
     export_option(
         "--onnx-profile",
-        "profile",
         type=click.Choice(PROFILES),
-        default="ort",
+        default=OnnxOptions.profile,
         show_default=True,
         help="onnxruntime's fused attention, or standard ONNX operators.",
     ),
     export_option(
         "--onnx-dtype",
-        "graph_dtype",
         type=click.Choice(DTYPES),
-        default="native",
+        default=OnnxOptions.dtype,
         show_default=True,
         help="Dtype that the graph computes in, or bits of its weights.",
     ),
     export_option(
         "--onnx-task",
-        "task",
         type=click.Choice(TASKS),
         metavar="TASK",
         help="What the graph computes, such as fill-mask; by default what the model's class does. "
@@ -201,53 +209,37 @@ export_options = options(
     ),
     export_option(
         "--pooled",
+        "onnx_pooled",
         is_flag=True,
         help="Also compute one vector of each text (sentence_embedding), pooled as the model's files for "
         "sentence-transformers say.",
     ),
     export_option(
         "--onnx-standalone",
-        "standalone",
         is_flag=True,
         help="Write onnx/model.onnx, with a copy of the weights.",
     ),
     export_option(
         "--calibrate",
+        "onnx_calibrate",
         multiple=True,
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
         help="Text like what the model will read. int4 weights are rounded so that the layers compute almost "
         "the same on it. May be repeated.",
     ),
-    export_option("--last-logits", is_flag=True, help="Compute the logits of each row's last token only."),
-    under(EXPORT, provider_option),
+    export_option(
+        "--last-logits",
+        "onnx_last_logits",
+        is_flag=True,
+        help="Compute the logits of each row's last token only.",
+    ),
+    export_option("--provider", "onnx_provider", **PROVIDER),
 )
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as one JSON object to stdout."
-)
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors to stderr.")
-verbose_option = click.option(
-    "-v", "--verbose", is_flag=True, help="Print more, and tracebacks of failures, to stderr."
-)
+"""Parameters ``onnx_NAME`` for the fields of ``OnnxOptions``."""
 
 
-def take_onnx(arguments: dict[str, Any], *, validate: bool = True) -> OnnxOptions | None:
-    """Removes the values of ``export_options`` from a command's arguments.
-
-    Args:
-        arguments: parameter name -> value; those of the graph are removed.
-        validate: run the graph before it is put in place.
-
-    Returns:
-        The requested graph; None without ``--onnx``.
-
-    Raises:
-        UsageError: options of a graph that is not requested.
-    """
-    asked = arguments.pop("with_onnx")
-    names = ("profile", "task", "pooled", "standalone", "calibrate", "last_logits", "provider")
-    values = {name: arguments.pop(name) for name in names}
-    options = OnnxOptions(dtype=arguments.pop("graph_dtype"), validate=validate, **values)
-    if not asked and options != OnnxOptions():
-        raise UsageError("the options of an export need --onnx; add it, or drop them")
-    return options if asked else None
+def take_onnx(arguments: dict[str, Any]) -> OnnxOptions:
+    """Removes the parameters of ``onnx_options`` from a command's arguments, and returns their values."""
+    names = [name for name in arguments if name.startswith("onnx_")]
+    return OnnxOptions(**{name.removeprefix("onnx_"): arguments.pop(name) for name in names})

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from converter.cli.base import PATH, Command, argument, files, folders
+from converter.cli.base import Command, argument, files, show
 from converter.cli.options import (
     Listed,
     hub_options,
+    out_option,
     output_option,
     set_option,
     trial_options,
-    verbose_option,
 )
 from converter.scaling.request import Parts
 from converter.scaling.scaling import Basis, Method
@@ -41,13 +41,10 @@ from converter.scaling.scaling import Basis, Method
     show_default=True,
     help="Format of the files.",
 )
-@output_option(
-    "--out", required=True, type=PATH, shell_complete=folders, metavar="DIR", help="Folder to write."
-)
+@out_option
 @output_option("--overwrite", is_flag=True, help="Write into a folder that is not empty.")
 @set_option
 @hub_options
-@verbose_option
 def plot(
     subject: str,
     methods: tuple[Method, ...],
@@ -56,7 +53,6 @@ def plot(
     rates: tuple[float, ...],
     ramps: tuple[Parts, ...],
     train_length: int | None,
-    verbose: bool,  # noqa: ARG001 -- see main
     **arguments: Any,
 ) -> None:
     """Draw slopes, spans and biases, or the curves of an evaluation.
@@ -75,8 +71,8 @@ def plot(
     # Without any of these options, a converted model's own scaling is drawn.
     asked = methods or scales or dynamics or rates or ramps
     scalings = trials(methods or ("ntk",), scales, dynamics, rates, train_length, ramps) if asked else []
-    for path in run(subject, scalings=scalings, train_length=train_length, **arguments):
-        click.echo(str(path))
+    files = [str(path) for path in run(subject, scalings=scalings, train_length=train_length, **arguments)]
+    show({"files": files}, *files)
 
 
 COMMANDS = (plot,)

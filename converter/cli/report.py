@@ -62,21 +62,27 @@ def summary(result: ConversionResult, *, verbose: bool) -> str:
         f"{result.source} converted to {result.model_type}: {result.scaling}",
         *_rotary(result.rotary),
         f"{_files(len(result.files))}, {bytes_text(total)}, in {result.seconds:.1f} s",
+        f"weights: {', '.join(f'{_files(count)} {WAYS[how]}' for how, count in result.weights.items())}",
+        *_sizes(result, verbose=verbose),
     ]
-    lines += [
-        f"weights: {', '.join(f'{_files(count)} {WAYS[how]}' for how, count in result.weights.items())}"
-    ]
-    if verbose:
-        lines += [f"  {name}  {bytes_text(size or 0)}" for name, size in result.files.items()]
-    lines += [f"checked {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in result.checks]
-    lines += ["not verified (--no-verify)"] * (not result.checks)
+    lines += _checked(result) or ["not verified (--no-verify)"]
     lines += _notes(result)
     how = "load it with an Auto class and trust_remote_code=True; other classes may run it unscaled"
     return "\n".join([*lines, "load it like the source; only config.json differs" if result.rotary else how])
 
 
-def _notes(result: ConversionResult) -> list[str]:
+def _notes(result: ConversionResult | AdoptionResult) -> list[str]:
     return [f"note: {note}" for note in result.notes]
+
+
+def _checked(result: ConversionResult | AdoptionResult | PushResult) -> list[str]:
+    return [f"checked {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in result.checks]
+
+
+def _sizes(result: ConversionResult | AdoptionResult | PushResult, *, verbose: bool) -> list[str]:
+    """The files and their sizes, for ``--verbose``."""
+    files = result.files.items() if verbose else ()
+    return [f"  {_names([name])}  {bytes_text(size or 0)}" for name, size in files]
 
 
 def _rotary(change: Change | None) -> list[str]:
@@ -193,13 +199,15 @@ def _versus(measure: str, found: Comparison) -> str:
 
 def adopted(result: AdoptionResult, *, verbose: bool) -> str:
     """The summary of an adoption."""
-    lines = [f"adopted: fine-tuned from {result.source or 'a converted model'}, scaling {result.scaling}"]
-    lines += [f"written: {_names(result.written)}"]
-    if verbose:
-        lines += [f"  {_names([name])}  {bytes_text(size)}" for name, size in result.files.items()]
-    lines += [f"checked {check.name}: {'skipped, ' * check.skipped}{check.detail}" for check in result.checks]
-    lines += [f"note: {note}" for note in result.notes]
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            f"adopted: fine-tuned from {result.source or 'a converted model'}, scaling {result.scaling}",
+            f"written: {_names(result.written)}",
+            *_sizes(result, verbose=verbose),
+            *_checked(result),
+            *_notes(result),
+        ]
+    )
 
 
 def pushed(result: PushResult, *, verbose: bool) -> str:
@@ -216,13 +224,12 @@ def pushed(result: PushResult, *, verbose: bool) -> str:
         lines = [f"nothing to push: {where} already has all files at commit {result.commit} ({total})"]
     if result.changed and len(result.changed) < len(result.files):
         lines.append(f"changed: {_names(result.changed)}")
-    if verbose:
-        lines += [f"  {_names([name])}  {bytes_text(size)}" for name, size in result.files.items()]
+    lines += _sizes(result, verbose=verbose)
     lines += [f"deleted: {_names(result.deleted)}"] if result.deleted else []
     if result.kept:
         lines.append(f"kept as on the Hub: {_names(result.kept)}, written by hand (--overwrite replaces it)")
     lines += [f"not pushed: {_names(result.left)}"] if result.left else []
-    return "\n".join(lines + [f"checked {check.name}: {check.detail}" for check in result.checks])
+    return "\n".join([*lines, *_checked(result)])
 
 
 def _names(names: Sequence[str]) -> str:

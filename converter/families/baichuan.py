@@ -110,7 +110,8 @@ def norm_head(config: Config) -> bool:
     unknown = f"vocab_size is {vocabulary!r} (Baichuan-13B has 64000, Baichuan2-13B 125696), no z_loss_weight"
     raise Undecided(
         f"config.json does not say which head this model has: {contradiction if second else unknown}; give "
-        "--set norm_head=true if it was made from Baichuan2, and --set norm_head=false if from Baichuan-13B"
+        "`overrides` norm_head=true if it was made from Baichuan2, and `overrides` norm_head=false if from "
+        "Baichuan-13B"
     )
 
 

@@ -72,7 +72,7 @@ def check(config: Config) -> None:
         spelled = " and ".join(" or ".join(keys) for keys in FACTORS)
         raise Undecided(
             f"this GPT-JX has no {spelled}, so its muP factors are not known; only a GPT-JX with the same "
-            "keys as BTLM can be converted; if you know them, give them with --set"
+            "keys as BTLM can be converted; if you know them, give them with `overrides`"
         )
     positions = config.get("position_embedding_type", "learned")
     if positions != "alibi":

@@ -146,8 +146,8 @@ def _heads(model: Positions, heads: Sequence[int] | None) -> list[int]:
         steepness = sorted(range(count), key=lambda head: -model.stock[head])
         return list(dict.fromkeys(steepness[place] for place in (0, count // 2, count - 1)))
     if len(set(heads)) > MOST_HEADS:
-        raise UsageError(f"--heads names {len(set(heads))} heads; give at most {MOST_HEADS}")
+        raise UsageError(f"`heads` names {len(set(heads))} heads; give at most {MOST_HEADS}")
     for head in heads:
         if not 0 <= head < count:
-            raise UsageError(f"--heads {head} is out of range; give heads from 0 to {count - 1}")
+            raise UsageError(f"`heads` {head} is out of range; give heads from 0 to {count - 1}")
     return list(dict.fromkeys(heads))

@@ -66,11 +66,11 @@ def plot(
         OutputError: the folder cannot be used.
     """
     if form not in FORMATS:
-        raise UsageError(f"--format {form!r} is unknown; choose one of {', '.join(FORMATS)}")
+        raise UsageError(f"`form` {form!r} is unknown; choose one of {', '.join(FORMATS)}")
     if nats is not None and not 0 < nats < math.inf:
-        raise UsageError(f"--nats {nats:g} is out of range; give a finite number above 0, usually 3 to 8")
+        raise UsageError(f"`nats` {nats:g} is out of range; give a finite number above 0, usually 3 to 8")
     if heads is not None and not heads:
-        raise UsageError("--heads is empty; give head numbers, e.g. 0,5,11, or drop --heads")
+        raise UsageError("`heads` is empty; give head numbers, e.g. 0,5,11, or drop `heads`")
     place = check_folder(out, overwrite=overwrite)
     if isinstance(subject, Results) or Path(subject).is_file():
         held = _name(subject)
@@ -85,7 +85,7 @@ def plot(
         if (Path(subject) / RESULTS).is_file() and not (Path(subject) / CONFIG).exists():
             raise UsageError(f"{subject} holds results, not a model; give {Path(subject) / RESULTS}")
         if place.is_relative_to(os.path.realpath(subject)):
-            raise OutputError(f"--out {out} is inside {subject}, which is only read; name another folder")
+            raise OutputError(f"`out` {out} is inside {subject}, which is only read; name another folder")
         model = read(str(subject), scalings, **source)
         pictures = _rendered(_of_model(model, heads, NATS if nats is None else nats), form)
     return write_files(place, pictures)
@@ -110,7 +110,7 @@ def _rendered(figures: Iterator[tuple[str, Figure]], form: Format) -> dict[str, 
 def _of_model(model: Positions, heads: Sequence[int] | None, nats: float) -> Iterator[tuple[str, Figure]]:
     if model.rotary:
         if heads is not None:
-            raise UsageError(f"--heads is for ALiBi's bias, but {model.name} has rotary positions; drop it")
+            raise UsageError(f"`heads` is for ALiBi's bias, but {model.name} has rotary positions; drop it")
         yield "wavelengths", draw_wavelengths(model)
         return
     yield "slopes", draw_slopes(model)

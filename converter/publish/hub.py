@@ -43,7 +43,7 @@ REFUSED = "the Hub does not accept this for {id}: {reason}"
 FAILED = "the Hub failed with HTTP {status} while {id} was pushed to; run the same command again later"
 STATUS = {
     401: "the Hub does not know this token; create one with write access in its settings, then `hf auth "
-    "login` or give --token",
+    "login` or give `token`",
     403: "this token may not write to {id} ({reason}); use one with write access, or a USER/NAME of yours",
     404: "HF_ENDPOINT shows no repository {id} to this token; check the spelling, the token's access, and "
     "whether HF_ENDPOINT is a Hub",
@@ -87,7 +87,7 @@ class Hub:
         secret = access_token(token)
         if secret is None:
             raise PushError(
-                f"writing to {repo_id} takes a token with write access: `hf auth login`, HF_TOKEN or --token"
+                f"writing to {repo_id} takes a token with write access: `hf auth login`, HF_TOKEN or `token`"
             )
         progress_bars(show=progress)
         self.repo_id, self._token, self._api = repo_id, secret, HfApi(token=secret)
@@ -102,7 +102,7 @@ class Hub:
         if self._role == "read":
             raise PushError(
                 f"this token of {self._owner} can only read; create one with write access in the Hub's "
-                "settings, then `hf auth login` or give --token"
+                "settings, then `hf auth login` or give `token`"
             )
 
     def check_namespace(self) -> None:
@@ -133,7 +133,7 @@ class Hub:
             if branch not in (None, DEFAULT_REVISION):
                 refs = self._api.list_repo_refs(self.repo_id)
                 if branch in [tag.name for tag in refs.tags]:
-                    raise UsageError(f"--branch {branch} is a tag of {self.repo_id}; name a branch")
+                    raise UsageError(f"`branch` {branch} is a tag of {self.repo_id}; name a branch")
                 heads = {found.name: found.target_commit for found in refs.branches}
             branch = branch or DEFAULT_REVISION
             head = heads.get(branch, head)

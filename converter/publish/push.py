@@ -219,22 +219,22 @@ def _open(options: PushOptions, source: str | None, *, progress: bool) -> tuple[
     repo_id, branch = options.repo_id, options.branch
     if branch is not None and not BRANCH.fullmatch(branch):
         raise UsageError(
-            f"--branch {branch[:100]!r} is not a valid branch name; use letters, digits, - and _"
+            f"`branch` {branch[:100]!r} is not a valid branch name; use letters, digits, - and _"
         )
     hub = Hub(repo_id, token=options.token, progress=progress)
     if source is not None and source.lower() == repo_id.lower() and not (branch or options.create_pr):
         raise PushError(
-            f"{repo_id} is what was converted; push to another repository, or with --branch or --create-pr"
+            f"{repo_id} is what was converted; push to another repository, or with `branch` or `create_pr`"
         )
     target = hub.look(branch)
     if not options.create_pr:
         hub.check_namespace()
     elif target is None or target.new_branch:
         place = repo_id if target is None else f"{repo_id} (branch {branch})"
-        raise PushError(f"the Hub shows no {place} to open a pull request in; drop --create-pr")
+        raise PushError(f"the Hub shows no {place} to open a pull request in; drop `create_pr`")
     if target is not None and options.private and not target.private:
         raise PushError(
-            f"{repo_id} exists and is public; drop --private, or make it private in its settings first"
+            f"{repo_id} exists and is public; drop `private`, or make it private in its settings first"
         )
     return hub, target
 
@@ -279,7 +279,7 @@ def _occupied(options: PushOptions, target: Target, what: str) -> PushError:
     begins = ", as a new branch begins as the default one," * target.new_branch
     return PushError(
         f"{place} holds something else{begins} ({what}); name another repository or branch, or give "
-        "--overwrite to replace it there"
+        "`overwrite` to replace it there"
     )
 
 

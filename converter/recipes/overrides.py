@@ -39,9 +39,9 @@ def parse(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")) or not text.isprintable():
-        raise UsageError(f"--set {text[:80]!r} is not KEY=VALUE, e.g. --set norm_head=true")
+        raise UsageError(f"`overrides` {text[:80]!r} is not KEY=VALUE, e.g. `overrides` norm_head=true")
     try:
-        return key, jsonfile.parse(value.encode(), f"--set {key}")
+        return key, jsonfile.parse(value.encode(), key)
     except SourceError:
         return key, value
 
@@ -81,14 +81,15 @@ def _check_settable(key: str, value: Any) -> None:
     root, *parts = key.split(".")
     if root in FIXED:
         raise UsageError(
-            f"--set {key}: this key says what the checkpoint is or where it comes from, and cannot be set"
+            f"`overrides` {key}: this key says what the checkpoint is or where it comes from, and cannot be "
+            "set"
         )
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"--set {key}: config.json cannot hold {value!r:.80}") from error
+        raise UsageError(f"`overrides` {key}: config.json cannot hold {value!r:.80}") from error
     if not all([root, *parts]):
-        raise UsageError(f"--set {key!r}: a part of this key is empty")
+        raise UsageError(f"`overrides` {key!r}: a part of this key is empty")
 
 
 def _check_refusals(config: Config, overrides: Mapping[str, Any]) -> None:
@@ -104,7 +105,7 @@ def _check_refusals(config: Config, overrides: Mapping[str, Any]) -> None:
         except (Undecided, SourceError):
             continue
         except UnsupportedModel as error:
-            raise UnsupportedModel(f"{error}; --set cannot change that") from error
+            raise UnsupportedModel(f"{error}; `overrides` cannot change that") from error
         if not part:
             return
 
@@ -122,7 +123,7 @@ def _check_read(config: Config, recipe: Recipe, key: str) -> None:
         return
     near = get_close_matches(key, sorted((known | _keys(config)) - {key}), n=1)
     raise UsageError(
-        f"--set {key}: nothing reads this key of {_kind(recipe)}"
+        f"`overrides` {key}: nothing reads this key of {_kind(recipe)}"
         + (f"; did you mean {near[0]}?" if near else "; drop it")
     )
 
@@ -147,11 +148,12 @@ def _with(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
             if inner is None:
                 inner = place[name] = {}
             if not isinstance(inner, dict):
-                raise UsageError(f"--set {key}: {'.'.join(path[: depth + 1])} is {inner!r}, not an object")
+                named = ".".join(path[: depth + 1])
+                raise UsageError(f"`overrides` {key}: {named} is {inner!r}, not an object")
             place = inner
         if isinstance(place.get(last), dict) and place[last]:
             raise UsageError(
-                f"--set {key}: {key} is an object; set its keys one by one: --set {key}.KEY=VALUE"
+                f"`overrides` {key}: {key} is an object; set its keys one by one: `overrides` {key}.KEY=VALUE"
             )
         if value is None:
             place.pop(last, None)

@@ -21,14 +21,14 @@ def check_folder(out: str | Path, *, overwrite: bool) -> Path:
     """
     place = out_path(out)
     if place.exists() and not place.is_dir():
-        raise OutputError(f"--out {out} is a file; name a folder")
+        raise OutputError(f"`out` {out} is a file; name a folder")
     if not place.parent.is_dir():
-        raise OutputError(f"the folder {place.parent} does not exist; create it or change --out {out}")
+        raise OutputError(f"the folder {place.parent} does not exist; create it or change `out` {out}")
     folder = place if place.is_dir() else place.parent
     if not os.access(folder, os.W_OK | os.X_OK) or (folder == place and not os.access(place, os.R_OK)):
-        raise OutputError(f"no permission to read and write in {folder}; change --out {out}")
+        raise OutputError(f"no permission to read and write in {folder}; change `out` {out}")
     if folder == place and any(place.iterdir()) and not overwrite:
-        raise OutputError(f"--out {out} exists and is not empty; name another folder or give --overwrite")
+        raise OutputError(f"`out` {out} exists and is not empty; name another folder or give `overwrite`")
     return place
 
 

@@ -41,30 +41,30 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
     place = out_path(out)
     origin = Path(os.path.realpath(source))
     if not place.parent.is_dir():
-        raise OutputError(f"the folder {place.parent} does not exist; create it or change --out {out}")
+        raise OutputError(f"the folder {place.parent} does not exist; create it or change `out` {out}")
     if place.is_symlink():
-        raise OutputError(f"--out {out} is a symbolic link that points back to itself; name another folder")
+        raise OutputError(f"`out` {out} is a symbolic link that points back to itself; name another folder")
     if len(os.fsencode(place.name)) > LONGEST:
-        raise OutputError(f"the name of --out is longer than {LONGEST} bytes; choose a shorter one")
+        raise OutputError(f"the name of `out` is longer than {LONGEST} bytes; choose a shorter one")
     if place.exists() and not place.is_dir():
-        raise OutputError(f"--out {out} is a file; name a folder that does not exist yet")
+        raise OutputError(f"`out` {out} is a file; name a folder that does not exist yet")
     weights = {Path(os.path.realpath(entry)) for entry in source.iterdir()} if source.is_dir() else set()
     if place.is_relative_to(origin) or any(path.is_relative_to(place) for path in {origin, *weights}):
-        raise OutputError(f"--out {out} and the source {source} overlap; name another folder")
+        raise OutputError(f"`out` {out} and the source {source} overlap; name another folder")
     if Path.cwd().is_relative_to(place) and place.is_dir():
-        raise OutputError(f"--out {out} is or contains the current folder; name a new folder")
+        raise OutputError(f"`out` {out} is or contains the current folder; name a new folder")
     if place.is_mount():
-        raise OutputError(f"--out {out} is a mount point, which cannot be replaced; name a folder inside it")
+        raise OutputError(f"`out` {out} is a mount point, which cannot be replaced; name a folder inside it")
     if place.is_dir() and any(place.iterdir()) and not overwrite:
-        raise OutputError(f"--out {out} exists and is not empty; name another folder or give --overwrite")
+        raise OutputError(f"`out` {out} exists and is not empty; name another folder or give `overwrite`")
     if place.is_dir() and any(place.iterdir()) and not (place / "config.json").is_file():
         raise OutputError(
-            f"--out {out} holds no config.json, so it is not a model's folder; --overwrite replaces only "
+            f"`out` {out} holds no config.json, so it is not a model's folder; `overwrite` replaces only "
             "those, name another folder"
         )
     for folder in (place.parent, place):
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
-            raise OutputError(f"no permission to write in {folder}; change --out {out}")
+            raise OutputError(f"no permission to write in {folder}; change `out` {out}")
     return place
 
 
@@ -197,7 +197,7 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
                         raise
                     if not overwrite:
                         raise OutputError(
-                            f"{place} was filled by another program meanwhile; give --overwrite"
+                            f"{place} was filled by another program meanwhile; give `overwrite`"
                         ) from error
                 shutil.rmtree(aside, ignore_errors=True)
                 with suppress(FileNotFoundError):  # another run moved it first

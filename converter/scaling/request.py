@@ -55,7 +55,7 @@ def recorded_length(config: Config, given: int | None) -> TrainLength | None:
         SourceError: the record is damaged.
     """
     if given is not None:
-        return TrainLength(given, "--train-length")
+        return TrainLength(given, "as given")
     provenance = read_provenance(config)
     if provenance is not None and provenance.train_length is not None:
         return TrainLength(provenance.train_length, "recorded when it was converted")

@@ -137,7 +137,7 @@ class Source:
             if missing and not (self.local or self.offline):
                 raise SourceError(
                     f"{self.name} lacks {len(missing)} of its {len(names)} shards (first: {missing[0]!r}); "
-                    "choose another --revision, or tell its owner"
+                    "choose another `revision`, or tell its owner"
                 )
         if self.local:
             self.fetch(name for name in names if name in self.files)

@@ -26,16 +26,16 @@ BROKEN_OFF = (
     "the download of {file} from {id} broke off; run the same command again: complete files stay in the cache"
 )
 LATER = "the Hub cannot serve {id} at the moment (HTTP {status}); run the same command again later"
-CACHE = "{file} cannot be written to the Hub cache: {reason}; fix this, or choose another --cache-dir"
+CACHE = "{file} cannot be written to the Hub cache: {reason}; fix this, or choose another `cache_dir`"
 MESSAGES = {
     "GatedRepoError": (
-        "{id} is gated: accept its terms on its Hub page, then run `hf auth login` or give --token"
+        "{id} is gated: accept its terms on its Hub page, then run `hf auth login` or give `token`"
     ),
     "RepositoryNotFoundError": (
         "{id} is neither a local folder nor a Hub repository that you can access; check the spelling and, "
-        "if it is private, run `hf auth login` or give --token"
+        "if it is private, run `hf auth login` or give `token`"
     ),
-    "RevisionNotFoundError": "{id} has no revision {revision}; give an existing --revision, or leave it out",
+    "RevisionNotFoundError": "{id} has no revision {revision}; give an existing `revision`, or leave it out",
     "DisabledRepoError": "{id} was disabled by the Hub and cannot be downloaded; use another source",
     "LocalEntryNotFoundError": UNREACHABLE,
     "EntryNotFoundError": NO_FILE,
@@ -94,7 +94,7 @@ def open_repository(
 
     access_token(token)
     if revision == "":
-        raise UsageError("--revision is empty; give a branch, tag or commit, or leave it out")
+        raise UsageError("`revision` is empty; give a branch, tag or commit, or leave it out")
     progress_bars(show=progress)
 
     def list_files(at: str | None) -> ModelInfo | None:
@@ -153,7 +153,7 @@ def access_token(token: str | None) -> str | None:
 
     secret = get_token() if token is None else token
     if secret is not None and not re.fullmatch("[!-~]+", secret):
-        where = "the saved token (HF_TOKEN or hf auth login)" if token is None else "--token"
+        where = "the saved token (HF_TOKEN or hf auth login)" if token is None else "`token`"
         raise UsageError(f"{where} is not an access token; create one in the Hub's settings")
     return secret
 

@@ -39,7 +39,7 @@ def open_source(
         raise SourceError(f"MODEL {model[:80]!r} is neither a folder nor a Hub id")
     if is_folder:
         if revision is not None:
-            raise UsageError(f"{model} is a local folder, and --revision is for Hub ids; drop it")
+            raise UsageError(f"{model} is a local folder, and `revision` is for Hub ids; drop it")
         return open_folder(path)
     if exists:
         raise SourceError(f"{model} is a file; give the folder that holds config.json and the weights")

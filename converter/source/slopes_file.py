@@ -29,7 +29,7 @@ def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
     else:
         path = Path(slopes)
         if not path.is_file():
-            raise SourceError(f"--slopes {slopes} is not a file; name a JSON file of fitted slopes")
+            raise SourceError(f"`slopes` {slopes} is not a file; name a JSON file of fitted slopes")
         name, content = path.name, read_object(path)
     record = content.pop(RECORD, None)
     if content.get("type") != FITTED:

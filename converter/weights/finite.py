@@ -16,7 +16,7 @@ from converter.source.checkpoint import ITEM_BYTES, Tensor
 
 INFINITY = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F80_0000, "F64": 0x7FF0_0000_0000_0000}
 """Dtype -> the bits of infinity; those of NaN are larger."""
-DAMAGED = "download the file again (convert --no-verify keeps such values)"
+DAMAGED = "download the file again (converting with `verify=False` keeps such values)"
 
 
 class Scan:

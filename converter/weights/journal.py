@@ -88,4 +88,4 @@ def kept(folder: Path) -> str | None:
     if count == 0:
         return None
     files = "1 finished weight file is" if count == 1 else f"{count} finished weight files are"
-    return f"{files} kept in {folder}: repeat the command with --resume to continue from there"
+    return f"{files} kept in {folder}: repeat the command with `resume` to continue from there"

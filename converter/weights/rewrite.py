@@ -154,7 +154,7 @@ def _cast(block: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
         largest = block[block.isfinite()].abs().max().item()
         raise SourceError(
             f"the tensor {name!r} has values up to {largest:.3g}, which {str(dtype).removeprefix('torch.')} "
-            "cannot hold; give another --dtype"
+            "cannot hold; give another `dtype`"
         )
     return result
 

@@ -107,7 +107,8 @@ def run(
     if provider == "cuda" and places and not any("cuda" in each for each in places.values()):
         raise ProviderError(
             "the CUDA provider has no float32 GroupQueryAttention, and no products of integers (w8a8); "
-            "export with --onnx-dtype fp16 or bf16, or in another dtype with --onnx-profile portable"
+            "export with `OnnxOptions.dtype` fp16 or bf16, or in another dtype with `OnnxOptions.profile` "
+            "portable"
         )
     ort = any(runs[name].made.profile == "ort" for name in places)
     expected: dict[Hashable, Expected] = {}

@@ -61,7 +61,7 @@ class ExportResult:
     def summary(self) -> str:
         """What was written and what validation found, for people."""
         lines = [f"{name}  {bytes_text(size)}" for name, size in self.files.items()]
-        lines += [self.report.summary() if self.report else "not validated (--no-validate)"]
+        lines += [self.report.summary() if self.report else "not validated"]
         return "\n".join([*lines, f"in {self.seconds:.1f} s"])
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
             report = run(repository, graphs, options.provider, progress=progress)
             if report.failure:
                 # With 8 bits for activations, too, outliers among them leave too few for the others.
-                instead = "; --onnx-dtype int8 does not round activations" * (options.dtype == INTEGER)
+                instead = "; `OnnxOptions.dtype` int8 does not round activations" * (options.dtype == INTEGER)
                 raise ValidationError(f"{report.failure}; no graph was written{instead}")
         longest = add_genai(repository, options, graphs, made)
         if report is not None:
@@ -178,7 +178,10 @@ def write_graphs(
 
     elements = repository.checkpoint.parameters or 0
     check_space(
-        made.work, elements * BYTES[dtype], "the graph's own weights need", "leave out --onnx-standalone"
+        made.work,
+        elements * BYTES[dtype],
+        "the graph's own weights need",
+        "leave out `OnnxOptions.standalone`",
     )
     own = made.work / standalone_graph(dtype)
     own.parent.mkdir()
@@ -262,5 +265,5 @@ def check_no_links(repository: ConvertedRepository, options: OnnxOptions) -> Non
         if (repository.folder / name).is_symlink():
             raise OutputError(
                 f"{name} is a link, as in the Hub's cache, and onnxruntime refuses weights outside the "
-                "graph's folder; export a copy of the repository, or give --onnx-standalone"
+                "graph's folder; export a copy of the repository, or give `OnnxOptions.standalone`"
             )

@@ -40,18 +40,20 @@ class OnnxOptions:
 
     def __post_init__(self) -> None:
         for name, value, known in (
-            ("--onnx-profile", self.profile, PROFILES),
-            ("--onnx-dtype", self.dtype, DTYPES),
-            ("--onnx-task", self.task, (None, *TASKS)),
-            ("--provider", self.provider, (None, *PROVIDERS)),
+            ("`OnnxOptions.profile`", self.profile, PROFILES),
+            ("`OnnxOptions.dtype`", self.dtype, DTYPES),
+            ("`OnnxOptions.task`", self.task, (None, *TASKS)),
+            ("`provider`", self.provider, (None, *PROVIDERS)),
         ):
             if value not in known:
                 choices = ", ".join(str(choice) for choice in known if choice)
                 raise UsageError(f"{name} {value!r} is unknown; choose one of {choices}")
         if self.calibrate and self.dtype != "int4":
-            raise UsageError("--calibrate is for int4 weights; give --onnx-dtype int4 with it")
+            raise UsageError("`calibrate` is for int4 weights; give `OnnxOptions.dtype` int4 with it")
         if self.pooled and self.task not in (None, BACKBONE):
-            raise UsageError(f"--pooled is for graphs of hidden states; give --onnx-task {BACKBONE} with it")
+            raise UsageError(
+                f"`pooled` is for graphs of hidden states; give `OnnxOptions.task` {BACKBONE} with it"
+            )
 
     @property
     def computes(self) -> str | None:

@@ -390,7 +390,7 @@ def loss_of_weights(results: Sequence[Answer], before: Sequence[Answer]) -> Grap
     difference = math.sqrt(mean_square([a - b for a, b in pairs]) / right)
     detail = f"change the results by {difference:.1e} of their root mean square"
     if not difference < 1:
-        detail += ": nothing is left of them; choose another --onnx-dtype"
+        detail += ": nothing is left of them; choose another dtype"
     return GraphCheck("quantised weights", difference < 1, detail, difference)
 
 

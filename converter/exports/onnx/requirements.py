@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PACKAGES = ("onnx", "onnx_ir", "onnxruntime")
 OPTIMUM = "optimum-cli export onnx --model DIR"
 """The command that exports rotary models."""
-INSTEAD = "export without --pooled and pool the hidden states as the model's card says"
+INSTEAD = "export without `pooled` and pool the hidden states as the model's card says"
 
 
 def check_installed(options: OnnxOptions | None = None) -> None:
@@ -74,11 +74,11 @@ def check_recipe(options: OnnxOptions, recipe: Recipe, config: Config, source: S
     if rope_scaling and rope_scaling["type"] == "dynamic":
         raise UnsupportedModel(
             f"ONNX graphs are written for ALiBi models only, and {recipe.model_type!r} is rotary; tracing it "
-            f"would freeze its dynamic scaling: convert it with --scale and use optimum: {OPTIMUM}"
+            f"would freeze its dynamic scaling: convert it with `scale` and use optimum: {OPTIMUM}"
         )
     raise UnsupportedModel(
         f"ONNX graphs are written for ALiBi models only, and {recipe.model_type!r} is rotary; convert it "
-        f"without --onnx and export the result with optimum: {OPTIMUM}"
+        f"without `onnx` and export the result with optimum: {OPTIMUM}"
     )
 
 
@@ -109,7 +109,7 @@ def for_task(repository: ConvertedRepository, task: str | None) -> ConvertedRepo
 def check_last_logits(options: OnnxOptions, named: str, family: Family) -> None:
     """Raises ``UsageError`` for logits of last tokens that a graph of the class ``named`` does not have."""
     if options.last_logits and not has_cache(named, family):
-        raise UsageError(f"--last-logits is for language models, and {named} is not one; leave it out")
+        raise UsageError(f"`last_logits` is for language models, and {named} is not one; leave it out")
 
 
 def has_cache(named: str, family: Family) -> bool:
@@ -133,7 +133,7 @@ def class_for(task: str | None, config: Config, family: Family) -> str:
     classes = {TASKS[head]: f"{start}{head}" for head in heads if head in TASKS}
     if task is not None and task not in classes:
         raise UnsupportedModel(
-            f"--onnx-task {task} needs weights that this checkpoint ({own}) does not have; choose "
+            f"`OnnxOptions.task` {task} needs weights that this checkpoint ({own}) does not have; choose "
             f"{' or '.join(classes)}"
         )
     named = own if task is None else classes[task]
@@ -141,14 +141,14 @@ def class_for(task: str | None, config: Config, family: Family) -> str:
         original = json.dumps([family.language_model.removeprefix("Ntk")])
         raise UnsupportedModel(
             f"architectures names a model without a head ({own}); for a graph of its hidden states give "
-            f"--onnx-task {BACKBONE}; if it is a language model whose head is the embedding table, convert "
-            f"the source with --set 'architectures={original}'"
+            f"`OnnxOptions.task` {BACKBONE}; if it is a language model whose head is the embedding table, "
+            f"convert the source with `overrides` 'architectures={original}'"
         )
     classifies = family.kind == "decoder" and named == f"{start}ForSequenceClassification"
     if classifies and not is_integer(config.get("pad_token_id")):
         raise UnsupportedModel(
             "config.json has no pad_token_id, by which a classifier finds the last token of a row; convert "
-            "the source with --set pad_token_id=N"
+            "the source with `overrides` pad_token_id=N"
         )
     return named
 
@@ -163,10 +163,10 @@ def graph_pooling(folder: Path) -> Pooling:
     try:
         found = read_pooling(folder)
     except UnsupportedModel as error:
-        raise UnsupportedModel(f"--pooled: {error}; {INSTEAD}") from error
+        raise UnsupportedModel(f"`pooled`: {error}; {INSTEAD}") from error
     if found is None:
         raise UnsupportedModel(
-            f"--pooled needs {MODULES} and 1_Pooling/{CONFIG} of sentence-transformers, which say how to "
+            f"`pooled` needs {MODULES} and 1_Pooling/{CONFIG} of sentence-transformers, which say how to "
             f"pool, and the repository has no {MODULES}; {INSTEAD}"
         )
     return found

@@ -85,4 +85,5 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
     listed = isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
     if not listed or len(value) > MOST_MODULES:
         raise SourceError(UNREADABLE)
-    return value
+    modules: list[dict[str, Any]] = value
+    return modules

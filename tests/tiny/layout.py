@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from tests.published_checkpoints import CHECKPOINTS as PUBLISHED
+PUBLISHED = Path(__file__).parents[1] / "published"
 
 Tensors = dict[str, torch.Tensor]
 Head = Literal[
@@ -181,7 +181,8 @@ class Tiny:
 
 def published(family: str, name: str, **changes: Any) -> dict[str, Any]:
     """config.json of a checkpoint in ``published/``, changed and with few tokens; None removes a key."""
-    [entry] = [entry for entry in PUBLISHED[family] if entry["id"] == name]
+    entries = json.loads((PUBLISHED / f"{family}.json").read_text(encoding="utf-8"))
+    [entry] = [entry for entry in entries if entry["id"] == name]
     config = merged({**entry["config"], "pad_token_id": PAD, "vocab_size": VOCAB_SIZE}, changes)
     return {key: value for key, value in config.items() if value is not None or key not in changes}
 

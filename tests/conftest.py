@@ -74,11 +74,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.any_version)
 
 
-def pytest_make_parametrize_id(val: Any) -> str | None:
-    """Sets print their members in another order in each process, and workers must collect the same tests."""
-    return ",".join(sorted(map(str, val))) if isinstance(val, (set, frozenset)) else None
-
-
 def pytest_runtest_teardown() -> None:
     """The example's and genai's first sessions take denormal numbers for zero, which hypothesis refuses."""
     if "torch" in sys.modules:

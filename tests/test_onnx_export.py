@@ -86,7 +86,11 @@ WRITTEN: list[tuple[str, str | None, tuple[str, ...], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "dtype", "words", "files"), WRITTEN, ids=str)
+@pytest.mark.parametrize(
+    ("family", "dtype", "words", "files"),
+    WRITTEN,
+    ids=lambda each: " ".join(sorted(each)) if isinstance(each, (set, tuple)) else str(each),
+)
 def test_what_is_written(
     repository: Make,
     run: Command,

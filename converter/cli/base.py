@@ -84,6 +84,8 @@ class Command(click.Command):
         options = [param for param in self.params if isinstance(param, click.Option)]
         names = {option.opts[0].removeprefix("--").replace("-", "_"): option.opts[0] for option in options}
         names |= {option.name: option.opts[0] for option in options if option.name is not None}
+        # Where an option takes several, `scale` in a message is one of --scales.
+        names = {name.removesuffix("s"): option for name, option in names.items()} | names
         return re.sub(r"`(\w+)`", lambda found: names.get(found[1], found[0]), message)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:

@@ -5,12 +5,12 @@ ConverterError              one line for the user: what is wrong, and what to do
 ├── SourceError             the checkpoint cannot be found or read
 │   └── Unfinished          it changed meanwhile, or a process was killed: another attempt may succeed
 ├── UnsupportedModel        the model has no positions that can be scaled
-│   └── Undecided           its config leaves something open, which the user can say with --set
+│   └── Undecided           its config leaves something open, which `overrides` can say
 ├── AlreadyConverted        the source is itself a converted repository
 ├── OutputError             the output folder cannot be used
 ├── PushError               the repository on the Hub cannot be written to
 ├── VerificationError       the converted repository failed its checks
-├── NoGain              no fitted slopes are better than the stock ones
+├── NoGain                  no fitted slopes are better than the stock ones
 ├── ValidationError         an ONNX graph failed its checks
 ├── ProviderError           onnxruntime cannot run on the requested provider
 └── MissingPackage          an optional package is not installed

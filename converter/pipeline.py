@@ -82,7 +82,7 @@ class ConversionResult:
             "method": self.scaling.method,
             "alibi_scaling": None if self.rotary else self.scaling.to_json(),
             "rotary": asdict(self.rotary) if self.rotary else None,
-            "set": self.overrides,
+            "set": dict(self.overrides),
             "config_changes": {key: {"before": before, "after": after} for key, (before, after) in changed},
             "checks": [check.to_json() for check in self.checks],
             "onnx": self.onnx.to_json() if self.onnx else None,

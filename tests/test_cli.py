@@ -62,6 +62,11 @@ def test_json_is_one_object_on_stdout(pristine: Pristine, run: RunCli, tmp_path:
     assert values["dry_run"] is False
 
 
+def test_pictures_as_json(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
+    values = run("plot", pristine("bloom"), "--out", tmp_path / "out", "--json").json
+    assert sorted(values["files"]) == sorted(str(path) for path in (tmp_path / "out").iterdir())
+
+
 def test_summary_on_stderr_and_quiet(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     source = pristine("bloom")
     said = run(source, *FAST, "--out", tmp_path / "a")

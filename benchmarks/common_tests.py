@@ -27,7 +27,7 @@ from measuring import workplace
 from report import finish, load, table
 
 from converter import convert, families
-from converter.families.base import Family
+from converter.families.family import Family
 from tests import tiny
 
 FAMILIES = {family.name: family for family in families.FAMILIES}

@@ -35,7 +35,6 @@ from converter.result.staging import workspace
 from converter.rotary import settings
 from converter.scaling.request import command_line, request_for
 from converter.scaling.scaling import Scaling, Unscaled
-from converter.source.base import CARD, CONFIG
 from converter.source.checkpoint import (
     BIN,
     BIN_INDEX,
@@ -46,6 +45,7 @@ from converter.source.checkpoint import (
 )
 from converter.source.hub import is_repo_id
 from converter.source.jsonfile import read_object
+from converter.source.source import CARD, CONFIG
 from converter.source.tokenizer import TOKENIZER_CONFIG, Tokenizer, our_class, read_tokenizer
 from converter.weights.files import copy_file, sha256
 

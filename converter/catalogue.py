@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from converter.errors import UsageError
 from converter.families import FAMILIES
-from converter.families.base import Trained
+from converter.families.family import Trained
 from converter.rotary.models import MODELS
 
 

@@ -16,11 +16,11 @@ from converter.recipes import Recipe
 from converter.recipes.overrides import overridden
 from converter.scaling.request import Request, ScalingOptions, TrainLength
 from converter.scaling.scaling import Scaling
-from converter.source.base import Source
 from converter.source.checkpoint import Checkpoint, read_checkpoint
 from converter.source.open import open_source
 from converter.source.sentence_transformers import Nested, nested_files
 from converter.source.slopes_file import read_slopes_file
+from converter.source.source import Source
 from converter.source.tokenizer import Tokenizer, read_tokenizer
 
 if TYPE_CHECKING:

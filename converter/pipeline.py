@@ -21,9 +21,9 @@ from converter.result.card import PICTURE, describe, read_origin, shown_folder
 from converter.result.staging import check_output, check_space, restore, staged
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling, Unscaled
-from converter.source.base import CARD
 from converter.source.checkpoint import Checkpoint
 from converter.source.hub import bytes_to_download, is_repo_id
+from converter.source.source import CARD
 from converter.weights import journal
 from converter.weights.files import Link
 from converter.weights.transfer import Dtype

@@ -22,8 +22,8 @@ from converter.result.converted import ConvertedRepository
 from converter.result.repository import raise_limits, set_dtype, small_files, write_repository
 from converter.scaling.request import SLOPES_FILE, Request, command_line
 from converter.scaling.scaling import Scaling
-from converter.source.base import CARD, CONFIG
 from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, target_names
+from converter.source.source import CARD, CONFIG
 from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.weights.files import Link
 from converter.weights.transfer import STORED, TORCH, Dtype, Order, transfer

@@ -25,9 +25,9 @@ from converter.evaluation.results import PERPLEXITY
 from converter.evaluation.runner import choose, masked_losses
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks import make_task
-from converter.evaluation.tasks.base import Collection
 from converter.evaluation.tasks.beir import Beir
 from converter.evaluation.tasks.scores import CUTOFF, ndcg
+from converter.evaluation.tasks.task import Collection
 from converter.evaluation.tune import tune
 from converter.scaling.scaling import UNSCALED, Dynamic
 from converter.source.pooling import Pooling

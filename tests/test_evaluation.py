@@ -31,7 +31,7 @@ from converter.evaluation.runner import choose, complete, losses
 from converter.evaluation.scalings import trials
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import Subject, open_subject
-from converter.evaluation.tasks.base import Item
+from converter.evaluation.tasks.task import Item
 from converter.families.templates import templates_folder
 from converter.scaling.request import RAMP, Defaults, Request, TrainLength
 from converter.scaling.scaling import UNSCALED, Dynamic, Static

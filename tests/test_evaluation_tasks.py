@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 from converter.errors import ConverterError, SourceError, UsageError
 from converter.evaluation import tasks
 from converter.evaluation.tasks import files, lines, passkey, records, scores
-from converter.evaluation.tasks.base import Item
+from converter.evaluation.tasks.task import Item
 from converter.evaluation.tasks.tokens import depths, encode, fill, generator
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "longeval"

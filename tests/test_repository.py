@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 import converter
 from converter import convert
 from converter.families import FAMILIES, recognise
-from converter.families.base import HEADS
+from converter.families.family import HEADS
 from converter.result.repository import small_files
 from tests import tiny
 from tests.conftest import MakeSource, edit_json, fingerprint

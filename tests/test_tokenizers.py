@@ -25,8 +25,8 @@ from transformers import AutoTokenizer
 from converter import ConversionResult, convert
 from converter.evaluation.runner import choose
 from converter.evaluation.subject import open_subject
-from converter.source.base import Source
 from converter.source.sentence_transformers import nested_files
+from converter.source.source import Source
 from converter.source.tokenizer import KNOWN, TEMPLATE
 from tests import tiny
 from tests.conftest import MakeSource, Run, edit_json

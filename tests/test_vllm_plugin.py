@@ -10,7 +10,7 @@ import pytest
 
 from converter import vllm_plugin
 from converter.families import FAMILIES
-from converter.families.base import Family
+from converter.families.family import Family
 from converter.verification.patched import templates
 
 DECODERS = [family for family in FAMILIES if family.kind == "decoder"]

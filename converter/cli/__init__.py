@@ -19,7 +19,7 @@ import click
 from converter import interrupts
 from converter._version import __version__
 from converter.cli import conversion, evaluation, graphs, pictures
-from converter.cli.base import DefaultGroup
+from converter.cli.click_additions import DefaultGroup
 from converter.errors import ConverterError
 
 DISK_REMEDIES = {

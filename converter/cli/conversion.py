@@ -7,7 +7,17 @@ from typing import Any
 
 import click
 
-from converter.cli.base import PATH, Command, argument, folders, given, progress, say, section, show
+from converter.cli.click_additions import (
+    PATH,
+    Command,
+    argument,
+    folders,
+    given,
+    progress,
+    say,
+    section,
+    show,
+)
 from converter.cli.options import (
     converted_argument,
     export_option,

@@ -9,7 +9,18 @@ from typing import Any
 
 import click
 
-from converter.cli.base import PATH, Command, F, argument, folders, given, progress, say, section, show
+from converter.cli.click_additions import (
+    PATH,
+    Command,
+    F,
+    argument,
+    folders,
+    given,
+    progress,
+    say,
+    section,
+    show,
+)
 from converter.cli.options import (
     Listed,
     hub_options,

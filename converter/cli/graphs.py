@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from converter.cli.base import Command, given, progress, show
+from converter.cli.click_additions import Command, given, progress, show
 from converter.cli.options import (
     PROVIDER,
     converted_argument,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from converter.cli.base import PATH, F, argument, folders, section
+from converter.cli.click_additions import PATH, F, argument, folders, section
 from converter.errors import UsageError
 from converter.exports.onnx.choices import DTYPES, PROFILES, PROVIDERS, TASKS
 from converter.exports.onnx.options import OnnxOptions

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from converter.cli.base import Command, argument, files, show
+from converter.cli.click_additions import Command, argument, files, show
 from converter.cli.options import (
     Listed,
     hub_options,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from converter.evaluation.fit import Fit
     from converter.evaluation.results import Comparison
     from converter.evaluation.tune import Choice, Tuning
-    from converter.families.base import Trained
+    from converter.families.family import Trained
     from converter.inspection import Inspection
     from converter.pipeline import ConversionResult
     from converter.publish.push import PushResult

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from converter.errors import UnsupportedModel
 from converter.evaluation.runner import Hardware, batch, by_length, check_ids
-from converter.evaluation.tasks.base import Collection, Ids, Retrieval
 from converter.evaluation.tasks.scores import CUTOFF
+from converter.evaluation.tasks.task import Collection, Ids, Retrieval
 from converter.progress import Advance
-from converter.source.base import plain_text
 from converter.source.jsonfile import read_object
 from converter.source.pooling import Pooling, read_pooling
+from converter.source.source import plain_text
 
 Vectors = NDArray[np.float32]
 ROWS_AT_ONCE = 64

@@ -19,8 +19,8 @@ from converter.evaluation.runner import complete, losses, masked_losses
 from converter.evaluation.statistics import summarise
 from converter.evaluation.subject import LONGEST, Subject
 from converter.evaluation.tasks import EMBEDDED, GENERATED, TYPES, AnyTask, make_task
-from converter.evaluation.tasks.base import Collection, Ids, Item, Retrieval
 from converter.evaluation.tasks.beir import Neighbours
+from converter.evaluation.tasks.task import Collection, Ids, Item, Retrieval
 from converter.progress import Advance
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.texts import MOST_UNKNOWN, read_windows

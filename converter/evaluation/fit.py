@@ -17,7 +17,7 @@ from converter.evaluation.held_out import Verdict, check_gain, judge, rows_of, s
 from converter.evaluation.results import finite
 from converter.evaluation.runner import Hardware, choose, free_memory
 from converter.evaluation.subject import Subject, open_subject
-from converter.evaluation.tasks.base import Task
+from converter.evaluation.tasks.task import Task
 from converter.fitting.descent import Look, descend
 from converter.fitting.samples import Samples
 from converter.fitting.trainable import TrainableAlibi, memory

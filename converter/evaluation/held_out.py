@@ -18,7 +18,7 @@ from converter.evaluation.results import SIGNIFICANT
 from converter.evaluation.runner import Hardware
 from converter.evaluation.scalings import ladder
 from converter.evaluation.subject import Subject
-from converter.evaluation.tasks.base import Item, Task
+from converter.evaluation.tasks.task import Item, Task
 from converter.fitting.samples import Answered, Prompts, Samples, Windows
 from converter.fitting.trainable import Batch, row_losses
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static

@@ -35,9 +35,9 @@ from converter.result.repository import small_files
 from converter.scaling.request import Request, TrainLength, request_for
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
 from converter.scaling.slopes import Slopes
-from converter.source.base import CONFIG, plain_text
 from converter.source.checkpoint import read_checkpoint
 from converter.source.pooling import Pooling
+from converter.source.source import CONFIG, plain_text
 from converter.source.tokenizer import TEMPLATE
 from converter.texts import load_tokenizer, quiet
 from converter.verification import verify

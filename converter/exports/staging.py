@@ -17,7 +17,7 @@ from converter.interrupts import Interrupted, held
 from converter.result import manifest
 from converter.result.card import with_section
 from converter.result.staging import workspace
-from converter.source.base import CARD
+from converter.source.source import CARD
 from converter.weights.files import sha256
 
 

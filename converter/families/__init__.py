@@ -10,7 +10,7 @@ from importlib import import_module
 
 from converter.config import Config
 from converter.errors import SourceError, UnsupportedModel
-from converter.families.base import SLOPES, Family
+from converter.families.family import SLOPES, Family
 from converter.rotary import models as rotary
 
 __all__ = ["FAMILIES", "SLOPES", "Family", "converted", "recognise"]

@@ -26,7 +26,7 @@ from typing import Any
 
 from converter.config import Config, is_number
 from converter.errors import SourceError, Undecided, UnsupportedModel
-from converter.families.base import Family, Trained
+from converter.families.family import Family, Trained
 
 # (hidden_size, num_attention_heads)
 SIZES_7B, SIZES_13B = (4096, 32), (5120, 40)

@@ -8,7 +8,7 @@ Sources: transformers' ``models/bloom`` and the configs on the Hub. Early config
 
 from __future__ import annotations
 
-from converter.families.base import Family, Trained
+from converter.families.family import Family, Trained
 
 SIZES = ("", "-560m", "-1b1", "-1b7", "-3b", "-7b1")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from converter.config import Config
 from converter.errors import SourceError
-from converter.families.base import check_options
+from converter.families.family import check_options
 from converter.source.checkpoint import Tensor
 
 # Buffers that old versions of transformers stored.

@@ -15,7 +15,7 @@ from typing import Any
 
 from converter.config import Config, respelled
 from converter.errors import UnsupportedModel
-from converter.families.base import Family, Trained
+from converter.families.family import Family, Trained
 
 OLD_TYPES = ("RefinedWebModel", "RefinedWeb")
 SPELLINGS = {

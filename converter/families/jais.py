@@ -38,7 +38,7 @@ from typing import Any
 
 from converter.config import Config, agreed, is_count, is_number
 from converter.errors import SourceError, Undecided, UnsupportedModel
-from converter.families.base import Family, Trained, stored_slopes
+from converter.families.family import Family, Trained, stored_slopes
 from converter.scaling import slopes
 
 OLD_SCALES = ("embeddings_scale", "width_scale", "scale_qk_dot_by_d")

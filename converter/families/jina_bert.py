@@ -37,7 +37,7 @@ from typing import Any
 from converter.config import Config
 from converter.errors import SourceError, UnsupportedModel
 from converter.families import encoder
-from converter.families.base import Family, Trained
+from converter.families.family import Family, Trained
 from converter.source.checkpoint import Tensor
 
 FEED_FORWARD = ("geglu", "reglu", "original")

@@ -28,7 +28,7 @@ from typing import Any
 from converter.config import Config
 from converter.errors import UnsupportedModel
 from converter.families import encoder
-from converter.families.base import Family, Trained
+from converter.families.family import Family, Trained
 from converter.source.checkpoint import Tensor
 
 KNOWN_CODE = re.compile(r"(^|--)bert_layers\.Bert(Model|For\w+)$")

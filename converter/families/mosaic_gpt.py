@@ -29,7 +29,7 @@ from typing import Any
 
 from converter.config import Config, count
 from converter.errors import UnsupportedModel
-from converter.families.base import Family, Trained, check_options
+from converter.families.family import Family, Trained, check_options
 from converter.families.mpt import bias_max, check_numbers, check_softmax_scale
 from converter.scaling.slopes import Slopes
 

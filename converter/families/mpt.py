@@ -34,7 +34,7 @@ from typing import Any
 
 from converter.config import Config, agreed, count, is_number
 from converter.errors import SourceError, Undecided, UnsupportedModel
-from converter.families.base import Family, Trained, check_options
+from converter.families.family import Family, Trained, check_options
 from converter.scaling import slopes
 
 EPSILON = 1e-5

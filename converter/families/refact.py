@@ -30,7 +30,7 @@ from typing import Any
 
 from converter.config import Config, count
 from converter.errors import SourceError, UnsupportedModel
-from converter.families.base import Family, Trained
+from converter.families.family import Family, Trained
 from converter.source.checkpoint import Tensor
 
 PACKED = "packed_projections"

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 from converter.errors import OutputError
-from converter.families.base import Family
+from converter.families.family import Family
 
 
 def templates_folder() -> Path:

@@ -22,8 +22,8 @@ from converter.pictures.style import FORMATS, Format, render
 from converter.result.outputs import check_folder, write_files
 from converter.scaling.request import Request
 from converter.scaling.slopes import NATS
-from converter.source.base import CONFIG
 from converter.source.jsonfile import read_object
+from converter.source.source import CONFIG
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

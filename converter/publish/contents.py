@@ -18,7 +18,7 @@ from converter.exports.onnx.files import REPORT
 from converter.progress import byte_bar
 from converter.result import manifest
 from converter.result.converted import CONVERT_FIRST, ConvertedRepository, code_names, open_converted
-from converter.source.base import CONFIG
+from converter.source.source import CONFIG
 from converter.weights.files import sha256
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from converter.progress import byte_bar
 from converter.publish.contents import UNLISTED, Contents, read_contents, verify
 from converter.publish.hub import BRANCH, Hub, Target, same
 from converter.result.card import by_hand, with_place
-from converter.source.base import CARD, CONFIG
 from converter.source.hub import DEFAULT_REVISION
 from converter.source.jsonfile import parse_object
+from converter.source.source import CARD, CONFIG
 
 if TYPE_CHECKING:
     from converter.verification import Check

@@ -15,14 +15,14 @@ from typing import Any, Literal
 from converter.config import LONGEST, PROVENANCE, Config, Geometry, Provenance, is_count
 from converter.errors import SourceError, UnsupportedModel, UsageError
 from converter.families import SLOPES, Family, converted, recognise
-from converter.families.base import UNREAD
+from converter.families.family import UNREAD
 from converter.families.refusals import check_source
 from converter.recipes.words import Words, alibi_words
 from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength, recorded_length
 from converter.scaling.scaling import Scaling, Static, read_scaling, stretched
 from converter.scaling.slopes import NATS, Slopes
-from converter.source.base import Source
 from converter.source.checkpoint import Checkpoint, Tensor
+from converter.source.source import Source
 from converter.source.tokenizer import Tokenizer
 
 ROTARY = re.compile(r"(^|[._])(rotary|rope|inv_freq)")

@@ -23,8 +23,8 @@ from converter.rotary.settings import Change, Rotary
 from converter.scaling.frequencies import Frequencies
 from converter.scaling.request import NTK, Defaults, TrainLength, recorded_length
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, read_scaling
-from converter.source.base import Source
 from converter.source.checkpoint import Checkpoint
+from converter.source.source import Source
 from converter.source.tokenizer import Tokenizer
 
 NOTES = """\

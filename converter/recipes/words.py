@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from converter.config import Config
 from converter.families import Family
-from converter.families.base import TASKS
+from converter.families.family import TASKS
 from converter.scaling.scaling import Scaling, Unscaled
 
 TAGS = ("alibi", "ntk-alibi", "custom_code")

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from converter._version import __version__
-from converter.families.base import TASKS
+from converter.families.family import TASKS
 from converter.recipes import AlibiRecipe
 from converter.recipes.words import Words
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import DYNAMIC_REACH, Dynamic, Scaling, Static, Unscaled, number_text
-from converter.source.base import CARD, Source
 from converter.source.hub import is_repo_id
+from converter.source.source import CARD, Source
 from converter.source.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from converter.families.refusals import check_kernels
 from converter.families.templates import templates_folder
 from converter.recipes import AlibiRecipe, Recipe
 from converter.scaling.scaling import Dynamic, Scaling
-from converter.source.base import CONFIG
 from converter.source.checkpoint import Checkpoint, read_checkpoint
 from converter.source.jsonfile import read_object
+from converter.source.source import CONFIG
 from converter.source.tokenizer import TEMPLATE
 from converter.weights.finite import Scan
 

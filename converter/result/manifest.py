@@ -13,8 +13,8 @@ from pathlib import Path
 
 from converter.config import is_integer
 from converter.errors import SourceError
-from converter.source.base import CARD
 from converter.source.jsonfile import read_object
+from converter.source.source import CARD
 from converter.weights.files import sha256
 
 MANIFEST = "ntk_convert.json"

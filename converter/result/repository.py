@@ -13,8 +13,8 @@ from typing import Any
 from converter.config import Config, is_count
 from converter.errors import SourceError
 from converter.families.templates import templates_folder
-from converter.source.base import CARD, CONFIG, Source
 from converter.source.jsonfile import read_object
+from converter.source.source import CARD, CONFIG, Source
 from converter.source.tokenizer import TOKENIZER_CONFIG, Tokenizer
 from converter.weights.files import copy_file
 

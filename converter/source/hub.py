@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converter.errors import SourceError, UsageError
-from converter.source.base import CONFIG, Source
+from converter.source.source import CONFIG, Source
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo

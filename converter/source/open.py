@@ -8,7 +8,7 @@ from pathlib import Path
 
 from converter.errors import SourceError, UsageError
 from converter.paths import expand
-from converter.source.base import Source
+from converter.source.source import Source
 
 
 def open_source(

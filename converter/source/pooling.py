@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError, UnsupportedModel
-from converter.source.base import CONFIG, plain_text
 from converter.source.jsonfile import read_object
 from converter.source.sentence_transformers import LIBRARY, MODULES, UNREADABLE, read_modules
+from converter.source.source import CONFIG, plain_text
 
 SENTENCES = "sentence_embedding"
 """What sentence-transformers calls the vector of a text."""

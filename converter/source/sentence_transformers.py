@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
-from converter.source.base import CONFIG, Source, plain_text
 from converter.source.jsonfile import parse, read_bytes
+from converter.source.source import CONFIG, Source, plain_text
 
 CHAT_TEMPLATES = "additional_chat_templates"
 MODULES = "modules.json"

@@ -9,8 +9,8 @@ from typing import Any
 from converter.errors import SourceError
 from converter.scaling.request import RECORD, SLOPES_FILE, GivenSlopes
 from converter.scaling.scaling import FITTED, Unscaled, read_scaling
-from converter.source.base import plain_text
 from converter.source.jsonfile import read_object
+from converter.source.source import plain_text
 
 KEYS = {"type", "exponents", "temperatures", "factor", "train_seq_len", "dynamic", "rate"}
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.config import Config
-from converter.source.base import Source, plain_text
 from converter.source.jsonfile import read_object
+from converter.source.source import Source, plain_text
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TEMPLATE = "tokenization_ntk_sentencepiece.py"

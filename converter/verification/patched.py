@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from converter.families.base import Family
+from converter.families.family import Family
 from converter.families.templates import templates_folder
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Scaling, first_layers, stretched

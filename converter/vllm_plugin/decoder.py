@@ -28,7 +28,7 @@ from vllm.model_executor.models.utils import (
 from vllm.sequence import IntermediateTensors
 
 from converter.families import FAMILIES
-from converter.families.base import UNREAD
+from converter.families.family import UNREAD
 from converter.vllm_plugin.attention import Setup
 from converter.vllm_plugin.checks import check_weights
 from converter.vllm_plugin.layer import Layer

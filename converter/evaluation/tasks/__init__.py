@@ -1,6 +1,6 @@
 """What a model is asked: tasks by their names. A new one is a module here, and its name in ``MODULES``.
 
-base.py       what a task is, and how it is offered
+task.py       what a task is, and how it is offered
 passkey.py    a number hidden in filler text
 lines.py      LongEval lines, generated
 files.py      from a file: your own prompts, LongEval's lines and topics, LongBench's TREC and MultiFieldQA-en
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import UsageError
-from converter.evaluation.tasks.base import Item, Metric, Retrieval, Task, TaskType
 from converter.evaluation.tasks.beir import Neighbours
+from converter.evaluation.tasks.task import Item, Metric, Retrieval, Task, TaskType
 
 __all__ = [
     "EMBEDDED",

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
-from converter.evaluation.tasks.base import Collection, Ids, Metric, Retrieval, TaskType
 from converter.evaluation.tasks.records import Record, read_records
 from converter.evaluation.tasks.scores import ndcg
+from converter.evaluation.tasks.task import Collection, Ids, Metric, Retrieval, TaskType
 from converter.evaluation.tasks.tokens import texts_in_tokens
 
 CORPUS, QUERIES, QRELS, TEST = "corpus.jsonl", "queries.jsonl", "qrels", "test.tsv"

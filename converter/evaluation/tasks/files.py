@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from converter.config import is_count, is_integer, is_number
-from converter.evaluation.tasks.base import Item, Metric, Task, TaskType
 from converter.evaluation.tasks.records import Record, read_records
 from converter.evaluation.tasks.scores import (
     classification_score,
@@ -30,6 +29,7 @@ from converter.evaluation.tasks.scores import (
     starts_with,
     topic_named,
 )
+from converter.evaluation.tasks.task import Item, Metric, Task, TaskType
 from converter.evaluation.tasks.tokens import encode, too_short
 
 LINES_TOKENS, TOPICS_TOKENS, LONGBENCH_TOKENS = 32, 50, 64

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from converter.errors import UsageError
-from converter.evaluation.tasks.base import Item, Metric, Task, TaskType
 from converter.evaluation.tasks.files import LINES_TOKENS, number_is, read_lines
 from converter.evaluation.tasks.records import WORDS
+from converter.evaluation.tasks.task import Item, Metric, Task, TaskType
 from converter.evaluation.tasks.tokens import Draft, depths, encode, fill, generator
 
 NAME = "lines"

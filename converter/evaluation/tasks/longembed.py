@@ -16,8 +16,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from converter.evaluation.tasks.base import Collection, Item, Metric, Retrieval, TaskType
 from converter.evaluation.tasks.records import WORDS
+from converter.evaluation.tasks.task import Collection, Item, Metric, Retrieval, TaskType
 from converter.evaluation.tasks.tokens import depths, fill, generator, texts_in_tokens
 
 PER_QUERY = 2

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from converter.evaluation.tasks.base import Item, Metric, Task, TaskType
 from converter.evaluation.tasks.files import number_is
+from converter.evaluation.tasks.task import Item, Metric, Task, TaskType
 from converter.evaluation.tasks.tokens import depths, encode, fill, generator
 
 INTRODUCTION = (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from converter.errors import SourceError, UsageError
-from converter.evaluation.tasks.base import Item, Retrieval, Task
+from converter.evaluation.tasks.task import Item, Retrieval, Task
 
 PROBE = 64
 """Units added in the first attempt, to estimate how many tokens a unit takes."""

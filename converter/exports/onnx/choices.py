@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from converter.families.base import TASKS as TASK_OF
+from converter.families.family import TASKS as TASK_OF
 
 Profile = Literal["ort", "portable"]
 PROFILES: tuple[Profile, ...] = get_args(Profile)

@@ -34,7 +34,7 @@ from converter.exports.onnx.requirements import (
     graph_pooling,
 )
 from converter.exports.staging import Draft, draft
-from converter.families.base import TASKS
+from converter.families.family import TASKS
 from converter.result.converted import ConvertedRepository, open_converted
 from converter.result.staging import check_space
 from converter.source.pooling import Pooling

@@ -12,12 +12,12 @@ from converter.errors import MissingPackage, UnsupportedModel, UsageError
 from converter.exports.onnx.choices import BACKBONE
 from converter.exports.onnx.options import OnnxOptions
 from converter.families import Family
-from converter.families.base import TASKS
+from converter.families.family import TASKS
 from converter.recipes import AlibiRecipe, Recipe
 from converter.rotary.settings import SCALING
-from converter.source.base import CONFIG, Source
 from converter.source.pooling import Pooling, read_pooling
 from converter.source.sentence_transformers import MODULES, nested_files
+from converter.source.source import CONFIG, Source
 
 if TYPE_CHECKING:
     from converter.result.converted import ConvertedRepository

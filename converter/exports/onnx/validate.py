@@ -15,7 +15,7 @@ from converter.progress import byte_bar
 from converter.result import manifest
 from converter.result.converted import ConvertedRepository, code_names, open_converted
 from converter.result.staging import workspace
-from converter.source.base import CONFIG
+from converter.source.source import CONFIG
 from converter.weights.files import sha256
 
 if TYPE_CHECKING:

@@ -297,16 +297,16 @@ class QuantisedGraph:
         }
         """Stored name of each quantised weight -> its bits."""
 
-    def values(self, name: str, outputs: int, inputs: int) -> NDArray[np.float32]:
-        """A weight's values [outputs, inputs]: the first outputs of those that are stored."""
+    def values(self, name: str, outputs: slice, inputs: int) -> NDArray[np.float32]:
+        """A weight's values [outputs, inputs], for some of the outputs that are stored."""
         bits = self.bits[name]
-        numbers, scales = self._array(f"{name}_Q{bits}"), self._array(f"{name}_scales")
+        numbers, scales = self._array(f"{name}_Q{bits}"), self._array(f"{name}_scales")[outputs]
         if self._by_output(name):
-            values: NDArray[np.float32] = numbers.T[:outputs, :inputs] * scales[:outputs, None]
+            values: NDArray[np.float32] = numbers.T[outputs, :inputs] * scales[:, None]
             return values
-        packed = numbers[:outputs].reshape(outputs, -1)
-        zeros = unpack(self._array(f"{name}_zero_points")[:outputs], bits)
-        return dequantised(unpack(packed, bits)[:, :inputs], scales[:outputs], zeros)
+        packed = numbers[outputs].reshape(len(scales), -1)
+        zeros = unpack(self._array(f"{name}_zero_points")[outputs], bits)
+        return dequantised(unpack(packed, bits)[:, :inputs], scales, zeros)
 
     def rounded(self, name: str, weight: NDArray[np.float32]) -> NDArray[np.float32]:
         """The values that the graph must store for a weight [outputs, inputs], if not calibrated."""

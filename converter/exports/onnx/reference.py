@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from converter.exports.onnx.quantise import QuantisedGraph
 from converter.exports.onnx.report import GraphCheck
+from converter.exports.onnx.rounding import BAND
 from converter.exports.onnx.session import Outputs, stacked
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Dynamic, first_layers
@@ -293,14 +294,19 @@ class Reference:
             if name not in graph.bits:
                 continue
             weight = (parameter.data.T if id(parameter) in by_column else parameter.data).numpy()
-            found = graph.values(name, *weight.shape)
-            if graph.calibrated and graph.bits[name] == 4:
-                largest = max(largest, change := distance(found, weight))
-                right = change <= LARGEST_CHANGE
-            else:
-                right = distance(found, graph.rounded(name, weight)) <= NOISE
-            if not right:
+            calibrated = graph.calibrated and graph.bits[name] == 4
+            found, change, size = np.empty(weight.shape, np.float32), 0.0, 0.0
+            height = max(1, BAND // weight.shape[1])
+            for start in range(0, len(weight), height):  # as a whole, it would take several times its memory
+                band = slice(start, min(start + height, len(weight)))
+                found[band] = graph.values(name, band, weight.shape[1])
+                right = weight[band] if calibrated else graph.rounded(name, weight[band])
+                change += squares(found[band] - right)
+                size += squares(right)
+            change = math.sqrt(change) / max(math.sqrt(size), TINY)
+            if not change <= (LARGEST_CHANGE if calibrated else NOISE):
                 return GraphCheck("stored weights", False, f"{name} is not the checkpoint's, rounded")
+            largest = max(largest, change if calibrated else 0.0)
             values = torch.from_numpy(found)
             parameter.data = values.T if id(parameter) in by_column else values
         detail = "the checkpoint's, rounded to the nearest"
@@ -320,9 +326,9 @@ class Reference:
         return Outputs(values, sentences), output.get("past_key_values")
 
 
-def distance(found: Array, right: Array) -> float:
-    """The root mean square of the differences, in parts of that of the right values."""
-    return float(np.linalg.norm(found - right) / max(np.linalg.norm(right), TINY))
+def squares(values: Array) -> float:
+    """The sum of the squares."""
+    return float(np.square(values, dtype=np.float64).sum())
 
 
 def pooled(states: Array, mask: Array, pooling: Pooling) -> Array:

@@ -19,6 +19,7 @@ left is the rounding of activations to 8 bits.
 """
 
 UNKNOWN = "unknown"
+AGAIN = "export it again: ntk-convert export DIR"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class GraphCheck:
 
     def __str__(self) -> str:
         return f"{'ok    ' if self.passed else 'FAILED'}  {self.name}: {self.detail}"
+
+
+def failed(name: str, error: Exception) -> GraphCheck:
+    """A check that failed with an exception, whose message gets no line breaks."""
+    return GraphCheck(name, False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
 @dataclass(frozen=True)

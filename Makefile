@@ -21,10 +21,8 @@ WORKERS := $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 RERUNS ?= 0
 PYTEST := -m pytest -n $(WORKERS) --dist worksteal --reruns $(RERUNS) -q
 
-# How long make hostile tries each of the two; it takes longer if the examples alone do. With CASES, it runs
-# that many random cases of each kind instead, so that every machine runs the same ones.
+# How long make hostile tries each of the two; it takes longer if the examples alone do.
 SECONDS ?= 300
-CASES ?=
 
 # make gpu runs in .venv. With PYTHON, it uses that Python and the packages that it has, and installs nothing.
 DEVICE ?= cuda
@@ -77,7 +75,7 @@ test-vllm: .venv-vllm/ready
 
 hostile: .venv/ready
 	.venv/bin/python -m tests.faults --seconds $(SECONDS); faults=$$?; \
-	.venv/bin/python -m tests.hostile $(if $(CASES),--cases $(CASES),--seconds $(SECONDS)) && exit $$faults
+	.venv/bin/python -m tests.hostile --seconds $(SECONDS) && exit $$faults
 
 evidence: .venv/ready
 	.venv/bin/python examples/evidence.py

@@ -8,6 +8,7 @@ Modules are imported when they are first used, so ``inspect`` and ``--help`` do 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from converter._version import __version__
@@ -80,36 +81,29 @@ __all__ = [
 ]
 
 _MODULES = {
-    "convert": "converter.pipeline",
-    "ConversionResult": "converter.pipeline",
-    "adopt": "converter.adoption",
-    "AdoptionResult": "converter.adoption",
-    "evaluate": "converter.evaluation.evaluate",
-    "Results": "converter.evaluation.results",
-    "fit": "converter.evaluation.fit",
-    "Fit": "converter.evaluation.fit",
-    "make_task": "converter.evaluation.tasks",
-    "tune": "converter.evaluation.tune",
-    "Tuning": "converter.evaluation.tune",
-    "plot": "converter.pictures.plotting",
-    "inspect": "converter.inspection",
-    "Inspection": "converter.inspection",
-    "export": "converter.exports.onnx.export",
-    "ExportResult": "converter.exports.onnx.export",
-    "OnnxOptions": "converter.exports.onnx.options",
-    "push": "converter.publish.push",
-    "PushResult": "converter.publish.push",
-    "supported": "converter.catalogue",
-    "validate": "converter.exports.onnx.validate",
+    "adoption": ("AdoptionResult", "adopt"),
+    "catalogue": ("supported",),
+    "evaluation.evaluate": ("evaluate",),
+    "evaluation.fit": ("Fit", "fit"),
+    "evaluation.results": ("Results",),
+    "evaluation.tasks": ("make_task",),
+    "evaluation.tune": ("Tuning", "tune"),
+    "exports.onnx.export": ("ExportResult", "export"),
+    "exports.onnx.options": ("OnnxOptions",),
+    "exports.onnx.validate": ("validate",),
+    "inspection": ("Inspection", "inspect"),
+    "pictures.plotting": ("plot",),
+    "pipeline": ("ConversionResult", "convert"),
+    "publish.push": ("PushResult", "push"),
 }
+"""Module -> what is taken from it; the errors are those in ``converter.errors``."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_MODULES.get(name, "converter.errors")), name)
+    module = next((module for module, names in _MODULES.items() if name in names), "errors")
+    return getattr(import_module(f"converter.{module}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,20 +1,4 @@
-"""The exceptions of the converter.
-
-ConverterError              one line for the user: what is wrong, and what to do
-├── UsageError              the options contradict each other (exit code 2; all others: 1)
-├── SourceError             the checkpoint cannot be found or read
-│   └── Unfinished          it changed meanwhile, or a process was killed: another attempt may succeed
-├── UnsupportedModel        the model has no positions that can be scaled
-│   └── Undecided           its config leaves something open, which `overrides` can say
-├── AlreadyConverted        the source is itself a converted repository
-├── OutputError             the output folder cannot be used
-├── PushError               the repository on the Hub cannot be written to
-├── VerificationError       the converted repository failed its checks
-├── NoGain                  no fitted slopes are better than the stock ones
-├── ValidationError         an ONNX graph failed its checks
-├── ProviderError           onnxruntime cannot run on the requested provider
-└── MissingPackage          an optional package is not installed
-"""
+"""The exceptions of the converter: each is one line for the user, what is wrong and what to do."""
 
 
 class ConverterError(Exception):
@@ -24,7 +8,7 @@ class ConverterError(Exception):
 
 
 class UsageError(ConverterError):
-    """Options that contradict each other, or a value outside its range."""
+    """Options that contradict each other, or a value outside its range; its exit code is 2, all others' 1."""
 
     exit_code = 2
 
@@ -34,7 +18,7 @@ class SourceError(ConverterError):
 
 
 class Unfinished(SourceError):
-    """The source could not be read to its end, but another attempt may succeed."""
+    """The source changed meanwhile, or a process was killed: another attempt may succeed."""
 
 
 class UnsupportedModel(ConverterError):

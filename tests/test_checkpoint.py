@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import struct
 from collections.abc import Callable
@@ -10,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors import safe_open
 
 from converter.errors import SourceError
-from converter.source.checkpoint import parse_header, read_checkpoint, read_header
+from converter.source.checkpoint import read_checkpoint, read_header
 
 FLOATS = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 
@@ -96,10 +93,6 @@ def test_empty_tensors_and_metadata(tmp_path: Path) -> None:
         ({"a": {**FLOATS, "\ud800": 1}}, bytes(16), "is not valid Unicode"),
         (b'{"a": 1, "a": 2}', b"", "'a' occurs twice"),
         (b"[]", b"", "JSON list"),
-        (b"{", b"", "not valid JSON"),
-        (b"\xff\xfe{}", b"", "not valid JSON"),
-        (b'{"a":' + b"[" * 100_000, b"", "not valid JSON"),
-        (b'{"a": ' + b"9" * 10_000 + b"}", b"", "not valid JSON"),
     ],
 )
 def test_damaged_headers(tmp_path: Path, header: Any, data: bytes, words: str) -> None:
@@ -116,12 +109,6 @@ def test_files_shorter_than_their_header(tmp_path: Path, content: bytes) -> None
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(SourceError, match=r"model\.safetensors is truncated"):
         read_header(tmp_path / "model.safetensors")
-
-
-@given(st.binary(max_size=300), st.integers(0, 100))
-def test_any_header_is_read_or_refused(raw: bytes, data_bytes: int) -> None:
-    with contextlib.suppress(SourceError):
-        parse_header(raw, "model.safetensors", data_bytes)
 
 
 def sharded(folder: Path, weight_map: Any) -> Path:

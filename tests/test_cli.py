@@ -313,9 +313,7 @@ def test_a_mistyped_option(run: RunCli) -> None:
 @pytest.fixture
 def complete(run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """``complete(line, shell="bash")``: what the shell is offered for the last word, in ``tmp_path``."""
-    for name in ("expert", "bloom-ntk"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "explain.txt").touch()
+    (tmp_path / "bloom-ntk").mkdir()
     monkeypatch.chdir(tmp_path)
 
     def call(line: str, shell: str = "bash") -> list[str]:
@@ -343,8 +341,7 @@ COMPLETIONS: list[tuple[str, list[str]]] = [
     ),
     *((line, ["file,ex"]) for line in ("plot ex", "eval m --text ex", "tune m --prompts ex")),
     # The first word: a command, an option of convert, or a folder
-    ("", [*COMMANDS, "plain,bloom-ntk/", "plain,expert/"]),
-    ("exp", ["plain,export", "plain,expert/"]),
+    ("", COMMANDS),
     ("insp", ["plain,inspect"]),
     ("--h", ["plain,--help", "plain,--hard-link"]),
     ("--sc", ["plain,--scale"]),
@@ -359,9 +356,9 @@ COMPLETIONS: list[tuple[str, list[str]]] = [
     ("shell", "line", "offered"),
     [
         *(("bash", line, offered) for line, offered in COMPLETIONS),
-        ("zsh", "exp", ["plain", "export", SUMMARY, "plain", "expert/", "_"]),
+        ("zsh", "exp", ["plain", "export", SUMMARY, "_"]),
         ("zsh", "./b", ["dir", "./b", "_"]),
-        ("fish", "exp", [f"plain,export\t{SUMMARY}", "plain,expert/"]),
+        ("fish", "exp", [f"plain,export\t{SUMMARY}"]),
         ("fish", "./b", ["dir,./b"]),
     ],
 )

@@ -22,7 +22,7 @@ from converter.errors import ConverterError, SourceError
 from converter.recipes import of_checkpoint
 from converter.source.checkpoint import parse_header, weight_files
 from converter.source.jsonfile import parse_object
-from tests.conftest import MakeSource, Refuses, RunCli, edit_json
+from tests.conftest import MakeSource, RunCli
 from tests.hostile import sources
 from tests.hostile.outcomes import outcomes
 
@@ -40,7 +40,7 @@ def quick(kind: str) -> list[int]:
     [
         *((name, quick(name)) for name, kind in sources.KINDS.items() if not kind.torch),
         # Each of these starts torch in a process of its own.
-        ("pickles", range(3)),
+        ("pickles", range(2)),
         pytest.param("verified", range(2), marks=pytest.mark.slow),
     ],
 )
@@ -64,56 +64,56 @@ def test_a_case_is_always_the_same(tmp_path: Path) -> None:
 
 
 PLANTED = {
-    "a write": ("open(outside / 'x', 'w')", "open "),
-    "a folder": ("(outside / 'x').mkdir()", "os.mkdir "),
-    "a file removed": ("(outside / 'old').unlink()", "os.remove "),
-    "a file moved out": ("(out / 'new').rename(outside / 'new')", "os.rename "),
-    "a link": ("(outside / 'x').symlink_to(out)", "os.symlink "),
-    "a mode": ("(outside / 'old').chmod(0o600)", "os.chmod "),
-    "a tree removed": ("shutil.rmtree(outside)", "shutil.rmtree "),
-    "a write through a link": ("open(out / 'link', 'w')", "open "),
-    "a write by os.open": ("os.open(outside / 'x', os.O_CREAT | os.O_WRONLY)", "open "),
-    "a shell": ("os.system('true')", "os.system "),
-    "a process": ("subprocess.run(['true'])", "subprocess.Popen "),
-    "Python, but not our worker": ("subprocess.run([sys.executable, '-c', 'pass'])", "subprocess.Popen "),
-    "a connection": ("socket.create_connection(('127.0.0.1', 9), timeout=1)", "socket."),
-    "the source's code by exec": ("exec(compile('1', str(source / 'evil.py'), 'exec'))", "compile "),
-    "the source's module": ("sys.path.insert(0, str(source)); import evil", "hostile.executed"),
-    "a payload": ("eval(\"__import__('sys').audit('hostile.executed')\")", "hostile.executed"),
+    "(out / 'new').write_text('allowed'); exec('1')": "",
+    "open(outside / 'x', 'w')": "open ",
+    "(outside / 'x').mkdir()": "os.mkdir ",
+    "(outside / 'old').unlink()": "os.remove ",
+    "(out / 'new').rename(outside / 'new')": "os.rename ",
+    "(outside / 'x').symlink_to(out)": "os.symlink ",
+    "(outside / 'old').chmod(0o600)": "os.chmod ",
+    "shutil.rmtree(outside)": "shutil.rmtree ",
+    "open(out / 'link', 'w')": "open ",
+    "os.open(outside / 'x', os.O_CREAT | os.O_WRONLY)": "open ",
+    "os.system('true')": "os.system ",
+    "subprocess.run(['true'])": "subprocess.Popen ",
+    "subprocess.run([sys.executable, '-c', 'pass'])": "subprocess.Popen ",  # Python, but not our worker
+    "socket.create_connection(('127.0.0.1', 9), timeout=1)": "socket.",
+    "exec(compile('1', str(source / 'evil.py'), 'exec'))": "compile ",
+    "sys.path.insert(0, str(source)); import evil": "hostile.executed",
+    "eval(\"__import__('sys').audit('hostile.executed')\")": "hostile.executed",
 }
+"""What a run might do in folders ``out``, ``outside`` and ``source`` -> what the guard says of it."""
 
 
-@pytest.mark.parametrize("planted", ["nothing", *PLANTED])
-def test_the_guard_sees(planted: str, tmp_path: Path) -> None:
-    action, expected = PLANTED.get(planted, ("(out / 'new').write_text('allowed'); exec('1')", ""))
-    for name in ("out", "outside"):
-        (tmp_path / name).mkdir()
-    sources.write(tmp_path / "source")
-    (tmp_path / "outside/old").touch()
-    (tmp_path / "out/new").touch()
-    (tmp_path / "out/link").symlink_to(tmp_path / "outside/old")
+def test_the_guard_sees(tmp_path: Path) -> None:
+    for number in range(len(PLANTED)):
+        root = tmp_path / str(number)
+        sources.write(root / "source")
+        for name in ("out", "outside"):
+            (root / name).mkdir()
+        (root / "outside/old").touch()
+        (root / "out/new").touch()
+        (root / "out/link").symlink_to(root / "outside/old")
     script = f"""
         import contextlib, json, os, shutil, socket, subprocess, sys
         from pathlib import Path
         import converter.weights.worker
         from tests.hostile.guard import Guard
         sys.dont_write_bytecode = True
-        root = Path({str(tmp_path)!r})
-        out, outside, source = root / "out", root / "outside", root / "source"
         guard = Guard()
-        with guard.watching(writable=[out], hostile=source), contextlib.suppress(OSError):
-            {action}
-        print(json.dumps(guard.take()))
+        for number, action in enumerate({[*PLANTED]!r}):
+            root = Path({str(tmp_path)!r}, str(number))
+            out, outside, source = root / "out", root / "outside", root / "source"
+            planted = compile(action, "<planted>", "exec")
+            with guard.watching(writable=[out], hostile=source), contextlib.suppress(OSError):
+                exec(planted)
+            print(json.dumps(guard.take()))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert any(expected in line for line in found) if expected else found == []
+    words = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
+    for line, (action, expected) in zip(done.stdout.splitlines(), PLANTED.items(), strict=True):
+        found = json.loads(line)
+        assert any(expected in each for each in found) if expected else found == [], action
 
 
 # What is said
@@ -157,41 +157,6 @@ def test_links_that_are_meant(
     assert not (tmp_path / "out/LICENSE").is_symlink()
 
 
-def test_a_link_that_leads_to_itself(make_source: MakeSource, run: RunCli) -> None:
-    folder = make_source()
-    link(folder / "LICENSE", "LICENSE")
-    result = run("inspect", folder)
-    assert (result.code, result.err) == (1, "error: LICENSE is a link that leads to itself; remove it\n")
-
-
-def test_inspect_of_a_config_without_a_model_type(run: RunCli, tmp_path: Path) -> None:
-    """As DNABERT-2's is."""
-    sources.write(tmp_path / "source", "mosaic_bert")
-    assert "family          mosaic_bert (model_type not given)" in run("inspect", tmp_path / "source").out
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "words"),
-    [
-        ("bloom", {"num_attention_heads": 1 << 20, "n_embed": 1 << 20}, "1048576 heads, more than any model"),
-        ("bloom", {"n_layer": 10**6}, "config.json gives 1000000 layers, more than any model has (8192)"),
-        ("bloom", {"n_embed": 1 << 20}, "channels per head, more than any model"),
-        ("bloom", {"n_layer": 10**299}, "expected an integer from 1 to 16777216"),
-        ("bloom", {"architectures": [["BloomForCausalLM"]]}, "architectures names ['BloomForCausalLM']"),
-        ("bloom", {"architectures": [{}]}, "architectures names {}"),
-        ("bloom", {"num_labels": 1 << 24}, "num_labels is 16777216, more than any model has (131072)"),
-        *(
-            ("llama", {"architectures": named}, f"architectures is {named!r}, not a list of class names")
-            for named in (1.5, {"a": "b"}, [1])
-        ),
-    ],
-)
-def test_configs(family: str, changes: dict[str, Any], words: str, refuses: Refuses, tmp_path: Path) -> None:
-    sources.write(tmp_path / "source", family)
-    edit_json(tmp_path / "source/config.json", changes)
-    refuses(tmp_path / "source", words)
-
-
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
@@ -200,7 +165,7 @@ def test_configs(family: str, changes: dict[str, Any], words: str, refuses: Refu
         (b"[" * 10**6, "nested deeper than 64 levels"),
         (b'{"a":' + b"9" * 301 + b"}", "a number has 301 digits"),
         (b'{"a":[' + b"[]," * (5 << 20) + b"[]]}", "more than 4194304 values"),
-        (b"\xff{}", "not valid JSON"),
+        *((raw, "not valid JSON") for raw in (b"{", b"\xff{}")),
         (b'{"a":1,"a":2}', "the key 'a' occurs twice"),
     ],
 )
@@ -212,7 +177,7 @@ def test_json(raw: bytes, words: str | None) -> None:
         parse_object(raw, "x.json")
 
 
-@pytest.mark.parametrize("name", [b"caf\xe9", b"a\nerror: forged", b"\x1b[2J"])
+@pytest.mark.parametrize("name", [b"caf\xe9", b"a\nerror: forged\x1b[2J"])
 def test_names_that_cannot_be_printed(
     name: bytes, make_source: MakeSource, run: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

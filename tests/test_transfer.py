@@ -66,8 +66,10 @@ def in_this_process(jobs: Sequence[Job], *_: object) -> None:
 # Sharing bytes
 
 
-def test_hard_links(pristine: Pristine, run: Command, tmp_path: Path) -> None:
-    source, out = pristine("bloom", sharded=True), tmp_path / "out"
+def test_hard_links(make_source: Pristine, run: Command, tmp_path: Path) -> None:
+    source, out = make_source("bloom", sharded=True), tmp_path / "out"
+    first = min(source.glob("*.safetensors"))
+    first.symlink_to(first.rename(source / "blob"))  # linked to the file, not to the link
     before = fingerprint(source)
     done = run(source, "--scale", "2", "--out", out, "--hard-link", "--no-verify")
     assert done.code == 0, done.err
@@ -75,22 +77,12 @@ def test_hard_links(pristine: Pristine, run: Command, tmp_path: Path) -> None:
     assert f"weights: {len(shards)} files hard-linked" in done.err
     assert "and not read, so whether a weight is NaN or infinite was not checked" in done.err
     assert [(out / name).samefile(source / name) for name in shards] == [True] * len(shards)
+    assert not (out / first.name).is_symlink()
     assert not (out / "config.json").samefile(source / "config.json")
     # Replacing or removing it affects the link, not the file.
     assert run(source, "--scale", "4", "--out", out, "--overwrite", "--no-verify").code == 0
     shutil.rmtree(out)
     assert fingerprint(source) == before
-
-
-def test_a_source_of_links_is_linked_to_the_files(make_source: Pristine, tmp_path: Path) -> None:
-    source = make_source("bloom")
-    (source / "model.safetensors").rename(source / "blob")
-    (source / "model.safetensors").symlink_to("blob")
-    result = convert(source, tmp_path / "out", scale=2, link="hard", verify=False)
-    assert dict(result.weights) == {"hard-linked": 1}
-    made = tmp_path / "out" / "model.safetensors"
-    assert not made.is_symlink()
-    assert made.samefile(source / "blob")
 
 
 def test_link_where_the_disk_can_or_cannot(pristine: Pristine, run: Command, tmp_path: Path) -> None:
@@ -174,9 +166,15 @@ def test_a_link_and_another_dtype_exclude_each_other(pristine: Pristine, refused
 # Another dtype
 
 
-@pytest.mark.parametrize("fmt", ["safetensors", "bin"])
-@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("wanted", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("stored", "wanted", "fmt"),
+    [
+        (torch.float32, "fp16", "bin"),
+        (torch.bfloat16, "fp16", "safetensors"),
+        *((stored, "bf16", "safetensors") for stored in (torch.float32, torch.float16)),
+        *((stored, "fp32", "bin") for stored in (torch.float16, torch.bfloat16, torch.float32)),
+    ],
+)
 def test_weights_are_rounded_to_nearest(
     tmp_path: Path, stored: torch.dtype, wanted: Any, fmt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,10 +277,9 @@ def test_values_that_are_refused(
     assert message in refused(source, "--scale", "2", "--out", source.parent / "out", *words)
 
 
-@pytest.mark.parametrize("family", ["bloom", "jais"])
-def test_a_repository_in_another_dtype(pristine: Pristine, run: Command, tmp_path: Path, family: str) -> None:
-    """It verifies, loads in its dtype, and computes what the rounded weights compute."""
-    source, out, plain = pristine(family), tmp_path / "out", tmp_path / "plain"
+def test_a_repository_in_another_dtype(pristine: Pristine, run: Command, tmp_path: Path) -> None:
+    """It verifies, loads in its dtype, and computes what the rounded weights compute. Its slopes are kept."""
+    source, out, plain = pristine("jais"), tmp_path / "out", tmp_path / "plain"
     # Scaling by a power of two is exact in every dtype, so slopes too small for one would show.
     words = (source, "--scale", "2", "--train-length", "32")
     done = run(*words, "--out", out, "--dtype", "bf16", "--json")
@@ -502,7 +499,6 @@ def script(folder: Path, text: str) -> str:
     [
         ("/bin/false", "it ended with code 1"),
         ("/no/such/program", "No such file or directory"),
-        ("", "does not know its own path"),
         (None, "does not know its own path"),
         ("echo one >&2; echo the reason >&2; echo >&2; exit 3", "the reason"),
     ],
@@ -579,8 +575,15 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     return stop
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("options", [{}, {"dtype": "bf16"}, {"fmt": "bin"}], ids=str)
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), {"dtype": "bf16"}),
+        (KeyboardInterrupt(), {}),
+        (KeyboardInterrupt(), {"fmt": "bin"}),
+    ],
+    ids=str,
+)
 def test_a_stopped_run_goes_on(
     pristine: Pristine,
     tmp_path: Path,
@@ -595,6 +598,12 @@ def test_a_stopped_run_goes_on(
     count = len(read_checkpoint(source).files)
     assert count > 3
     folder = stopped(source, error, **how)
+    if isinstance(error, OSError):  # the disk is still full, which loses nothing
+        usage = shutil.disk_usage(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+            with pytest.raises(OutputError, match=r"GB free.*2 finished weight files are kept"):
+                convert(source, tmp_path / "out", scale=2, verify=False, resume=True, **how)
     (folder / "half-written").write_text("x")
     (folder / "1_Pooling").mkdir()
     inodes = {name: (folder / name).stat().st_ino for name in journal.finished(folder)}
@@ -607,7 +616,8 @@ def test_a_stopped_run_goes_on(
     assert {name: (tmp_path / "out" / name).stat().st_ino for name in inodes} == inodes
     assert names(tmp_path) == ["out"]
 
-    clean = convert(source, tmp_path / "clean", scale=2, verify=False, **how)
+    # There is nothing to go on from.
+    clean = convert(source, tmp_path / "clean", scale=2, verify=False, resume=True, **how)
     assert dict(clean.weights) == {kind: count}
     assert needed[0] < needed[1]
     ours, theirs = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("out", "clean"))
@@ -615,23 +625,17 @@ def test_a_stopped_run_goes_on(
     assert ours == theirs
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
+def set_back(path: Path) -> None:
+    """Changes a file and says that it was not changed."""
+    before, data = path.stat(), bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def swap(path: Path) -> None:
     """Replaces a file by a link to the same bytes; a linked file is not one that this run finished."""
-    path.rename(path.parent.parent / "elsewhere")
-    path.symlink_to(path.parent.parent / "elsewhere")
-
-
-def set_back(path: Path) -> None:
-    """Changes a file and says that it was not changed."""
-    before = path.stat()
-    flip(path)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    path.symlink_to(path.rename(path.parent.parent / "elsewhere"))
 
 
 def exchange(path: Path) -> None:
@@ -643,15 +647,7 @@ def exchange(path: Path) -> None:
 
 
 def strange_journal(path: Path) -> None:
-    lines = [
-        "null",
-        "[]",
-        "{",
-        '{"file": 3}',
-        '{"file": "../../source/config.json"}',
-        "\0\udcff",
-        "[" * 100_000,
-    ]
+    lines = ["null", "{", '{"file": 3}', '{"file": "../../source/config.json"}', "\0\udcff", "[" * 100_000]
     (path.parent / JOURNAL).write_text("\n".join(lines) + "\n", errors="surrogateescape")
 
 
@@ -663,11 +659,8 @@ def damage_line(path: Path) -> None:
 
 # What happens to one of two finished files, and its source's -> how many are kept.
 SPOILED: dict[str, tuple[Callable[[Path, Path], object], int]] = {
-    "another byte": (lambda made, source: flip(made), 1),
-    "another byte, its time set back": (lambda made, source: set_back(made), 1),
-    "a byte less": (lambda made, source: os.truncate(made, made.stat().st_size - 1), 1),
-    "another source": (lambda made, source: flip(source), 1),
-    "another source, its time set back": (lambda made, source: set_back(source), 1),
+    "another byte": (lambda made, source: set_back(made), 1),
+    "another source": (lambda made, source: set_back(source), 1),
     "not there": (lambda made, source: made.unlink(), 1),
     "a link": (lambda made, source: swap(made), 1),
     "exchanged": (lambda made, source: exchange(made), 0),
@@ -707,11 +700,6 @@ def test_another_run_keeps_nothing(
     assert {tensor.dtype for tensor in read_checkpoint(tmp_path / "out").tensors.values()} == {stored}
 
 
-def test_resume_with_nothing_to_go_on_from(pristine: Pristine, tmp_path: Path) -> None:
-    result = convert(pristine("bloom"), tmp_path / "out", scale=2, verify=False, resume=True)
-    assert dict(result.weights) == {"copied": 1}
-
-
 def test_the_command_line_says_what_is_kept(tmp_path: Path, pristine: Pristine, run: Command) -> None:
     """Ctrl-C after the small shards of a checkpoint whose last one takes seconds."""
     source = tmp_path / "source"
@@ -744,20 +732,6 @@ def test_the_command_line_says_what_is_kept(tmp_path: Path, pristine: Pristine, 
     assert done.code == 0, done.err
     assert done.json["weights"]["kept"] >= 1
     assert names(tmp_path) == ["out", "source"]
-
-
-def test_a_disk_that_is_still_full_loses_nothing(
-    pristine: Pristine, tmp_path: Path, stopped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = pristine("bloom", sharded=True)
-    stopped(source, OSError(errno.ENOSPC, "No space left on device"))
-    usage = shutil.disk_usage(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-        with pytest.raises(OutputError, match=r"GB free.*2 finished weight files are kept"):
-            convert(source, tmp_path / "out", scale=2, verify=False, resume=True)
-    result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True)
-    assert result.weights["kept"] == 2
 
 
 def test_a_worker_that_is_killed_loses_nothing(

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import io
 import itertools
 import json
 import math
 import os
 import pickle
 import re
-import struct
-import tarfile
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -173,11 +168,9 @@ def test_a_file_that_changed_meanwhile(make_source: Callable[..., Path], tmp_pat
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("model")] == []
 
 
-@pytest.mark.parametrize("family", tiny.STOCK)
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_bin_becomes_safetensors(tmp_path: Path, family: str, sharded: bool, dtype: torch.dtype) -> None:
-    source = tiny.FACTORIES[family](tmp_path / "source", dtype=dtype, fmt="bin", sharded=sharded)
+@pytest.mark.parametrize(("sharded", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
+def test_bin_becomes_safetensors(tmp_path: Path, sharded: bool, dtype: torch.dtype) -> None:
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", dtype=dtype, fmt="bin", sharded=sharded)
     bins = sorted(source.glob("*.bin"))
     expected: dict[str, torch.Tensor] = {}
     for file in bins:
@@ -237,7 +230,7 @@ STATES: dict[str, tuple[Mapping[str, torch.Tensor], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", STATES)
-@pytest.mark.parametrize("block", [4, 12, 30, 4 << 20])
+@pytest.mark.parametrize("block", [4, 30, 4 << 20])
 def test_every_tensor_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, block: int
 ) -> None:
@@ -383,16 +376,13 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path, form: str) -> None:
     ("state", "words"),
     [
         ({"state_dict": {"a": torch.ones(1)}}, "'state_dict' is a dict"),
-        ({"a": torch.ones(1), "epoch": 3}, "'epoch' is a int"),
         ({3: torch.ones(1)}, "3 is a Tensor, not a tensor with a text name"),
-        (torch.ones(1), "holds a Tensor"),
         ([torch.ones(1)], "holds a list"),
         ({"a": torch.ones(2, 2).to_sparse()}, "'a' is a torch.sparse_coo"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, "complex64"),
         ({"a": torch.ones(2, device="meta")}, "'a' is a"),
         ({"a": torch.ones(2, dtype=torch.complex64).conj().imag}, "negated torch.float32"),
         ({"a": torch.ones((1,) * 20)}, "of 20 dimensions"),
-        ({"a\udc80": torch.ones(1)}, r"'a\udc80' is not a valid tensor name"),
         ({"a\nb": torch.ones(1)}, r"'a\nb' is not a valid tensor name"),
         ({"__metadata__": torch.ones(1)}, "'__metadata__' is not a valid tensor name"),
         ({"a" * 1000: torch.ones(1)}, "aaa... is not a valid tensor name"),
@@ -405,45 +395,11 @@ def test_what_is_no_state_dict(tmp_path: Path, state: object, words: str) -> Non
     assert str(error.value).isprintable()
 
 
-@pytest.mark.parametrize("keep", [0, 3, 100, 1000, -100, -1])
+@pytest.mark.parametrize("keep", [0, 3, 1000, -1])
 def test_truncated_bin(tmp_path: Path, keep: int) -> None:
     path = save_bin(tmp_path / "in", STATE) / "pytorch_model.bin"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(SourceError, match=r"pytorch_model\.bin is damaged"):
-        convert_weights(tmp_path / "in", tmp_path / "out")
-
-
-def write_tar(path: Path) -> None:
-    """Writes the format of torch before 2017: a tar archive with three pickles and the raw numbers."""
-    storages, views, pickled = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    pickle.dump(1, storages, 2)
-    pickle.dump((0, "cpu", torch.FloatStorage), storages, 2)
-    storages.write(struct.pack("<q4f", 4, 1, 2, 3, 4))
-    pickle.dump([], storages, 2)
-    pickle.dump(1, views, 2)
-    pickle.dump((1, 0, torch.FloatTensor), views, 2)
-    views.write(struct.pack("<iiqqq", 1, 0, 4, 1, 0))
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, value: object) -> int | None:
-            return 1 if value == "tensor" else None
-
-    Pickler(pickled, 2).dump({"a": "tensor"})
-    files = {"sys_info": pickle.dumps({}), "pickle": pickled.getvalue(), "tensors": views.getvalue()}
-    with tarfile.open(path, "w") as tar:
-        for name, content in {**files, "storages": storages.getvalue()}.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-
-
-def test_tar_format_is_refused(tmp_path: Path) -> None:
-    """torch can read this format, but only by running the code in it."""
-    (tmp_path / "in").mkdir()
-    write_tar(tmp_path / "in/pytorch_model.bin")
-    loaded = torch.load(tmp_path / "in/pytorch_model.bin", weights_only=False)  # safe: written above
-    assert loaded["a"].tolist() == [1, 2, 3, 4]
-    with pytest.raises(SourceError, match=r"pytorch_model\.bin is damaged or .*\.tar format\); convert"):
         convert_weights(tmp_path / "in", tmp_path / "out")
 
 
@@ -479,63 +435,17 @@ def test_bin_indexes_that_do_not_fit(
 # Another dtype
 
 
-def nearest(value: float, precision: int, lowest: int) -> float:
-    """``value`` rounded to a format with these bits and this smallest exponent; exact, ties to even."""
-    if value == 0 or not math.isfinite(value):
-        return value
-    step = Fraction(2) ** (max(math.frexp(value)[1] - 1, lowest) - precision + 1)
-    return math.copysign(float(round(Fraction(value) / step) * step), value)
-
-
-near_ties = st.builds(
-    lambda half, exponent, off, sign: sign * math.ldexp(half + off, exponent),
-    st.one_of(st.integers(0, 1 << 13), *(st.integers(1 << n, 2 << n) for n in (8, 11))),
-    st.integers(-160, 2),
-    st.one_of(
-        st.just(0.0),
-        st.integers(12, 39).map(lambda n: 2.0**-n),
-        st.integers(12, 39).map(lambda n: -(2.0**-n)),
-    ),
-    st.sampled_from([1, -1]),
-)
-doubles = st.one_of(
-    near_ties,
-    st.floats(-65504, 65504),
-    st.sampled_from([1 + 2**-11 + 2**-40, 1 + 2**-8 + 2**-40]),
-    st.just(math.inf),
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "precision", "lowest"),
-    [("F16", torch.float16, 11, -14), ("BF16", torch.bfloat16, 8, -126)],
-)
-@example(values=[1 + 2**-11 + 2**-40, 1 + 2**-8 - 2**-40, 1 + 2**-8 + 2**-40])
-@given(values=st.lists(doubles, min_size=1, max_size=50))
-def test_doubles_are_rounded_once(
-    name: str, dtype: torch.dtype, precision: int, lowest: int, values: list[float]
-) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "a.safetensors"), Path(folder, "b.safetensors")
-        save_file({"a": torch.tensor(values, dtype=torch.float64)}, source)
-        rewrite(source, target, dtype=name)
-        made = load_file(target)["a"]
-    assert made.dtype == dtype
-    expected = [nearest(value, precision, lowest) for value in values]
-    assert [value.hex() for value in made.double().tolist()] == [value.hex() for value in expected]
-
-
-def test_a_double_that_is_no_number(tmp_path: Path) -> None:
-    save_file({"a": torch.tensor([math.nan, -0.0], dtype=torch.float64)}, tmp_path / "a.safetensors")
-    rewrite(tmp_path / "a.safetensors", tmp_path / "b", dtype="F16")
-    assert repr(load_file(tmp_path / "b")["a"].tolist()) == "[nan, -0.0]"
-
-
-@pytest.mark.parametrize("value", [65520.0, 1e39, -1e300])
-def test_a_double_that_a_half_cannot_hold(tmp_path: Path, value: float) -> None:
-    save_file({"a": torch.tensor([value], dtype=torch.float64)}, tmp_path / "a.safetensors")
-    with pytest.raises(SourceError, match="float16 cannot hold"):
-        rewrite(tmp_path / "a.safetensors", tmp_path / "b", dtype="F16")
+def test_doubles_as_halves(tmp_path: Path) -> None:
+    source = tmp_path / "a.safetensors"
+    values = [1 / 3, math.nan, -0.0, math.inf, 65519.0]
+    save_file({"a": torch.tensor(values, dtype=torch.float64)}, source)
+    rewrite(source, tmp_path / "b", dtype="F16")
+    expected = [0.333251953125, math.nan, -0.0, math.inf, 65504.0]
+    assert repr(load_file(tmp_path / "b")["a"].tolist()) == repr(expected)
+    for number, value in enumerate((65520.0, 1e39, -1e300)):
+        save_file({"a": torch.tensor([value], dtype=torch.float64)}, source)
+        with pytest.raises(SourceError, match="float16 cannot hold"):
+            rewrite(source, tmp_path / str(number), dtype="F16")
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt", "author": "somebody", "größe": "ä"}])

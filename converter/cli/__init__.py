@@ -18,7 +18,7 @@ import click
 
 from converter import interrupts
 from converter._version import __version__
-from converter.cli import conversion, evaluation, graphs, pictures
+from converter.cli import conversion, evaluation
 from converter.cli.click_additions import DefaultGroup
 from converter.errors import ConverterError
 
@@ -57,7 +57,7 @@ def cli() -> None:
     """
 
 
-for module in (conversion, graphs, evaluation, pictures):
+for module in (conversion, evaluation):
     for command in module.COMMANDS:
         cli.add_command(command)
 

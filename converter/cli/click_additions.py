@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -211,7 +210,7 @@ class DefaultGroup(click.Group):
         write_sections([*self.commands[self.default].params, *self.get_params(ctx)], ctx, formatter)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Completes the first word: a command, an option of the default command, or a folder."""
+        """Completes the first word: a command, an option of the default command, or else a folder."""
         found = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
             command = self.commands[self.default]
@@ -219,15 +218,4 @@ class DefaultGroup(click.Group):
                 options = command.shell_complete(inner, incomplete)
             known = {item.value for item in found}
             return [*found, *(item for item in options if item.value not in known)]
-        if not found:
-            return [CompletionItem(incomplete, type="dir")]
-        # Shells complete either words or paths, so beside words the folders have to be words too.
-        return [*found, *(CompletionItem(f"{name}/") for name in _folders(incomplete))]
-
-
-def _folders(start: str) -> Iterator[str]:
-    """Names of the folders here that begin so; hidden ones are left out."""
-    with suppress(OSError):
-        for path in sorted(Path().iterdir()):
-            if path.name.startswith(start) and not path.name.startswith(".") and path.is_dir():
-                yield path.name
+        return found or [CompletionItem(incomplete, type="dir")]

@@ -1,4 +1,4 @@
-"""``convert``, ``inspect``, ``families``, ``adopt`` and ``push``."""
+"""All commands but ``eval``, ``tune`` and ``fit``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from converter.cli.click_additions import (
     PATH,
     Command,
     argument,
+    files,
     folders,
     given,
     progress,
@@ -19,6 +20,8 @@ from converter.cli.click_additions import (
     show,
 )
 from converter.cli.options import (
+    PROVIDER,
+    Listed,
     converted_argument,
     export_option,
     hub_options,
@@ -33,9 +36,13 @@ from converter.cli.options import (
     set_option,
     take_onnx,
     token_option,
+    trial_options,
 )
 from converter.errors import UsageError
 from converter.exports.onnx.options import OnnxOptions
+from converter.result.manifest import MANIFEST
+from converter.scaling.request import Parts
+from converter.scaling.scaling import Basis, Method
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
 
 
@@ -187,4 +194,100 @@ def push(**arguments: Any) -> None:
     say(report.pushed(result, verbose=given("verbose")))
 
 
-COMMANDS = (convert, inspect, families, adopt, push)
+@click.command(cls=Command)
+@converted_argument
+@onnx_options
+@export_option(
+    "--no-validate",
+    "onnx_validate",
+    is_flag=True,
+    callback=negated,
+    help="Do not run and check the export before it is put in place.",
+)
+def export(folder: Path, **arguments: Any) -> None:
+    """Export a converted model, as an ONNX graph.
+
+    The graph is written into DIR and validated with onnxruntime before it is put in place.
+    """
+    from converter.exports.onnx.export import export as run
+
+    result = run(folder, take_onnx(arguments), progress=progress())
+    show(result.to_json(), str(result.path), *([] if given("quiet") else [result.summary()]))
+
+
+@click.command(cls=Command)
+@converted_argument
+@click.option("--provider", **PROVIDER)
+def validate(folder: Path, provider: str | None) -> None:
+    """Compare the ONNX graphs of a converted model with its torch model.
+
+    A graph that fails is renamed to *.failed. If all pass, the config, the code, the weights and the graphs
+    are compared with the SHA-256 in ntk_convert.json.
+    """
+    from converter.exports.onnx.validate import validate as run
+
+    result = run(folder, provider=provider, progress=progress())
+    lines = [] if given("quiet") else [result.summary()]
+    if lines and not (folder / MANIFEST).is_file():
+        lines.append(f"note: {folder} has no {MANIFEST}, so changed files were not looked for")
+    show(result.to_json(), *lines)
+    result.check()
+
+
+@click.command(cls=Command)
+@argument(
+    "subject",
+    shell_complete=files,
+    metavar="MODEL|RESULTS.json",
+    help="A local folder or a model id on the Hub, or the results.json that eval or tune wrote.",
+)
+@trial_options
+@output_option(
+    "--heads", type=Listed("LIST", int), help="Heads whose bias is drawn, counted from 0, e.g. 0,5,11."
+)
+@output_option(
+    "--nats", type=float, metavar="N", help="A head's span ends where its bias reaches this; 5 by default."
+)
+@output_option(
+    "--format",
+    "form",
+    type=click.Choice(["png", "svg"]),
+    default="png",
+    show_default=True,
+    help="Format of the files.",
+)
+@out_option
+@output_option("--overwrite", is_flag=True, help="Write into a folder that is not empty.")
+@set_option
+@hub_options
+def plot(
+    subject: str,
+    methods: tuple[Method, ...],
+    scales: tuple[float, ...],
+    dynamics: tuple[Basis, ...],
+    rates: tuple[float, ...],
+    ramps: tuple[Parts, ...],
+    train_length: int | None,
+    **arguments: Any,
+) -> None:
+    """Draw slopes, spans and biases, or the curves of an evaluation.
+
+    A strength without --methods is one of ntk.
+
+    \b
+    Examples:
+      ntk-convert plot bigscience/bloom-1b7 --scales 2 --out ./pictures
+      ntk-convert plot ./bloom-ntk --out ./pictures
+      ntk-convert plot ./evaluation/results.json --out ./pictures
+    """
+    from converter.evaluation.scalings import trials
+    from converter.pictures.plotting import plot as run
+
+    # Without any of these options, a converted model's own scaling is drawn.
+    asked = methods or scales or dynamics or rates or ramps
+    scalings = trials(methods or ("ntk",), scales, dynamics, rates, train_length, ramps) if asked else []
+    files = [str(path) for path in run(subject, scalings=scalings, train_length=train_length, **arguments)]
+    show({"files": files}, *files)
+
+
+COMMANDS = (convert, inspect, families, adopt, push, export, validate, plot)

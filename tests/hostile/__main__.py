@@ -19,7 +19,6 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=300, metavar="N", help="time for all kinds together (300)"
     )
-    parser.add_argument("--cases", type=int, metavar="N", help="run N random cases of each kind instead")
     parser.add_argument(
         "--kind", choices=list(KINDS), action="append", help="run only this kind; may be repeated"
     )
@@ -32,9 +31,7 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|---|")
     for kind in options.kind or KINDS:
         share = options.seconds / len(options.kind or KINDS)
-        done = list(
-            outcomes(kind, [options.case]) if options.case is not None else run(kind, options.cases, share)
-        )
+        done = list(run(kind, share) if options.case is None else outcomes(kind, [options.case]))
         bad = [outcome for outcome in done if outcome.problems]
         counts = [
             sum(any(problem.startswith(start) for problem in outcome.problems) for outcome in bad)
@@ -50,13 +47,10 @@ def main() -> int:
     return bool(failed)
 
 
-def run(kind: str, cases: int | None, seconds: float) -> Iterator[Outcome]:
-    """All examples of a kind, then random cases: this many, or until so many seconds are over."""
+def run(kind: str, seconds: float) -> Iterator[Outcome]:
+    """All examples of a kind, then random cases until so many seconds are over."""
     started, first = time.monotonic(), len(KINDS[kind].examples)
     yield from outcomes(kind, range(first))
-    if cases is not None:
-        yield from outcomes(kind, range(first, first + cases))
-        return
     while time.monotonic() < started + seconds:
         for outcome in outcomes(kind, range(first, first + BATCH)):
             yield outcome

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests import forks
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,14 +44,15 @@ def outcomes(kind: str, numbers: Sequence[int]) -> Iterator[Outcome]:
 
 
 def _until_it_ends(kind: str, numbers: Sequence[int]) -> Iterator[Outcome]:
-    process = subprocess.Popen(
+    process = forks.Popen(
         [sys.executable, "-m", "tests.hostile.worker", kind, *map(str, numbers)],
-        stdout=subprocess.PIPE,
+        stdout=forks.PIPE,
         # Not a pipe: nobody reads it, and once it is full the worker would wait forever.
-        stderr=subprocess.DEVNULL,
+        stderr=forks.DEVNULL,
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         start_new_session=True,
+        text=True,
     )
     assert process.stdout is not None
     done = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -58,27 +59,16 @@ def main() -> None:
 
 def _warm(*, torch: bool) -> None:
     """Imports what the runs import, so that no run is watched and measured while importing."""
-    import huggingface_hub
-    import safetensors
-    import yaml
-
-    import converter.cli
-    import converter.cli.report
-    import converter.inspection
-    import converter.pipeline
-    import converter.weights.worker
-
-    assert all((converter.cli, huggingface_hub, safetensors, yaml))
+    for module in ("huggingface_hub", "safetensors", "yaml", "converter.inspection", "converter.pipeline"):
+        importlib.import_module(module)
+    importlib.import_module("converter.cli.report")
     if torch:
-        import transformers
-
-        import converter.pictures.per_head
         from tests import tiny
 
-        assert converter.pictures.per_head  # on its first import, matplotlib makes folders in the user's home
+        # On its first import, matplotlib makes folders in the user's home.
+        importlib.import_module("converter.pictures.per_head")
         with tempfile.TemporaryDirectory() as folder:
             tiny.FACTORIES["bloom"](Path(folder) / "x", 2)
-        assert transformers
 
 
 def run(kind: str, number: int, guard: Guard) -> Outcome:
@@ -116,14 +106,11 @@ def _observed(kind: str, number: int, words: list[str], root: Path, guard: Guard
     writable = [out, root / "work/.out.ntk-convert-*", Path(os.environ["HF_HOME"])]
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # sets this process's peak to what it uses now
-    start_memory, start_children = _peak_memory(), _children()
+    start_memory = _peak_memory()
     started = time.monotonic()
     with guard.watching(writable=writable, hostile=root / "source"):
         code, printed, said = _main(words)
-    seconds, memory = time.monotonic() - started, _peak_memory() - start_memory
-    if _children() > start_children:  # a process that the run started used more than any before it
-        memory = max(memory, _children())
-
+    seconds, memory = time.monotonic() - started, max(_peak_memory() - start_memory, _children())
     problems = [_violation(found) for found in guard.take()]
     problems += [
         f"write {path} changed" for path, old in zip(around, before, strict=True) if _fingerprint(path) != old

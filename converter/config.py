@@ -44,11 +44,7 @@ LARGEST = {"heads": 4096, "layers": 8192, "channels per head": 8192}
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes of a model that matter to attention; counts, not bytes.
-
-    Raises:
-        SourceError: a size is larger than that of any model.
-    """
+    """The sizes of a model that matter to attention; counts, not bytes. Absurd ones are a ``SourceError``."""
 
     num_heads: int
     head_dim: int
@@ -86,12 +82,7 @@ def agreed(found: Mapping[str, Value]) -> Value | None:
 
 
 def count(config: Config, *names: str, default: int | None = None) -> int:
-    """A positive integer of the config, found under any of its names.
-
-    Raises:
-        SourceError: the key is missing and there is no default, the value is not an integer from 1 to
-            ``LARGEST_COUNT``, or two names have different values.
-    """
+    """A positive integer of the config, found under any of its names, or a ``SourceError``."""
     found = {name: config[name] for name in names if config.get(name) is not None}
     for name, value in found.items():
         if not is_count(value, LARGEST_COUNT):

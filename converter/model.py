@@ -70,12 +70,7 @@ class Model:
         return self.source.name
 
     def scaling(self, request: Request) -> Scaling:
-        """The requested scaling.
-
-        Raises:
-            UsageError: it needs the trained length, which is not known; the target length is below the
-                trained length; or the model cannot compute such a scaling.
-        """
+        """The requested scaling; a ``UsageError`` if this model cannot have it."""
         scaling = request.resolve(self.trained, self.name, self.recipe.defaults)
         self.recipe.check_scaling(scaling)
         return scaling
@@ -92,11 +87,7 @@ class Model:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The headers of its weights; the weights must be in the source's folder.
-
-        Raises:
-            SourceError: the weights are missing or damaged.
-        """
+        """The headers of its weights, which must be in the source's folder; a ``SourceError`` if damaged."""
         return read_checkpoint(self.source.folder)
 
     @cached_property
@@ -110,20 +101,10 @@ class Model:
 def open_model(
     model: str | Path, *, progress: bool = False, converted: bool = True, **options: Unpack[SourceOptions]
 ) -> Model:
-    """Opens a checkpoint; from the Hub, only the config is downloaded.
+    """Opens a checkpoint, also a converted one unless ``converted`` is False; downloads only its config.
 
-    Args:
-        model: a local folder, or a Hub id.
-        progress: draw the Hub client's progress bars on stderr.
-        converted: also accept a converted repository.
-        options: see ``SourceOptions``.
-
-    Raises:
-        SourceError: the checkpoint is missing, unreadable or damaged.
-        UnsupportedModel: its positions cannot be scaled; the message says why.
-        AlreadyConverted: it is a converted repository, and ``converted`` is False.
-        UsageError: a revision was given for a local folder, or the trained length is not valid; or a value
-            of ``overrides`` cannot be set.
+    Raises ``SourceError``, ``UnsupportedModel``, ``AlreadyConverted``, or ``UsageError`` for options that do
+    not fit.
     """
     train_length, cache_dir = options.get("train_length"), options.get("cache_dir")
     revision, overrides = options.get("revision"), options.get("overrides") or {}
@@ -148,12 +129,7 @@ def open_model(
 def open_with_request(
     model: str | Path, *, progress: bool = False, converted: bool = True, **options: Unpack[ModelOptions]
 ) -> tuple[Model, Request]:
-    """Opens a checkpoint as ``open_model`` does, and reads the scaling that is asked for.
-
-    Raises:
-        UsageError: scaling options that contradict each other.
-        SourceError: the file of fitted slopes is missing or damaged.
-    """
+    """Opens a checkpoint as ``open_model`` does, and reads the scaling that is asked for."""
     source = {name: value for name, value in options.items() if name in SourceOptions.__annotations__}
     scaling: dict[str, Any] = {name: value for name, value in options.items() if name not in source}
     if scaling.get("slopes") is not None:

@@ -17,11 +17,7 @@ def expand(path: str | Path) -> Path:
 
 
 def out_path(out: str | Path) -> Path:
-    """The absolute path of an output folder, with all links followed.
-
-    Raises:
-        OutputError: ``out`` is not a path.
-    """
+    """The absolute path of an output folder, with all links followed; an ``OutputError`` if it is no path."""
     try:
         return Path(os.path.realpath(expand(out)))  # Path.resolve raises for circular links
     except ValueError as error:

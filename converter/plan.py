@@ -67,11 +67,7 @@ class Plan:
         return [*({CARD} & self.model.source.files.keys()), *self.copied, *self.weights]
 
     def files(self, *, picture: bool) -> dict[str, int | None]:
-        """The files that ``write`` and the export would write -> bytes, None where the size is not known.
-
-        Args:
-            picture: whether the model card gets a picture.
-        """
+        """The files that ``write`` and the export would write -> bytes, None where the size is not known."""
         source, recipe, tokenizer = self.model.source, self.model.recipe, self.model.tokenizer
         files: dict[str, int | None] = dict.fromkeys(
             (CONFIG, CARD, manifest.MANIFEST, *recipe.templates, *tokenizer.templates)
@@ -106,12 +102,7 @@ class Plan:
         return 0 if self.onnx is None else graph_bytes(self.onnx, self.model.checkpoint, self.dtype)
 
     def command(self, out: str, *, verify: bool) -> str:
-        """The command line for the model card; for privacy, a local source is cut to its name.
-
-        Args:
-            out: the folder as the card shows it.
-            verify: whether the result is verified.
-        """
+        """The command line for the model card, with ``out`` as it is; a local source is cut to its name."""
         model, source = self.model, self.model.source
         more = words(model.overrides)
         more += ["--dtype", self.order.dtype] if self.order.dtype else []
@@ -134,18 +125,7 @@ def prepare(
 ) -> Plan:
     """Reads the source and decides what to write. Nothing is written, and no weights are downloaded.
 
-    Args:
-        model: an opened source.
-        request: the scaling options.
-        dtype, link: as for ``convert``.
-        onnx: what graph to write beside the model.
-        base_model: Hub id that the card names as the source's; by default the source's own.
-        verify: refuse weights that are NaN or infinite when they are written.
-
-    Raises:
-        UsageError: the model cannot compute such a scaling.
-        SourceError: the checkpoint is damaged or has no weights.
-        UnsupportedModel: it cannot be scaled or exported this way; the message says why.
+    Raises ``UsageError``, ``SourceError`` or ``UnsupportedModel`` for what cannot be converted this way.
     """
     source, recipe = model.source, model.recipe
     scaling = model.scaling(request)
@@ -193,15 +173,8 @@ def write(
 ) -> Written:
     """Writes a converted repository without its card, its manifest and its graph.
 
-    Args:
-        plan: what to write; the files in ``plan.wanted`` must be in the source's folder.
-        folder: an existing folder, empty or with the files that an interrupted run left.
-        space: called with the number of bytes that the weights will take, before they are written.
-        progress: draw progress bars on stderr.
-
-    Raises:
-        SourceError: the weights are damaged; see ``transfer``.
-        OSError: the disk is full or cannot be written.
+    ``folder`` is empty or has the files that an interrupted run left. ``space`` is called with the number of
+    bytes that the weights will take, before they are written.
     """
     model, recipe = plan.model, plan.model.recipe
     source = model.source

@@ -50,8 +50,10 @@ def inputs(family: str) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scaling", ["none", "ntk", "ntk-length", "ntk-position"])
-@pytest.mark.parametrize("family", ["bloom", "falcon", *tiny.ENCODERS])
+@pytest.mark.parametrize(
+    ("family", "scaling"),
+    dealt(["bloom", "falcon", *tiny.ENCODERS], ["none", "ntk", "ntk-length", "ntk-position"], each=1),
+)
 def test_slopes_are_uploaded_once(converted: Convert, family: str, scaling: str) -> None:
     model = load(converted(family, 12, scaling), AutoModel)
     ids, mask, keywords = inputs(family)

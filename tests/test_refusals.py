@@ -92,7 +92,6 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("bloom", {"model_type": "gptj"}, "'gptj' has rotary positions that cannot be scaled"),
     ("bloom", {"model_type": "gpt2"}, "'gpt2' has learned positions"),
-    ("bloom", {"model_type": "opt"}, "learned positions"),
     # Relatives of the families that cannot be converted
     ("bloom", {"model_type": "jais2"}, "unlike the first Jais, Jais 2 has no ALiBi"),
     (
@@ -139,9 +138,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     # Impossible sizes
     ("bloom", {"n_head": None}, "n_head"),
     ("bloom", {"n_head": 0}, "n_head is 0"),
-    ("bloom", {"n_head": -4}, "n_head is -4"),
     ("bloom", {"n_head": 4.5}, "n_head is 4.5"),
-    ("bloom", {"n_head": "4"}, "n_head is '4'"),
     ("bloom", {"n_head": True}, "n_head is True"),
     ("bloom", {"n_head": LARGE}, f"n_head is {LARGE}"),
     ("bloom", {"n_head": 5}, "hidden size 32 is not a multiple of the number of heads, 5"),
@@ -149,7 +146,6 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("bloom", {"n_head": 1 << 20, "hidden_size": 1 << 20}, "1048576 heads, more than any model"),
     ("bloom", {"n_layer": 10**6}, "config.json gives 1000000 layers, more than any model has (8192)"),
     ("bloom", {"hidden_size": 1 << 20}, "channels per head, more than any model"),
-    ("bloom", {"n_layer": 10**299}, "expected an integer from 1 to 16777216"),
     ("bloom", {"num_labels": 1 << 24}, "num_labels is 16777216, more than any model has (131072)"),
     ("bloom", {"architectures": [["BloomForCausalLM"]]}, "architectures names ['BloomForCausalLM']"),
     ("bloom", {"architectures": [{}]}, "architectures names {}"),
@@ -457,8 +453,10 @@ def test_graphs_of_rotary_models_are_for_optimum(
         assert "optimum-cli export onnx" in refused(command, tmp_path / "out")
 
 
-@pytest.mark.parametrize("command", [["convert", "--scale", "2", "--out", "out"], ["inspect"]])
-@pytest.mark.parametrize("model", ["nobody/no-such-model", "no-such-model"])
+@pytest.mark.parametrize(
+    ("model", "command"),
+    [("nobody/no-such-model", ["convert", "--scale", "2", "--out", "out"]), ("no-such-model", ["inspect"])],
+)
 def test_model_not_found_offline(model: str, command: list[str], tmp_path: Path) -> None:
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
@@ -475,12 +473,12 @@ def test_model_not_found_offline(model: str, command: list[str], tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("token", ["hf_ secret", "hf_sécret", "hf_secret\n"])
-def test_a_token_that_cannot_be_one_is_not_shown(token: str, run: RunCli, tmp_path: Path) -> None:
-    result = run("nobody/no-such-model", "--scale", "2", "--out", tmp_path / "out", "--token", token)
-    assert result.code == 2
-    assert "--token is not an access token" in result.err
-    assert "cret" not in result.err
+def test_a_token_that_cannot_be_one_is_not_shown(run: RunCli, tmp_path: Path) -> None:
+    for token in ("hf_ secret", "hf_sécret", "hf_secret\n"):
+        result = run("nobody/no-such-model", "--scale", "2", "--out", tmp_path / "out", "--token", token)
+        assert result.code == 2
+        assert "--token is not an access token" in result.err
+        assert "cret" not in result.err
 
 
 # What is not refused

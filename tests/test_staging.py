@@ -254,5 +254,6 @@ def test_an_interruption_that_a_library_made_something_else_of(
     done = run(pristine("bloom"), "--scale", "2", "--out", tmp_path / "out")
     assert (done.code, done.out) == (1, "")
     assert done.err.strip().startswith("error: interrupted; 1 finished weight file is kept in ")
+    assert done.err.strip().endswith(": repeat the command with --resume to continue from there")
     assert run(pristine("bloom"), "--scale", "2", "--out", tmp_path / "out", "--no-verify").code == 0
     assert names(tmp_path) == ["out"]

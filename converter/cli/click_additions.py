@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,26 +147,8 @@ class DefaultGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in self.own_options:
-            if not ctx.resilient_parsing:  # as it is while a shell completes
-                self._check_spelling(ctx, args[0])
             args = [self.default, *args]
         return super().parse_args(ctx, args)
-
-    def _check_spelling(self, ctx: click.Context, word: str) -> None:
-        """Refuses a word that looks like a mistyped command, and not like a model.
-
-        Raises:
-            UsageError: it is close to a command's name, and there is no such folder.
-        """
-        if "/" in word or word.startswith("-"):
-            return
-        meant = " or ".join(get_close_matches(word, self.commands))
-        if meant and not Path(word).exists():
-            raise click.UsageError(
-                f"there is no command {word!r}; did you mean {meant}? "
-                f"For a model of that name, type ntk-convert {self.default} {word}.",
-                ctx,
-            )
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -14,13 +14,7 @@ __all__ = ["AlibiRecipe", "Recipe", "RotaryRecipe", "of_checkpoint", "of_source"
 
 
 def of_source(config: Config) -> Recipe:
-    """The recipe for a source that can be converted.
-
-    Raises:
-        AlreadyConverted: this tool wrote the source.
-        UnsupportedModel: the checkpoint is quantised or cannot be scaled; the message says why.
-        SourceError: a value of the config is impossible.
-    """
+    """The recipe for a source that can be converted; the error says why it cannot be."""
     if settings.recognises(config):
         return RotaryRecipe.of_source(config)
     return AlibiRecipe.of_source(config)

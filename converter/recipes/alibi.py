@@ -248,11 +248,7 @@ def check_positions(names: Iterable[str]) -> None:
 
 
 def read_slopes(folder: Path, checkpoint: Checkpoint, family: Family, num_heads: int) -> Slopes | None:
-    """The ``num_heads`` slopes that the checkpoint stores, in the order of the heads; None if it stores none.
-
-    Raises:
-        SourceError: the tensor has another number of values, or they are not positive and finite.
-    """
+    """The ``num_heads`` slopes that the checkpoint stores, in the order of the heads; None without any."""
     if family.stored_slopes is None:
         return None
     found = (checkpoint.tensors.get(name) for name in family.tensor_names(family.stored_slopes))

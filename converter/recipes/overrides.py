@@ -31,11 +31,7 @@ GENERAL = {
 
 
 def parse(text: str) -> tuple[str, Any]:
-    """The key and the value of ``KEY=VALUE``; the value is JSON or, if it is not valid JSON, a string.
-
-    Raises:
-        UsageError: there is no key or no "=", or a character that cannot be printed.
-    """
+    """Key and value of ``KEY=VALUE``, or a ``UsageError``; a value that is not valid JSON is a string."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")) or not text.isprintable():
         raise UsageError(f"`overrides` {text[:80]!r} is not KEY=VALUE, e.g. `overrides` norm_head=true")
@@ -51,17 +47,10 @@ def words(overrides: Mapping[str, Any]) -> list[str]:
 
 
 def overridden(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a source's config with the user's values.
+    """A copy of a source's config with the user's values: dots in a key lead into objects, None removes one.
 
-    Args:
-        config: the source's config, without the keys that only choose an implementation.
-        overrides: key -> value; dots in a key lead into objects, and None removes the key.
-
-    Raises:
-        UsageError: a key cannot be set, or nothing reads it.
-        UnsupportedModel: the source is refused and the values cannot change that; or a value is not
-            supported.
-        SourceError: a value is impossible.
+    Raises ``UsageError`` for a key that cannot be set or that nothing reads, ``UnsupportedModel`` if the
+    source is refused and the values cannot change that, and ``SourceError`` for an impossible value.
     """
     if not overrides:
         return dict(config)

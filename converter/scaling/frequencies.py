@@ -35,11 +35,7 @@ def frequencies(base: float, dim: int) -> Frequencies:
 
 
 def ntk_base(base: float, dim: int, factor: float) -> float:
-    """The base that keeps the highest frequency and divides the lowest by ``factor``.
-
-    Raises:
-        ValueError: there is only one pair of channels, whose frequency does not depend on the base.
-    """
+    """The base that keeps the highest frequency and divides the lowest by ``factor``; needs two pairs."""
     if dim <= 2:
         raise ValueError(f"{dim} rotary channels have one frequency, which does not depend on the base")
     return float(base * factor ** (dim / (dim - 2)))

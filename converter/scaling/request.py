@@ -49,11 +49,7 @@ class TrainLength:
 
 
 def recorded_length(config: Config, given: int | None) -> TrainLength | None:
-    """The trained length that the user gave or that a converted repository records; None if there is neither.
-
-    Raises:
-        SourceError: the record is damaged.
-    """
+    """The trained length that the user gave or that a converted repository records; None without either."""
     if given is not None:
         return TrainLength(given, "as given")
     provenance = read_provenance(config)

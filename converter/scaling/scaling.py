@@ -208,14 +208,9 @@ def stretched(scaling: Scaling, ratio: float) -> Scaling:
 
 
 def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Scaling:
-    """Reads ``alibi_scaling``; ``dynamic`` defaults to length and ``rate`` to 1, as in BTLM.
+    """Reads ``alibi_scaling``, which messages call ``where``, or raises ``SourceError``.
 
-    Args:
-        value: the value, as JSON.
-        where: where it is, for messages.
-
-    Raises:
-        SourceError: the value is not a scaling.
+    ``dynamic`` defaults to length and ``rate`` to 1, as in BTLM.
     """
     if value is None:
         return UNSCALED

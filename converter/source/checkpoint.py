@@ -96,19 +96,12 @@ class Checkpoint:
 
 
 def weight_index(names: Container[str]) -> str | None:
-    """The index or the single weight file to use, of the files of a folder; None if there is neither.
-
-    Safetensors files are preferred to ``.bin`` files, as in transformers; the two are never mixed.
-    """
+    """The index or single weight file in use, or None; safetensors win over ``.bin``, as in transformers."""
     return next((name for name in (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX) if name in names), None)
 
 
 def weight_files(index: str, read: Callable[[str], dict[str, Any]]) -> dict[str, str]:
-    """The index's ``weight_map``, tensor -> file.
-
-    Raises:
-        SourceError: it is not a map to plain file names.
-    """
+    """The index's ``weight_map``, tensor -> file; a ``SourceError`` if it is no map to plain file names."""
     weight_map = read(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise SourceError(f"{index} has no weight_map; download it again")
@@ -139,12 +132,7 @@ def target_names(files: Iterable[str], index: str | None) -> dict[str, str]:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Lists and checks the weights of ``folder``.
-
-    Raises:
-        SourceError: there are no weights, a file is missing, truncated or damaged, or the index and the
-            files contradict each other; the message names the file or the tensor.
-    """
+    """Lists and checks the weights of ``folder``; a ``SourceError`` names the wrong file or tensor."""
     names = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     first = weight_index(names)
     if first is None:
@@ -179,11 +167,7 @@ def _tensors(folder: Path, files: list[str], weight_map: Mapping[str, str], inde
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file, checked against the file's size.
-
-    Raises:
-        SourceError: the file is truncated or too long, or its header does not describe it.
-    """
+    """The tensors of one safetensors file, checked against the file's size, or a ``SourceError``."""
     header, data_bytes = _header(path)
     return parse_header(header, path.name, data_bytes)
 
@@ -216,11 +200,7 @@ def _header(path: Path) -> tuple[bytes, int]:
 
 
 def parse_header(header: bytes, file: str, data_bytes: int) -> dict[str, Tensor]:
-    """The tensors that a safetensors header declares, checked against ``data_bytes`` of data.
-
-    Raises:
-        SourceError: see ``read_header``.
-    """
+    """The tensors that a header declares, checked against ``data_bytes`` of data, or a ``SourceError``."""
     entries, _ = _entries(header, file)
     tensors = {name: _tensor(name, entry, file, 8 + len(header)) for name, entry in entries.items()}
     reached = 0

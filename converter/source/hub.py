@@ -78,17 +78,9 @@ def open_repository(
 ) -> Source:
     """Opens a repository of the Hub. Its revision is resolved once, and all files come from that commit.
 
-    Args:
-        repo_id: ``user/name``.
-        revision: branch, tag or commit; the default branch if None.
-        token: access token; None for HF_TOKEN or the saved login. It is sent only to the Hub.
-        cache_dir: the cache's folder; None for huggingface_hub's own.
-        progress: draw the client's progress bars on stderr.
-
-    Raises:
-        SourceError: the repository does not exist, is gated, has no such revision, or is not in the cache
-            while the Hub cannot be reached.
-        UsageError: the token is not valid, or the revision is empty.
+    The token (None for HF_TOKEN or the saved login) is sent only to the Hub. Raises ``SourceError`` if there
+    is no such repository or revision, it is gated, or neither the Hub nor its cache can be reached, and
+    ``UsageError`` for a token that cannot be one or an empty revision.
     """
     from huggingface_hub import HfApi, hf_hub_download
 
@@ -146,8 +138,8 @@ def open_repository(
 def access_token(token: str | None) -> str | None:
     """The token that the client will send: ``token``, HF_TOKEN or the saved login; None without any.
 
-    Raises:
-        UsageError: it cannot be a token. An HTTP client would refuse it with an error that quotes it.
+    Raises ``UsageError`` for text that cannot be one: an HTTP client would refuse it with an error that
+    quotes it.
     """
     from huggingface_hub import get_token
 
@@ -159,12 +151,7 @@ def access_token(token: str | None) -> str | None:
 
 
 def shown(error: BaseException, token: str | None) -> BaseException | None:
-    """The cause that a traceback may show: the error, or None if its text contains the token.
-
-    Args:
-        error: an error of the client.
-        token: as for ``access_token``.
-    """
+    """The cause that a traceback may show: a client's error, or None if its text contains the token."""
     secret = access_token(token)
     return None if secret and secret in "".join(traceback.format_exception(error)) else error
 
@@ -178,11 +165,7 @@ def progress_bars(*, show: bool) -> None:
 
 
 def bytes_to_download(source: Source, names: Iterable[str]) -> int:
-    """Bytes of a source's files that are not in the Hub cache; files of unknown size count as 0.
-
-    The cache is on the file system of ``source.folder``. A partly downloaded file counts in full, although
-    the client continues where it stopped. No request is sent.
-    """
+    """Bytes of a source's files that the Hub cache lacks, without a request; an unknown size counts as 0."""
     if source.local:
         return 0
     lacking = [name for name in names if not (source.folder / name).is_file()]
@@ -191,12 +174,7 @@ def bytes_to_download(source: Source, names: Iterable[str]) -> int:
 
 
 def _note(folder: Path, revision: str) -> None:
-    """Records the commit of a branch or tag in the cache, as the client does, for offline use.
-
-    Args:
-        folder: folder of the snapshot, ``REPOSITORY/snapshots/COMMIT``.
-        revision: the branch or tag that was resolved to this commit.
-    """
+    """Records the commit of a branch or tag in the cache, as the client does, for offline use."""
     refs = folder.parent.parent / "refs"
     ref = refs / revision
     if revision != folder.name and ref.resolve().is_relative_to(refs.resolve()):

@@ -22,21 +22,12 @@ LONGEST_NUMBER = 300
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``.
-
-    Raises:
-        SourceError: the file is unreadable or too large, not UTF-8, not JSON, nested too deeply, or not an
-            object.
-    """
+    """The JSON object in ``path``, or a ``SourceError``; see ``parse``."""
     return parse_object(read_bytes(path), path.name)
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
-    """The content of a small file.
-
-    Raises:
-        SourceError: it is unreadable or has more than ``largest`` bytes.
-    """
+    """The content of a small file, or a ``SourceError``; ``largest`` is in bytes."""
     try:
         with path.open("rb") as file:
             content = file.read(largest + 1)
@@ -48,11 +39,7 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
 
 
 def parse_object(raw: bytes, name: str) -> dict[str, Any]:
-    """The JSON object in ``raw``; messages call it ``name``.
-
-    Raises:
-        SourceError: it is not an object; or see ``parse``.
-    """
+    """The JSON object in ``raw``, which messages call ``name``, or a ``SourceError``; see ``parse``."""
     value = parse(raw, name)
     if not isinstance(value, dict):
         raise SourceError(f"{name} holds a JSON {type(value).__name__}, not an object")
@@ -60,12 +47,7 @@ def parse_object(raw: bytes, name: str) -> dict[str, Any]:
 
 
 def parse(raw: bytes, name: str) -> Any:
-    """The JSON value in ``raw``; messages call it ``name``.
-
-    Raises:
-        SourceError: it is not UTF-8 or not JSON, has too many values, levels or digits, or an object has
-            the same key twice.
-    """
+    """The JSON value in ``raw``, or a ``SourceError`` that calls it ``name``, also beyond a limit."""
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MOST_VALUES:
         raise SourceError(f"{name} has more than {MOST_VALUES} values, too many for a file of its kind")
     try:

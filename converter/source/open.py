@@ -21,9 +21,7 @@ def open_source(
 ) -> Source:
     """Opens MODEL: a local folder if one of that name exists, else a repository on the Hub.
 
-    Raises:
-        SourceError: there is no such folder or repository, or the Hub cannot be reached.
-        UsageError: a revision was given for a local folder.
+    Raises ``SourceError`` if there is neither, and ``UsageError`` for a revision of a local folder.
     """
     path = expand(model)
     try:
@@ -51,11 +49,7 @@ def open_source(
 
 
 def open_folder(path: Path) -> Source:
-    """A checkpoint in a local folder.
-
-    Raises:
-        SourceError: the folder cannot be read, or contains a link that leads to itself.
-    """
+    """A checkpoint in a local folder; a ``SourceError`` if it is unreadable or a link leads to itself."""
     try:
         files: dict[str, int | None] = {
             entry.name: entry.stat().st_size

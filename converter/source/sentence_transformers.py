@@ -76,11 +76,7 @@ def nested_files(source: Source) -> Nested:
 
 
 def read_modules(folder: Path) -> list[dict[str, Any]]:
-    """The entries of ``modules.json``.
-
-    Raises:
-        SourceError: it is damaged, or not a list of objects that sentence-transformers can read.
-    """
+    """The entries of ``modules.json``, or a ``SourceError`` if sentence-transformers could not read them."""
     value = parse(read_bytes(folder / MODULES), MODULES)
     listed = isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
     if not listed or len(value) > MOST_MODULES:

@@ -16,14 +16,7 @@ KEYS = {"type", "exponents", "temperatures", "factor", "train_seq_len", "dynamic
 
 
 def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
-    """Reads fitted slopes.
-
-    Args:
-        slopes: a JSON file, or its content.
-
-    Raises:
-        SourceError: the file is missing or damaged, or holds no fitted scaling.
-    """
+    """Reads fitted slopes from a JSON file, or its content; a ``SourceError`` if there are none."""
     if isinstance(slopes, Mapping):
         name, content = SLOPES_FILE, dict(slopes)
     else:

@@ -47,14 +47,10 @@ class Source:
         return self.download is None
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Makes files available in ``folder``. It is called for every file before its first use.
+        """Makes files available in ``folder``; called for every file before its first use.
 
-        Files of a Hub repository are downloaded. Files of a local folder are already there; links that
-        lead out of the folder are refused.
-
-        Raises:
-            SourceError: a file is a link out of the folder, or cannot be downloaded; see
-                ``open_repository``.
+        Files of a Hub repository are downloaded. A link that leads out of a local folder is a
+        ``SourceError``.
         """
         for name in names:
             if self.download is not None:
@@ -92,11 +88,7 @@ class Source:
         }
 
     def config(self) -> dict[str, Any]:
-        """The parsed ``config.json``.
-
-        Raises:
-            SourceError: it is missing or unreadable.
-        """
+        """The parsed ``config.json``, or a ``SourceError``."""
         if CONFIG not in self.files:
             adapter = "; it is a LoRA adapter: merge it into its model first" * (
                 "adapter_config.json" in self.files
@@ -115,12 +107,7 @@ class Source:
         return first if first in INDEXES else None
 
     def weights(self) -> dict[str, int | None]:
-        """The weight files in use and their sizes in bytes, without the index; empty if there are none.
-
-        Raises:
-            SourceError: the index is unreadable, the Hub repository lacks shards, or the Hub cannot be
-                reached and its cache has no weights.
-        """
+        """The weight files in use and their sizes in bytes, without the index; empty if there are none."""
         first = weight_index(self.files)
         if first is None:
             if self.offline:

@@ -64,16 +64,7 @@ class Tokenizer:
 
 
 def read_tokenizer(source: Source, config: Config, *, code: bool = True) -> Tokenizer:
-    """Decides how to handle a source's tokenizer.
-
-    Args:
-        source: the checkpoint; from the Hub, tokenizer_config.json is downloaded.
-        config: its config.json.
-        code: whether the result may contain code.
-
-    Raises:
-        SourceError: tokenizer_config.json is not a JSON object.
-    """
+    """Decides how to handle a source's tokenizer; ``code`` says whether the result may contain code."""
     settings: dict[str, Any] = {}
     if TOKENIZER_CONFIG in source.files:
         source.fetch([TOKENIZER_CONFIG])

@@ -23,21 +23,12 @@ Link = Literal["reflink", "hard", "symbolic"]
 
 
 def link_file(source: Path, target: Path, size: int, link: Link) -> str | None:
-    """Gives ``target`` the bytes of ``source`` without reading them.
+    """Gives ``target``, a new file, the bytes of ``source`` without reading them; links are followed.
 
-    Args:
-        source: file to share; links are followed.
-        target: file to make; it must not exist.
-        size: the source's size in bytes when the run first looked at it.
-        link: ``reflink``: share the blocks where the file system can. ``hard``: the same, falling back to a
-            hard link, which works within one file system. ``symbolic``: a symbolic link, for a result that
-            does not outlive its source.
-
-    Returns:
-        What was made: "shared", "hard-linked" or "linked"; None if the file system can do neither.
-
-    Raises:
-        Unfinished: the file no longer has that size.
+    ``reflink`` shares the blocks where the file system can, ``hard`` falls back to a hard link within one
+    file system, and ``symbolic`` is for a result that does not outlive its source. Returns what was made
+    ("shared", "hard-linked" or "linked"), or None if the file system can do neither. Raises ``Unfinished`` if
+    the file no longer has ``size`` bytes.
     """
     if link == "symbolic":
         target.symlink_to(source.resolve())
@@ -56,16 +47,10 @@ def link_file(source: Path, target: Path, size: int, link: Link) -> str | None:
 
 
 def copy_file(source: Path, target: Path, size: int | None = None, look: Look = bool) -> str:
-    """Copies a file's bytes and returns their SHA-256, as hexadecimal digits.
+    """Copies a file's bytes to a new file and returns their SHA-256, as hexadecimal digits.
 
-    Args:
-        source: file to read; links are followed.
-        target: file to make; it must not exist.
-        size: the source's size in bytes when the run first looked at it; None for its present size.
-        look: called with each block in order; an exception that it raises ends the copy.
-
-    Raises:
-        Unfinished: the file no longer has that size, or it changed while it was read.
+    ``look`` is called with each block in order. Raises ``Unfinished`` if the file changed while it was read,
+    or no longer has ``size`` bytes.
     """
     digest = hashlib.sha256()
     before = source.stat()
@@ -87,13 +72,7 @@ def changed(name: str) -> Unfinished:
 
 
 def sha256(path: Path, advance: Advance = int, look: Look = bool) -> str:
-    """The SHA-256 of a file, as hexadecimal digits.
-
-    Args:
-        path: file to read.
-        advance: called with the number of bytes just read.
-        look: called with each block in order; an exception that it raises ends the reading.
-    """
+    """The SHA-256 of a file, as hexadecimal digits; ``look`` gets each block, and ``advance`` its bytes."""
     digest = hashlib.sha256()
     for block in _blocks(path):
         digest.update(block)

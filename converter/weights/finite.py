@@ -25,14 +25,7 @@ class Scan:
     def __init__(
         self, tensors: Iterable[Tensor], file: str, unread: re.Pattern[str], remedy: str = DAMAGED
     ) -> None:
-        """A scan that has seen nothing yet.
-
-        Args:
-            tensors: of the file.
-            file: its name in messages.
-            unread: finds the names of tensors that no model computes with; those may hold anything.
-            remedy: what the message advises; to download the file again by default.
-        """
+        """``unread`` finds the names of tensors that may hold anything; ``remedy`` ends the message."""
         self.file, self.remedy = file, remedy
         self._tensors = sorted(
             (
@@ -48,11 +41,7 @@ class Scan:
         """The first bytes of a number that ends in the next block."""
 
     def __call__(self, block: memoryview) -> None:
-        """Takes the next bytes of the file, of any number.
-
-        Raises:
-            SourceError: a tensor has a value that is NaN or infinite; names the tensor.
-        """
+        """Takes the next bytes, of any number; a ``SourceError`` names a tensor that is not finite there."""
         start, end = self._at, self._at + len(block)
         self._at = end
         for tensor in self._tensors[max(0, bisect_right(self._offsets, start) - 1) :]:
@@ -75,12 +64,7 @@ def not_finite(name: str, file: str, remedy: str = DAMAGED) -> SourceError:
 
 
 def finite(data: memoryview | bytes, dtype: str) -> bool:
-    """Whether all numbers are finite.
-
-    Args:
-        data: whole numbers, little-endian, in any alignment.
-        dtype: their safetensors dtype, one of ``INFINITY``.
-    """
+    """Whether all of some whole little-endian numbers are finite; ``dtype`` is one of ``INFINITY``."""
     import numpy as np  # here, since the command line imports this module
 
     size, infinity = ITEM_BYTES[dtype], INFINITY[dtype]

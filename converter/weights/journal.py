@@ -28,10 +28,7 @@ class Finished:
 
 
 def identity(path: Path, how: str = "") -> str:
-    """Text that changes with a file's content: its place, size and times of change; and ``how``.
-
-    The change time (ctime), which the file system keeps itself, cannot be set back.
-    """
+    """Text that changes with a file's content, and ``how``; ctime cannot be set back."""
     found = path.stat()
     return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {how}"
 

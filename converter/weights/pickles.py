@@ -20,12 +20,7 @@ that repeats a number, is stored once but written out in full; a hostile file co
 
 
 def load(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of one ``.bin`` file, in the file's order; memory-mapped where the format allows.
-
-    Raises:
-        SourceError: the file is unreadable, is not a dict from printable names to plain tensors, or its
-            tensors are far larger than the file.
-    """
+    """The tensors of one ``.bin`` file, in its order, memory-mapped if possible; or a ``SourceError``."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about unusual pickles: they either load or raise
@@ -78,10 +73,7 @@ def without_tied(state: Mapping[str, torch.Tensor], tied: Collection[str]) -> di
 
 
 def pieces(tensor: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
-    """The elements in order, as dense one-dimensional tensors of at most ``size`` bytes.
-
-    A tensor that is contiguous in memory is not copied; any other is copied piece by piece.
-    """
+    """The elements in order, as dense one-dimensional tensors of at most ``size`` bytes; few are copied."""
     most = max(1, size // tensor.element_size())
     if tensor.numel() == 0:
         return

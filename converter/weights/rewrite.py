@@ -62,21 +62,12 @@ def rewrite(
     tied: Collection[str] = (),
     unread: re.Pattern[str] | None = None,
 ) -> str:
-    """Writes the tensors of ``source`` to the safetensors file ``target``; returns its SHA-256.
+    """Writes the tensors of a ``.bin`` or safetensors file to a new safetensors file; returns its SHA-256.
 
-    Args:
-        source: a ``.bin`` or safetensors file.
-        target: file to make; it must not exist.
-        dtype: round floating point tensors to this dtype (nearest, ties to even): F32, F16 or BF16;
-            None leaves them unchanged.
-        keep: names of tensors to leave unchanged.
-        expected: names that a ``.bin`` file must have, according to its index.
-        tied: names to leave out of a ``.bin`` file where they are the same tensor as another name.
-        unread: finds the names of tensors that may hold NaN or infinities; None lets all of them.
-
-    Raises:
-        SourceError: the file is unreadable or too short, holds more than tensors, or lacks an expected
-            name; or a value does not fit ``dtype``, or is NaN or infinite.
+    ``dtype`` (F32, F16 or BF16) rounds all floating point tensors but those in ``keep``. A ``.bin`` file must
+    have the names in ``expected``; those in ``tied`` are left out where they are the same tensor as another
+    name. ``unread`` finds the names of tensors that may hold NaN or infinities; None lets all of them. What
+    does not fit is a ``SourceError``.
     """
     if source.suffix == ".bin":
         tensors, metadata = _of_bin(source, expected, tied), {}

@@ -65,26 +65,13 @@ def transfer(
     """Writes the checkpoint's weights to ``folder``; tensor names do not change.
 
     Safetensors files and their index keep their names and every byte, unless ``order`` names a dtype.
-    ``.bin`` files become safetensors; they are loaded as tensors only (``weights_only=True``).
-    Files in ``folder`` that an unfinished run completed, according to its journal, are kept.
+    ``.bin`` files become safetensors; they are loaded as tensors only (``weights_only=True``). Files in
+    ``folder`` that an unfinished run completed, according to its journal, are kept; the caller removes that.
+    ``space`` is called with the number of bytes to write, before anything is written.
 
-    Args:
-        checkpoint: what ``source`` holds, from ``read_checkpoint``.
-        source: folder of the weight files.
-        folder: an existing folder to write to. It gets a journal, which the caller removes.
-        order: how to transfer them.
-        space: called with the number of bytes to write, before anything is written.
-        progress: draw a progress bar on stderr.
-
-    Returns:
-        How the files were made -> how many of them: "copied"; "shared" (a reflink), "hard-linked" or
-        "linked"; "not shared" or "not linked" if a link was asked for, but the file was copied; "converted"
-        if rewritten as safetensors; "kept" from an unfinished run.
-
-    Raises:
-        SourceError: a file changed or was cut off meanwhile, a ``.bin`` is unreadable or holds more than
-            tensors, or a value does not fit the dtype, or is NaN or infinite.
-        OSError: reading or writing failed, for example on a full disk.
+    Returns how the files were made -> how many of them: "copied"; "shared" (a reflink), "hard-linked" or
+    "linked"; "not shared" or "not linked" if a link was asked for, but the file was copied; "converted" if
+    rewritten; "kept".
     """
     targets = target_names(checkpoint.files, checkpoint.index)
     rewritten = order.dtype is not None or checkpoint.format == "bin"

@@ -76,13 +76,7 @@ class Job:
         return target.with_name(f".{target.name}.part")
 
     def do(self) -> None:
-        """Makes the file and records it in the journal.
-
-        Raises:
-            SourceError: the source changed, is damaged, or holds more than tensors; or a value does not fit
-                the dtype, or is NaN or infinite.
-            OSError: reading or writing failed, for example on a full disk.
-        """
+        """Makes the file and records it in the journal, or raises ``SourceError`` or ``OSError``."""
         source, target, made_from = Path(self.source), Path(self.target), self.identity
         unread = None if self.unread is None else re.compile(self.unread)
         self.part.unlink(missing_ok=True)
@@ -107,11 +101,7 @@ class Job:
 def run(jobs: Sequence[Job], count: int, look: Callable[[], object] = bool) -> None:
     """Does all jobs in ``count`` processes, and calls ``look`` now and then.
 
-    The first failure, or an interruption, ends all processes.
-
-    Raises:
-        SourceError, OSError: see ``Job.do``; also if reading a file killed the process.
-        ConverterError: a process could not be started.
+    An interruption or the first failure, also one that kills its process, ends all of them and is raised.
     """
     with ExitStack() as stack:
         workers = []

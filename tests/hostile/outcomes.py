@@ -22,10 +22,8 @@ class Outcome:
 
     kind: str
     number: int
-    command: str = ""
     code: int | None = None
     """Exit code; None if there was a traceback or the process ended."""
-    error: str = ""
     seconds: float = 0.0
     memory: int = 0
     """Peak in bytes, above that at the start; or the whole peak of a process that the run started."""

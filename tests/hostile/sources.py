@@ -529,7 +529,7 @@ def vary_name(folder: Path, rng: Random) -> str | None:
     return files_named(name)(folder) if choice == 2 else folder_named(name, inside=bool(choice))(folder)
 
 
-# Links, pipes, sockets and folders in place of files
+# Links, pipes and folders in place of files
 
 TARGETS = (
     *("../outside/secret.json", "/etc/passwd", "/proc/self/environ", "/proc/self/mem"),
@@ -542,54 +542,33 @@ PLACES = (
 )
 
 
+def instead(name: str, make: Callable[[Path], object]) -> Make:
+    """Something else in place of a file."""
+
+    def replace(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return replace
+
+
 def link(name: str, target: str) -> Make:
-    def make(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(target)
-
-    return make
-
-
-def loop(name: str) -> Make:
-    return link(name, name)
-
-
-def pipe(name: str) -> Make:
-    def make(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-
-    return make
-
-
-def directory(name: str) -> Make:
-    def make(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir()
-
-    return make
-
-
-def unreadable(name: str) -> Make:
-    return lambda folder: (folder / name).chmod(0)
-
-
-def enormous(name: str) -> Make:
-    """A sparse file of 8 TB without data."""
-    return lambda folder: os.truncate(folder / name, 1 << 43)
+    return instead(name, lambda path: path.symlink_to(target))
 
 
 PLACE_EXAMPLES: list[Make] = [
     *(link(name, target) for name in SIX for target in TARGETS),
-    *(make(name) for make in (loop, pipe, directory) for name in PLACES),
-    *(make(name) for make in (unreadable, enormous) for name in SIX),
+    *(link(name, name) for name in PLACES),
+    *(instead(name, make) for make in (os.mkfifo, Path.mkdir) for name in PLACES),
+    *(lambda folder, name=name: (folder / name).chmod(0) for name in SIX),
+    *(lambda folder, name=name: os.truncate(folder / name, 1 << 43) for name in SIX),  # 8 TB without data
 ]
 
 
 def vary_place(folder: Path, rng: Random) -> None:
     for name in rng.sample(PLACES, rng.choice((1, 1, 2, 3))):
-        make = rng.choice((pipe, directory, None))
-        (link(name, rng.choice(TARGETS)) if make is None else make(name))(folder)
+        make = rng.choice((os.mkfifo, Path.mkdir, None))
+        (link(name, rng.choice(TARGETS)) if make is None else instead(name, make))(folder)
 
 
 # Pickles, and configs whose results are verified, so transformers builds and runs the model

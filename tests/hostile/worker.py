@@ -126,7 +126,7 @@ def _observed(kind: str, number: int, words: list[str], root: Path, guard: Guard
         problems.append(f"limit {seconds:.0f} s")
     if memory > MOST_MEMORY:
         problems.append(f"limit {memory >> 20} MB")
-    return Outcome(kind, number, " ".join(words), code, said.strip()[:300], seconds, memory, problems)
+    return Outcome(kind, number, code, seconds, memory, problems)
 
 
 def _main(words: list[str]) -> tuple[int | None, str, str]:

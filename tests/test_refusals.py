@@ -38,11 +38,7 @@ def by_parts(**options: Any) -> dict[str, Any]:
 
 # A tiny checkpoint, options of ``convert``, words of the message.
 OPTIONS: list[tuple[str, dict[str, Any], str]] = [
-    ("bloom", {}, "`dynamic`, the default, needs the trained length"),
     ("bloom", {"target_length": 64}, "`train_length`"),
-    ("bloom", {"target_length": 32, "train_length": 64}, "`target_length` 32 is below the trained length 64"),
-    ("falcon", {"target_length": 64}, "`train_length`"),
-    ("bloom", by_parts(), "`method` by-parts needs the trained length"),
     (
         "bloom",
         by_parts(train_length=2048, ramp=(1, 2)),
@@ -52,7 +48,6 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("falcon", by_parts(train_length=2048, ramp=(2, 4)), "the longest span is 3620 tokens, and the ramp"),
     ("bloom", {"scale": 2, "revision": "main"}, "local folder"),
     # Rotary models
-    ("llama", {}, "a rotary model has no default strength"),
     ("llama", {"scale": 2, "method": "ntk-published"}, "rotary 'llama'; give `method` ntk"),
     ("llama", {"dynamic": "position"}, "each key is rotated once"),
     ("llama", {"dynamic": "length", "method": "linear"}, "no dynamic linear"),

@@ -206,7 +206,7 @@ ENTRY = st.fixed_dictionaries(
     {"dtype": st.sampled_from(["F32", "U8", "BOOL", "F64", "F128"]), "shape": SIZES, "data_offsets": SIZES}
 )
 HEADER = st.dictionaries(st.sampled_from(["a", "b", "__metadata__", "c\n"]), ENTRY | JSON, max_size=3)
-quickly = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+quickly = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 
 
 @quickly

@@ -48,33 +48,37 @@ TINY_BLOOM = EXAMPLES / "tiny-bloom"
 
 
 @pytest.fixture(scope="module")
-def results() -> Results:
-    return evidence.FORMULAS.read()
+def stored() -> dict[str, Results]:
+    return evidence.stored()
+
+
+@pytest.fixture
+def results(stored: dict[str, Results]) -> Results:
+    return stored[evidence.FORMULAS.name]
 
 
 # --- what the documents say
 
 
 @pytest.mark.parametrize("path", evidence.DOCUMENTS, ids=lambda path: path.parent.name)
-def test_the_tables_are_what_the_results_give(path: Path) -> None:
+def test_the_tables_are_what_the_results_give(path: Path, stored: dict[str, Results]) -> None:
     document = path.read_text(encoding="utf-8")
-    made = evidence_tables.with_tables(document, evidence.stored())
+    made = evidence_tables.with_tables(document, stored)
     assert made == document, "python examples/evidence.py --tables"
 
 
 @pytest.mark.parametrize("study", evidence.STUDIES.values(), ids=evidence.STUDIES)
-def test_every_cell_follows_from_its_scores(study: Study) -> None:
-    results = study.read()
+def test_every_cell_follows_from_its_scores(study: Study, stored: dict[str, Results]) -> None:
+    results = stored[study.name]
     assert list(results.models) == [model.name for model in study.models]
-    unscaled = {(each.model, each.length): each for each in results.measurements if each.scaling == NONE}
+    first = {(each.model, each.length): each for each in results.measurements if each.comparison is None}
     for each in results.measurements:
         lines = each.metric != "perplexity"
         assert each.items == (study.prompts[each.length] if lines else study.windows)
         about = (each.value, each.low, each.high)
         assert about == pytest.approx(summarise(each.metric, each.scores), rel=1e-5)
-        assert (each.comparison is None) == (each.scaling == NONE)
-        if each.comparison is not None:
-            changes = np.subtract(each.scores, unscaled[each.model, each.length].scores)
+        if study is evidence.FORMULAS and each.comparison is not None:
+            changes = np.subtract(each.scores, first[each.model, each.length].scores)
             up, down = int((changes > 0).sum()), int((changes < 0).sum())
             better, worse = (up, down) if lines else (down, up)
             assert (each.comparison.better, each.comparison.worse) == (better, worse)
@@ -82,9 +86,9 @@ def test_every_cell_follows_from_its_scores(study: Study) -> None:
             assert each.comparison.p == pytest.approx(p, rel=1e-5)
 
 
-def test_fitted_slopes_are_kept() -> None:
+def test_fitted_slopes_are_kept(stored: dict[str, Results]) -> None:
     """For every form but those of which ``fit`` said that they are no better than the stock slopes."""
-    settings = evidence_fits.STUDY.read().settings
+    settings = stored[evidence_fits.STUDY.name].settings
     for model, forms in evidence_fits.FORMS.items():
         for form in forms:
             rows = settings["slopes"][model.name].get(form.name)
@@ -102,9 +106,9 @@ def test_a_ramp_by_rank_lies_between_spans() -> None:
 
 
 @pytest.mark.parametrize("name", evidence.STUDIES)
-def test_the_csv_is_what_the_results_give(name: str) -> None:
+def test_the_csv_is_what_the_results_give(name: str, stored: dict[str, Results]) -> None:
     path = evidence.STUDIES[name].stored.with_suffix(".csv")
-    made = evidence_tables.as_csv(evidence.stored()[name])
+    made = evidence_tables.as_csv(stored[name])
     assert path.read_text(encoding="utf-8") == made, "python examples/evidence.py --tables"
 
 
@@ -196,6 +200,7 @@ def test_every_cell_was_measured(results: Results) -> None:
         assert {STATIC_BY_PARTS, BY_PARTS} < scalings
         assert len(scalings) == 13 + 2 * (model.heads == 12 and model.bias_max is None)
         assert {each.length for each in found} == {*LENGTHS}
+        assert all((each.comparison is None) == (each.scaling == NONE) for each in found)
 
 
 # --- the numbers, found in another way

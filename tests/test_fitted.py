@@ -194,9 +194,8 @@ def test_the_command_line(pristine: Pristine, run: RunCli, refused: Refused, tmp
     assert run("inspect", source, "--slopes", slopes, "--json").json["alibi_scaling"] == value
     # The default named is a method too.
     other = ("--out", tmp_path / "other")
-    for option in (("--method", "ntk"), ("--scale", "2")):
-        message = refused("convert", source, "--slopes", slopes, *option, *other, code=2)
-        assert f"--slopes cannot be combined with {option[0]}" in message
+    message = refused("convert", source, "--slopes", slopes, "--method", "ntk", *other, code=2)
+    assert "--slopes cannot be combined with --method" in message
     assert "not a file" in refused("convert", source, "--slopes", tmp_path / "none", *other)
 
 

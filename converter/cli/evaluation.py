@@ -97,7 +97,7 @@ shared_options = options(
         type=PATH,
         shell_complete=folders,
         metavar="DIR",
-        help="Write JSON, CSV, tables and curves to this folder.",
+        help="Write JSON, tables and curves to this folder.",
     ),
     output_option("--overwrite", is_flag=True, help="Replace earlier results in that folder."),
 )
@@ -124,8 +124,7 @@ def _write(place: Path | None, found: Results, more: Mapping[str, bytes] = {}) -
 
     if place is None:
         return
-    texts = {"results.csv": found.to_csv(), "results.md": found.report() + "\n"}
-    files = {RESULTS: json_bytes(found.to_json()), **{name: text.encode() for name, text in texts.items()}}
+    files = {RESULTS: json_bytes(found.to_json()), "results.md": f"{found.report()}\n".encode()}
     paths = write_files(place, {**files, **curves(found, "png"), **more})
     say(*map(str, paths))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -138,18 +137,14 @@ class Exam:
         trained = subject.trained.tokens
         found: list[Measurement] = []
 
-        def add(
-            task: str, metric: Metric, length: int, tokens: int, started: float, scores: Any, **more: Any
-        ) -> None:
-            speed = tokens / (time.monotonic() - started)
+        def add(task: str, metric: Metric, length: int, scores: Any, **more: Any) -> None:
             value, low, high = summarise(metric, scores)
             about = (subject.name, str(scaling), task, metric, length, scores, value, low, high)
-            found.append(Measurement(*about, tokens_per_second=speed, **more))
+            found.append(Measurement(*about, **more))
 
         for name, by_length in self.material.items():
             task: Any = self.tasks[name]
             for length, material in sorted(by_length.items()):
-                started = time.monotonic()
                 if isinstance(material, Collection):
                     scores = find(model, subject.pooling, subject.hardware, task, material, advance)
                     depths = tuple(material.depths)
@@ -160,14 +155,12 @@ class Exam:
                     )
                     scores = tuple(task.score(item, text) for item, text in zip(material, said, strict=True))
                     depths = tuple(item.depth for item in material)
-                add(name, task.metric, length, _tokens(material), started, scores, depths=depths)
+                add(name, task.metric, length, scores, depths=depths)
                 if first and length == min(by_length) and length <= (trained or 0) and not any(scores):
                     break
         for length in self._window_lengths:
-            started = time.monotonic()
             means, positions = _read(subject, model, self.windows, length, advance)
-            size = self.windows.size
-            add(PERPLEXITY, "perplexity", length, size, started, means, positions=positions)
+            add(PERPLEXITY, "perplexity", length, means, positions=positions)
         return found
 
 

@@ -37,6 +37,7 @@ from tests import tiny
 from tests.conftest import RunCli, edit_json
 from tests.patched import config_of
 from tests.reference import ENCODERS as REFERENCES
+from tests.test_sentence_transformers import MODULES as ENCODER
 
 CPU = choose("cpu", "fp32", None)
 TRAINED = 24
@@ -164,8 +165,7 @@ def test_embeddings_are_the_reference_s(family: str, tmp_path: Path) -> None:
 
 
 MODULES = [
-    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    *ENCODER,
     {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
 ]
 
@@ -197,7 +197,7 @@ def test_a_folder_of_beir_gets_the_ndcg_of_the_reference_s_vectors(tmp_path: Pat
     """nDCG@10 from float64 vectors by scikit-learn; and pooling by the first token, as the source says."""
     folder = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, head="Model")
     (folder / "1_Pooling").mkdir()
-    (folder / "modules.json").write_text(json.dumps(MODULES[:2]))
+    (folder / "modules.json").write_text(json.dumps(ENCODER))
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
     task = Beir.read(beir(tmp_path / "beir"))
     scalings: dict[str, Any] = {"methods": ["none", "ntk"], "scales": [4]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,11 +60,6 @@ def _converted(path: Path) -> Path:
     return path
 
 
-def _without_grades(path: Path) -> Path:
-    shutil.rmtree(beir(path) / "qrels")
-    return path
-
-
 PLACES: dict[str, Callable[[Path], Path]] = {
     "SOURCE": _small("bloom"),
     "JINA": _small("jina_bert"),
@@ -83,7 +77,6 @@ PLACES: dict[str, Callable[[Path], Path]] = {
     "BINARY": _text(bytes(range(128, 256)) * 99),
     "FASTA": _text("no sequence", ".fasta"),
     "BEIR": beir,
-    "UNGRADED": _without_grades,
     "FEW": _rows(*[{"text": "w7"}] * 2),
     "TEXTS": _rows(*[{"text": "w7"}] * 12),
     "PROMPTS": _rows(*({"prompt": "w7", "answer": "w8", "length": at} for at in (256, 1024) * 2)),
@@ -124,7 +117,6 @@ PLACES: dict[str, Callable[[Path], Path]] = {
         (f"eval MASKED {ENCODER}", "does not know the words of longembed_needle; give --text", 2),
         (f"eval JINACLASSIFIER {ENCODER}", "neither embeds texts nor predicts masked tokens", 1),
         (f"eval BARE --text TEXT {ENCODER}", "BARE has no head that predicts masked tokens", 1),
-        (f"eval MASKED --beir UNGRADED {ENCODER}", "has no qrels", 1),
         (f"eval MASKED --tasks beir {ENCODER}", "beir is read from a folder; give it with --beir", 2),
         (f"eval MASKED --neighbours FEW {ENCODER}", "has 2 texts; give at least 12", 1),
         (f"eval MASKED --tasks perplexity --text FASTA {ENCODER}", "is not FASTA: line 1", 2),

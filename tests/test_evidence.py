@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,23 +68,27 @@ def test_the_tables_are_what_the_results_give(path: Path, stored: dict[str, Resu
     assert made == document, "python examples/evidence.py --tables"
 
 
+def check_cells(results: Results, prompts: Mapping[int, int], windows: int, *, compared: bool = True) -> None:
+    """All follows from the scores, and they are as many as stated."""
+    unscaled = {(each.model, each.length): each for each in results.measurements if each.scaling == NONE}
+    for each in results.measurements:
+        text = each.metric == "perplexity"
+        assert each.items == (windows if text else prompts[each.length])
+        about = (each.value, each.low, each.high)
+        assert about == pytest.approx(summarise(each.metric, each.scores), rel=1e-5)
+        if compared and each.comparison is not None:
+            changes = np.subtract(each.scores, unscaled[each.model, each.length].scores)
+            up, down = int((changes > 0).sum()), int((changes < 0).sum())
+            assert (each.comparison.better, each.comparison.worse) == ((down, up) if text else (up, down))
+            p = stats.binomtest(up, up + down).pvalue if up + down else 1.0
+            assert each.comparison.p == pytest.approx(p, rel=1e-5)
+
+
 @pytest.mark.parametrize("study", evidence.STUDIES.values(), ids=evidence.STUDIES)
 def test_every_cell_follows_from_its_scores(study: Study, stored: dict[str, Results]) -> None:
     results = stored[study.name]
     assert list(results.models) == [model.name for model in study.models]
-    first = {(each.model, each.length): each for each in results.measurements if each.comparison is None}
-    for each in results.measurements:
-        lines = each.metric != "perplexity"
-        assert each.items == (study.prompts[each.length] if lines else study.windows)
-        about = (each.value, each.low, each.high)
-        assert about == pytest.approx(summarise(each.metric, each.scores), rel=1e-5)
-        if study is evidence.FORMULAS and each.comparison is not None:
-            changes = np.subtract(each.scores, first[each.model, each.length].scores)
-            up, down = int((changes > 0).sum()), int((changes < 0).sum())
-            better, worse = (up, down) if lines else (down, up)
-            assert (each.comparison.better, each.comparison.worse) == (better, worse)
-            p = stats.binomtest(up, up + down).pvalue if up + down else 1.0
-            assert each.comparison.p == pytest.approx(p, rel=1e-5)
+    check_cells(results, study.prompts, study.windows, compared=study is evidence.FORMULAS)
 
 
 def test_fitted_slopes_are_kept(stored: dict[str, Results]) -> None:

@@ -43,14 +43,6 @@ from converter.scaling.scaling import BASES
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 TASKS = (PERPLEXITY, *tasks.NAMES)
-DEFAULTS = (
-    " (in encoders ".join(
-        ", ".join(name for name in tasks.GENERATED if (name in tasks.EMBEDDED) == embeds)
-        for embeds in (False, True)
-    )
-    + ")"
-)
-"""What is measured without ``--tasks``, for help texts."""
 
 task_option = section("Tasks")
 run_option = section("Computation")
@@ -83,8 +75,8 @@ shared_options = options(
         "--tasks",
         "names",
         type=Listed("LIST", str, TASKS),
-        help=f"Any of {', '.join(TASKS)}; by default those that have a file, and without any file those of "
-        f"{DEFAULTS} that the model can read.",
+        help=f"Any of {', '.join(TASKS)}; by default those that have a file, and without any file "
+        f"{', '.join(tasks.GENERATED)}, as far as the model can read them.",
     ),
     text_option("UTF-8 text for perplexity"),
     *(_option(task) for task in tasks.TYPES.values() if task.read),

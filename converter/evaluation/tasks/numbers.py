@@ -49,6 +49,9 @@ ADJECTIVES, NOUNS = WORDS["adjectives"], WORDS["nouns"]
 MOST_OF_TWO_WORDS = len(ADJECTIVES) * len(NOUNS) // 2
 """Half of all possible names, so that drawing an unused one stays fast."""
 
+Writer = Callable[[int], tuple[str, int, int]]
+"""Number of units, such as lines -> text, the number in it, and the characters before what holds it."""
+
 
 @dataclass(frozen=True)
 class HiddenNumber(Task):
@@ -58,8 +61,8 @@ class HiddenNumber(Task):
     max_new_tokens: int
     least: int
     """Fewest units of a prompt."""
-    write: Callable[[Random, float], Callable[[int], tuple[str, int, int]]]
-    """Chance and depth -> units, such as lines -> text, number, and the characters before what holds it."""
+    write: Callable[[Random, float], Writer]
+    """Chance, and the depth at which the number is -> prompts of any size."""
     metric: Metric = "accuracy"
 
     def items(
@@ -71,7 +74,7 @@ class HiddenNumber(Task):
         return number_is(text, item.answers[0])
 
     def _items(self, tokenizer: Any, length: int, count: int, seed: int) -> list[Item]:
-        def draft(write: Callable[[int], tuple[str, int, int]], units: int) -> Item:
+        def draft(write: Writer, units: int) -> Item:
             text, number, before = write(units)
             return Item(encode(tokenizer, text), (str(number),), before / len(text))
 
@@ -83,7 +86,7 @@ class HiddenNumber(Task):
         return fill(self, drafts, length, self.least)
 
 
-def passkey(chance: Random, depth: float) -> Callable[[int], tuple[str, int, int]]:
+def passkey(chance: Random, depth: float) -> Writer:
     """The units are words of filler; the key stands after the fraction ``depth`` of them."""
     key = chance.randrange(10_000, 100_000)
 
@@ -99,7 +102,7 @@ def _filler(words: int) -> str:
     return " ".join(itertools.islice(itertools.cycle(FILLER.split()), words))
 
 
-def lines(chance: Random, depth: float) -> Callable[[int], tuple[str, int, int]]:
+def lines(chance: Random, depth: float) -> Writer:
     """The units are lines, of which the one at ``depth`` is asked for; more lines begin like fewer."""
     drawn: list[tuple[str, int]] = []
     more = _records(chance)

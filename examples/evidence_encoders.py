@@ -194,7 +194,7 @@ def joined(found: Sequence[Results]) -> Results:
         for each in results.measurements:
             pair = compare(each.metric, each.scores, unscaled[each.length])
             each = replace(each, comparison=None if each.scaling == NONE else pair)
-            measurements.append(replace(each, depths=(), positions=(), tokens_per_second=0.0))
+            measurements.append(replace(each, depths=(), positions=()))
     return Results(
         measurements,
         {name: about for results in found for name, about in results.models.items()},

@@ -214,7 +214,7 @@ class Study:
             for each in rounded:
                 pair = compare(each.metric, each.scores, unscaled[each.metric, each.length])
                 shown = model in self.drawn and each.length > TRAINED_LENGTH
-                each = replace(each, comparison=None if each.scaling == NONE else pair, tokens_per_second=0.0)
+                each = replace(each, comparison=None if each.scaling == NONE else pair)
                 measurements.append(each if shown else replace(each, depths=(), positions=()))
         settings |= {**self.found(models), "items": {"lines": dict(self.prompts), "text": self.windows}}
         seconds = sum(results.seconds for results in found.values())

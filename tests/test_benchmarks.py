@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,26 +112,24 @@ def test_a_side_without_memory_is_not_tried_again(module: Module, monkeypatch: p
     assert columns == ["8000", "0.50x", "2", "1.00x", "500", "1.00x"]
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-def test_vectors_are_in_the_order_of_the_texts(module: Module, ordered: bool) -> None:
-    texts, sizes = [[7], [5, 6, 8], [3, 3], [1, 2, 3, 4]], []
-
-    def pooled(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        sizes.append(ids.shape)
-        total: np.ndarray = (ids * mask).sum(1, keepdims=True)
-        return total
-
-    vectors = module("encoder_speed").batched(pooled, ordered)(texts, 2)
-    assert vectors[:, 0].tolist() == [sum(text) for text in texts]
-    assert sizes == ([(2, 4), (2, 2)] if ordered else [(2, 3), (2, 4)])
-
-
-def test_texts_have_unequal_lengths(module: Module) -> None:
+def test_texts_have_unequal_lengths_and_vectors_their_order(module: Module) -> None:
     encoder_speed = module("encoder_speed")
     lengths = [len(text) for text in encoder_speed.make_texts(64, 12)]
     assert (max(lengths), min(lengths) >= 16, len(set(lengths)) > 6) == (64, True, True)
     assert encoder_speed.padding([4, 1, 3], 2) == 1 - 8 / 11
     assert encoder_speed.padding([4, 3, 1], 2) == 1 - 8 / 9
+    texts = [[7], [5, 6, 8], [3, 3], [1, 2, 3, 4]]
+    for ordered, batches in ((True, [(2, 4), (2, 2)]), (False, [(2, 3), (2, 4)])):
+        sizes: list[tuple[int, ...]] = []
+
+        def pooled(ids: np.ndarray, mask: np.ndarray, sizes: list[Any] = sizes) -> np.ndarray:
+            sizes.append(ids.shape)
+            total: np.ndarray = (ids * mask).sum(1, keepdims=True)
+            return total
+
+        vectors = encoder_speed.batched(pooled, ordered)(texts, 2)
+        assert vectors[:, 0].tolist() == [sum(text) for text in texts]
+        assert sizes == batches
 
 
 def junit(**outcomes: str) -> str:
@@ -240,10 +239,7 @@ def test_without_a_device_there_is_one_line(module: Module) -> None:
         ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention<...>)", "memory-efficient"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1", "cuDNN"),
         ("triton_tem_fused_flex_attention_0", "flex"),
-        (
-            "void (anonymous namespace)::softmax_warp_forward<float, float, float, 11>(float*)",
-            "softmax of a matrix",
-        ),
+        ("void (anonymous namespace)::softmax_warp_forward<float, float, 11>(float*)", "softmax of a matrix"),
     ],
 )
 def test_the_kind_of_attention(module: Module, name: str, kind: str) -> None:

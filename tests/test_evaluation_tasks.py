@@ -7,17 +7,18 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from converter.errors import ConverterError, SourceError, UsageError
 from converter.evaluation import tasks
-from converter.evaluation.tasks import files, lines, passkey, records, scores
+from converter.evaluation.tasks import files, numbers, records, scores
 from converter.evaluation.tasks.task import Item
 from converter.evaluation.tasks.tokens import depths, encode, fill, generator
 
@@ -35,7 +36,7 @@ def byte_level(merges: int = 400) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[BOS, EOS], initial_alphabet=alphabet, show_progress=False
     )
-    corpus = [passkey.INTRODUCTION, passkey.FILLER, lines.HEADER, lines.QUESTION, *lines.ADJECTIVES]
+    corpus = [numbers.INTRODUCTION, numbers.FILLER, numbers.HEADER, numbers.QUESTION, *numbers.ADJECTIVES]
     tokenizer.train_from_iterator(corpus, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS)
 
@@ -54,37 +55,8 @@ def word_level(vocabulary: Sequence[str] = (), *, closed: bool = True) -> Any:
     )
 
 
-class Characters(PreTrainedTokenizer):
-    """A tokenizer in Python, with one token per character and EOS at the end."""
-
-    vocab_size = 1000
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(eos_token=EOS, unk_token=UNK, **options)
-
-    def get_vocab(self) -> dict[str, int]:
-        return {chr(index): index for index in range(self.vocab_size)}
-
-    def _tokenize(self, text: str) -> list[str]:
-        return list(text)
-
-    def _convert_token_to_id(self, token: str) -> int:
-        return ord(token) if len(token) == 1 else 0
-
-    def _convert_id_to_token(self, index: int) -> str:
-        return chr(index)
-
-    def build_inputs_with_special_tokens(
-        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
-    ) -> list[int]:
-        assert token_ids_1 is None
-        return [*token_ids_0, self.eos_token_id]
-
-
-BYTES, CLOSED, SLOW = byte_level(), word_level(), Characters()
-TOKENIZERS = pytest.mark.parametrize(
-    "tokenizer", [BYTES, CLOSED, SLOW], ids=["bytes", "closed words", "slow"]
-)
+BYTES, CLOSED = byte_level(), word_level()
+TOKENIZERS = pytest.mark.parametrize("tokenizer", [BYTES, CLOSED], ids=["bytes", "closed words"])
 GENERATED = pytest.mark.parametrize("name", [name for name in tasks.GENERATED if name not in tasks.EMBEDDED])
 """Those for causal language models, whose answers are numbers; tests/test_embeddings.py has the others."""
 
@@ -113,11 +85,10 @@ def published(name: str) -> Path:
     ("tokenizer", "text", "ids"),
     [
         (CLOSED, "one two", (1, 0, 0)),
-        (SLOW, "ab", (97, 98)),
         (word_level(closed=False), f"one {EOS}", (0, 2)),  # an end that the prompt itself has stays
         (CLOSED, "word " * 100, (1, *[0] * 100)),  # beyond the trained length
     ],
-    ids=["closed words", "slow", "end in the prompt", "long"],
+    ids=["closed words", "end in the prompt", "long"],
 )
 def test_a_prompt_is_open_at_its_end(
     tokenizer: Any, text: str, ids: tuple[int, ...], caplog: pytest.LogCaptureFixture
@@ -163,10 +134,8 @@ def test_a_prompt_never_exceeds_its_length_and_nearly_fills_it(
     unit = {
         ("passkey", BYTES): len("yellow. "),
         ("passkey", CLOSED): 1,
-        ("passkey", SLOW): len("yellow. "),
         ("lines", BYTES): 60,
         ("lines", CLOSED): 5,
-        ("lines", SLOW): 60,
     }[name, tokenizer]
     assert 0 <= left < unit
 
@@ -278,53 +247,39 @@ def check_lines(text: str, answer: str, number: int) -> list[str]:
     return [line.partition(":")[0] for line in record]
 
 
-def test_the_published_prompts_have_the_form_of_the_test() -> None:
-    rows = [json.loads(row) for row in published("200_lines.jsonl").read_text().splitlines()]
-    assert len(rows) == 50
-    for row in rows:
-        check_lines(row["prompt"], str(row["expected_number"]), 200)
-
-
-@pytest.mark.parametrize("number", [1, 2, 200])
-def test_lines_have_the_published_form(number: int) -> None:
-    [(length, items)] = lines.Lines(number).items(BYTES, [], 5, 0).items()
-    assert length == max(len(item.ids) for item in items)
-    for item in items:
-        names = check_lines(text_of(item), item.answers[0], number)
-        assert len(set(names)) == number
+def test_lines_have_the_published_form() -> None:
+    for item in tasks.make_task("lines").items(BYTES, [1500], 5, 0)[1500]:
+        text = text_of(item)
+        names = check_lines(text, item.answers[0], text.count("\n") - 3)
+        assert len(set(names)) == len(names) > 10
 
 
 def test_one_prompt_of_lines_to_the_letter() -> None:
-    [items] = lines.Lines(3).items(BYTES, [], 1, 7).values()
-    assert text_of(items[0]).removeprefix(lines.HEADER) == (
-        "line tender-sand: REGISTER_CONTENT is <19643>\n"
-        "line yellow-acorn: REGISTER_CONTENT is <44905>\n"
-        "line funny-coffee: REGISTER_CONTENT is <39198>\n"
+    text, value, before = numbers.lines(Random(7), 0.4)(3)
+    assert (text.removeprefix(numbers.HEADER), value) == (
+        "line giant-curtain: REGISTER_CONTENT is <25876>\n"
+        "line red-berry: REGISTER_CONTENT is <4748>\n"
+        "line teal-tower: REGISTER_CONTENT is <6169>\n"
         "\n"
-        "Now the record is over. Tell me what is the <REGISTER_CONTENT> in line yellow-acorn? "
-        "I need the number. "
+        "Now the record is over. Tell me what is the <REGISTER_CONTENT> in line red-berry? "
+        "I need the number. ",
+        4748,
     )
-    assert items[0].answers == ("44905",)
+    assert text[before:].startswith("line red-berry: REGISTER_CONTENT is <4748>")
 
 
 def test_names_have_three_words_where_two_are_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MOST_OF_TWO_WORDS", 10)
-    [items] = lines.Lines(30).items(BYTES, [], 1, 0).values()
-    names = check_lines(text_of(items[0]), items[0].answers[0], 30)
+    monkeypatch.setattr(numbers, "MOST_OF_TWO_WORDS", 10)
+    text, value, _ = numbers.lines(Random(0), 0.5)(30)
+    names = check_lines(text, str(value), 30)
     assert [name.count("-") for name in names] == [1] * 10 + [2] * 20
     assert len(set(names)) == 30
 
 
 def test_words_are_distinct_and_plain() -> None:
-    for listed in (lines.ADJECTIVES, lines.NOUNS):
+    for listed in (numbers.ADJECTIVES, numbers.NOUNS):
         assert len(set(listed)) == len(listed)
         assert all(re.fullmatch("[a-z]+", word) for word in listed)
-
-
-@pytest.mark.parametrize("number", [0, -1, 10**9])
-def test_no_number_of_lines_out_of_range(number: int) -> None:
-    with pytest.raises(UsageError, match="out of range; give 1 to"):
-        lines.Lines(number)
 
 
 CASE = {
@@ -350,24 +305,21 @@ def test_published_lines_are_taken_as_they_are(tmp_path: Path) -> None:
     assert item.depth == 11 / 45
 
 
-def test_the_published_file_of_lines_can_be_used() -> None:
-    task = tasks.make_task("lines", published("200_lines.jsonl"))
-    [items] = task.items(BYTES, [], 100, 0).values()
-    assert len(items) == 50
-    assert all(item.depth is not None for item in items)
-    assert items[0].answers == ("2416",)
-
-
-# topics
-
-
-def test_the_published_file_of_topics_can_be_used() -> None:
-    task = tasks.make_task("topics", published("5_topics.jsonl"))
-    [(length, items)] = task.items(BYTES, [], 100, 0).items()
-    assert len(items) == 50
-    assert length == max(len(item.ids) for item in items)
-    assert all(item.depth is not None and item.depth < 0.05 for item in items)
-    assert task.score(items[0], "the psychology of creativity") == 1
+def test_the_published_files_can_be_used() -> None:
+    for row in map(json.loads, published("200_lines.jsonl").read_text().splitlines()):
+        check_lines(row["prompt"], str(row["expected_number"]), 200)
+    found = []
+    for name in ("200_lines", "5_topics"):
+        task = tasks.make_task(name.partition("_")[2], published(f"{name}.jsonl"))
+        [(length, items)] = task.items(BYTES, [], 100, 0).items()
+        assert len(items) == 50
+        assert length == max(len(item.ids) for item in items)
+        assert all(item.depth is not None for item in items)
+        found.append((task, items))
+    (_, lines), (topics, conversations) = found
+    assert lines[0].answers == ("2416",)
+    assert max(item.depth for item in conversations) < 0.05
+    assert topics.score(conversations[0], "the psychology of creativity") == 1
 
 
 # LongBench
@@ -555,26 +507,20 @@ MISSING = object()
     [
         *((name, {}, "[a-z_]+", MISSING) for name in tasks.READ if not tasks.TYPES[name].folder),
         ("lines", LINES, "prompt", 3),
-        ("lines", LINES, "correct_line", None),
         ("lines", LINES, "expected_number", "3"),
         ("lines", LINES, "expected_number", True),
         ("lines", LINES, "expected_number", -3),
-        ("topics", TOPICS, "prompt", ["a"]),
         ("topics", TOPICS, "topics", []),
-        ("topics", TOPICS, "topics", "b"),
         ("topics", TOPICS, "topics", ["The"]),
         ("trec", trec_case(), "all_classes", None),
         ("trec", trec_case(), "all_classes", ["City"]),
-        ("trec", trec_case(), "context", 1),
         ("multifieldqa_en", QA, "input", {}),
         ("multifieldqa_en", QA, "answers", ["c", 1]),
         ("multifieldqa_en", QA, "context", "half a character: \ud800"),
-        ("prompts", OWN, "prompt", None),
         ("prompts", OWN, "answer", " "),
         ("prompts", OWN, "answer", ["b", ""]),
         ("prompts", OWN, "answer", 24),
         ("prompts", OWN, "length", 0),
-        ("prompts", OWN, "length", 5.5),
         ("prompts", OWN, "length", True),
         ("prompts", OWN, "depth", 1.01),
         ("prompts", OWN, "depth", float("nan")),
@@ -592,20 +538,11 @@ def test_a_wrong_field_is_named_with_file_and_line(
         tasks.make_task(name, written(tmp_path, *rows))
 
 
-def random_bytes(path: Path) -> None:
-    path.write_bytes(bytes(range(255, -1, -1)) * 8)
-
-
 def content(text: str) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         path.write_text(text)
 
     return write
-
-
-def endless_line(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(1 << 30)
 
 
 @pytest.mark.parametrize(
@@ -615,11 +552,6 @@ def endless_line(path: Path) -> None:
         (content("\n \n"), "cases.jsonl is empty"),
         (content('{"prompt": "a", "answer": "b"}\n\n{"prompt":'), "cases.jsonl, line 3 is not valid JSON"),
         (content('["a"]\n'), "cases.jsonl, line 1 holds a JSON list, not an object"),
-        (content("[" * 100_000), "cases.jsonl, line 1 is not valid JSON"),
-        (content('{"prompt": "a", "prompt": "b"}'), "cases.jsonl, line 1 .*'prompt' occurs twice"),
-        (random_bytes, "cases.jsonl, line 1 is not valid JSON"),
-        (endless_line, "cases.jsonl, line 1 has more than 33554432 bytes"),
-        (Path.mkdir, "cannot read .*cases.jsonl: Is a directory"),
         (lambda path: None, "cannot read .*cases.jsonl: No such file"),
     ],
 )
@@ -630,19 +562,15 @@ def test_files_that_hold_no_cases(tmp_path: Path, write: Callable[[Path], None],
         tasks.make_task("prompts", path)
 
 
-def test_a_file_may_not_be_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path, *[OWN] * 10)
-    monkeypatch.setattr(records, "LARGEST_FILE", path.stat().st_size)
-    tasks.make_task("prompts", path)
-    monkeypatch.setattr(records, "LARGEST_FILE", path.stat().st_size - 1)
-    with pytest.raises(SourceError, match="more than 309 bytes; give a part of it"):
-        tasks.make_task("prompts", path)
-
-
-def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
-    task = tasks.make_task("prompts", written(tmp_path, {**OWN, "prompt": " "}))
+def test_files_that_are_too_large_and_prompts_without_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, {**OWN, "prompt": " "})
     with pytest.raises(SourceError, match="makes no token of the prompt ' '"):
-        task.items(word_level(closed=False), [], 1, 0)
+        tasks.make_task("prompts", path).items(word_level(closed=False), [], 1, 0)
+    monkeypatch.setattr(records, "LARGEST_FILE", path.stat().st_size - 1)
+    with pytest.raises(SourceError, match="more than 30 bytes"):
+        tasks.make_task("prompts", path)
 
 
 # Names

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,16 @@ from evidence_design import (
     MODELS,
     NONE,
     NTK,
-    PROMPTS,
     SCALE,
     SMALL_SCALE,
     STATIC_BY_PARTS,
-    WINDOWS,
     Model,
 )
 from evidence_measure import Study, replaced
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from scipy import stats
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.bloom import modeling_bloom
 
@@ -50,34 +49,51 @@ TINY_BLOOM = EXAMPLES / "tiny-bloom"
 
 
 @pytest.fixture(scope="module")
-def results() -> Results:
-    return evidence.FORMULAS.read()
+def stored() -> dict[str, Results]:
+    return evidence.stored()
+
+
+@pytest.fixture
+def results(stored: dict[str, Results]) -> Results:
+    return stored[evidence.FORMULAS.name]
 
 
 # --- what the documents say
 
 
 @pytest.mark.parametrize("path", evidence.DOCUMENTS, ids=lambda path: path.parent.name)
-def test_the_tables_are_what_the_results_give(path: Path) -> None:
+def test_the_tables_are_what_the_results_give(path: Path, stored: dict[str, Results]) -> None:
     document = path.read_text(encoding="utf-8")
-    made = evidence_tables.with_tables(document, evidence.stored())
+    made = evidence_tables.with_tables(document, stored)
     assert made == document, "python examples/evidence.py --tables"
 
 
-@pytest.mark.parametrize("study", [evidence_ramps.STUDY, evidence_fits.STUDY], ids=lambda study: study.name)
-def test_every_cell_of_a_study_has_the_items_stated(study: Study) -> None:
-    results = study.read()
-    assert list(results.models) == [model.name for model in study.models]
+def check_cells(results: Results, prompts: Mapping[int, int], windows: int, *, compared: bool = True) -> None:
+    """All follows from the scores, and they are as many as stated."""
+    unscaled = {(each.model, each.length): each for each in results.measurements if each.scaling == NONE}
     for each in results.measurements:
-        lines = each.metric != "perplexity"
-        assert each.items == (study.prompts[each.length] if lines else study.windows)
-        mean = np.mean(each.scores)
-        assert each.value == pytest.approx(mean if lines else math.exp(mean), rel=1e-5)
+        text = each.metric == "perplexity"
+        assert each.items == (windows if text else prompts[each.length])
+        about = (each.value, each.low, each.high)
+        assert about == pytest.approx(summarise(each.metric, each.scores), rel=1e-5)
+        if compared and each.comparison is not None:
+            changes = np.subtract(each.scores, unscaled[each.model, each.length].scores)
+            up, down = int((changes > 0).sum()), int((changes < 0).sum())
+            assert (each.comparison.better, each.comparison.worse) == ((down, up) if text else (up, down))
+            p = stats.binomtest(up, up + down).pvalue if up + down else 1.0
+            assert each.comparison.p == pytest.approx(p, rel=1e-5)
 
 
-def test_fitted_slopes_are_kept() -> None:
+@pytest.mark.parametrize("study", evidence.STUDIES.values(), ids=evidence.STUDIES)
+def test_every_cell_follows_from_its_scores(study: Study, stored: dict[str, Results]) -> None:
+    results = stored[study.name]
+    assert list(results.models) == [model.name for model in study.models]
+    check_cells(results, study.prompts, study.windows, compared=study is evidence.FORMULAS)
+
+
+def test_fitted_slopes_are_kept(stored: dict[str, Results]) -> None:
     """For every form but those of which ``fit`` said that they are no better than the stock slopes."""
-    settings = evidence_fits.STUDY.read().settings
+    settings = stored[evidence_fits.STUDY.name].settings
     for model, forms in evidence_fits.FORMS.items():
         for form in forms:
             rows = settings["slopes"][model.name].get(form.name)
@@ -95,9 +111,9 @@ def test_a_ramp_by_rank_lies_between_spans() -> None:
 
 
 @pytest.mark.parametrize("name", evidence.STUDIES)
-def test_the_csv_is_what_the_results_give(name: str) -> None:
+def test_the_csv_is_what_the_results_give(name: str, stored: dict[str, Results]) -> None:
     path = evidence.STUDIES[name].stored.with_suffix(".csv")
-    made = evidence_tables.as_csv(evidence.stored()[name])
+    made = evidence_tables.as_csv(stored[name])
     assert path.read_text(encoding="utf-8") == made, "python examples/evidence.py --tables"
 
 
@@ -181,7 +197,7 @@ def test_scalings_are_compared_in_all_models_that_have_both() -> None:
     assert cells == {"2 of lines": "+3 -0, p = 0.2"}
 
 
-def test_every_cell_was_measured_with_the_items_stated(results: Results) -> None:
+def test_every_cell_was_measured(results: Results) -> None:
     for model in MODELS:
         found = [each for each in results.measurements if each.model == model.name]
         assert len(found) == len({(each.scaling, each.length) for each in found})
@@ -189,38 +205,7 @@ def test_every_cell_was_measured_with_the_items_stated(results: Results) -> None
         assert {STATIC_BY_PARTS, BY_PARTS} < scalings
         assert len(scalings) == 13 + 2 * (model.heads == 12 and model.bias_max is None)
         assert {each.length for each in found} == {*LENGTHS}
-        for each in found:
-            assert each.items == (PROMPTS[each.length] if model.task == "lines" else WINDOWS)
-
-
-def test_values_and_intervals_follow_from_the_scores(results: Results) -> None:
-    for each in results.measurements:
-        assert (each.value, each.low, each.high) == pytest.approx(
-            summarise(each.metric, each.scores), rel=1e-5
-        )
-
-
-def test_comparisons_follow_from_the_scores(results: Results) -> None:
-    unscaled = {(each.model, each.length): each for each in results.measurements if each.scaling == NONE}
-    for each in results.measurements:
-        if each.scaling == NONE:
-            assert each.comparison is None
-            continue
-        assert each.comparison is not None
-        better, worse = differing(each, unscaled[each.model, each.length])
-        assert (each.comparison.better, each.comparison.worse) == (better, worse)
-        assert each.comparison.p == pytest.approx(sign_test(better, worse), rel=1e-5)
-
-
-def differing(each: Measurement, other: Measurement) -> tuple[int, int]:
-    pairs = list(zip(each.scores, other.scores, strict=True))
-    above, below = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-    return (below, above) if each.metric == "perplexity" else (above, below)
-
-
-def sign_test(better: int, worse: int) -> float:
-    n, tail = better + worse, min(better, worse)
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(tail + 1)) / 2**n)
+        assert all((each.comparison is None) == (each.scaling == NONE) for each in found)
 
 
 # --- the numbers, found in another way
@@ -281,11 +266,10 @@ def test_prompts_ask_for_a_line_that_they_hold() -> None:
         assert row["length"] - 3 < len(row["prompt"].split()) + 1 <= row["length"]
         assert row["depth"] == pytest.approx(list(values).index(asked) / (len(lines) - 1), abs=0.006)
 
-
-def test_prompts_depend_on_nothing_but_seed_and_length() -> None:
     def prompts(lengths: list[int], items: int, seed: int) -> list[str]:
         return lines_task.prompts_as_json(lengths, items, seed).splitlines()
 
+    # They depend on nothing but seed and length.
     assert prompts([64, 256], 5, 0)[5:] == prompts([256], 5, 0) == prompts([256], 9, 0)[:5]
     assert prompts([256], 5, 0) != prompts([256], 5, 1)
 

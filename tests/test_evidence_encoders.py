@@ -11,14 +11,14 @@ import pairs_task
 import pytest
 import train_encoders
 from safetensors.numpy import load_file
-from scipy import stats
 
 from converter.evaluation.embeddings import MEAN
 from converter.evaluation.evaluate import evaluate
-from converter.evaluation.results import PERPLEXITY, Results
+from converter.evaluation.results import Results
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks.beir import Beir
 from tests.test_evaluation import CPU
+from tests.test_evidence import check_cells
 
 
 def test_the_page_is_what_the_results_give() -> None:
@@ -26,17 +26,7 @@ def test_the_page_is_what_the_results_give() -> None:
     page = evidence_encoders.DOCUMENT.read_text(encoding="utf-8")
     assert evidence_encoders.with_tables(page, results) == page
     assert list(results.models) == [model.name for model in evidence_encoders.MODELS]
-    unscaled = {(each.model, each.length): each for each in results.measurements if each.scaling == "none"}
-    for each in results.measurements:
-        masked = each.metric == PERPLEXITY
-        assert each.items == (evidence_encoders.WINDOWS if masked else evidence_encoders.PAIRS[each.length])
-        mean = np.mean(each.scores)
-        assert each.value == pytest.approx(np.exp(mean) if masked else mean, rel=1e-5)
-        if each.comparison is not None:
-            changes = np.sign(np.subtract(each.scores, unscaled[each.model, each.length].scores))
-            up, down = int((changes > 0).sum()), int((changes < 0).sum())
-            p = stats.binomtest(up, up + down).pvalue if up + down else 1.0
-            assert each.comparison.p == pytest.approx(p, rel=1e-5)
+    check_cells(results, evidence_encoders.PAIRS, evidence_encoders.WINDOWS)
 
 
 def test_a_mark_stands_before_the_pair_of_the_query(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from tests.dealt import dealt, quick
 from tests.patched import FAMILIES, TRAIN_LENGTH, batch, config_of, fitted_scaling, load
 from tests.reference import alibi as reference
 from tests.test_adoption import trained
-from tests.tiny import rotary
 
 SCALING = {"type": "fitted", "factor": 8.0, "exponents": [[0.0, 0.25, 0.5, 1.0], [-0.5, 0.0, 1.0, 1.5]]}
 GROWING = {
@@ -89,27 +88,21 @@ def test_each_layer_has_its_own_exponents(exponents: list[list[float]], factor: 
         np.testing.assert_allclose(found, stated_once_more, rtol=1e-12)
 
 
-def test_one_row_is_for_all_layers() -> None:
-    scaling = read_scaling(GROWING)
-    assert scaling.slopes((1.0,) * 4, 128, layer=5) == pytest.approx([1, 2**-0.25, 2**-0.5, 0.5])
-    assert scaling.slopes((1.0,) * 4, 64) == (1.0,) * 4
-
-
-def test_temperatures_of_layers() -> None:
+def test_rows_of_layers() -> None:
+    growing = read_scaling(GROWING)  # one row is for all layers
+    assert growing.slopes((1.0,) * 4, 128, layer=5) == pytest.approx([1, 2**-0.25, 2**-0.5, 0.5])
+    assert growing.slopes((1.0,) * 4, 64) == (1.0,) * 4
     scaling = read_scaling({**SCALING, "temperatures": TEMPERATURES})
     assert query_factors(scaling, 4, layer=1) == pytest.approx([8**0.3, 1, 8**-0.2, 8**0.1])
-    assert averaged(scaling).temperatures == (pytest.approx([0.15, 0.05, 0.0, 0.0]),)
-    assert first_layers(scaling, 1).temperatures == (tuple(TEMPERATURES[0]),)
     assert query_factors(read_scaling(SCALING), 4) == (1.0,) * 4
     growing = read_scaling({**GROWING, "temperatures": TEMPERATURES[:1]})
     assert query_factors(growing, 4, 64, layer=1) == (1.0,) * 4
     assert query_factors(growing, 4, 128, layer=1) == pytest.approx([1, 2**0.1, 2**0.2, 2**-0.1])
-
-
-def test_the_mean_is_geometric() -> None:
-    scaling = read_scaling(SCALING)
+    # The mean is geometric.
+    assert averaged(scaling).temperatures == (pytest.approx([0.15, 0.05, 0.0, 0.0]),)
     each = np.array([scaling.slopes(stock_slopes(4), layer=layer) for layer in range(2)])
     np.testing.assert_allclose(averaged(scaling).slopes(stock_slopes(4)), np.sqrt(each[0] * each[1]))
+    assert first_layers(scaling, 1).temperatures == (tuple(TEMPERATURES[0]),)
     assert first_layers(scaling, 1).slopes(stock_slopes(4)) == pytest.approx(each[0])
 
 
@@ -156,13 +149,10 @@ def test_files_that_make_no_sense(tmp_path: Path, changes: dict[str, Any], words
     assert len(str(error.value)) < 400
 
 
-def test_exponents_belong_to_fitted_scalings_only() -> None:
+def test_exponents_belong_to_fitted_scalings_and_notes_to_none(tmp_path: Path) -> None:
     for key in ("exponents", "temperatures"):
         with pytest.raises(SourceError, match="not a scaling"):
             read_scaling({"type": "ntk", "factor": 2.0, key: [[1.0]]})
-
-
-def test_notes_in_the_file_are_no_part_of_the_scaling(tmp_path: Path) -> None:
     given = read_slopes_file(write(tmp_path / "mine.json", {**SCALING, "fitted": {"text": "a book"}}))
     assert given == GivenSlopes("mine.json", read_scaling(SCALING))
 
@@ -186,28 +176,8 @@ def test_slopes_exclude_a_method_and_its_strength(options: dict[str, Any]) -> No
         Request(slopes=given, **options)
 
 
-@pytest.mark.parametrize(
-    ("more", "checked", "told"),
-    [
-        ({}, "4 slopes in each of 2 layers", "2 layers"),
-        (
-            {"temperatures": TEMPERATURES},
-            "4 slopes and temperatures in each of 2 layers measured",
-            "2 layers, with temperatures",
-        ),
-    ],
-    ids=["slopes", "temperatures"],
-)
-def test_the_command_line(
-    pristine: Pristine,
-    run: RunCli,
-    refused: Refused,
-    tmp_path: Path,
-    more: dict[str, Any],
-    checked: str,
-    told: str,
-) -> None:
-    source, out, value = pristine("bloom"), tmp_path / "out", SCALING | more
+def test_the_command_line(pristine: Pristine, run: RunCli, refused: Refused, tmp_path: Path) -> None:
+    source, out, value = pristine("bloom"), tmp_path / "out", {**SCALING, "temperatures": TEMPERATURES}
     slopes = write(tmp_path / "mine.json", value)
     planned = run("convert", source, "--slopes", slopes, "--out", out, "--dry-run", "--json").json
     assert (planned["method"], planned["alibi_scaling"]) == ("fitted", value)
@@ -215,18 +185,17 @@ def test_the_command_line(
     result = run("convert", source, "--slopes", slopes, "--out", out, "--json").json
     assert result["alibi_scaling"] == config_of(out)["alibi_scaling"] == value
     [check] = [check for check in result["checks"] if check["name"] == "slopes"]
-    assert checked in check["detail"]
+    assert "4 slopes and temperatures in each of 2 layers measured" in check["detail"]
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "--slopes mine.json" in card
     assert json.loads((out / "slopes.json").read_text(encoding="utf-8")) == value
-    assert f"fitted, factor 8, 4 heads, {told}" in card
+    assert "fitted, factor 8, 4 heads, 2 layers, with temperatures" in card
     assert "mean of 2 layers" in run("inspect", out).out
     assert run("inspect", source, "--slopes", slopes, "--json").json["alibi_scaling"] == value
     # The default named is a method too.
     other = ("--out", tmp_path / "other")
-    for option in (("--method", "ntk"), ("--scale", "2")):
-        message = refused("convert", source, "--slopes", slopes, *option, *other, code=2)
-        assert f"--slopes cannot be combined with {option[0]}" in message
+    message = refused("convert", source, "--slopes", slopes, "--method", "ntk", *other, code=2)
+    assert "--slopes cannot be combined with --method" in message
     assert "not a file" in refused("convert", source, "--slopes", tmp_path / "none", *other)
 
 
@@ -268,19 +237,20 @@ def test_half_precision_stays_near_float32(
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("name", "value", "words"),
     [
-        (fitted_scaling(5, 2), "exponents for 5 heads, and the model has 4"),
-        (fitted_scaling(4, 3), "exponents for 3 layers, and the model has 2"),
-        ({**GROWING, "train_seq_len": 128}, "grows from 128 tokens, but the trained length is 64"),
+        ("bloom", fitted_scaling(5, 2), "exponents for 5 heads, and the model has 4"),
+        ("bloom", fitted_scaling(4, 3), "exponents for 3 layers, and the model has 2"),
+        ("bloom", {**GROWING, "train_seq_len": 128}, "grows from 128 tokens, but the trained length is 64"),
+        ("llama", SCALING, "`slopes`"),
     ],
-    ids=["heads", "layers", "trained-length"],
+    ids=["heads", "layers", "trained-length", "rotary"],
 )
 def test_slopes_of_another_model(
-    pristine: Pristine, tmp_path: Path, value: dict[str, Any], words: str
+    pristine: Pristine, tmp_path: Path, name: str, value: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        convert(pristine("bloom"), tmp_path / "out", slopes=value, train_length=64)
+        convert(pristine(name), tmp_path / "out", slopes=value, train_length=64)
 
 
 def test_a_damaged_config_is_refused(pristine: Pristine, tmp_path: Path) -> None:
@@ -290,12 +260,6 @@ def test_a_damaged_config_is_refused(pristine: Pristine, tmp_path: Path) -> None
         inspect(tmp_path / "out")
     with pytest.raises(ValueError, match="alibi_scaling"):
         load(tmp_path / "out")
-
-
-def test_rotary_models_have_no_slopes(tmp_path: Path) -> None:
-    source = rotary.rotary(tmp_path / "source", "llama")
-    with pytest.raises(UsageError, match="`slopes`"):
-        convert(source, tmp_path / "out", slopes=SCALING)
 
 
 def test_pictures_show_the_mean_over_layers(pristine: Pristine, tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def test_other_code_is_refused_and_not_run(
 ) -> None:
     plant, part = REFUSED[kind]
     plant(folder, f"open({str(trace)!r}, 'w')")
-    for words in (("export", folder), ("validate", folder), ("push", folder, "ada/bloom-ntk")):
+    measured = ("eval", folder, "--lengths", 64)
+    for words in (("export", folder), ("validate", folder), ("push", folder, "ada/bloom-ntk"), measured):
         assert part in refused(*words)
     assert run("inspect", folder).code == 0
     assert not trace.exists()

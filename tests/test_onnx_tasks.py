@@ -19,7 +19,7 @@ from converter import OnnxOptions, export
 from converter.exports.onnx.choices import DTYPES, QUANTISED, Profile
 from converter.exports.onnx.requirements import graph_pooling
 from converter.result.converted import open_converted
-from converter.source.pooling import FLAGS, MODES, Pooling
+from converter.source.sentence_transformers import FLAGS, MODES, Pooling
 from tests import tiny
 from tests.conftest import Pristine, Run, edit_json
 from tests.dealt import dealt

@@ -43,14 +43,6 @@ from converter.scaling.scaling import BASES
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 TASKS = (PERPLEXITY, *tasks.NAMES)
-DEFAULTS = (
-    " (in encoders ".join(
-        ", ".join(name for name in tasks.GENERATED if (name in tasks.EMBEDDED) == embeds)
-        for embeds in (False, True)
-    )
-    + ")"
-)
-"""What is measured without ``--tasks``, for help texts."""
 
 task_option = section("Tasks")
 run_option = section("Computation")
@@ -78,25 +70,16 @@ def _option(task: TaskType) -> Callable[[F], F]:
     return task_option(task.option, task.name, type=kind, metavar=metavar, help=task.file_help)
 
 
-TYPES = tasks.TYPES.values()
-file_options = options(
-    *(_option(task) for task in TYPES if task.read),
-    *(
-        task_option(task.size_option, f"num_{task.name}", type=int, metavar="N", help=task.size_help)
-        for task in TYPES
-        if task.size_help
-    ),
-)
 shared_options = options(
     task_option(
         "--tasks",
         "names",
         type=Listed("LIST", str, TASKS),
-        help=f"Any of {', '.join(TASKS)}; by default those that have a file, and without any file those of "
-        f"{DEFAULTS} that the model can read.",
+        help=f"Any of {', '.join(TASKS)}; by default those that have a file, and without any file "
+        f"{', '.join(tasks.GENERATED)}, as far as the model can read them.",
     ),
     text_option("UTF-8 text for perplexity"),
-    file_options,
+    *(_option(task) for task in tasks.TYPES.values() if task.read),
     seed_option,
     run_options,
     set_option,
@@ -106,7 +89,7 @@ shared_options = options(
         type=PATH,
         shell_complete=folders,
         metavar="DIR",
-        help="Write JSON, CSV, tables and curves to this folder.",
+        help="Write JSON, tables and curves to this folder.",
     ),
     output_option("--overwrite", is_flag=True, help="Replace earlier results in that folder."),
 )
@@ -114,18 +97,16 @@ shared_options = options(
 
 
 def _chosen(names: tuple[str, ...] | None, arguments: dict[str, Any]) -> list[AnyTask]:
-    """Removes the tasks' files and sizes from a command's arguments and returns the tasks to measure."""
+    """Removes the tasks' files from a command's arguments and returns the tasks to measure."""
     files = {name: arguments.pop(name) for name in tasks.READ}
-    sizes = {task.name: arguments.pop(f"num_{task.name}") for task in TYPES if task.size_help}
-    needed = {name: tasks.TYPES[name].option for name, file in files.items() if file is not None}
-    needed |= {name: tasks.TYPES[name].size_option for name, size in sizes.items() if size is not None}
-    for name, option in needed.items():
+    given_files = [name for name, file in files.items() if file is not None]
+    for name in given_files:
         if names and name not in names:
+            option = tasks.TYPES[name].option
             raise UsageError(f"--tasks {','.join(names)} does not include {name}; add it, or drop {option}")
     if names and (PERPLEXITY in names) != bool(arguments["text"]):
         raise UsageError("perplexity in --tasks and --text FILE need each other; give both or neither")
-    wanted = names or tuple(needed)
-    return [make_task(name, files.get(name), sizes.get(name)) for name in wanted if name != PERPLEXITY]
+    return [make_task(name, files.get(name)) for name in names or given_files if name != PERPLEXITY]
 
 
 def _write(place: Path | None, found: Results, more: Mapping[str, bytes] = {}) -> None:
@@ -135,8 +116,7 @@ def _write(place: Path | None, found: Results, more: Mapping[str, bytes] = {}) -
 
     if place is None:
         return
-    texts = {"results.csv": found.to_csv(), "results.md": found.report() + "\n"}
-    files = {RESULTS: json_bytes(found.to_json()), **{name: text.encode() for name, text in texts.items()}}
+    files = {RESULTS: json_bytes(found.to_json()), "results.md": f"{found.report()}\n".encode()}
     paths = write_files(place, {**files, **curves(found, "png"), **more})
     say(*map(str, paths))
 

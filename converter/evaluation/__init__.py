@@ -11,5 +11,5 @@ runner.py      device, dtype and batches; generates text and computes losses wit
 embeddings.py  embeds texts with a loaded encoder, ranks documents, compares neighbours
 tasks/         the prompts, and which answers are right
 statistics.py  confidence intervals, comparisons on the same items, and what they show
-results.py     the measurements as JSON, CSV and tables
+results.py     the measurements as JSON and tables
 """

@@ -1,8 +1,9 @@
-"""Embeds texts with a loaded encoder, ranks documents by them, and compares neighbours."""
+"""Embeds texts with a loaded encoder, and ranks documents by them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,12 @@ from converter.evaluation.tasks.scores import CUTOFF
 from converter.evaluation.tasks.task import Collection, Ids, Retrieval
 from converter.progress import Advance
 from converter.source.jsonfile import read_object
-from converter.source.pooling import Pooling, read_pooling
+from converter.source.sentence_transformers import Pooling, read_pooling
 from converter.source.source import plain_text
 
 Vectors = NDArray[np.float32]
 ROWS_AT_ONCE = 64
 """Texts whose similarities with all others are in memory at a time."""
-MEASURES = ("nearest", f"nearest {CUTOFF}", "cosine")
-"""What ``agreement`` measures, in this order: the same nearest neighbour; the share of the ten nearest that
-are the same; the cosine of the two vectors of a text, or 0 if it is negative."""
 SETTINGS, SENTENCE = "config_sentence_transformers.json", "sentence_bert_config.json"
 MEAN = Pooling(("mean",), normalised=False)
 
@@ -126,20 +124,7 @@ def rank(queries: Vectors, documents: Vectors, texts: Collection) -> list[list[i
     return found
 
 
-def agreement(vectors: Vectors, reference: Vectors) -> tuple[tuple[float, ...], ...]:
-    """A score from 0 to 1 for each text, by each of ``MEASURES``, from unit vectors [texts, hidden]."""
-    ours, theirs = _nearest(vectors), _nearest(reference)
-    same = [len({*mine} & {*other}) / len(mine) for mine, other in zip(ours, theirs, strict=True)]
-    cosine = np.nan_to_num(np.sum(vectors * reference, axis=1, dtype=np.float64), nan=0.0).clip(0.0, 1.0)
-    return tuple((ours[:, 0] == theirs[:, 0]).astype(float)), tuple(same), tuple(map(float, cosine))
-
-
-def _nearest(vectors: Vectors) -> NDArray[np.intp]:
-    """The nearest other texts of each text, nearest first: int [texts, at most ten]."""
-    found = []
-    for start in range(0, len(vectors), ROWS_AT_ONCE):
-        similar = np.nan_to_num(vectors[start : start + ROWS_AT_ONCE] @ vectors.T, nan=-1.0)
-        places = np.arange(start, start + len(similar))
-        similar[np.arange(len(similar)), places] = -np.inf  # a text is not its own neighbour
-        found.append(np.argsort(-similar, axis=1, kind="stable")[:, :CUTOFF])
-    return np.concatenate(found)
+def with_neighbours(model: Any, pooling: Pooling, hardware: Hardware, texts: Collection) -> Collection:
+    """Texts that ask for each other, with the ten nearest of each under this model as the relevant ones."""
+    vectors = embed(model, pooling, hardware, texts.documents)
+    return replace(texts, relevant=[dict.fromkeys(near, 1) for near in rank(vectors, vectors, texts)])

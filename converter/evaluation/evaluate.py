@@ -98,7 +98,7 @@ def evaluate(
             name = _unique(subject.name, described)
             scalings = [subject.resolve(request) for request in requests] or [subject.own_scaling]
             wanted = default_lengths(name, subject.trained.tokens, lengths)
-            exam = Exam.prepare(subject, tasks, files, wanted, items, seed).referred(subject)
+            exam = Exam.prepare(subject, tasks, files, wanted, items, seed)
             with token_bar(name, exam.tokens * len(scalings), show=progress) as advance:
                 for scaling in scalings:
                     first = scaling is scalings[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converter.errors import UsageError
-from converter.evaluation.embeddings import MEASURES, Vectors, agreement, embed, find
+from converter.evaluation.embeddings import find, with_neighbours
 from converter.evaluation.losses import by_position, masked_positions, pieces, window_losses
 from converter.evaluation.results import PERPLEXITY, Bucket, Measurement, Metric
-from converter.evaluation.runner import complete, losses, masked_losses
+from converter.evaluation.runner import complete, losses
 from converter.evaluation.statistics import summarise
 from converter.evaluation.subject import LONGEST, Subject
 from converter.evaluation.tasks import EMBEDDED, GENERATED, TYPES, AnyTask, make_task
-from converter.evaluation.tasks.beir import Neighbours
-from converter.evaluation.tasks.task import Collection, Ids, Item, Retrieval
+from converter.evaluation.tasks.task import Collection, Item, Retrieval
+from converter.fitting.samples import masked_tokens, next_tokens
 from converter.progress import Advance
 from converter.scaling.scaling import UNSCALED, Scaling
 from converter.texts import MOST_UNKNOWN, read_windows
@@ -44,10 +43,6 @@ class Exam:
     """[windows, longest length] token ids; empty without a text."""
     lengths: tuple[int, ...] = ()
     """Lengths to measure in the windows, ascending."""
-    texts: Sequence[Ids] = ()
-    """Texts whose neighbours are compared with those of the unscaled model."""
-    reference: Vectors | None = None
-    """The unscaled model's embeddings of these texts; see ``referred``."""
 
     @classmethod
     def prepare(
@@ -68,14 +63,17 @@ class Exam:
         if not tasks and not text:
             tasks = _readable(subject, ordered[0], seed)
         _check_kinds(subject, tasks, text)
-        material: dict[str, Lengths] = {}
-        texts: list[Ids] = []
-        for task in tasks:
-            if isinstance(task, Neighbours):
-                texts += task.texts(tokenizer, subject.trained.tokens or ordered[0])
-            else:
-                material[task.name] = task.items(tokenizer, ordered, items, seed)
-        exam = cls({task.name: task for task in tasks}, material, lengths=ordered, texts=texts)
+        material: dict[str, Lengths] = {
+            task.name: task.items(tokenizer, ordered, items, seed) for task in tasks
+        }
+        if "neighbours" in material:
+            model = subject.scaled(UNSCALED)
+            material["neighbours"] = {
+                length: with_neighbours(model, subject.pooling, subject.hardware, texts)
+                for length, texts in material["neighbours"].items()
+                if isinstance(texts, Collection)
+            }
+        exam = cls({task.name: task for task in tasks}, material, lengths=ordered)
         if text:
             exam = replace(exam, windows=read_windows(tokenizer, text, ordered[-1], items))
         return exam
@@ -85,7 +83,7 @@ class Exam:
         """Tokens that one scaling takes."""
         asked = sum(_tokens(each) for by_length in self.material.values() for each in by_length.values())
         read = sum(pieces(self.windows, length).size for length in self._window_lengths)
-        return asked + sum(map(len, self.texts)) + read
+        return asked + read
 
     @property
     def _window_lengths(self) -> tuple[int, ...]:
@@ -119,22 +117,13 @@ class Exam:
         return replace(kept, lengths=self.lengths[-1:])
 
     def fingerprint(self, task: str, length: int) -> Hashable:
-        """Equal for two models if they get the same prompts, texts or windows, token by token."""
+        """Equal for two models if they get the same prompts or windows, token by token."""
         if task == PERPLEXITY:
             return hash(self.windows.tobytes())
-        if task not in self.material:
-            return hash(tuple(self.texts))
         found = self.material[task][length]
         if isinstance(found, Collection):
             return hash((tuple(found.queries), tuple(found.documents)))
         return tuple(item.ids for item in found)
-
-    def referred(self, subject: Subject) -> Exam:
-        """The exam with the unscaled model's embeddings, if any texts are compared with them."""
-        if not self.texts:
-            return self
-        model = subject.scaled(UNSCALED)
-        return replace(self, reference=embed(model, subject.pooling, subject.hardware, self.texts))
 
     def measure(
         self, subject: Subject, scaling: Scaling, advance: Advance = int, *, first: bool = False
@@ -148,47 +137,30 @@ class Exam:
         trained = subject.trained.tokens
         found: list[Measurement] = []
 
-        def add(
-            task: str, metric: Metric, length: int, tokens: int, started: float, scores: Any, **more: Any
-        ) -> None:
-            speed = tokens / (time.monotonic() - started)
+        def add(task: str, metric: Metric, length: int, scores: Any, **more: Any) -> None:
             value, low, high = summarise(metric, scores)
             about = (subject.name, str(scaling), task, metric, length, scores, value, low, high)
-            found.append(Measurement(*about, tokens_per_second=speed, **more))
+            found.append(Measurement(*about, **more))
 
-        for name, length, material in (
-            (name, length, by_length[length])
-            for name, by_length in self.material.items()
-            for length in sorted(by_length)
-        ):
-            shorter = [each for each in found if each.task == name]
-            if first and shorter and trained and shorter[0].length <= trained and shorter[0].value == 0:
-                continue
+        for name, by_length in self.material.items():
             task: Any = self.tasks[name]
-            started = time.monotonic()
-            if isinstance(material, Collection):
-                scores = find(model, subject.pooling, subject.hardware, task, material, advance)
-                depths = tuple(material.depths)
-            else:
-                prompts = [item.ids for item in material]
-                said = complete(
-                    model, subject.tokenizer, subject.hardware, prompts, task.max_new_tokens, advance
-                )
-                scores = tuple(task.score(item, text) for item, text in zip(material, said, strict=True))
-                depths = tuple(item.depth for item in material)
-            add(name, task.metric, length, _tokens(material), started, scores, depths=depths)
-        if self.texts:
-            started = time.monotonic()
-            vectors = embed(model, subject.pooling, subject.hardware, self.texts, advance)
-            assert self.reference is not None
-            longest, tokens = max(map(len, self.texts)), sum(map(len, self.texts))
-            for measure, scores in zip(MEASURES, agreement(vectors, self.reference), strict=True):
-                add(measure, "score", longest, tokens, started, scores)
+            for length, material in sorted(by_length.items()):
+                if isinstance(material, Collection):
+                    scores = find(model, subject.pooling, subject.hardware, task, material, advance)
+                    depths = tuple(material.depths)
+                else:
+                    prompts = [item.ids for item in material]
+                    said = complete(
+                        model, subject.tokenizer, subject.hardware, prompts, task.max_new_tokens, advance
+                    )
+                    scores = tuple(task.score(item, text) for item, text in zip(material, said, strict=True))
+                    depths = tuple(item.depth for item in material)
+                add(name, task.metric, length, scores, depths=depths)
+                if first and length == min(by_length) and length <= (trained or 0) and not any(scores):
+                    break
         for length in self._window_lengths:
-            started = time.monotonic()
             means, positions = _read(subject, model, self.windows, length, advance)
-            size = self.windows.size
-            add(PERPLEXITY, "perplexity", length, size, started, means, positions=positions)
+            add(PERPLEXITY, "perplexity", length, means, positions=positions)
         return found
 
 
@@ -221,7 +193,7 @@ def _readable(subject: Subject, length: int, seed: int) -> list[AnyTask]:
 def _check_kinds(subject: Subject, tasks: Sequence[AnyTask], text: Sequence[Path]) -> None:
     """Refuses tasks that are for another kind of model, and a text for an encoder that predicts none."""
     for task in tasks:
-        embeds = isinstance(task, Retrieval | Neighbours)
+        embeds = isinstance(task, Retrieval)
         if embeds and subject.recipe.decoder:
             raise UsageError(
                 f"the task {task.name} is for encoders, and {subject.name} is not one; drop it, or give an "
@@ -244,11 +216,11 @@ def _read(
     """Each window's mean loss, and the loss by position, in pieces of a length."""
     cut, mask = pieces(windows, length), subject.mask
     if mask is None:
-        found, first = losses(model, subject.hardware, cut, advance), 1
+        found, first = losses(model, subject.hardware, next_tokens(cut), advance)[:, :-1], 1
         predicted = np.ones(found.shape, dtype=np.bool_)
     else:
         predicted, first = pieces(masked_positions(windows), length), 0
-        found = masked_losses(model, subject.hardware, cut, predicted, mask, advance)
+        found = losses(model, subject.hardware, masked_tokens(cut, predicted, mask), advance)
     return window_losses(found, predicted, len(windows)), by_position(found, predicted, first)
 
 

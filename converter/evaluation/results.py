@@ -1,12 +1,10 @@
-"""Measurements with confidence intervals, as JSON, CSV and tables."""
+"""Measurements with confidence intervals, as JSON and tables."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from converter.config import is_count
@@ -21,11 +19,6 @@ SIGNIFICANT = 0.05
 """A difference with a smaller p is marked as significant."""
 FAILS = 0.1
 """Mean score below which a model counts as unable to do a task."""
-COLUMNS = (
-    *("model", "scaling", "task", "metric", "length", "items", "value", "low", "high"),
-    *("difference", "difference_low", "difference_high", "better", "worse", "p", "tokens_per_second"),
-)
-
 Metric = Literal["accuracy", "f1", "score", "ndcg@10", "perplexity"]
 
 
@@ -97,7 +90,6 @@ class Measurement:
     """For perplexity, the loss by position in the window."""
     comparison: Comparison | None = None
     """With the run's first model and scaling; None for that one itself, and if the items differ."""
-    tokens_per_second: float = 0.0
 
     @property
     def items(self) -> int:
@@ -142,17 +134,6 @@ class Results:
             return cls(measurements, models, dict(value["settings"]), float(value["seconds"]))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise SourceError(f"the results file is damaged ({type(error).__name__}: {error})") from error
-
-    def to_csv(self) -> str:
-        """A row for each measurement, without its items; see ``COLUMNS``."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for each in self.measurements:
-            versus = ("",) * 6 if each.comparison is None else astuple(each.comparison)
-            name = (each.model, each.scaling, each.task, each.metric, each.length, each.items)
-            writer.writerow([*name, each.value, each.low, each.high, *versus, each.tokens_per_second])
-        return text.getvalue()
 
     def tasks(self) -> list[str]:
         """The tasks, in the order in which they were measured."""
@@ -302,7 +283,6 @@ def _measurement(value: Mapping[str, Any]) -> Measurement:
             worse=int(versus["worse"]),
             p=float(versus["p"]),
         ),
-        tokens_per_second=float(value["tokens_per_second"]),
     )
 
 

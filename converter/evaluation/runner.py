@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
 from converter.errors import SourceError, UsageError
+from converter.fitting import trainable
+from converter.fitting.trainable import IGNORE, Batch
 from converter.progress import Advance
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -23,12 +24,8 @@ TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}
 """Tokens in a batch, with padding; larger batches are not faster on a CPU."""
 SHARE = 0.6
 """Share of the free memory that weights may take."""
-
-
-LOGITS_AT_ONCE = 1 << 26
-"""Most elements of logits in memory at a time: 256 MiB in float32."""
 WHOLE_LOGITS = 1 << 29
-"""The same for a model that computes all logits of a row at once; this limits its rows per batch."""
+"""Most logits of a model that computes all those of a row at once; this limits its rows per batch."""
 FILLER = 0
 """Token id that pads the rows of a batch."""
 
@@ -162,72 +159,20 @@ def batch(
 
 
 @torch.inference_mode()
-def losses(
-    model: Any, hardware: Hardware, windows: NDArray[np.int64], advance: Advance = int
-) -> NDArray[np.float64]:
-    """The negative log-likelihood of each token but the first in nats, float64 [windows, length - 1].
-
-    ``windows`` are token ids without padding, int64 [windows, length].
-    """
-    check_ids(model, int(windows.max()))
-    count, length = windows.shape
-    result = np.empty((count, length - 1))
-    step = hardware.rows(length)
-    if not hasattr(model, "project"):
-        step = max(1, min(step, WHOLE_LOGITS // (length * model.config.vocab_size)))
-    for start in range(0, count, step):
-        ids = torch.from_numpy(windows[start : start + step]).to(hardware.device)
+def losses(model: Any, hardware: Hardware, batch: Batch, advance: Advance = int) -> NDArray[np.float64]:
+    """The negative log-likelihood of each target in nats, and 0 where nothing is predicted; as the batch."""
+    check_ids(model, int(batch.ids.max()))
+    length = batch.ids.shape[1]
+    rows = hardware.rows(length)
+    if not hasattr(model.base_model, "alibi"):
+        rows = max(1, min(rows, WHOLE_LOGITS // (length * model.config.vocab_size)))
+    found = []
+    for part in zip(batch.ids.split(rows), batch.targets.split(rows), strict=True):
         _forget(model)
-        result[start : start + len(ids)] = _losses(model, ids).double().cpu().numpy()
-        advance(ids.numel())
-    return result
-
-
-def _losses(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    rows, length = ids.shape
-    targets = ids[:, 1:]
-    step = max(1, LOGITS_AT_ONCE // (rows * model.config.vocab_size))
-    if hasattr(model, "project"):
-        # With a vocabulary of 250,000, the logits of 8192 tokens take 8 GB: compute a few tokens at a time.
-        states, logits_of = model.base_model(ids, use_cache=False).last_hidden_state, model.project
-    else:  # a class of transformers; some scale or cap their logits, so use them as they are
-        states, logits_of = model(ids, use_cache=False).logits, torch.nn.Identity()
-    parts = []
-    for start in range(0, length - 1, step):
-        part = targets[:, start : start + step]
-        logits = logits_of(states[:, start : start + part.shape[1]])
-        parts.append(F.cross_entropy(logits.float().transpose(1, 2), part, reduction="none"))
-    return torch.cat(parts, dim=1)
-
-
-@torch.inference_mode()
-def masked_losses(
-    model: Any,
-    hardware: Hardware,
-    windows: NDArray[np.int64],
-    chosen: NDArray[np.bool_],
-    mask: int,
-    advance: Advance = int,
-) -> NDArray[np.float64]:
-    """The negative log-likelihood in nats of each token that is ``chosen``, given all others.
-
-    All arrays are [windows, length], and the result is 0 for the others. ``mask`` is the token id that masks.
-    """
-    check_ids(model, max(mask, int(windows.max())))
-    result = np.zeros(windows.shape)
-    step = hardware.rows(windows.shape[1])
-    at_once = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
-    for start in range(0, len(windows), step):
-        ids = torch.from_numpy(windows[start : start + step]).to(hardware.device)
-        masked = torch.from_numpy(chosen[start : start + step]).to(hardware.device)
-        states = model.base_model(ids.masked_fill(masked, mask)).last_hidden_state[masked]
-        parts = [
-            F.cross_entropy(model.cls.predictions(some).float(), wanted, reduction="none")
-            for some, wanted in zip(states.split(at_once), ids[masked].split(at_once), strict=True)
-        ]
-        if parts:
-            result[start : start + step][masked.cpu().numpy()] = torch.cat(parts).double().cpu().numpy()
-        advance(ids.numel())
+        found.append(trainable.losses(model, Batch(*part).on(hardware.device)).double().cpu())
+        advance(part[0].numel())
+    result = np.zeros(batch.ids.shape)
+    result[(batch.targets != IGNORE).numpy()] = torch.cat(found).numpy()
     return result
 
 

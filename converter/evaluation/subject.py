@@ -12,7 +12,6 @@ are transformers' own, or come from this tool's templates.
 from __future__ import annotations
 
 import contextlib
-import gc
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,7 @@ from converter.scaling.request import Request, TrainLength, request_for
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
 from converter.scaling.slopes import Slopes
 from converter.source.checkpoint import read_checkpoint
-from converter.source.pooling import Pooling
+from converter.source.sentence_transformers import Pooling
 from converter.source.source import CONFIG, plain_text
 from converter.source.tokenizer import TEMPLATE
 from converter.texts import load_tokenizer, quiet
@@ -155,8 +154,7 @@ class Subject:
             layers = self.recipe.geometry.num_layers
             model.base_model.alibi = type(alibi)(self.stock, scaling.to_json(), layers)
         else:
-            self._loaded = None
-            gc.collect()
+            self._loaded = None  # freed before the next one is loaded
             model = self._load_rotary(scaling)
         self._loaded = scaling, model
         return model
@@ -269,7 +267,6 @@ def open_subject(
             ) from error
         finally:
             subject._loaded = None
-            gc.collect()
             if hardware.device.type == "cuda":
                 torch.cuda.empty_cache()
 

@@ -231,13 +231,8 @@ def _announcement(subject: Subject, exam: Exam, scalings: int, work: int) -> str
     subject.scaled(UNSCALED)  # loaded before the time is taken
     started = time.monotonic()
     first.measure(subject, UNSCALED)
-    seconds = work / first.tokens * (time.monotonic() - started)
-    unit, name = next(
-        (unit, name)
-        for unit, name in ((3600, "hours"), (60, "minutes"), (1, "seconds"))
-        if seconds >= unit or unit == 1
-    )
-    return f"measuring {scalings} scalings takes about {seconds / unit:.2g} {name}; fewer items take less"
+    minutes = work / first.tokens * (time.monotonic() - started) / 60
+    return f"measuring {scalings} scalings takes about {minutes:.1f} minutes; fewer items take less"
 
 
 def _run(

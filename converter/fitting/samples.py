@@ -59,7 +59,11 @@ class Windows:
         return [self._batch(items[start : start + step], rng) for start in range(0, len(items), step)]
 
     def _batch(self, ids: Ids, rng: np.random.Generator) -> Batch:
-        return next_tokens(ids) if self.mask is None else masked_tokens(ids, self.mask, rng)
+        if self.mask is None:
+            return next_tokens(ids)
+        chosen = rng.random(ids.shape) < MASKED
+        chosen[:, 0] |= ~chosen.any(axis=1)
+        return masked_tokens(ids, chosen, self.mask)
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,8 @@ def next_tokens(ids: Ids) -> Batch:
     return Batch(torch.from_numpy(ids), torch.from_numpy(targets))
 
 
-def masked_tokens(ids: Ids, mask: int, rng: np.random.Generator) -> Batch:
-    """A batch in which ``MASKED`` of the tokens [rows, tokens], at least one, are masked and predicted."""
-    chosen = rng.random(ids.shape) < MASKED
-    chosen[:, 0] |= ~chosen.any(axis=1)
+def masked_tokens(ids: Ids, chosen: NDArray[np.bool_], mask: int) -> Batch:
+    """A batch in which the chosen tokens are masked, and predicted from all others; all [rows, tokens]."""
     targets = np.where(chosen, ids, IGNORE)
     return Batch(torch.from_numpy(np.where(chosen, mask, ids)), torch.from_numpy(targets))
 

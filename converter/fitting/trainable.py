@@ -127,14 +127,21 @@ def attached(model: Any, alibi: TrainableAlibi) -> Iterator[None]:
 
 def losses(model: Any, batch: Batch) -> torch.Tensor:
     """The negative log-likelihood of every target that is not ``IGNORE``, float32 [targets], in nats."""
-    inputs = {"use_cache": False} if hasattr(model, "project") else {}
-    states = model.base_model(batch.ids, **inputs).last_hidden_state
-    # Decoders project states to logits by a method, masked language models by a module.
-    head = model.project if hasattr(model, "project") else model.cls.predictions
-    counted = batch.targets != IGNORE
+    if hasattr(model, "project"):  # a decoder of this tool's templates
+        states, head = model.base_model(batch.ids, use_cache=False).last_hidden_state, model.project
+    elif hasattr(model, "cls"):  # an encoder
+        states, head = model.base_model(batch.ids).last_hidden_state, model.cls.predictions
+    else:  # a class of transformers; some scale or cap their logits, so use them as they are
+        states, head = model(batch.ids, use_cache=False).logits, torch.nn.Identity()
+    # With a vocabulary of 250,000, the logits of 8192 tokens take 8 GB: compute a few tokens at a time.
     step = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
-    parts = zip(states[counted].split(step), batch.targets[counted].split(step), strict=True)
-    return torch.cat([_checkpoint(_token_losses, head, *part) for part in parts])
+    parts = []
+    for some, targets in zip(
+        states.flatten(0, 1).split(step), batch.targets.flatten().split(step), strict=True
+    ):
+        counted = targets != IGNORE
+        parts.append(_checkpoint(_token_losses, head, some[counted], targets[counted]))
+    return torch.cat(parts)
 
 
 @torch.no_grad()

@@ -73,7 +73,7 @@ def plot(
         raise UsageError("`heads` is empty; give head numbers, e.g. 0,5,11, or drop `heads`")
     place = check_folder(out, overwrite=overwrite)
     if isinstance(subject, Results) or Path(subject).is_file():
-        held = _name(subject)
+        held = "it" if isinstance(subject, Results) else Path(subject).name
         for name, value in {"scalings": scalings, "heads": heads, "nats": nats, **source}.items():
             if value:
                 raise UsageError(
@@ -134,7 +134,3 @@ def _of_results(results: Results) -> Iterator[tuple[str, Figure]]:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:60] or "unnamed"
-
-
-def _name(subject: str | Path | Results) -> str:
-    return "it" if isinstance(subject, Results) else Path(subject).name

@@ -1,8 +1,8 @@
-"""Files in a source's subfolders that a converted repository also needs.
+"""What a checkpoint has for sentence-transformers, and other files in its subfolders.
 
-``additional_chat_templates/*.jinja`` are named chat templates of transformers. ``modules.json`` is a file of
-sentence-transformers that lists the parts of a sentence encoder in order, each with the folder of its
-settings, such as ``1_Pooling`` (github.com/UKPLab/sentence-transformers, SentenceTransformer.save).
+``modules.json`` lists the parts of a sentence encoder in order, each with the folder of its settings, such as
+``1_Pooling`` (github.com/UKPLab/sentence-transformers, SentenceTransformer.save, modules/pooling.py and
+modules/normalize.py). ``additional_chat_templates/*.jinja`` are named chat templates of transformers.
 """
 
 from __future__ import annotations
@@ -12,20 +12,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converter.errors import SourceError
-from converter.source.jsonfile import parse, read_bytes
-from converter.source.source import CONFIG, Source, plain_text
+from converter.errors import SourceError, UnsupportedModel
+from converter.source.jsonfile import parse, read_bytes, read_object
+from converter.source.source import CONFIG, PLAIN, Source, plain_text
 
 CHAT_TEMPLATES = "additional_chat_templates"
 MODULES = "modules.json"
 UNREADABLE = f"{MODULES} is not a list of modules that sentence-transformers can read"
-MOST_MODULES, MOST_NAMED = 32, 8
-"""Modules of one encoder (usually about three), and file names in one note."""
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 NO_FILES = ("sentence_transformers.models.Normalize",)
 """Types of modules that old releases saved without a file; git and the Hub have no empty folders."""
 LIBRARY = "sentence_transformers."
 """Prefix of the types of modules that are part of sentence-transformers."""
+SENTENCES = "sentence_embedding"
+"""What sentence-transformers calls the vector of a text."""
+FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Older key of 1_Pooling/config.json -> mode, in the order in which several vectors are joined."""
+MODES = tuple(FLAGS.values())
 
 
 @dataclass(frozen=True)
@@ -44,42 +54,101 @@ def nested_files(source: Source) -> Nested:
     """Finds the files to copy; from the Hub, ``modules.json`` is downloaded for this."""
     files = {name: size for name, size in source.inside(CHAT_TEMPLATES).items() if name.endswith(".jinja")}
     notes = []
-    modules: list[dict[str, Any]] = []
+    modules: list[tuple[str, str]] = []
     if MODULES in source.files:
         source.fetch([MODULES])
         try:
-            modules = read_modules(source.folder)
+            modules = _modules(source.folder)
         except SourceError:
             notes.append(UNREADABLE)
-    for module in modules:
-        folder, kind = module.get("path"), module.get("type")
-        if not isinstance(kind, str) or not kind.startswith(LIBRARY):
+    for kind, folder in modules:
+        if not kind.startswith(LIBRARY):
             notes.append(
                 f"{MODULES} names {plain_text(kind)}, code of the source that is not copied, so "
                 "sentence-transformers cannot load this repository"
             )
-        if folder in ("", None):  # the transformer itself, whose files are in the root
+        if not folder:  # the transformer itself, whose files are in the root
             continue
-        found = source.inside(folder) if isinstance(folder, str) else {}
+        found = source.inside(folder)
         if not found and kind in NO_FILES:
             continue
         copied = {f"{folder}/{name}" for name in (CONFIG, WEIGHTS)} & found.keys()
         files |= {name: found[name] for name in sorted(copied)}
         same = {f"{folder}/{PICKLED}"} if f"{folder}/{WEIGHTS}" in found else set()
-        left = (
-            sorted(found.keys() - copied - same) if found else [f"{plain_text(folder)} ({MODULES} names it)"]
-        )
+        left = sorted(found.keys() - copied - same) if found else [f"{folder} ({MODULES} names it)"]
         if left:
-            more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
-            notes.append(f"not copied for sentence-transformers: {', '.join(left[:MOST_NAMED])}{more}")
+            notes.append(f"not copied for sentence-transformers: {', '.join(left)}")
     return Nested(files, notes, sentence_encoder=not notes if modules or notes else None)
 
 
-def read_modules(folder: Path) -> list[dict[str, Any]]:
-    """The entries of ``modules.json``, or a ``SourceError`` if sentence-transformers could not read them."""
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """The type of each module, and its folder: empty for the root; raises ``SourceError``."""
+    found = []
     value = parse(read_bytes(folder / MODULES), MODULES)
-    listed = isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
-    if not listed or len(value) > MOST_MODULES:
-        raise SourceError(UNREADABLE)
-    modules: list[dict[str, Any]] = value
-    return modules
+    for module in value if isinstance(value, list) else [None]:
+        match module:
+            case {"type": str(kind), "path": str(part)} if not part or PLAIN.fullmatch(part):
+                found.append((kind, part))
+            case _:
+                raise SourceError(UNREADABLE)
+    return found
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How the hidden states of a text become one vector, over its real tokens."""
+
+    modes: tuple[str, ...]
+    """Of ``MODES``; the vectors of several are joined."""
+    normalised: bool
+    """Whether the vector is scaled to unit length."""
+
+    def __str__(self) -> str:
+        return " and ".join(self.modes) + (", scaled to unit length" if self.normalised else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, as JSON."""
+        return {"modes": list(self.modes), "normalised": self.normalised}
+
+
+def read_pooling(folder: Path) -> Pooling | None:
+    """How sentence-transformers would pool a repository's hidden states; None without ``modules.json``.
+
+    Raises:
+        UnsupportedModel: in a way that is not computed here.
+        SourceError: one of the files is damaged.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    modules = _modules(folder)
+    kinds = [kind.rpartition(".")[2] if kind.startswith(LIBRARY) else kind for kind, _ in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise UnsupportedModel(
+            f"{MODULES} lists {', '.join(map(plain_text, kinds)) or 'nothing'}; what can be computed is "
+            "Transformer, Pooling and Normalize, in this order"
+        )
+    _, settings, *normalising = [_settings(folder, part) for _, part in modules]
+    if any(each.get("module_input_name", SENTENCES) != SENTENCES for each in normalising):
+        raise UnsupportedModel(f"Normalize of {MODULES} does not scale the vector of the text")
+    if not settings:
+        raise UnsupportedModel(f"{modules[1][1]}/{CONFIG} is missing, which says how to pool")
+    if settings.get("include_prompt", True) is not True:
+        raise UnsupportedModel("the pooling leaves out a prompt, whose length is not known here")
+    return Pooling(_modes(settings), normalised=bool(normalising))
+
+
+def _settings(folder: Path, part: str) -> dict[str, Any]:
+    path = folder / part / CONFIG
+    return read_object(path) if part and path.is_file() else {}
+
+
+def _modes(settings: dict[str, Any]) -> tuple[str, ...]:
+    """The modes that a pooling's settings name; the mean if they name none, as in sentence-transformers."""
+    named = settings.get("pooling_mode")
+    if named is None:
+        named = [mode for flag, mode in FLAGS.items() if settings.get(flag)] or ["mean"]
+    modes = named if isinstance(named, list) else [named]
+    for mode in modes:
+        if mode not in MODES:
+            raise UnsupportedModel(f"the pooling mode {plain_text(mode)} is not one of {', '.join(MODES)}")
+    return tuple(modes)

@@ -1,8 +1,7 @@
 """What a model is asked: tasks by their names. A new one is a module here, and its name in ``MODULES``.
 
 task.py       what a task is, and how it is offered
-passkey.py    a number hidden in filler text
-lines.py      LongEval lines, generated
+numbers.py    generated: a number hidden in filler text (passkey), or in a list (LongEval lines)
 files.py      from a file: your own prompts, LongEval's lines and topics, LongBench's TREC and MultiFieldQA-en
 longembed.py  passkeys and needles as in LongEmbed, for encoders
 beir.py       the user's texts, for encoders: a folder in BEIR's format; do neighbours change?
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import UsageError
-from converter.evaluation.tasks.beir import Neighbours
 from converter.evaluation.tasks.task import Item, Metric, Retrieval, Task, TaskType
 
 __all__ = [
@@ -36,10 +34,10 @@ __all__ = [
     "make_task",
 ]
 
-AnyTask = Task | Retrieval | Neighbours
+AnyTask = Task | Retrieval
 """For causal language models; for encoders."""
 
-MODULES = ("passkey", "lines", "files", "longembed", "beir")
+MODULES = ("numbers", "files", "longembed", "beir")
 TYPES: dict[str, TaskType] = {
     each.name: each for module in MODULES for each in import_module(f"{__name__}.{module}").TYPES
 }
@@ -53,27 +51,20 @@ READ = tuple(name for name, each in TYPES.items() if each.read)
 """Names of tasks that can be read from a file."""
 
 
-def make_task(name: str, file: Path | None = None, size: int | None = None) -> Any:
+def make_task(name: str, file: Path | None = None) -> Any:
     """The task of that name, an ``AnyTask``.
 
     Args:
         name: one of ``NAMES``.
         file: its test cases, JSON Lines or a folder; a task of ``READ`` that is not ``GENERATED`` needs one.
-        size: of its generated prompts, whatever their length in tokens: of ``lines``, the number of lines.
 
     Raises:
-        UsageError: no such task, a file or a size where there can be none, or no file where one is needed.
+        UsageError: no such task, a file where there can be none, or no file where one is needed.
         SourceError: a file that does not hold such cases; names the line.
     """
     if name not in TYPES:
         raise UsageError(f"there is no task {name!r}; choose one of {', '.join(NAMES)}")
     task = TYPES[name]
-    if size is not None:
-        if task.generate is None or not task.size_help:
-            raise UsageError(f"the prompts of the task {name} have no size that can be set; drop it")
-        if file is not None:
-            raise UsageError(f"{task.size_option} is for generated prompts; drop it, or {task.option}")
-        return task.generate(size)
     if file is not None:
         if task.read is None:
             raise UsageError(f"the task {name} is generated and reads no file; drop {file.name}")

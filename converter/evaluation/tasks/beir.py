@@ -3,13 +3,12 @@
 Any retrieval data set in the format of BEIR (Thakur et al. 2021, arXiv 2104.08663), from a local folder.
 
 ``corpus.jsonl`` has a document a line with ``_id``, ``text`` and, optionally, ``title``; ``queries.jsonl`` a
-query a line with ``_id`` and ``text``. ``qrels/test.tsv``, or the only other file in ``qrels``, has a first
-line of headings and then the columns query, document, grade (github.com/beir-cellar/beir, the wiki's page
-"Load your custom dataset"). As there, a document is its title and text, and a document that has the query's
-own id is not ranked for it.
+query a line with ``_id`` and ``text``. ``qrels/test.tsv`` has a first line of headings and then the columns
+query, document, grade (github.com/beir-cellar/beir, the wiki's page "Load your custom dataset"). As there, a
+document is its title and text, and a document that has the query's own id is not ranked for it.
 
 Does an old index stay valid? ``Neighbours`` are short texts that users have already embedded, so they are cut
-to the trained length, and their neighbours compared with those under the unscaled model.
+to the shortest length, and their neighbours compared with those under the unscaled model.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
-from converter.evaluation.tasks.records import Record, read_records
+from converter.evaluation.tasks.records import read_records
 from converter.evaluation.tasks.scores import ndcg
-from converter.evaluation.tasks.task import Collection, Ids, Metric, Retrieval, TaskType
+from converter.evaluation.tasks.task import Collection, Metric, Retrieval, TaskType
 from converter.evaluation.tasks.tokens import texts_in_tokens
 
-CORPUS, QUERIES, QRELS, TEST = "corpus.jsonl", "queries.jsonl", "qrels", "test.tsv"
+CORPUS, QUERIES, GRADES = "corpus.jsonl", "queries.jsonl", "qrels/test.tsv"
 ID = "_id"
 
 
@@ -45,21 +44,19 @@ class Beir(Retrieval):
     @classmethod
     def read(cls, folder: Path) -> Beir:
         """Reads a folder; raises ``SourceError`` that names the file and line."""
-        for name in (CORPUS, QUERIES, QRELS):
+        for name in (CORPUS, QUERIES, GRADES):
             if not (folder / name).exists():
                 raise SourceError(
-                    f"{folder} has no {name}; a folder in BEIR's format has {CORPUS}, {QUERIES} and "
-                    f"{QRELS}/{TEST}"
+                    f"{folder} has no {name}; a folder in BEIR's format has {CORPUS}, {QUERIES} and {GRADES}"
                 )
         documents = _texts(folder / CORPUS, title=True)
         queries = _texts(folder / QUERIES)
         blank = [name for name, text in queries.items() if not text]
         if blank:
             raise SourceError(f"{QUERIES}: the query {blank[0]!r} is empty")
-        path = _judgements(folder / QRELS)
-        grades = _grades(path, queries, documents)
+        grades = _grades(folder / GRADES, queries, documents)
         if not grades:
-            raise SourceError(f"{QRELS}/{path.name} has no document with a grade above 0")
+            raise SourceError(f"{GRADES} has no document with a grade above 0")
         return cls(documents, queries, grades)
 
     def items(
@@ -96,11 +93,12 @@ FEWEST, MOST = 12, 2000
 
 
 @dataclass(frozen=True)
-class Neighbours:
-    """Texts whose nearest neighbours among each other are compared with those of the unscaled model."""
+class Neighbours(Retrieval):
+    """Texts that should keep the ten nearest others that they have under the unscaled model."""
 
     lines: tuple[str, ...]
     name: str = "neighbours"
+    metric: Metric = "score"
 
     @classmethod
     def read(cls, path: Path) -> Neighbours:
@@ -110,9 +108,16 @@ class Neighbours:
             raise SourceError(f"{path.name} has {len(lines)} texts; give at least {FEWEST}")
         return cls(lines)
 
-    def texts(self, tokenizer: Any, length: int) -> Sequence[Ids]:
-        """The texts in tokens, cut to ``length``."""
-        return texts_in_tokens(tokenizer, self.lines, length)
+    def items(
+        self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
+    ) -> Mapping[int, Collection]:
+        """The texts, cut to the shortest length; which are relevant, only the unscaled model can tell."""
+        texts = texts_in_tokens(tokenizer, self.lines, min(lengths))
+        return {min(lengths): Collection(texts, texts, [{} for _ in texts], range(len(texts)))}
+
+    def score(self, ranked: Sequence[int], grades: Mapping[int, int]) -> float:
+        """The share of the ten nearest that are the same."""
+        return len({*ranked} & grades.keys()) / len(grades)
 
 
 def _texts(path: Path, *, title: bool = False) -> dict[str, str]:
@@ -121,28 +126,11 @@ def _texts(path: Path, *, title: bool = False) -> dict[str, str]:
         name = record.text(ID)
         if name in found:
             raise record.problem(ID, "an id that no other line has")
-        found[name] = _text(record, title=title)
+        parts = [record.text("text")]
+        if title and record.values.get("title") is not None:
+            parts.insert(0, record.text("title"))
+        found[name] = " ".join(parts).strip()
     return found
-
-
-def _text(record: Record, *, title: bool) -> str:
-    parts = [record.text("text")]
-    if title and record.values.get("title") is not None:
-        parts.insert(0, record.text("title"))
-    return " ".join(parts).strip()
-
-
-def _judgements(folder: Path) -> Path:
-    """The file of grades: of the test set, or the only one."""
-    files = sorted(folder.glob("*.tsv"))
-    if folder / TEST in files:
-        return folder / TEST
-    if len(files) != 1:
-        if not files:
-            raise SourceError(f"{folder} has no {TEST}")
-        names = ", ".join(file.name for file in files)
-        raise SourceError(f"{folder} has no {TEST} but {names}; leave the one file to use")
-    return files[0]
 
 
 def _grades(
@@ -186,8 +174,8 @@ TYPES = (
     ),
     TaskType(
         name="neighbours",
-        prompt="your texts, `--neighbours FILE`, cut to the trained length",
-        right="the same nearest neighbour, the same ten, the same vector (cosine) as without scaling",
+        prompt="your texts, `--neighbours FILE`, cut to the shortest length",
+        right="the share of the ten nearest that are the same as without scaling",
         origin="you",
         read=Neighbours.read,
         file_help="Texts whose neighbours should stay the same, in a JSON Lines file.",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
-from converter.source.jsonfile import LARGEST, parse_object
+from converter.source.jsonfile import parse_object, read_bytes
 
 WORDS: dict[str, Any] = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
 """What generated prompts are made of: adjectives and nouns; facts, each a question and a sentence that
@@ -48,32 +47,15 @@ class Record:
 
 def read_records(path: Path) -> tuple[Record, ...]:
     """All lines of ``path`` except blank ones; raises ``SourceError``, which names the line."""
-    records = tuple(
-        Record(where, parse_object(line, where)) for where, line in _lines(path) if not line.isspace()
-    )
+    records = []
+    content = read_bytes(path, LARGEST_FILE).removeprefix(codecs.BOM_UTF8)
+    for number, line in enumerate(content.splitlines(), start=1):
+        where = f"{path.name}, line {number}"
+        if line.strip():
+            records.append(Record(where, parse_object(line, where)))
     if not records:
         raise SourceError(f"{path.name} is empty; it must hold one JSON object per line")
-    return records
-
-
-def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Each line with its name for messages; stops reading at the size limits."""
-    size = number = 0
-    try:
-        with path.open("rb") as file:
-            while line := file.readline(LARGEST + 1):
-                number += 1
-                size += len(line)
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                where = f"{path.name}, line {number}"
-                if len(line) > LARGEST:
-                    raise SourceError(f"{where} has more than {LARGEST} bytes, too many for a test case")
-                if size > LARGEST_FILE:
-                    raise SourceError(f"{path.name} has more than {LARGEST_FILE} bytes; give a part of it")
-                yield where, line
-    except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+    return tuple(records)
 
 
 def _is_text(value: object) -> bool:

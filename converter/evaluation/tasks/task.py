@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 Metric = Literal["accuracy", "f1", "score", "ndcg@10"]
 MOST_OTHERS = 4
-"""Most documents per query that are relevant to none, in a part of a collection."""
+"""Most documents per query that answer none, in a part of a collection; a large corpus would take long."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +86,13 @@ class Collection:
         return len(self.queries)
 
     def __getitem__(self, part: slice) -> Collection:
-        """Some of the queries, with their documents and a fair number of others.
-
-        A part has as many irrelevant documents per query as the whole, but at most ``MOST_OTHERS``: a large
-        corpus would take all the time.
-        """
+        """Some of the queries, with their documents and their share of those that answer none."""
         chosen = range(len(self))[part]
-        wanted = {document for query in chosen for document in self.relevant[query]}
         answers = {document for grades in self.relevant for document in grades}
         others = [document for document in range(len(self.documents)) if document not in answers]
-        each = min(MOST_OTHERS, -(-len(others) // max(1, len(self))))
-        # Every part begins at another place, so that different parts get different documents.
-        taken = (others[number % len(others)] for number in range(each * chosen.start, each * chosen.stop))
-        kept = sorted(wanted.union(taken))
+        first, last = (place * len(others) // len(self) for place in (chosen.start, chosen.stop))
+        wanted = {document for query in chosen for document in self.relevant[query]}
+        kept = sorted(wanted.union(others[first:last][: MOST_OTHERS * len(chosen)]))
         places = {document: place for place, document in enumerate(kept)}
         left_out = [self.left_out[query] for query in chosen] if self.left_out else []
         return Collection(
@@ -156,8 +150,6 @@ class TaskType:
     """Who published it, for the documentation."""
     generate: Callable[..., Any] | None = None
     """Makes its own prompts, of any length; None if it reads them from a file."""
-    size_help: str = ""
-    """Help text of ``--num-NAME``, which gives ``generate`` the size of its prompts; empty without it."""
     read: Callable[[Path], Any] | None = None
     """Reads its prompts from a JSON Lines file, or a folder; None if it generates them."""
     folder: bool = False
@@ -171,7 +163,3 @@ class TaskType:
     def option(self) -> str:
         """The option that takes its file."""
         return f"--{self.name.replace('_', '-')}"
-
-    @property
-    def size_option(self) -> str:
-        return f"--num-{self.name}"

@@ -15,7 +15,7 @@ from converter.exports.onnx.graph import COMPUTE, Graph
 from converter.exports.onnx.weights import DTYPES, Weights
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import first_layers
-from converter.source.pooling import Pooling
+from converter.source.sentence_transformers import Pooling
 
 
 def dtype_of(repository: ConvertedRepository) -> str:

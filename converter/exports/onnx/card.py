@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from converter.exports.onnx.choices import ENTRIES, QUANTISED, Profile
 from converter.exports.onnx.files import GRAPH
 from converter.exports.onnx.options import OnnxOptions
-from converter.source.pooling import SENTENCES, Pooling
+from converter.source.sentence_transformers import SENTENCES, Pooling
 
 if TYPE_CHECKING:
     from converter.exports.onnx.describe import Description

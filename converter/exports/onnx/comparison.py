@@ -49,7 +49,7 @@ from converter.exports.onnx.session import Session, available, check_available
 from converter.exports.onnx.structure import check_structure
 from converter.progress import steps
 from converter.result.converted import ConvertedRepository
-from converter.source.pooling import SENTENCES
+from converter.source.sentence_transformers import SENTENCES
 
 Array = NDArray[Any]
 HEAVY = (

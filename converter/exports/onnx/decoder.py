@@ -14,7 +14,7 @@ from converter.exports.onnx.attention_portable import PortableAttention
 from converter.exports.onnx.graph import EMBEDDINGS, HEAD, ORT, Dimension, Value
 from converter.exports.onnx.network import Network, Residual
 from converter.scaling.scaling import Scaling
-from converter.source.pooling import Pooling
+from converter.source.sentence_transformers import Pooling
 
 Attend = Callable[[Value, Value, Value], Value]
 """A layer's attention: query, key and value, as in ``OrtAttention``, to the heads' outputs."""

@@ -14,7 +14,7 @@ from converter.exports.onnx.attention_portable import SymmetricAttention
 from converter.exports.onnx.graph import EMBEDDINGS, HEAD, Dimension, Value
 from converter.exports.onnx.network import Network, Residual, unit_length
 from converter.scaling.scaling import Scaling
-from converter.source.pooling import Pooling
+from converter.source.sentence_transformers import Pooling
 
 Attend = Callable[[Value, Value, Value], Value]
 """Attention of query, key and value [N, heads, head_dim] -> [N, hidden]."""

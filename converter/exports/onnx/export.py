@@ -37,7 +37,7 @@ from converter.exports.staging import Draft, draft
 from converter.families.family import TASKS
 from converter.result.converted import ConvertedRepository, open_converted
 from converter.result.staging import check_space
-from converter.source.pooling import Pooling
+from converter.source.sentence_transformers import Pooling
 
 if TYPE_CHECKING:
     from converter.exports.onnx.describe import Description

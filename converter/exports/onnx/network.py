@@ -17,7 +17,7 @@ from converter.exports.onnx.alibi import Tokens
 from converter.exports.onnx.graph import ORT, Graph, Value
 from converter.exports.onnx.weights import Weights
 from converter.families import Family
-from converter.source.pooling import SENTENCES, Pooling
+from converter.source.sentence_transformers import SENTENCES, Pooling
 
 Norm = Literal["layer", "rms"]
 """LayerNorm, or the norm by the root mean square alone (Zhang and Sennrich 2019, arXiv 1910.07467)."""

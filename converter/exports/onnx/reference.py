@@ -24,7 +24,7 @@ from converter.exports.onnx.rounding import BAND
 from converter.exports.onnx.session import Outputs, stacked
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Dynamic, first_layers
-from converter.source.pooling import Pooling
+from converter.source.sentence_transformers import Pooling
 from converter.verification.patched import Patched, build
 
 Array = NDArray[Any]

@@ -15,8 +15,7 @@ from converter.families import Family
 from converter.families.family import TASKS
 from converter.recipes import AlibiRecipe, Recipe
 from converter.rotary.settings import SCALING
-from converter.source.pooling import Pooling, read_pooling
-from converter.source.sentence_transformers import MODULES, nested_files
+from converter.source.sentence_transformers import MODULES, Pooling, nested_files, read_pooling
 from converter.source.source import CONFIG, Source
 
 if TYPE_CHECKING:

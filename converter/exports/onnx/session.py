@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from converter.errors import ProviderError
 from converter.exports.onnx.choices import ENTRIES, PROVIDERS
-from converter.source.pooling import SENTENCES
+from converter.source.sentence_transformers import SENTENCES
 
 ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
 """onnxruntime's name of a dtype -> its number in onnx.proto."""

@@ -50,7 +50,6 @@ SHOWN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "fill": (fill_mask, "'token_str': "),
     "classify": (of_head("jina_bert", "SequenceClassification"), "'label': 'LABEL_"),
     "tokens": (of_head("bloom", "TokenClassification"), "'entity': 'LABEL_"),
-    "answer": (of_head("mosaic_bert", "QuestionAnswering"), ""),
     "rotary": (lambda folder: tiny_rotary.rotary(folder, "llama"), "^[1-9]\\d* new tokens"),
 }
 """Name -> how the source is written, and a pattern of what the card's code prints."""
@@ -159,3 +158,16 @@ def test_vllm(tmp_path: Path, family: str, head: Any, options: dict[str, Any], s
     there = with_place(card, "me/long", "8k")
     assert "./out" not in there.partition("## How it was made")[0]
     assert ("vllm serve me/long --revision 8k --max-model-len" in there) == ("vllm serve ./out" in card)
+
+
+def test_the_examples_of_our_cards_name_another_place(pristine: Callable[..., Path], tmp_path: Path) -> None:
+    """Other text of the card is not changed, and a card that is not ours is not touched."""
+    convert(pristine("bloom"), tmp_path / "out", scale=2, verify=False)
+    card = (tmp_path / "out/README.md").read_text() + '\r\nMine: `load("./out")`, [a link](./out)\n'
+    there = with_place(card, "ada/x", "ntk")
+    assert '\r\nMine: `load("ada/x", revision="ntk")`, [a link](./out)\n' in there
+    assert "--out ./out --no-verify" in there
+    for name in ("AutoTokenizer", "AutoModelForCausalLM"):
+        assert f'{name}.from_pretrained("ada/x", revision="ntk", trust_remote_code=True)\n' in there
+    mine = '# Mine\n\nmodel = AutoModel.from_pretrained("./out")\n'
+    assert with_place(mine, "ada/x") == mine

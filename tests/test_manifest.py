@@ -173,7 +173,10 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "nested": (lambda out: (out / "1_Pooling/config.json").write_text("[]"), "1_Pooling/config.json is not"),
     "gone": (lambda out: (out / "tokenizer.json").unlink(), "lacks tokenizer.json"),
     "link": (lambda out: link_out(out / "tokenizer.json"), "tokenizer.json is a link"),
-    "no list": (lambda out: (out / MANIFEST).unlink(), "has no ntk_convert.json"),
+    "no list": (
+        lambda out: (out / MANIFEST).unlink(),
+        "ntk_convert.json, which a conversion writes; if the model was fine-tuned, run ntk-convert adopt",
+    ),
     "a path": (lambda out: (out / MANIFEST).write_text('{"files": {"../x": {"size": 1}}}'), "is damaged"),
     "not a list": (lambda out: (out / MANIFEST).write_text('{"files": [1]}'), "is not in ntk_convert.json"),
 }

@@ -58,7 +58,7 @@ def test_an_id_gives_what_its_folder_gives(
     pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
 ) -> None:
     source = tmp_path / "tiny-bloom"
-    shutil.copytree(pristine("bloom", fmt="bin", sharded=True), source)
+    shutil.copytree(pristine("bloom", sharded=True), source)
     (source / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")
     commit = hub.commit(ID, source)
     from_hub = command(*CONVERT)

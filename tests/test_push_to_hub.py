@@ -54,7 +54,7 @@ def test_from_the_hub_to_the_hub(
     assert not [name for name, data in pushed.items() if TOKEN.encode() in data]
 
     # What is there is as it would be, so that the same once more is no commit.
-    again = command("push", "out", ID, "--json", HF_TOKEN=TOKEN)
+    again = command("push", "out", ID, "--json", start=UNVERIFIED, HF_TOKEN=TOKEN)
     assert again.code == 0, again.err
     assert (again.json["changed"], again.json["commit"]) == ([], repository.refs["main"])
     refused(command(ID, "--scale", "2", "--out", "again", HF_TOKEN=TOKEN), "already converted", SOURCE)

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.config import read_provenance
 from converter.errors import ConverterError, PushError, UsageError
 from converter.interrupts import Interrupted
 from converter.progress import byte_bar
@@ -46,8 +45,6 @@ class PushResult:
 
     repo: str
     branch: str
-    new_branch: bool
-    """Whether the branch was created."""
     commit: str
     """The commit that holds it, or the pull request's commit."""
     url: str
@@ -165,13 +162,11 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
             # New clients hash a file when its hash is first read.
             contents.check_digests({name: sent[-1].upload_info.sha256.hex()})
             advance(contents.files[name])
-    provenance = read_provenance(contents.repository.config)
-    tuned = ", fine-tuned" if provenance is not None and provenance.fine_tuned else ""
     commit, pull_request = hub.commit(
         target,
         sent,
         deleted,
-        title=f"ntk-convert: {contents.repository.source or 'a model'}, {contents.repository.scaling}{tuned}",
+        title=f"ntk-convert: {contents.repository.source or 'a model'}, {contents.repository.scaling}",
         create_pr=options.create_pr,
     )
     lacking = sorted(files.keys() - hub.files(commit).keys())
@@ -183,7 +178,6 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     return PushResult(
         repo=hub.repo_id,
         branch=target.branch,
-        new_branch=target.new_branch,
         commit=commit,
         url=pull_request or hub.url(target.branch),
         pull_request=pull_request,

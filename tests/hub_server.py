@@ -252,7 +252,7 @@ class HubServer:
                     self.before(request)
                 if request.host == "storage":
                     return self._stored_file(request)
-                return self._changed(request) if request.method in ("POST", "DELETE") else self._read(request)
+                return self._changed(request) if request.method == "POST" else self._read(request)
             except Refusal as refusal:
                 return refusal.answer
 
@@ -390,13 +390,10 @@ class HubServer:
             return as_json({"transfer": self.transfer, "objects": objects})
         if found := request.match("branch"):
             repository = self._writable(found["id"], request)
-            if request.method == "DELETE":
-                del repository.refs[found["branch"]]
-            elif found["branch"] in repository.refs:
+            if found["branch"] in repository.refs:
                 raise Refusal(HTTPStatus.CONFLICT, "Reference already exists")
-            else:
-                start = json.loads(request.body).get("startingPoint", "main")
-                repository.refs[found["branch"]] = repository.resolve(start)
+            start = json.loads(request.body).get("startingPoint", "main")
+            repository.refs[found["branch"]] = repository.resolve(start)
             return as_json({})
         if found := request.match("commit"):
             return self._commit(found["id"], found["revision"], request)
@@ -523,7 +520,7 @@ def _listen(server: HubServer, host: Host) -> ThreadingHTTPServer:
             else:
                 _send(self, server, answer)
 
-        do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
+        do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             pass

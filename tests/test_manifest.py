@@ -162,10 +162,6 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (lambda out: shutil.rmtree(out), "ntk-convert wrote"),
     "code": (evil, f"{CODE} differs from what this version"),
     "code missing": (lambda out: (out / "ntk_alibi.py").unlink(), "ntk_alibi.py"),
-    "generation config": (
-        lambda out: edit_json(out / "generation_config.json", {"temperature": 2.0}),
-        "generation_config.json is not as",
-    ),
     "tokenizer code": (
         lambda out: edit_json(out / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": "eve/x--t.T"}}),
         "tokenizer_config.json is not as",

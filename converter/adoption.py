@@ -27,7 +27,7 @@ from converter.publish.contents import verify
 from converter.recipes import AlibiRecipe
 from converter.recipes.overrides import words
 from converter.result import manifest
-from converter.result.card import LARGEST_CARD, PICTURE, Origin, adopted, describe
+from converter.result.card import PICTURE, Origin, adopted, describe
 from converter.result.converted import ConvertedRepository, differs, read_converted, references
 from converter.result.manifest import MANIFEST, Entry
 from converter.result.repository import small_files
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 ADAPTER = "adapter_config.json"
 MERGE = "merge it into its model and save that: model.merge_and_unload().save_pretrained(DIR)"
 DIVERGED = "if the training diverged, adopt an earlier save of it"
-CHANGED = ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
-"""What shows that a file was changed."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,8 @@ class Saved:
     """Names of code files that the folder lacks."""
     listed: Mapping[str, Entry]
     """The files in the manifest, if there is one."""
-    states: Mapping[str, os.stat_result]
-    """The files that belong to the repository, as they were when the folder was read."""
+    files: Mapping[str, int]
+    """The files that belong to the repository -> bytes."""
 
     @property
     def notes(self) -> list[str]:
@@ -117,8 +115,6 @@ class Saved:
         base_model = name if name and "/" in name and is_repo_id(name) else None
         path, card = folder / CARD, ""
         if path.is_file():
-            if path.stat().st_size > LARGEST_CARD:
-                raise SourceError(f"{path} is larger than {LARGEST_CARD >> 20} MB; shorten it")
             card = path.read_bytes().decode(errors="surrogateescape")
         return Origin(name or folder.name, base_model, self.provenance.commit, card)
 
@@ -157,13 +153,12 @@ def adopt(folder: str | Path, *, progress: bool = False) -> AdoptionResult:
     if not os.access(place, os.W_OK | os.X_OK):
         raise OutputError(f"no permission to write in {place}; adopt a copy of it")
     entries = _entries(saved, progress=progress)
-    checks = verify(saved.repository, saved.states.keys(), progress=progress)
+    checks = verify(saved.repository, saved.files, progress=progress)
     with workspace(place / "adopt") as work:
         _write(saved, checks, work)
         written = sorted(path.name for path in work.iterdir())
         entries |= {name: Entry.of(work / name) for name in written if name != CARD}
         (work / MANIFEST).write_text(manifest.as_json(entries), encoding="utf-8")
-        _check_unchanged(saved)
         with held() as waiting:
             for name in (*written, MANIFEST):
                 (work / name).replace(place / name)
@@ -228,7 +223,7 @@ def _open(place: Path) -> Saved:
         tokenizer=tokenizer,
         missing=[name for name in code if name not in present],
         listed=listed,
-        states={name: (place / name).stat() for name in present},
+        files={name: (place / name).stat().st_size for name in present},
     )
 
 
@@ -277,19 +272,17 @@ def _checkpoint(place: Path) -> Checkpoint:
 
 def _entries(saved: Saved, *, progress: bool) -> dict[str, Entry]:
     """The manifest's entries of the files; refuses weights that are not finite, or the conversion's own."""
-    place, total = saved.repository.folder, sum(state.st_size for state in saved.states.values())
-    with byte_bar("hashing", total, show=progress) as advance:
-        entries = {
-            name: Entry(
-                state.st_size, sha256(place / name, advance, look=saved.repository.scan(name, DIVERGED))
-            )
-            for name, state in saved.states.items()
-        }
-    files = saved.repository.checkpoint.files
+    repository = saved.repository
+    entries = {}
+    with byte_bar("hashing", sum(saved.files.values()), show=progress) as advance:
+        for name, size in saved.files.items():
+            digest = sha256(repository.folder / name, advance, look=repository.scan(name, DIVERGED))
+            entries[name] = Entry(size, digest)
+    files = repository.checkpoint.files
     if not saved.provenance.fine_tuned and all(_as_written(saved, name, entries[name]) for name in files):
         raise SourceError(
-            f"the weights in {place} are those of the conversion, so there is nothing to adopt; if you "
-            "changed another file, put it back, or convert again"
+            f"the weights in {repository.folder} are those of the conversion, so there is nothing to adopt; "
+            "if you changed another file, put it back, or convert again"
         )
     return entries
 
@@ -333,12 +326,3 @@ def _write(saved: Saved, checks: Sequence[Check], work: Path) -> None:
     )
     card = adopted(saved.origin.card, fresh)
     (work / CARD).write_text(card, encoding="utf-8", errors="surrogateescape")
-
-
-def _check_unchanged(saved: Saved) -> None:
-    """Raises ``SourceError`` for a file that was changed after the folder was read and verified."""
-    for name, before in saved.states.items():
-        path = saved.repository.folder / name
-        now = path.stat() if path.is_file() else None
-        if now is None or any(getattr(now, key) != getattr(before, key) for key in CHANGED):
-            raise SourceError(f"{name} was changed meanwhile; run the command again when nobody writes there")

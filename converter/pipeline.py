@@ -17,7 +17,7 @@ from converter.paths import out_path
 from converter.plan import Plan, Written, changes, prepare, write
 from converter.publish.push import PushOptions, PushResult, preflight, push_result
 from converter.result import manifest
-from converter.result.card import PICTURE, describe, read_origin, shown_folder
+from converter.result.card import PICTURE, describe, read_origin
 from converter.result.staging import check_output, check_space, restore, staged
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling, Unscaled
@@ -185,7 +185,7 @@ def convert(
             from converter.verification import verify as check
 
             checks = check(written.repository, opened.config)
-        _write_card(plan, written, checks, shown_folder(Path(out), place))
+        _write_card(plan, written, checks, f"./{place.name}")
         graph = None
         if onnx is not None:
             from converter.exports.onnx import export

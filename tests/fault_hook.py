@@ -67,8 +67,6 @@ def act(name: str, fault: str, work: str) -> None:
         path = Path(work, "source", SHARD)
         path.with_name("another").write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
         path.with_name("another").replace(path)
-    elif fault == "stopped":
-        os.kill(os.getpid(), signal.SIGSTOP)
     else:
         sent = SIGNALS[fault.partition(",")[0]]
         os.kill(os.getpid(), sent)

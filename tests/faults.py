@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -144,24 +142,6 @@ class Trial:
             wrong.append(f"the next run ended with {code}: {err.strip()} {self.leftovers()}")
         self.note(fault, at, wrong)
 
-    def survives_another(self, at: int) -> None:
-        """Pauses a run at an event, makes a second complete run, and then lets the first continue."""
-        self.reset()
-        first = self.start(at=at, fault="stopped")
-        while Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TZ":
-            time.sleep(0.002)
-        code, err = self.run()
-        # The first may have put its folder in place already; then the other says that it is there.
-        right = code == 0 or (self.kind != "overwrite" and one_line(err))
-        wrong = [] if right and contents(self.out) == self.complete else [f"the other run failed: {err}"]
-        os.kill(first.pid, signal.SIGCONT)
-        _, err = first.communicate()
-        if contents(self.out) != self.complete or self.leftovers():
-            wrong.append(f"out is not complete, or more is there: {self.leftovers()}")
-        if first.returncode and (self.kind == "overwrite" or not one_line(err)):
-            wrong.append(f"it failed: {err}")
-        self.note("another run", at, wrong)
-
     def note(self, fault: str, at: int, wrong: list[str]) -> None:
         self.tried += 1
         if wrong:
@@ -219,8 +199,6 @@ def main() -> None:
                 for fault in FAULTS:
                     if time.monotonic() < end and not (kind == "a graph" and fault.startswith("source")):
                         trial.survives(fault, at)
-                if time.monotonic() < end:
-                    trial.survives_another(at)
         print(f"{kind:15} {trial.tried:5} tried {trial.tried - len(trial.failures):5} survived", flush=True)
         failures += trial.failures
     print("\n".join(failures))

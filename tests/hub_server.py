@@ -17,13 +17,10 @@ import os
 import re
 import secrets
 import shutil
-import socket
-import struct
-import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -46,12 +43,14 @@ UNVERIFIED = (
     "from converter.cli import main; main()",
 )
 """Starts the command line without verification, which takes seconds, to test the steps after it."""
+IMPATIENT = ("-c", f"import time; time.sleep = lambda _: None\n{UNVERIFIED[1]}")
+"""Without the pauses between the client's attempts, too."""
 
 Command = Callable[..., Run]
 Host = Literal["hub", "storage"]
-Fault = Literal["cut", "reset", "short", "busy"]
-"""A fault of one transfer: the connection is closed (``cut``) or reset (``reset``) in the middle of the file;
-a download seems complete but has half the length (``short``); HTTP 503 (``busy``)."""
+Fault = Literal["cut", "short"]
+"""A fault of one download: the connection is closed in the middle of the file (``cut``), or it seems complete
+but has half the length (``short``)."""
 
 LARGE = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".onnx_data", ".pt", ".model")
 """Suffixes of the files that the Hub keeps in its storage (from the .gitattributes of a new repository)."""
@@ -104,8 +103,6 @@ class Repository:
 
     private: bool = False
     gated: bool = False
-    readers: Collection[str] = ()
-    """Tokens that may read the repository if it is private or gated."""
     commits: dict[str, Path] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
     """Branch, tag or pull request -> commit."""
@@ -163,7 +160,7 @@ class HubServer:
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.accounts: dict[str, Account] = {}
-        """Token -> its owner; other tokens are refused, except the ``readers`` of repositories."""
+        """Token -> its owner; other tokens are refused."""
         self.renamed: dict[str, str] = {}
         """Old name of a repository -> its new one; requests for the old name are redirected."""
         self.requests: list[Request] = []
@@ -171,12 +168,10 @@ class HubServer:
         """Called with each request before it is answered; it may raise a ``Refusal``."""
         self.faults: dict[str, list[Fault]] = {}
         """File name -> the faults of its next downloads, in order."""
-        self.upload_faults: list[Literal["cut", "reset"] | None] = []
-        """Faults of the next uploads to the storage, in order; None for no fault."""
+        self.uploads_taken: int | None = None
+        """After so many more uploads, connections to the storage are closed in the middle; None for never."""
         self.half_sent: Callable[[], object] | None = None
         """Called when half of an uploaded file was received, before the rest is read."""
-        self.ignored: set[str] = set()
-        """Files that the Hub tells the client to leave out."""
         self.lost: set[str] = set()
         """Files that an accepted commit does not add."""
         self.transfer = "basic"
@@ -257,7 +252,7 @@ class HubServer:
                     self.before(request)
                 if request.host == "storage":
                     return self._stored_file(request)
-                return self._changed(request) if request.method in ("POST", "DELETE") else self._read(request)
+                return self._changed(request) if request.method == "POST" else self._read(request)
             except Refusal as refusal:
                 return refusal.answer
 
@@ -281,7 +276,7 @@ class HubServer:
             return as_json(_model_info(found["id"], repository, found.get("revision", "main")))
         if found := request.match("resolve"):
             repository = self._allowed(found["id"], request)
-            if repository.gated and request.token not in repository.readers:
+            if repository.gated and not self._member(found["id"], request):
                 status = HTTPStatus.UNAUTHORIZED if request.token is None else HTTPStatus.FORBIDDEN
                 raise Refusal(status, f"Access to model {found['id']} is restricted.", "GatedRepo")
             commit = repository.resolve(found["revision"])
@@ -312,19 +307,20 @@ class HubServer:
         )
 
     def _check_token(self, request: Request) -> None:
-        known = self.accounts.keys() | set[str]().union(*(one.readers for one in self.repositories.values()))
-        if request.token is not None and request.token not in known:
+        if request.token is not None and request.token not in self.accounts:
             raise Refusal(HTTPStatus.UNAUTHORIZED, "Invalid credentials in Authorization header")
+
+    def _member(self, repo_id: str, request: Request) -> bool:
+        account = self.accounts.get(request.token or "")
+        return account is not None and account.owns(repo_id.partition("/")[0])
 
     def _allowed(self, repo_id: str, request: Request) -> Repository:
         """The repository, if the token may see it."""
         self._check_token(request)
-        repository, token = self.repositories.get(repo_id), request.token
-        account = self.accounts.get(token or "")
-        member = account is not None and account.owns(repo_id.partition("/")[0])
+        repository = self.repositories.get(repo_id)
         # Without a token, a missing repository and a private one give the same answer.
-        if repository is None or (repository.private and not member and token not in repository.readers):
-            if token is None:
+        if repository is None or (repository.private and not self._member(repo_id, request)):
+            if request.token is None:
                 raise Refusal(HTTPStatus.UNAUTHORIZED, "Invalid username or password.", "RepoNotFound")
             raise Refusal(HTTPStatus.NOT_FOUND, "Repository not found", "RepoNotFound")
         return repository
@@ -359,14 +355,15 @@ class HubServer:
         """Receives a file uploaded to the storage; None if the connection is to be closed."""
         with self._lock:
             self.requests.append(request)
-            fault = self.upload_faults.pop(0) if self.upload_faults else None
+            broken = self.uploads_taken == 0
+            self.uploads_taken = self.uploads_taken and self.uploads_taken - 1
         found = request.match("object")
         if not found or "authorization" in request.headers:
             return Refusal(HTTPStatus.BAD_REQUEST, "NoSuchKey, or more than one auth mechanism").answer
         half = body.read(length // 2)
         if self.half_sent is not None:
             self.half_sent()
-        data = half if fault else half + body.read(length - length // 2)
+        data = half if broken else half + body.read(length - length // 2)
         if len(data) < length:
             return None
         if hashlib.sha256(data).hexdigest() != found["oid"]:
@@ -393,13 +390,10 @@ class HubServer:
             return as_json({"transfer": self.transfer, "objects": objects})
         if found := request.match("branch"):
             repository = self._writable(found["id"], request)
-            if request.method == "DELETE":
-                del repository.refs[found["branch"]]
-            elif found["branch"] in repository.refs:
+            if found["branch"] in repository.refs:
                 raise Refusal(HTTPStatus.CONFLICT, "Reference already exists")
-            else:
-                start = json.loads(request.body).get("startingPoint", "main")
-                repository.refs[found["branch"]] = repository.resolve(start)
+            start = json.loads(request.body).get("startingPoint", "main")
+            repository.refs[found["branch"]] = repository.resolve(start)
             return as_json({})
         if found := request.match("commit"):
             return self._commit(found["id"], found["revision"], request)
@@ -412,7 +406,7 @@ class HubServer:
         proposal = proposal or request.query.get("create_pr") == "1"
         if account is None or account.role == "read":
             raise Refusal(HTTPStatus.FORBIDDEN, "This token has no write access")
-        if not proposal and not account.owns(repo_id.partition("/")[0]):
+        if not proposal and not self._member(repo_id, request):
             raise Refusal(HTTPStatus.FORBIDDEN, f"You don't have write access to {repo_id}")
         return repository
 
@@ -462,7 +456,7 @@ class HubServer:
         before = repository.commits[wanted]
         for name in _files(before):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            _link(before / name, folder / name)
+            shutil.copyfile(before / name, folder / name)
         for line in lines:
             if line["value"]["path"] not in self.lost:
                 self._apply(line["key"], line["value"], folder)
@@ -482,7 +476,7 @@ class HubServer:
         if key == "file" and not value["path"].endswith(LARGE):
             path.write_bytes(base64.b64decode(value["content"]))
         elif key == "lfsFile" and self._has(value["oid"], value["size"]):
-            _link(self._objects / value["oid"], path)
+            shutil.copyfile(self._objects / value["oid"], path)
         else:
             raise Refusal(HTTPStatus.BAD_REQUEST, f"{key} of {path.name} names what was not sent")
 
@@ -494,8 +488,7 @@ class HubServer:
             {
                 "path": file["path"],
                 "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
-                "shouldIgnore": file["path"] in self.ignored
-                or any(fnmatch.fnmatch(file["path"], line) for line in lines),
+                "shouldIgnore": any(fnmatch.fnmatch(file["path"], line) for line in lines),
             }
             for file in asked["files"]
         ]
@@ -523,11 +516,11 @@ def _listen(server: HubServer, host: Host) -> ThreadingHTTPServer:
             else:
                 answer = server.answer(replace(request, body=self.rfile.read(length)))
             if answer is None:
-                _break_off(self)
+                self.close_connection = True
             else:
                 _send(self, server, answer)
 
-        do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
+        do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             pass
@@ -555,8 +548,6 @@ def _send(handler: BaseHTTPRequestHandler, server: HubServer, answer: Answer) ->
         body = data[start:end]
         if fault == "short":
             body = body[:middle]
-        elif fault == "busy":
-            status, headers, body = HTTPStatus.SERVICE_UNAVAILABLE, {}, b""
     handler.send_response(status)
     for name, value in headers.items():
         handler.send_header(name, value)
@@ -564,18 +555,10 @@ def _send(handler: BaseHTTPRequestHandler, server: HubServer, answer: Answer) ->
     handler.end_headers()
     if handler.command == "HEAD":
         return
-    handler.wfile.write(body[:middle] if fault in ("cut", "reset") else body)
-    if fault in ("cut", "reset"):
+    handler.wfile.write(body[:middle] if fault == "cut" else body)
+    if fault == "cut":
         handler.wfile.flush()
-        _break_off(handler, politely=fault == "cut")
-
-
-def _break_off(handler: BaseHTTPRequestHandler, *, politely: bool = False) -> None:
-    handler.close_connection = True
-    if not politely:
-        # With a linger time of zero, closing resets the connection.
-        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        handler.connection.close()
+        handler.close_connection = True
 
 
 def _model_info(repo_id: str, repository: Repository, revision: str) -> dict[str, Any]:
@@ -667,14 +650,6 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _link(source: Path, target: Path) -> None:
-    """Links a file if the file system can, else copies it; folders of commits never change."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
 # Fixtures: the command line, as a process that uses this Hub
 
 
@@ -713,12 +688,11 @@ def environment(hub: HubServer, tmp_path: Path) -> dict[str, str]:
 def command(hub: HubServer, environment: dict[str, str], work: Path) -> Iterator[Command]:
     """``command(*words, start=..., **environment)``: runs the command line as a process that uses ``hub``.
 
-    The token must not appear in anything that it prints or writes. With ``fresh``, the process is a new
-    interpreter, not a fork.
+    The token must not appear in anything that it prints or writes.
     """
 
-    def call(*words: object, start: Sequence[str] = AS_USERS_DO, fresh: bool = False, **more: str) -> Run:
-        done = (subprocess.run if fresh else forks.run)(
+    def call(*words: object, start: Sequence[str] = AS_USERS_DO, **more: str) -> Run:
+        done = forks.run(
             [sys.executable, *start, *map(str, words)],
             cwd=work,
             env=environment | more,

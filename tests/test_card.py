@@ -42,18 +42,24 @@ def of_head(family: str, head: Any) -> Callable[[Path], Path]:
     return lambda folder: factory(folder, 4, head=head)
 
 
-SHOWN: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "generate": (of_head("jais", "CausalLM"), "^[1-9]\\d* new tokens"),
-    "trunk": (of_head("bloom", "Model"), r"torch.Size\(\[1, \d, 32\]\)"),
-    "encoder": (of_head("jina_bert", "Model"), r"\(2, 32\)"),
-    "sentences": (sentence_encoder, r"\(2, 32\)"),
-    "fill": (fill_mask, "'token_str': "),
-    "classify": (of_head("jina_bert", "SequenceClassification"), "'label': 'LABEL_"),
-    "tokens": (of_head("bloom", "TokenClassification"), "'entity': 'LABEL_"),
-    "answer": (of_head("mosaic_bert", "QuestionAnswering"), ""),
-    "rotary": (lambda folder: tiny_rotary.rotary(folder, "llama"), "^[1-9]\\d* new tokens"),
+SHOWN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
+    "generate": (of_head("jais", "CausalLM"), "text-generation", "^[1-9]\\d* new tokens"),
+    "backbone": (of_head("bloom", "Model"), "feature-extraction", r"torch.Size\(\[1, \d, 32\]\)"),
+    "encoder": (of_head("jina_bert", "Model"), "feature-extraction", r"\(2, 32\)"),
+    "sentences": (sentence_encoder, "sentence-similarity", r"\(2, 32\)"),
+    "fill": (fill_mask, "fill-mask", "'token_str': "),
+    "classify": (of_head("jina_bert", "SequenceClassification"), "text-classification", "'label': 'LABEL_"),
+    "tokens": (of_head("bloom", "TokenClassification"), "token-classification", "'entity': 'LABEL_"),
+    "answer": (of_head("mosaic_bert", "QuestionAnswering"), "question-answering", ""),
+    "rotary": (
+        lambda folder: tiny_rotary.rotary(folder, "llama"),
+        "text-generation",
+        "^[1-9]\\d* new tokens",
+    ),
 }
-"""Name -> how the source is written, and a pattern of what the card's code prints."""
+"""Name -> how the source is written, its task, and a pattern of what the card's code prints."""
+STOCK = {"backbone": "`BloomModel.from", "tokens": "`BloomForTokenClassification.from"}
+"""Name -> the stock class that would run the model unscaled."""
 RUN = """
 for name, block in BLOCKS.items():
     print(f"== {name}")
@@ -67,9 +73,13 @@ for name, block in BLOCKS.items():
 def test_the_code_of_every_card_runs(tmp_path: Path) -> None:
     """All of them in one process, since each would import transformers anew."""
     blocks = {}
-    for name, (write, _) in SHOWN.items():
+    for name, (write, task, _) in SHOWN.items():
         convert(write(tmp_path / f"{name}-source"), tmp_path / name, scale=2, verify=False)
-        blocks[name] = "\n".join(PYTHON.findall(ModelCard.load(tmp_path / name / "README.md").text))
+        card = ModelCard.load(tmp_path / name / "README.md")
+        assert card.data.pipeline_tag == task
+        assert ("with the stock class" in card.text) == (name in STOCK)
+        assert STOCK.get(name, "") in card.text
+        blocks[name] = "\n".join(PYTHON.findall(card.text))
         assert f'"./{name}"' in blocks[name]
     done = forks.run(
         [sys.executable, "-c", f"BLOCKS = {blocks!r}\n{RUN}"],
@@ -81,7 +91,7 @@ def test_the_code_of_every_card_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     printed = dict(re.findall(r"== (\w+)\n(.*?)(?=^== |\Z)", done.stdout, re.DOTALL | re.MULTILINE))
     assert printed.keys() == SHOWN.keys()
-    for name, (_, pattern) in SHOWN.items():
+    for name, (*_, pattern) in SHOWN.items():
         assert re.search(pattern, printed[name], re.MULTILINE), (name, printed[name])
 
 
@@ -159,3 +169,16 @@ def test_vllm(tmp_path: Path, family: str, head: Any, options: dict[str, Any], s
     there = with_place(card, "me/long", "8k")
     assert "./out" not in there.partition("## How it was made")[0]
     assert ("vllm serve me/long --revision 8k --max-model-len" in there) == ("vllm serve ./out" in card)
+
+
+def test_the_examples_of_our_cards_name_another_place(pristine: Callable[..., Path], tmp_path: Path) -> None:
+    """Other text of the card is not changed, and a card that is not ours is not touched."""
+    convert(pristine("bloom"), tmp_path / "out", scale=2, verify=False)
+    card = (tmp_path / "out/README.md").read_text() + '\r\nMine: `load("./out")`, [a link](./out)\n'
+    there = with_place(card, "ada/x", "ntk")
+    assert '\r\nMine: `load("ada/x", revision="ntk")`, [a link](./out)\n' in there
+    assert "--out ./out --no-verify" in there
+    for name in ("AutoTokenizer", "AutoModelForCausalLM"):
+        assert f'{name}.from_pretrained("ada/x", revision="ntk", trust_remote_code=True)\n' in there
+    mine = '# Mine\n\nmodel = AutoModel.from_pretrained("./out")\n'
+    assert with_place(mine, "ada/x") == mine

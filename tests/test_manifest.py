@@ -162,10 +162,6 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (lambda out: shutil.rmtree(out), "ntk-convert wrote"),
     "code": (evil, f"{CODE} differs from what this version"),
     "code missing": (lambda out: (out / "ntk_alibi.py").unlink(), "ntk_alibi.py"),
-    "generation config": (
-        lambda out: edit_json(out / "generation_config.json", {"temperature": 2.0}),
-        "generation_config.json is not as",
-    ),
     "tokenizer code": (
         lambda out: edit_json(out / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": "eve/x--t.T"}}),
         "tokenizer_config.json is not as",
@@ -173,7 +169,10 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "nested": (lambda out: (out / "1_Pooling/config.json").write_text("[]"), "1_Pooling/config.json is not"),
     "gone": (lambda out: (out / "tokenizer.json").unlink(), "lacks tokenizer.json"),
     "link": (lambda out: link_out(out / "tokenizer.json"), "tokenizer.json is a link"),
-    "no list": (lambda out: (out / MANIFEST).unlink(), "has no ntk_convert.json"),
+    "no list": (
+        lambda out: (out / MANIFEST).unlink(),
+        "ntk_convert.json, which a conversion writes; if the model was fine-tuned, run ntk-convert adopt",
+    ),
     "a path": (lambda out: (out / MANIFEST).write_text('{"files": {"../x": {"size": 1}}}'), "is damaged"),
     "not a list": (lambda out: (out / MANIFEST).write_text('{"files": [1]}'), "is not in ntk_convert.json"),
 }

@@ -218,8 +218,6 @@ def pushed(result: PushResult, *, verbose: bool) -> str:
         lines = [f"pull request {result.pull_request} for {where}: {total}"]
     elif result.changed or result.deleted:
         lines = [f"pushed to {where} as commit {result.commit}: {total}"]
-    elif result.new_branch:
-        lines = [f"created {where} at commit {result.commit}, which already has all files ({total})"]
     else:
         lines = [f"nothing to push: {where} already has all files at commit {result.commit} ({total})"]
     if result.changed and len(result.changed) < len(result.files):

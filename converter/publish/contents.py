@@ -63,12 +63,7 @@ class Contents:
 
 
 def read_contents(folder: Path) -> Contents:
-    """Reads a converted repository: of large files only the headers. No code is run.
-
-    Raises:
-        SourceError: not a converted repository, a damaged one, code that is not this version's, or a link
-            that leads out of the folder.
-    """
+    """Reads a converted repository, else ``SourceError``: of large files only the headers. No code is run."""
     repository = open_converted(folder)
     if read_provenance(repository.config) is None:
         raise SourceError(f"{folder}/{CONFIG} does not say what it was made from; {CONVERT_FIRST}")
@@ -101,14 +96,7 @@ def read_contents(folder: Path) -> Contents:
 def verify(
     repository: ConvertedRepository, listed: Collection[str], *, progress: bool = False
 ) -> list[Check]:
-    """Checks a converted repository as the conversion did, and its exports as ``export`` did.
-
-    Nothing in the folder is changed. Exports that are not ``listed`` are not its own, and not checked.
-
-    Raises:
-        VerificationError, ValidationError: the first check that failed.
-        MissingPackage: a package that the checks of an export need is not installed.
-    """
+    """Checks a converted repository as the conversion did, and its ``listed`` exports as ``export`` did."""
     from converter.exports.onnx.validate import check_again
     from converter.verification import verify as check
 

@@ -7,7 +7,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,12 +93,9 @@ class Hub:
         self.repo_id, self._token, self._api = repo_id, secret, HfApi(token=secret)
         with self._explained():
             told = self._api.whoami()
-        try:
-            self._owner: str = told["name"]
-            self._namespaces = [told["name"], *(entry["name"] for entry in told.get("orgs") or [])]
-            self._role = ((told.get("auth") or {}).get("accessToken") or {}).get("role")
-        except (AttributeError, KeyError, TypeError):
-            raise PushError(NO_HUB) from None
+        self._owner: str = told["name"]
+        self._namespaces = [told["name"], *(entry["name"] for entry in told.get("orgs") or [])]
+        self._role = ((told.get("auth") or {}).get("accessToken") or {}).get("role")
         if self._role == "read":
             raise PushError(
                 f"this token of {self._owner} can only read; create one with write access in the Hub's "
@@ -172,10 +169,7 @@ class Hub:
         title: str,
         create_pr: bool,
     ) -> tuple[str, str | None]:
-        """Adds a commit to the target, unless somebody else did; returns its id and the pull request's URL.
-
-        A new branch is made when all files are sent, and goes again if the commit fails.
-        """
+        """Adds a commit to the target, unless somebody else did; its id and the pull request's URL."""
         from huggingface_hub import CommitOperationDelete
 
         with self._explained(target.branch), warnings.catch_warnings():
@@ -188,31 +182,20 @@ class Hub:
                 free_memory=False,
                 gitignore_content="# nothing\n",  # the target's own would silently leave out files
             )
+            # Only now, so that a push that breaks off leaves no branch.
             if target.new_branch:
                 self._api.create_branch(self.repo_id, branch=target.branch, revision=target.head)
             if not added and not deleted:
                 return target.head, None
-            try:
-                made = self._api.create_commit(
-                    self.repo_id,
-                    operations=[*added, *map(CommitOperationDelete, deleted)],
-                    commit_message=title,
-                    revision=target.branch,
-                    parent_commit=target.head,
-                    create_pr=create_pr,
-                )
-            except BaseException:
-                if target.new_branch:
-                    self._remove_branch(target)
-                raise
+            made = self._api.create_commit(
+                self.repo_id,
+                operations=[*added, *map(CommitOperationDelete, deleted)],
+                commit_message=title,
+                revision=target.branch,
+                parent_commit=target.head,
+                create_pr=create_pr,
+            )
         return made.oid, made.pr_url
-
-    def _remove_branch(self, target: Target) -> None:
-        """Removes the new branch, unless it has a commit."""
-        with suppress(Exception):
-            refs = self._api.list_repo_refs(self.repo_id)
-            if (target.branch, target.head) in [(found.name, found.target_commit) for found in refs.branches]:
-                self._api.delete_branch(self.repo_id, branch=target.branch)
 
     def url(self, branch: str) -> str:
         """The address of a branch in a browser."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converter.config import read_provenance
-from converter.errors import ConverterError, PushError, SourceError, UsageError
+from converter.errors import ConverterError, PushError, UsageError
 from converter.interrupts import Interrupted
 from converter.progress import byte_bar
 from converter.publish.contents import UNLISTED, Contents, read_contents, verify
 from converter.publish.hub import BRANCH, Hub, Target, same
 from converter.result.card import by_hand, with_place
 from converter.source.hub import DEFAULT_REVISION
-from converter.source.jsonfile import parse_object
-from converter.source.source import CARD, CONFIG
+from converter.source.source import CARD
 
 if TYPE_CHECKING:
     from converter.verification import Check
@@ -41,13 +38,6 @@ class PushOptions:
     overwrite: bool = False
     token: str | None = field(default=None, repr=False)
 
-    def command(self, folder: Path) -> str:
-        """The command line that pushes a folder with these options, without the token."""
-        words = ["ntk-convert", "push", str(folder), self.repo_id]
-        words += ["--private"] * self.private + ["--create-pr"] * self.create_pr
-        words += ["--overwrite"] * self.overwrite + (["--branch", self.branch] if self.branch else [])
-        return shlex.join(words)
-
 
 @dataclass(frozen=True)
 class PushResult:
@@ -55,8 +45,6 @@ class PushResult:
 
     repo: str
     branch: str
-    new_branch: bool
-    """Whether the branch was created."""
     commit: str
     """The commit that holds it, or the pull request's commit."""
     url: str
@@ -135,28 +123,19 @@ def push_result(folder: Path, options: PushOptions, *, progress: bool = False) -
     try:
         return _push(folder, options, progress=progress, verified=True)
     except (ConverterError, KeyboardInterrupt) as error:
-        done = f"{folder} is complete, and this sends it: {options.command(folder)}"
+        words = shlex.join(["ntk-convert", "push", str(folder), options.repo_id])
+        done = f"{folder} is complete, and this sends it, with the same options: {words}"
         kind = Interrupted if isinstance(error, KeyboardInterrupt) else PushError
         raise kind(f"{error}; {done}" if str(error) else done) from error
 
 
 def preflight(options: PushOptions, source: str | None = None) -> None:
-    """Checks before hours of work what would keep a push from working.
-
-    Without ``overwrite``, the target may hold nothing but a conversion of ``source`` and descriptions;
-    ``push`` checks whether it is the same conversion.
-    """
-    hub, target = _open(options, source, progress=False)
-    held = sorted(target.files.keys() - {*UNLISTED, GIT_SETTINGS}) if target is not None else []
-    if target is None or options.overwrite or not held:
-        return
-    provenance = None
-    if CONFIG in held:
-        with contextlib.suppress(SourceError):
-            provenance = read_provenance(parse_object(hub.read(CONFIG, target.head), CONFIG))
-    if provenance is None or provenance.source != source:
-        whose = "not of a conversion" if provenance is None else f"made from {provenance.source}"
-        raise _occupied(options, target, f"{_some(held)}, {whose}")
+    """Checks before hours of work what would keep a push of a conversion of ``source`` from working."""
+    _, target = _open(options, source, progress=False)
+    if target is not None and not options.overwrite:
+        held = sorted(target.files.keys() - {*UNLISTED, GIT_SETTINGS})
+        if held:
+            raise _occupied(options, target, held)
 
 
 def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool) -> PushResult:
@@ -183,13 +162,11 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
             # New clients hash a file when its hash is first read.
             contents.check_digests({name: sent[-1].upload_info.sha256.hex()})
             advance(contents.files[name])
-    provenance = read_provenance(contents.repository.config)
-    tuned = ", fine-tuned" if provenance is not None and provenance.fine_tuned else ""
     commit, pull_request = hub.commit(
         target,
         sent,
         deleted,
-        title=f"ntk-convert: {contents.repository.source or 'a model'}, {contents.repository.scaling}{tuned}",
+        title=f"ntk-convert: {contents.repository.source or 'a model'}, {contents.repository.scaling}",
         create_pr=options.create_pr,
     )
     lacking = sorted(files.keys() - hub.files(commit).keys())
@@ -201,7 +178,6 @@ def _push(folder: Path, options: PushOptions, *, progress: bool, verified: bool)
     return PushResult(
         repo=hub.repo_id,
         branch=target.branch,
-        new_branch=target.new_branch,
         commit=commit,
         url=pull_request or hub.url(target.branch),
         pull_request=pull_request,
@@ -269,16 +245,16 @@ def _compare(
     others = sorted(theirs.keys() - files.keys() - {GIT_SETTINGS})
     clash = [name for name in (*changed, *others) if name in theirs and name not in UNLISTED]
     if clash and not options.overwrite:
-        raise _occupied(options, target, _some(clash))
+        raise _occupied(options, target, clash)
     return changed, others
 
 
-def _occupied(options: PushOptions, target: Target, what: str) -> PushError:
+def _occupied(options: PushOptions, target: Target, held: Sequence[str]) -> PushError:
     """The error for a target that holds something else."""
     place = options.repo_id + (f" (branch {options.branch})" if options.branch else "")
     begins = ", as a new branch begins as the default one," * target.new_branch
     return PushError(
-        f"{place} holds something else{begins} ({what}); name another repository or branch, or give "
+        f"{place} holds something else{begins} ({_some(held)}); name another repository or branch, or give "
         "`overwrite` to replace it there"
     )
 

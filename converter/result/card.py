@@ -8,7 +8,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from converter._version import __version__
@@ -16,7 +15,7 @@ from converter.families.family import TASKS
 from converter.recipes import AlibiRecipe
 from converter.recipes.words import Words
 from converter.result.converted import ConvertedRepository
-from converter.scaling.scaling import DYNAMIC_REACH, Dynamic, Scaling, Static, Unscaled, number_text
+from converter.scaling.scaling import DYNAMIC_REACH, Dynamic, Unscaled
 from converter.source.hub import is_repo_id
 from converter.source.source import CARD, Source
 from converter.source.tokenizer import Tokenizer
@@ -24,14 +23,9 @@ from converter.source.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from converter.verification import Check
 
-LARGEST_CARD = 4 << 20
-"""A larger card (bytes) is not read."""
-LARGEST_MATTER, LARGEST_VALUE = 64 << 10, 500
-"""Longer front matter (characters) is not read, since that can take seconds; longer texts and lists in it are
-left out."""
+LARGEST_CARD, DEEPEST = 1 << 20, 50
+"""A larger card (bytes), and front matter with more levels, is not read."""
 FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
-RESULTS = re.compile(r"^model-index:.*?(?=^[^\s#-]|\Z)", re.DOTALL | re.MULTILINE)
-"""A model's evaluation results. They may be long, and do not hold for the converted model."""
 KEPT = (
     *("license", "license_name", "license_link", "language", "datasets", "metrics", "thumbnail"),
     *("pipeline_tag", "library_name", "base_model", "tags"),
@@ -55,15 +49,13 @@ BODY = """\
 # {name}, {title}
 
 This is [{source}]({link}) with its {scaled}.
-{weights}.
+{changed}.
 
 | | |
 |---|---|
-| method | `{method}` |
-| scale | {strength} |
+| scaling | {scaling} |
 | trained length | {train_length} |
-| source | {source} |
-| commit | {commit} |
+| commit of the source | {commit} |
 {picture}
 ## Load
 
@@ -116,11 +108,6 @@ fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
 print(fill(f"Paris is the {tokenizer.mask_token} of France."))""",
     "text-classification": CLASSIFY,
     "token-classification": CLASSIFY,
-    "question-answering": """\
-inputs = tokenizer("Who wrote it?", "Ada wrote it in 1843.", return_tensors="pt")
-scores = model(**inputs)
-start, end = scores.start_logits.argmax(), scores.end_logits.argmax()
-print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))""",
 }
 """Task -> code that follows the code that loads the model and its tokenizer."""
 EMBED = """\
@@ -150,7 +137,7 @@ ENCODER = """\
 {embeds}* text-embeddings-inference refuses the weights of this model. Never set `model_type` in config.json
   to `bert` so that it takes them: it has a JinaBERT of its own, which reads no scaling, so the model would
   run **unscaled**.
-* vLLM cannot serve this model: {why}.
+* vLLM cannot serve this model: the plugin of ntk-convert has no encoders.
 
 """
 EMBEDS = """\
@@ -159,6 +146,10 @@ EMBEDS = """\
   `ntk-convert export DIR --onnx-standalone --onnx-dtype fp32 --pooled`.
 """
 REFUSED = "## Serve\n\nvLLM cannot serve this model: {why}.\n\n"
+LENGTH_DYNAMIC = (
+    "its scaling is length-dynamic, so every new token changes the keys of all tokens before it. Convert the "
+    "source with `--dynamic position` instead"
+)
 TRAINED = 2048
 """Tokens: the trained length of most ALiBi checkpoints, used if that of the model is not known."""
 
@@ -208,21 +199,7 @@ def describe(
     checks: Sequence[Check],
     picture: bool,
 ) -> str:
-    """The card of a converted repository, Markdown with front matter.
-
-    Args:
-        repository: the repository.
-        origin: what it was made from; the parts of its front matter that still hold are carried over.
-        words: the card's wording for this kind of model.
-        tokenizer: what became of the source's tokenizer.
-        sentence_encoder: see ``Nested.sentence_encoder``.
-        weights: what became of the source's weights.
-        notes: what else users of the model have to know.
-        place: where the examples load the model from: a folder, or a Hub id.
-        command: the command line that gives the same result, without secrets.
-        checks: what verification found; empty if it was not run.
-        picture: show ``PICTURE``.
-    """
+    """The card of a converted repository, Markdown; its examples load the model from ``place``."""
     import yaml
 
     scaling = repository.scaling
@@ -230,6 +207,13 @@ def describe(
     embeds = sentence_encoder
     if embeds is None:  # then sentence-transformers takes the mean of an encoder's hidden states
         embeds = alibi and not repository.decoder and repository.head == "Model"
+    if weights == "fine-tuned":
+        changed = "It was fine-tuned after the conversion, so its weights are its own"
+    else:
+        rounded = weights == "rounded"
+        same = "Tokenizer" if rounded else "Weights, tokenizer"
+        differs = words.differs + ", and the weights' dtype" * rounded
+        changed = f"{same} and tensor names are those of the source; only {differs}"
     use = _use(words, tokenizer, place, sentence_encoder=embeds)
     more = USE.format(code=use) if use else ""
     if alibi:
@@ -241,9 +225,8 @@ def describe(
         source=_plain(origin.name),
         link=f"https://huggingface.co/{origin.base_model}" if origin.base_model else "#how-it-was-made",
         scaled=words.scaled,
-        weights=_weights(weights, origin, words),
-        method=scaling.method,
-        strength=_strength(scaling),
+        changed=changed,
+        scaling=scaling,
         train_length=f"{repository.train_length} tokens" if repository.train_length else "not known",
         commit=f"`{origin.commit}`" if origin.commit else "(local folder)",
         picture=SHOWN.format(title=words.kind) if picture else "",
@@ -276,7 +259,7 @@ def adopted(card: str, fresh: str) -> str:
     _, _, text = new_body.strip().partition("\n")  # without the title
     section = re.sub("^##", "###", text.strip(), flags=re.MULTILINE)
     # Front matter that cannot be read stays as it is.
-    kept = header if header and not front_matter(card, results=True) else new_header
+    kept = header if header and not _front_matter(card) else new_header
     return kept + with_section(body, ADOPTED, f"{section}\n")
 
 
@@ -305,30 +288,19 @@ def by_hand(card: bytes) -> bool:
     return not OURS.search(text) and bool(_split(text)[1].strip())
 
 
-def shown_folder(given: Path, place: Path) -> str:
-    """The folder ``place`` as the card shows it, with ``./`` before it.
-
-    For privacy, a folder that is not given by its path below the current one is cut to its own name.
-    """
-    outside = given.is_absolute() or ".." in given.parts or str(given).startswith(("~", "."))
-    return f"./{place.name if outside else given.as_posix()}"
-
-
-def front_matter(card: str, *, results: bool = False) -> dict[str, Any]:
-    """The front matter of a card, if it can be read and written safely; ``results``: with ``model-index``."""
+def _front_matter(card: str) -> dict[str, Any]:
+    """The front matter of a card; empty if it cannot be read, or could take a time or space without limit."""
     import yaml
 
-    found = FRONT_MATTER.match(card)
-    matter = "" if found is None else found[1]
-    matter = matter if results else RESULTS.sub("", matter)
-    if len(matter) > LARGEST_MATTER:
-        return {}
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # results can be long, and Python takes seconds
+    found, depth = FRONT_MATTER.match(card), 0
     try:
-        # An alias can stand for content without limit.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(matter, yaml.SafeLoader)):
-            return {}
-        values = yaml.safe_load(matter)
-        yaml.safe_dump(values)  # a number may be too long to be written
+        matter = "" if found is None else found[1]
+        for event in yaml.parse(matter, loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST or isinstance(event, yaml.AliasEvent):
+                return {}
+        values = yaml.load(matter, loader)
     except Exception:  # PyYAML also raises errors that are not its own
         return {}
     return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
@@ -338,7 +310,7 @@ def _metadata(
     origin: Origin, words: Words, sentence_encoder: bool | None, *, embeds: bool, fine_tuned: bool
 ) -> dict[str, Any]:
     """The front matter: what still holds of the older card's, and what is known of this model."""
-    found = front_matter(origin.card, results=fine_tuned)
+    found = _front_matter(origin.card)
     known = {key: _texts(found.get(key)) for key in KEPT}
     # The card of a fine-tuned model is its own, and may name a closer parent than the conversion's source.
     parents = [origin.base_model, _hub_ids(known["base_model"])]
@@ -365,8 +337,8 @@ def _metadata(
 def _texts(value: object) -> str | list[str] | None:
     """A text or a list of texts, else None. YAML reads "no", the code of Norwegian, as False."""
     listed = ["no" if entry is False else entry for entry in (value if isinstance(value, list) else [value])]
-    texts = [entry for entry in listed if isinstance(entry, str) and 0 < len(entry) <= LARGEST_VALUE]
-    if len(texts) < len(listed) or not 0 < len(texts) <= LARGEST_VALUE:
+    texts = [entry for entry in listed if isinstance(entry, str) and entry]
+    if not texts or len(texts) < len(listed):
         return None
     return texts if isinstance(value, list) else texts[0]
 
@@ -382,29 +354,6 @@ def _hub_ids(names: str | list[str] | None) -> str | list[str] | None:
     """Hub ids as a card gives them; None if there are none, or names of folders among them."""
     listed = [names] if isinstance(names, str) else names or []
     return names if listed and all(map(is_repo_id, listed)) else None
-
-
-def _weights(weights: Weights, origin: Origin, words: Words) -> str:
-    """What became of the source's weights, a sentence without its full stop."""
-    if weights == "fine-tuned":
-        return "It was fine-tuned after the conversion, so its weights are its own"
-    commit = f" at commit `{origin.commit}`" if origin.commit else ""
-    if weights == "rounded":
-        return (
-            f"Tokenizer and tensor names are those of the source{commit}; only {words.differs}, and the "
-            "weights' dtype"
-        )
-    return f"Weights, tokenizer and tensor names are those of the source{commit}; only {words.differs}"
-
-
-def _strength(scaling: Scaling) -> str:
-    if isinstance(scaling, Unscaled):
-        return "1"
-    if isinstance(scaling, Static):
-        return f"{number_text(scaling.factor)} (static)"
-    what = "the row's length" if scaling.dynamic == "length" else "the query's position + 1"
-    rate = number_text(scaling.rate)
-    return f"max(1, {rate} x {what} / {scaling.train_length}) ({scaling.dynamic}-dynamic)"
 
 
 def _plain(text: str) -> str:
@@ -427,7 +376,7 @@ def _use(words: Words, tokenizer: Tokenizer, place: str, *, sentence_encoder: bo
     """Code that uses the model once, after ``_load``; None for a task or a tokenizer that it cannot show."""
     if sentence_encoder and tokenizer.here:
         return FENCED.format(EMBED.format(where=_where(words, place)))
-    if words.task is None or not (tokenizer.here or tokenizer.elsewhere):
+    if words.task not in USES or not (tokenizer.here or tokenizer.elsewhere):
         return None
     return FENCED.format(USES[words.task].replace("{task}", words.task))
 
@@ -443,12 +392,15 @@ def _where(words: Words, place: str) -> str:
 
 def _serve(repository: ConvertedRepository, place: str, *, embeds: bool) -> str:
     """The section about servers of an ALiBi model; ``embeds``: an encoder that makes vectors of texts."""
-    why = _not_served(repository)
     if not repository.decoder:
-        return ENCODER.format(embeds=EMBEDS if embeds else "", why=why)
-    if why:
+        return ENCODER.format(embeds=EMBEDS if embeds else "")
+    if not repository.has_logits:
+        [name] = repository.config["architectures"]
+        why = f"the plugin of ntk-convert has `{repository.family.language_model}`, not `{name}`"
         return REFUSED.format(why=why)
     scaling = repository.scaling
+    if isinstance(scaling, Dynamic) and scaling.dynamic == "length":
+        return REFUSED.format(why=LENGTH_DYNAMIC)
     factor = DYNAMIC_REACH if isinstance(scaling, Dynamic) else scaling.factor_at(0)
     length = round((repository.train_length or TRAINED) * factor)
     return SERVE.format(command=_serve_command(place), length=length)
@@ -458,19 +410,3 @@ def _serve_command(place: str, revision: str | None = None) -> str:
     """The command that serves the model, but for its last word."""
     words = [place, *(["--revision", revision] if revision else [])]
     return f"vllm serve {shlex.join(words)} --max-model-len"
-
-
-def _not_served(repository: ConvertedRepository) -> str | None:
-    """Why vLLM cannot serve the model; None if it can."""
-    if not repository.decoder:
-        return "the plugin of ntk-convert has no encoders"
-    if not repository.has_logits:
-        [name] = repository.config["architectures"]
-        return f"the plugin of ntk-convert has `{repository.family.language_model}`, not `{name}`"
-    scaling = repository.scaling
-    if isinstance(scaling, Dynamic) and scaling.dynamic == "length":
-        return (
-            "its scaling is length-dynamic, so every new token changes the keys of all tokens before it. "
-            "Convert the source with `--dynamic position` instead"
-        )
-    return None

@@ -117,8 +117,7 @@ def open_converted(folder: Path) -> ConvertedRepository:
     """Reads a converted repository's config and the headers of its weights; runs none of its code.
 
     Raises:
-        SourceError: the folder is not a converted repository, is damaged, or holds code that this version
-            does not write.
+        SourceError: not a converted repository, a damaged one, or one with code of another version.
         UnsupportedModel: no conversion writes such a model.
     """
     config, recipe = read_converted(folder)
@@ -130,12 +129,7 @@ def open_converted(folder: Path) -> ConvertedRepository:
 
 
 def read_converted(folder: Path) -> tuple[dict[str, Any], Recipe]:
-    """The parsed config.json of a converted repository, and its recipe.
-
-    Raises:
-        SourceError: the folder is not a converted repository, or its config is damaged.
-        UnsupportedModel: no conversion writes such a model.
-    """
+    """The parsed config.json of a converted repository, and its recipe; raises as ``open_converted``."""
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder; name a repository that ntk-convert wrote")
     if not (folder / CONFIG).is_file():

@@ -13,12 +13,7 @@ from converter.paths import out_path
 
 
 def check_folder(out: str | Path, *, overwrite: bool) -> Path:
-    """The absolute path of a folder that may be written to; call this before the work begins.
-
-    Raises:
-        OutputError: it is a file, its parent does not exist, it cannot be read and written, or it is not
-            empty and ``overwrite`` was not given.
-    """
+    """The absolute path of a folder that may be written to, else ``OutputError``; call it before the work."""
     place = out_path(out)
     if place.exists() and not place.is_dir():
         raise OutputError(f"`out` {out} is a file; name a folder")

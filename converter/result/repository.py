@@ -67,10 +67,7 @@ def write_repository(
     copied: Iterable[str],
     rewritten: Mapping[str, Any],
 ) -> None:
-    """Writes the files of a converted repository except its weights and card.
-
-    The files in ``copied`` must have been fetched; ``rewritten`` is the content of other JSON files.
-    """
+    """Writes them; ``copied`` must have been fetched, ``rewritten`` is the content of other JSON files."""
     for name, value in {CONFIG: config, **rewritten}.items():
         (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     for name in templates:
@@ -85,11 +82,7 @@ def raise_limits(
 ) -> tuple[dict[str, Any], str | None]:
     """Raises limits that are lower than ``reach`` tokens; of a decoder, only the tokenizer's.
 
-    A value that is not a positive integer is left as it is, and so is a file that cannot be read.
-
-    Returns:
-        The new content of each file whose limit is raised, by name, and what was raised: a sentence without
-        its full stop, or None.
+    Returns the new content of each file whose limit is raised, by name, and a note, or None.
     """
     files: dict[str, Any] = {}
     raised = []

@@ -32,12 +32,7 @@ ASIDE = ".old"
 
 
 def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
-    """The absolute path to write to, with links resolved.
-
-    Raises:
-        OutputError: the path is occupied and ``overwrite`` was not given, overlaps the source, has no parent
-            folder, or cannot be written or replaced.
-    """
+    """The absolute path to write to; ``OutputError`` if it cannot be written or replaced."""
     place = out_path(out)
     origin = Path(os.path.realpath(source))
     if not place.parent.is_dir():
@@ -69,16 +64,9 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
 
 
 def check_space(folder: Path, needed: int, what: str, remedy: str) -> None:
-    """Checks that the file system of ``folder`` has ``needed`` bytes free.
+    """Raises ``OutputError`` if the file system of ``folder`` has fewer than ``needed`` bytes free.
 
-    Args:
-        folder: a folder on that file system.
-        needed: bytes.
-        what: the start of the message's clause that ends with the bytes, such as "the weights need".
-        remedy: what the user can do besides freeing space.
-
-    Raises:
-        OutputError: it has not.
+    ``what`` starts its clause that ends with the bytes, such as "the weights need".
     """
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -96,11 +84,6 @@ def staged(place: Path, *, overwrite: bool, resume: bool = False) -> Iterator[Pa
     finished, with their journal. It is kept for the next run if it holds finished weight files and the block
     was ended by the user, by the disk, or by something else that another attempt may not meet.
 
-    Args:
-        place: absolute path, from ``check_output``.
-        overwrite: replace the folder at ``place``, which stays until the new one is complete.
-        resume: continue from what an earlier run left.
-
     Raises:
         OutputError: another program filled ``place`` meanwhile, or the disk failed and finished files are
             kept.
@@ -117,9 +100,12 @@ def workspace(place: Path, *, resume: bool = False) -> Iterator[Path]:
 
     First removes what earlier runs to the same place left there when they were killed.
     """
-    folder, lock = remove_leftovers(place, resume=resume) or _create(place)
+    with held() as waiting:
+        folder, lock = remove_leftovers(place, resume=resume) or _create(place)
     files = None
     try:
+        if waiting:
+            raise KeyboardInterrupt
         yield folder
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt) or came()
@@ -138,13 +124,9 @@ def workspace(place: Path, *, resume: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(place: Path, *, resume: bool = False) -> tuple[Path, int] | None:
-    """Removes what killed runs to the same place left beside it.
+    """Removes what killed runs to the same place left beside it, or puts back what they had moved aside.
 
-    A folder that ``--overwrite`` had just moved aside is put back if nothing has taken its place. With
-    ``resume``, the folder with most finished weight files is kept.
-
-    Returns:
-        The kept folder and the descriptor that locks it; None if there is none.
+    With ``resume``, returns the folder with most finished weight files, and the descriptor that locks it.
     """
     restore(place)
     kept = None

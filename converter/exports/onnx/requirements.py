@@ -58,7 +58,7 @@ def check_recipe(recipe: Recipe, config: Config) -> Family:
     if not isinstance(recipe, AlibiRecipe):
         raise UnsupportedModel(
             f"ONNX graphs are written for ALiBi models only, and {recipe.model_type!r} is rotary; convert it "
-            f"without `onnx`, with a static scaling, and export the result: {OPTIMUM}"
+            f"without `onnx`, with `scale` (tracing would freeze a dynamic scaling), and export it: {OPTIMUM}"
         )
     named = config.get("architectures") or []
     if len(named) != 1:

@@ -13,7 +13,7 @@ from converter.config import OVERRIDES, PROVENANCE, Config
 from converter.errors import SourceError, VerificationError
 from converter.exports.onnx.files import NOT_COPIED, graph_bytes, planned_files
 from converter.exports.onnx.options import OnnxOptions
-from converter.exports.onnx.requirements import check_recipe
+from converter.exports.onnx.requirements import check_conversion
 from converter.model import Model
 from converter.recipes.overrides import words
 from converter.result import manifest
@@ -131,7 +131,7 @@ def prepare(
     scaling = model.scaling(request)
     config = recipe.scaled_config(scaling, model.trained.tokens, source, model.tokenizer)
     if onnx is not None:
-        check_recipe(onnx, recipe, config, source)
+        check_conversion(onnx, recipe, config, source)
     weights = source.weights()
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")

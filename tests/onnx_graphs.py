@@ -146,11 +146,6 @@ def edit(path: Path, change: Callable[[onnx.ModelProto], None]) -> None:
     onnx.save(model, path)
 
 
-def external(tensor: onnx.TensorProto) -> dict[str, str]:
-    """Where an initialiser's bytes are: location, offset, length."""
-    return {entry.key: entry.value for entry in tensor.external_data}
-
-
 POOLING = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
 
 

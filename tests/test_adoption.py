@@ -348,7 +348,7 @@ def test_a_graph_of_the_same_folder_is_checked_and_pushed(
 
     half = {name: tensor.half() for name, tensor in tensors.items()}
     save_file(half, folder / "model.safetensors", {"format": "pt"})
-    assert "model.onnx does not belong to these weights" in refused("adopt", folder)
+    assert " is not what ntk-convert" in refused("adopt", folder)
 
 
 # The card

@@ -49,7 +49,7 @@ def headed(folder: Path, name: str, head: Any) -> Path:
 
 
 KINDS = [
-    *(f"{family} CausalLM" for family in tiny.FACTORIES),
+    *(f"{family} CausalLM" for family in ("bloom", "mpt", "baichuan")),
     *("bloom SequenceClassification", "bloom QuestionAnswering"),
     *(f"{family} MaskedLM" for family in tiny.ENCODERS),
     *("bloom pooled", "jina_bert pooled"),

@@ -17,26 +17,20 @@ import onnx
 import pytest
 import torch
 
-from converter.exports.onnx.card import section
 from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.export import ExportResult, export
-from converter.exports.onnx.options import OnnxOptions
 from tests import tiny
 from tests.conftest import MakeSource, Run, edit_json, fingerprint
-from tests.dealt import dealt, quick
 from tests.onnx_graphs import (
     PROFILES,
     TRAIN_LENGTH,
     Engine,
     Make,
     assert_close,
-    converted_copy,
     expected,
     exported,
-    external,
     nodes_of,
 )
-from tests.patched import FAMILIES
 
 ROOT = Path(__file__).parent.parent
 CONVERT = ("--scale", "2", "--train-length", TRAIN_LENGTH)
@@ -65,53 +59,48 @@ def new_files(run: Command, folder: Path, *words: object) -> set[str]:
 # What is written
 
 
-WRITTEN: list[tuple[str, str | None, tuple[str, ...], set[str]]] = [
-    *((family, None, (), {"model.onnx", GENAI, REPORT}) for family in ("bloom", "refact")),
-    ("mpt", None, ("--onnx-profile", "portable"), {"model.onnx", REPORT}),
-    ("bloom", None, ("--no-validate",), {"model.onnx", GENAI}),
-    *(
-        ("mpt", dtype, words, {"model.onnx", "model_fp32.onnx", REPORT, *config})
-        for dtype in HALF
-        for words, config in (((), [GENAI]), (("--onnx-profile", "portable"), []))
-    ),
-    *(
-        ("falcon", "fp16", ("--onnx-standalone", *words), {name, f"{name}_data", REPORT, *config})
-        for words, name, config in (
-            ((), "onnx/model_fp16.onnx", [GENAI]),
-            (("--onnx-dtype", "fp32"), "onnx/model.onnx", [GENAI]),
-            (("--onnx-profile", "portable"), "onnx/model_fp16.onnx", []),
-            (("--onnx-profile", "portable", "--onnx-dtype", "fp32"), "onnx/model.onnx", []),
-        )
+def with_data(graph: str) -> list[str]:
+    return [graph, f"{graph}_data"]
+
+
+WRITTEN: list[tuple[str, str | None, str, set[str]]] = [
+    ("bloom", None, "", {"model.onnx", GENAI, REPORT}),
+    ("mpt", None, "--onnx-profile portable", {"model.onnx", REPORT}),
+    ("bloom", None, "--no-validate", {"model.onnx", GENAI}),
+    ("mpt", "bf16", "", {"model.onnx", "model_fp32.onnx", GENAI, REPORT}),
+    ("mpt", "fp16", "--onnx-profile portable", {"model.onnx", "model_fp32.onnx", REPORT}),
+    ("falcon", "fp16", "--onnx-standalone", {*with_data("onnx/model_fp16.onnx"), GENAI, REPORT}),
+    (
+        "falcon",
+        "fp16",
+        "--onnx-standalone --onnx-profile portable --onnx-dtype fp32",
+        {*with_data("onnx/model.onnx"), REPORT},
     ),
 ]
 
 
-@pytest.mark.parametrize(
-    ("family", "dtype", "words", "files"),
-    WRITTEN,
-    ids=lambda each: " ".join(sorted(each)) if isinstance(each, (set, tuple)) else str(each),
-)
+@pytest.mark.parametrize(("family", "dtype", "words", "files"), WRITTEN, ids=str)
 def test_what_is_written(
     repository: Make,
     run: Command,
     tmp_path: Path,
     family: str,
     dtype: str | None,
-    words: tuple[str, ...],
+    words: str,
     files: set[str],
 ) -> None:
     """Half-precision weights get a graph in float32 too, and a standalone graph needs only its folder."""
     folder = repository(family, **({"dtype": HALF[dtype]} if dtype else {}))
-    assert new_files(run, folder, *words) == files
+    assert new_files(run, folder, *words.split()) == files
     graphs = sorted(name for name in files if name.endswith(".onnx"))
     if GENAI in files:
         served = json.loads((folder / GENAI).read_text())["model"]["decoder"]["filename"]
         assert served == graphs[-1]
+        assert "`onnxruntime_genai.Model(folder)`" in (folder / CARD).read_text(encoding="utf-8")
     if REPORT in files:
         report = json.loads((folder / REPORT).read_text())
         assert report["passed"] is True
         assert [graph["file"] for graph in report["graphs"]] == graphs
-        assert run("validate", folder).code == 0
     path = folder / graphs[-1]
     if path.parent != folder:
         path = Path(shutil.move(path.parent, tmp_path / "elsewhere")) / path.name
@@ -120,26 +109,13 @@ def test_what_is_written(
     assert_close(logits, expected(folder, family, ids), relative=1e-2 if "fp16" in path.name else 1e-5)
 
 
-def test_the_card_gives_genai_no_more_than_the_context_length(repository: Make, run: Command) -> None:
-    """genai refuses a ``max_length`` beyond it."""
-    folder = repository()
-    run("export", folder, "--no-validate")
-    longest = json.loads((folder / GENAI).read_text())["model"]["context_length"]
-    assert longest == 2 * TRAIN_LENGTH
-    text = (folder / CARD).read_text(encoding="utf-8")
-    assert f"(max_length={longest})  # prompt and answer; at most {longest}\n" in text
-    text = section(OnnxOptions(), "fp32", None, ["model.onnx"], True, {}, None, 8192)
-    assert "(max_length=4096)  # prompt and answer; at most 8192\n" in text
-    assert "max_length" not in section(OnnxOptions(), "fp32", None, ["model.onnx"], True, {}, None, None)
-
-
 def test_path_and_report_are_on_stdout(repository: Make, run: Command) -> None:
     folder = repository()
     result = run("export", folder)
     assert result.out.startswith(f"{folder}\nmodel.onnx")
     assert "ran on CPUExecutionProvider" in result.out
     assert result.err == ""
-    quiet = run("export", folder, "-q")
+    quiet = run("export", folder, "-q", "--no-validate")
     assert (quiet.out, quiet.err) == (f"{folder}\n", "")
     values = run("export", folder, "--json").json
     assert values["path"] == str(folder)
@@ -154,7 +130,7 @@ def test_path_and_report_are_on_stdout(repository: Make, run: Command) -> None:
 def test_exporting_again_replaces(repository: Make, run: Command) -> None:
     """Also the report, and a genai_config.json that is wrong about the new graph."""
     folder = repository()
-    assert run("export", folder, "--last-logits").code == 0
+    assert run("export", folder, "--last-logits", "--no-validate").code == 0
     other = (folder / "model.onnx").read_bytes()
     result = export(folder)
     assert isinstance(result, ExportResult)
@@ -209,22 +185,6 @@ def header(file: Path) -> tuple[int, dict[str, Any]]:
     return 8 + length, json.loads(content[8 : 8 + length])
 
 
-def pointers(folder: Path, graph: onnx.GraphProto) -> dict[str, set[str]]:
-    """File -> the tensors in it that a graph points to; each is where and what the file says."""
-    used: dict[str, set[str]] = {}
-    for tensor in graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            assert tensor.ByteSize() < 2048
-            continue
-        place = external(tensor)
-        start, tensors = header(folder / place["location"])
-        begin, end = tensors[tensor.name]["data_offsets"]
-        assert (int(place["offset"]), int(place["length"])) == (start + begin, end - begin)
-        assert list(tensor.dims) == tensors[tensor.name]["shape"]
-        used.setdefault(place["location"], set()).add(tensor.name)
-    return used
-
-
 def described(values: Any) -> list[tuple[str, int, list[str | int]]]:
     """Name, dtype and sizes of inputs or outputs."""
     return [
@@ -238,26 +198,17 @@ def described(values: Any) -> list[tuple[str, int, list[str | int]]]:
 
 
 @pytest.mark.parametrize(
-    ("family", "profile", "dtype", "last_logits", "sharded"),
-    dealt(FAMILIES, PROFILES, ["fp32", "fp16"], [False, True], [False, True], each=2),
+    ("family", "profile", "dtype", "last_logits"),
+    [("bloom", "ort", "fp32", False), ("refact", "portable", "fp16", True), ("mpt", "ort", "fp16", True)],
 )
 def test_the_graph_s_file(
-    repository: Make, family: str, profile: Profile, dtype: str, last_logits: bool, sharded: bool
+    repository: Make, family: str, profile: Profile, dtype: str, last_logits: bool
 ) -> None:
-    """Initialisers point into the weights; names are those that the ecosystem binds, and the model's."""
-    folder = repository(family, sharded=sharded)
+    """Names are those that the ecosystem binds, and the model's."""
+    folder = repository(family)
     exported(folder, profile, dtype=dtype, last_logits=last_logits)
     onnx.checker.check_model(str(folder / "model.onnx"), full_check=True)
     graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
-
-    used = pointers(folder, graph)
-    stored = {file.name: header(file)[1].keys() - {"__metadata__"} for file in folder.glob("*.safetensors")}
-    assert len(stored) == 1 or sharded
-    assert all(used[file] <= stored[file] for file in used)
-    # Every tensor is used but a tied head's second name and what no version of the model reads.
-    unused = {name for names in stored.values() for name in names}.difference(*used.values())
-    dead = ("lm_head.weight", ".attn.bias", ".attn.masked_bias", "relative_pe.slopes")
-    assert all(name.endswith(dead) for name in unused)
 
     kind, size = {"fp32": 1, "fp16": 10}[dtype], tiny.HEAD_DIM + (8 if profile == "ort" else 0)
     kept = tiny.CHECKPOINTS[family].kv_heads
@@ -288,19 +239,6 @@ def test_tensors_are_found_without_their_prefix(repository: Make, run: Command) 
     assert run("export", repository(prefix=False)).code == 0
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_the_size_does_not_depend_on_the_weights(tmp_path: Path, run: Command, profile: Profile) -> None:
-    sizes = []
-    for width in (4, 16):
-        folder = converted_copy(
-            tiny.FACTORIES["bloom"](tmp_path / f"{width}", width), tmp_path / f"out-{width}"
-        )
-        assert run("export", folder, "--no-validate", "--onnx-profile", profile).code == 0
-        sizes.append((folder / "model.onnx").stat().st_size)
-    assert abs(sizes[1] - sizes[0]) < 2048
-    assert max(sizes) < 200_000
-
-
 def as_in_the_cache(folder: Path, hub: Path) -> Path:
     """Moves a repository into the layout of the Hub's cache: links into a folder of blobs."""
     blobs, links = hub / "blobs", hub / "snapshots/1234"
@@ -312,12 +250,11 @@ def as_in_the_cache(folder: Path, hub: Path) -> Path:
     return links
 
 
-@pytest.mark.parametrize("profile", PROFILES)
 def test_graphs_in_the_hub_s_cache(
-    repository: Make, run: Command, refused: Callable[..., str], tmp_path: Path, profile: Profile
+    repository: Make, run: Command, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     """The graph itself is a link there, and so are the weights that it points to."""
-    links = as_in_the_cache(exported(repository(), profile), tmp_path / "hub")
+    links = as_in_the_cache(exported(repository()), tmp_path / "hub")
     ids = tiny.token_ids(1, 20)
     logits, _ = Engine(links / "model.onnx").step(ids, np.ones_like(ids))
     assert_close(logits, expected(links, "bloom", ids))
@@ -329,7 +266,7 @@ def test_graphs_in_the_hub_s_cache(
     assert "link" in line
     assert "--onnx-standalone" in line
     before = fingerprint(tmp_path / "hub/blobs")
-    result = run("export", links, "--onnx-standalone", "--onnx-profile", profile)
+    result = run("export", links, "--onnx-standalone")
     assert result.code == 0, result.err
     assert run("validate", links).code == 0
     # Blobs are named after their hashes and shared by revisions.
@@ -339,12 +276,9 @@ def test_graphs_in_the_hub_s_cache(
 # In one go with the conversion
 
 
-@pytest.mark.parametrize("family", quick(FAMILIES, "bloom", "falcon"))
-def test_convert_with_a_graph(
-    pristine: Callable[..., Path], run: Command, tmp_path: Path, family: str
-) -> None:
+def test_convert_with_a_graph(pristine: Callable[..., Path], run: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = run(pristine(family), *CONVERT, "--out", out, "--onnx", "--last-logits", "--json")
+    result = run(pristine("falcon"), *CONVERT, "--out", out, "--onnx", "--last-logits", "--json")
     assert result.code == 0, result.err
     values = result.json
     assert values["files"] == {name: (out / name).stat().st_size for name in files_of(out)}
@@ -430,26 +364,17 @@ def grow(folder: Path, *, layers: int, heads: int, head_dim: int, vocabulary: in
     edit_json(folder / "config.json", changes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [(), ("--onnx-standalone", "--onnx-profile", "portable")], ids=str)
-def test_no_heavy_package_is_loaded_without_validation(repository: Make, words: tuple[str, ...]) -> None:
-    folder = repository()
-    for _ in range(2):  # nor to look at what would be replaced
-        used = measured(folder, *words)
-        assert used["code"] == 0
-        assert used["modules"] == []
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_a_large_checkpoint_takes_no_time_and_no_memory(repository: Make, profile: Profile) -> None:
-    """BLOOM-1b7's sizes: 3.4 GB that are never read."""
+def test_a_large_checkpoint_takes_no_time_and_no_memory(repository: Make) -> None:
+    """BLOOM-1b7's sizes: 3.4 GB that are never read, by no heavy package, nor to see what is replaced."""
     folder = repository()
     grow(folder, layers=24, heads=16, head_dim=128, vocabulary=250880)
     assert (folder / "model.safetensors").stat().st_size > 3e9
-    used = measured(folder, "--onnx-profile", profile)
-    assert used["code"] == 0
-    assert used["peak"] < 500e6
-    assert used["bytes_read"] < 30e6
-    assert used["seconds"] < 10
-    graphs = [folder / "model.onnx", folder / "model_fp32.onnx"]
-    assert all(graph.stat().st_size < 2e6 for graph in graphs)
+    for profile in PROFILES:
+        used = measured(folder, "--onnx-profile", profile)
+        assert used["code"] == 0
+        assert used["modules"] == []
+        assert used["peak"] < 500e6
+        assert used["bytes_read"] < 30e6
+        assert used["seconds"] < 10
+        graphs = [folder / "model.onnx", folder / "model_fp32.onnx"]
+        assert all(graph.stat().st_size < 2e6 for graph in graphs)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper
@@ -25,9 +25,8 @@ from converter.exports.onnx.quantise import quantise
 from converter.exports.onnx.rounding import BLOCK, Bits, Stored, pack, steps_of
 from converter.exports.onnx.rounding import quantised as rounded_numbers
 from tests import tiny
-from tests.dealt import dealt
 from tests.onnx_graphs import PROFILES, Engine, exported
-from tests.patched import VARIANTS, Convert, batch, load
+from tests.patched import Convert, batch, load
 
 Array = NDArray[Any]
 DTYPES = ("int4", "int8", "w8a8")
@@ -40,7 +39,6 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "bloom-untied": ("bloom", 12, {"tie_word_embeddings": False}),
     "mpt-rest": ("mpt", 5, {}),
     "falcon": ("falcon", 8, {"dtype": torch.bfloat16}),
-    "falcon-rest": ("falcon", 8, VARIANTS["falcon-no-bias"][1]),
     "refact": ("refact", 8, {}),
     "jais": ("jais", 5, {}),
 }
@@ -103,7 +101,19 @@ def root_mean_square(values: Array) -> float:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("case", "dtype", "profile"), dealt(CASES, DTYPES, PROFILES, each=1))
+@pytest.mark.parametrize(
+    ("case", "dtype", "profile"),
+    [
+        ("bloom", "int4", "ort"),
+        ("bloom-half", "w8a8", "portable"),
+        ("bloom-untied", "int8", "portable"),
+        ("mpt-rest", "int4", "portable"),
+        ("mpt-rest", "w8a8", "ort"),
+        ("falcon", "int8", "ort"),
+        ("refact", "w8a8", "portable"),
+        ("jais", "int4", "ort"),
+    ],
+)
 def test_graph_computes_the_model_with_the_stored_weights(
     converted: Convert, case: str, dtype: str, profile: Profile
 ) -> None:
@@ -185,19 +195,11 @@ def test_the_operators(converted: Convert, dtype: str, profile: Profile) -> None
     assert all(len(node.input) == 4 for node in model.node if node.op_type == "MatMulNBits")
     assert (model.input, model.output) == (plain.input, plain.output)
     onnx.checker.check_model(path, full_check=True)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_size(converted: Convert, bits: int) -> None:
-    path = quantised(converted("bloom", 16), f"int{bits}")
-    assert sorted(file.name for file in path.parent.iterdir()) == [path.name, f"{path.name}_data"]
-    width, layers = 128, 2
-    in_layers, outside = layers * 12 * width**2, tiny.VOCAB_SIZE * width
-    overhead = 4 + bits / 8  # of a block: scale and zero point
-    wanted = in_layers * (bits / 8 + overhead / BLOCK) + outside * (1 + 5 / BLOCK)
-    # Beyond: norms, biases, and alignment of each tensor.
-    size = path.with_name(f"{path.name}_data").stat().st_size
-    assert wanted <= size <= wanted + 4 * 32 * width + 60 * 4096
+    # The sums of two products fit into 16 bits, which is all that some processors add them in.
+    stored = [numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer]
+    largest = [np.abs(each.astype(np.int64)).max() for each in stored if each.dtype == np.int8]
+    assert len(largest) == (layers if dtype == "w8a8" else 0)
+    assert 2 * 255 * max(largest, default=0) < 2**15
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -244,18 +246,17 @@ SIZES = (0.0, 2.0**-40, 1.0, 2.0**40)
 """Of the rows; all zeros too."""
 
 
-def drawn(data: st.DataObject) -> tuple[int, int, int, Array, np.random.Generator]:
-    """Rows, inputs and outputs; the size of each row, float32 [rows, 1]; a source of numbers."""
-    count, inputs, outputs = (data.draw(st.integers(1, most)) for most in (4, 70, 40))
-    sizes = [data.draw(st.sampled_from(SIZES)) for _ in range(count)]
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    return count, inputs, outputs, np.array(sizes, np.float32)[:, None], rng
-
-
-@given(st.data())
-def test_numbers_of_8_bits_are_multiplied_exactly(data: st.DataObject) -> None:
-    count, inputs, outputs, sizes, rng = drawn(data)
-    values = rng.integers(-ACTIVATION, ACTIVATION + 1, (count, inputs))
+@settings(max_examples=40)
+@given(
+    *(st.integers(1, most) for most in (70, 40)),
+    st.lists(st.sampled_from(SIZES), min_size=1, max_size=4),
+    st.integers(0, 2**32),
+)
+def test_numbers_of_8_bits_are_multiplied_exactly(
+    inputs: int, outputs: int, scales: list[float], seed: int
+) -> None:
+    rng, sizes = np.random.default_rng(seed), np.array(scales, np.float32)[:, None]
+    values = rng.integers(-ACTIVATION, ACTIVATION + 1, (len(sizes), inputs))
     weights = rng.integers(-WEIGHT, WEIGHT + 1, (outputs, inputs))
     values[:, 0], weights[:, -1] = ACTIVATION, -WEIGHT  # the largest, so the scales are known
     weights[0] = 0
@@ -263,33 +264,6 @@ def test_numbers_of_8_bits_are_multiplied_exactly(data: st.DataObject) -> None:
         session = product((weights / 8).astype(np.float32), fused=fused)
         [found] = session.run(None, {"rows": values.astype(np.float32) * sizes})
         np.testing.assert_allclose(found, (values @ weights.T) / 8 * sizes.astype(np.float64), rtol=1e-5)
-
-
-@given(st.data())
-def test_others_are_off_by_no_more_than_half_a_step(data: st.DataObject) -> None:
-    count, inputs, outputs, sizes, rng = drawn(data)
-    rows = sizes * rng.standard_normal((count, inputs), np.float32)
-    weight = rng.standard_normal((outputs, inputs), np.float32)
-    x, w = np.abs(rows.astype(np.float64)), np.abs(weight.astype(np.float64))
-    row_half, weight_half = x.max(axis=1) / ACTIVATION / 2, w.max(axis=1) / WEIGHT / 2
-    bound = np.outer(row_half, w.sum(axis=1)) + np.outer(x.sum(axis=1), weight_half)
-    bound += inputs * np.outer(row_half, weight_half)
-    for fused in (False, True):
-        [found] = product(weight, fused=fused).run(None, {"rows": rows})
-        assert (np.abs(found - rows.astype(np.float64) @ weight.T) <= 1.001 * bound).all()
-
-
-def test_the_sums_of_two_products_fit_into_16_bits(converted: Convert) -> None:
-    """So processors that add two products in 16 bits compute the same."""
-    model = onnx.load(quantised(converted("bloom"), "w8a8", "portable"))
-    integers = [
-        numpy_helper.to_array(tensor).astype(np.int64)
-        for tensor in model.graph.initializer
-        if tensor.data_type == onnx.TensorProto.INT8
-    ]
-    assert len(integers) == 2 * 4
-    assert max(np.abs(each).max() for each in integers) == WEIGHT
-    assert 2 * 255 * WEIGHT < 2**15
 
 
 def test_a_row_does_not_depend_on_the_others(converted: Convert) -> None:
@@ -312,7 +286,6 @@ def test_a_row_does_not_depend_on_the_others(converted: Convert) -> None:
         ("jina_bert", "MaskedLM", "int4", "ort"),
         ("mosaic_bert", "SequenceClassification", "int8", "portable"),
         ("mpt", "CausalLM", "w8a8", "portable"),
-        ("jina_bert", "MaskedLM", "w8a8", "ort"),
     ],
 )
 def test_graphs_are_compared_with_the_model_of_the_stored_weights(

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
@@ -66,17 +65,6 @@ def ask(port: int, body: object, **options: str) -> tuple[int, Any]:
     connection.close()
     streamed = response.getheader("Content-Type") == "application/x-ndjson"
     return response.status, lines if streamed else lines[0]
-
-
-def patiently(port: int, body: object) -> tuple[int, Any]:
-    """As a client does that tries again after a 503; returns how often it did, and the answer."""
-    for refusals in range(2000):
-        status, content = ask(port, body)
-        if status == 200:
-            return refusals, content
-        assert (status, content) == (503, {"error": "all slots are taken and the queue is full; try again"})
-        time.sleep(0.002)
-    raise AssertionError("never answered")
 
 
 def free(port: int) -> int:
@@ -131,17 +119,13 @@ def test_a_stream_of_text(with_graph: Make) -> None:
 
 REFUSED: dict[str, tuple[object, str]] = {
     "no JSON": (b"{", "the body is not JSON"),
-    "no text": (b"\xff", "the body is not JSON"),
     "deep": (b"[" * 100_000, "the body is not JSON"),
-    "no object": ([5], "the body must be an object with keys among"),
     "a misspelt key": ({"input_id": [5]}, "the body must be an object with keys among"),
     "no prompt": ({}, "give either prompt or input_ids"),
     "two prompts": ({"prompt": "w5", "input_ids": [5]}, "give either prompt or input_ids"),
     "a number as text": ({"prompt": 5}, "prompt must be a text"),
-    "no tokens": ({"input_ids": []}, "a prompt is one token or more, each an id from 0 to 96"),
     "an unknown token": ({"input_ids": [5, 97]}, "a prompt is one token or more, each an id from 0 to 96"),
     "a negative token": ({"input_ids": [-1]}, "a prompt is one token or more"),
-    "half a token": ({"input_ids": [5.5]}, "a prompt is one token or more"),
     "a truth": ({"input_ids": [True]}, "a prompt is one token or more"),
     "no new tokens": ({"input_ids": [5], "max_new_tokens": 0}, "max_new_tokens must be a number of at least"),
     "a stream of 1": ({"input_ids": [5], "stream": 1}, "max_new_tokens must be a number of at least 1, stre"),
@@ -224,26 +208,21 @@ def test_a_client_that_goes_away(with_graph: Make) -> None:
 
 
 def test_more_requests_than_slots(with_graph: Make) -> None:
-    folder = with_graph()
     long = {"input_ids": [5, 6, 7], "max_new_tokens": 4000, "stream": True}
-    with served(folder, length=4096) as server, ThreadPoolExecutor(12) as pool:
-        port, ends = server.server_port, server.service.model.end_tokens
+    with served(with_graph(), length=4096) as server:
+        port = server.server_port
         server.service.model.end_tokens = []
         running = [start(port, long) for _ in range(2)]
         connection, response = start(port, {"input_ids": [5]})
         assert (response.status, response.getheader("Retry-After")) == (503, "1")
+        assert json.loads(response.read()) == {
+            "error": "all slots are taken and the queue is full; try again"
+        }
         connection.close()
         for connection, response in running:
             assert response.readline()
             response.close()
             connection.close()
-        eventually(lambda: free(port) == 2)
-
-        server.service.model.end_tokens = ends
-        bodies = [{"input_ids": prompt, "max_new_tokens": NEW} for prompt in PROMPTS]
-        answers = list(pool.map(lambda body: patiently(port, body), bodies * 4))
-        assert [answer["tokens"] for _, answer in answers] == [generated(folder, p) for p in PROMPTS] * 4
-        assert sum(refusals for refusals, _ in answers) > 0
         eventually(lambda: free(port) == 2)
 
 
@@ -254,17 +233,6 @@ def test_a_slot_that_does_not_become_free(with_graph: Make, monkeypatch: pytest.
             status, answer = ask(server.server_port, {"input_ids": [5]})
             assert (status, answer["error"]) == (503, "no slot became free within 0.05 seconds; try again")
         assert ask(server.server_port, {"input_ids": [5]})[0] == 200
-
-
-def test_what_a_slot_held_before_does_not_count(with_graph: Make) -> None:
-    folder = with_graph()
-    with served(folder, slots=1) as server:
-        slot = server.service.slots.get()
-        server.service.slots.put(slot)
-        for buffer in slot.cache.values():
-            buffer.update_inplace(np.full(buffer.shape(), 3e4, np.float32))
-        body = {"input_ids": PROMPTS[1], "max_new_tokens": NEW}
-        assert ask(server.server_port, body)[1]["tokens"] == generated(folder, PROMPTS[1])
 
 
 @contextmanager
@@ -310,13 +278,7 @@ def test_memory_is_bounded(with_graph: Make) -> None:
     assert max(peaks) - before <= 16 * MB
 
 
-def test_no_memory_for_each_shape(with_graph: Make) -> None:
-    """onnxruntime's plans for shapes that it has met would grow with the number of lengths."""
-    session = Model(with_graph()).session
-    assert not session.get_session_options().enable_mem_pattern
-
-
-def test_what_cannot_be_served(converted: Convert, tmp_path: Path) -> None:
+def test_what_cannot_be_served(converted: Convert) -> None:
     """One line each, as users see it."""
     folder = exported(converted("bloom", 4, "ntk"))
     longest = json.loads((folder / "genai_config.json").read_text())["model"]["context_length"]
@@ -332,4 +294,3 @@ def test_what_cannot_be_served(converted: Convert, tmp_path: Path) -> None:
     assert line(str(folder), "--slots", "0").startswith("error: --slots, --length and --chunk must be")
     (folder / "genai_config.json").unlink()
     assert line(str(folder), "--length", str(10**15)).startswith("error: Unable to allocate")
-    assert line(str(tmp_path / "none")) == f"error: {tmp_path / 'none'} is not a folder\n"

@@ -118,18 +118,6 @@ def with_sentence_transformers(folder: Path, dtype: str) -> Any:
     return sentence_transformers.SentenceTransformer(str(folder), **options).encode(TEXTS)
 
 
-def with_optimum(folder: Path, dtype: str) -> Any:
-    from optimum.onnxruntime import ORTModelForFeatureExtraction
-
-    model = ORTModelForFeatureExtraction.from_pretrained(
-        folder, trust_remote_code=True, subfolder="onnx", file_name=FILES[dtype]
-    )
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    states, weights = model(**batch).last_hidden_state.float(), batch["attention_mask"][..., None]
-    return ((states * weights).sum(1) / weights.sum(1)).numpy()
-
-
 def with_fastembed(folder: Path, dtype: str) -> Any:
     import fastembed
     from fastembed.common.model_description import ModelSource, PoolingType
@@ -159,11 +147,10 @@ def javascript_is_lacking() -> bool:
 
 PROGRAMS: dict[str, Callable[[Path, str], Any]] = {
     "sentence_transformers": with_sentence_transformers,
-    "optimum": with_optimum,
     "fastembed": with_fastembed,
     "transformers.js": with_transformers_js,
 }
-NEEDS = {"sentence_transformers": "optimum.onnxruntime", "optimum": "optimum.onnxruntime"}
+NEEDS = {"sentence_transformers": "optimum.onnxruntime"}
 
 
 @pytest.mark.parametrize("dtype", LEAST)

@@ -15,7 +15,6 @@ from converter.exports.onnx.graph import COMPUTE, Graph
 from converter.exports.onnx.weights import DTYPES, Weights
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import first_layers
-from converter.source.sentence_transformers import Pooling
 
 
 def dtype_of(repository: ConvertedRepository) -> str:
@@ -34,17 +33,10 @@ def build_graph(
     part: tuple[int, int] | None = None,
     calibrated: Mapping[str, Path] | None = None,
 ) -> Graph:
-    """The graph of a repository's model, with whatever head it has.
+    """The graph of a repository's model, or of its first layers and tokens (``part``).
 
-    Args:
-        repository: what to build it from; ``check_repository`` accepts it.
-        made: what graph.
-        part: build only so many layers, and so many tokens of the vocabulary.
-        calibrated: for int4: stored name of a weight -> file with its numbers.
-
-    Raises:
-        SourceError: a tensor is missing or does not fit the config.
-        UnsupportedModel: the config has an option that graphs do not support.
+    ``calibrated``: stored name of a weight -> file with its numbers. Raises ``SourceError`` for a tensor that
+    is missing or does not fit the config, ``UnsupportedModel`` for an option that graphs do not support.
     """
     config, geometry, scaling = repository.config, repository.geometry, repository.scaling
     family, quantised = repository.family, made.dtype in QUANTISED
@@ -71,11 +63,10 @@ def build_graph(
         "weights": weights,
     }
     network = network_class(family)(graph, **parts)
-    pooling = Pooling(**made.pooling) if made.pooling else None
     if repository.decoder:
-        network.build(scaling, repository.head, last_logits=made.last_logits, pooling=pooling)
+        network.build(scaling, repository.head, last_logits=made.last_logits, pooling=made.pools)
     else:
-        network.build(scaling, repository.head, pooling)
+        network.build(scaling, repository.head, made.pools)
     if quantised:
         from converter.exports.onnx.quantise import quantise
 

@@ -42,18 +42,8 @@ def calibrate(
 ) -> dict[str, Path]:
     """Quantises the linear layers of a model's blocks to 4 bits, by what they compute on a text.
 
-    Args:
-        repository: whose model.
-        files: the text; see ``read_windows``.
-        folder: where to write the numbers, a file for each layer.
-        progress: draw a bar on stderr.
-
-    Returns:
-        Stored name of each weight -> the file with its numbers.
-
-    Raises:
-        UsageError: a file cannot be read, or is shorter than a window.
-        SourceError: the tokenizer does not load.
+    Stored name of each weight -> the file in ``folder`` with its numbers. Raises ``UsageError`` for a text
+    that cannot be read or is shorter than a window, ``SourceError`` if the tokenizer does not load.
     """
     found: dict[str, Path] = {}
     with Patched.load(repository) as patched, torch.no_grad():

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from converter.exports.onnx.choices import ENTRIES, QUANTISED, Profile
-from converter.exports.onnx.files import GRAPH
-from converter.exports.onnx.options import OnnxOptions
-from converter.source.sentence_transformers import SENTENCES, Pooling
+from converter.exports.onnx.choices import ENTRIES, QUANTISED
+from converter.source.sentence_transformers import SENTENCES
 
 if TYPE_CHECKING:
     from converter.exports.onnx.describe import Description
@@ -16,89 +14,52 @@ if TYPE_CHECKING:
 
 TITLE = "ONNX"
 """Of the section."""
-GENAI = """
-With [onnxruntime-genai](https://github.com/microsoft/onnxruntime-genai):
-
-```python
-import onnxruntime_genai as og
-
-model = og.Model(".")  # the local folder of these files
-parameters = og.GeneratorParams(model)
-parameters.set_search_options(max_length={max_length})  # prompt and answer; at most {context_length}
-generator = og.Generator(model, parameters)
-generator.append_tokens(token_ids)  # from the tokenizer; several rows are padded on the right
-while not generator.is_done():
-    generator.generate_next_token()
-print(generator.get_sequence(0))
-```
+PROFILES = """
+Profile `ort`: operators of onnxruntime; caches are [batch, heads, length, head size + 8, rounded up to a
+multiple of 8], and past and present may share one buffer. Profile `portable`: standard ONNX operators, and
+com.microsoft's MatMulNBits for quantised weights; caches are [batch, heads, length, head size]. Only language
+models have caches.
 """
-MAX_LENGTH = 4096
-"""Tokens: ``max_length`` in the example, for a graph that genai gives that many."""
 
 
-def section(
-    options: OnnxOptions,
-    dtype: str,
-    pooling: Pooling | None,
-    graphs: Iterable[str],
-    cached: bool,
-    others: Mapping[str, Description],
-    report: ValidationReport | None,
-    context_length: int | None,
-) -> str:
+def section(graphs: Mapping[str, Description], report: ValidationReport | None, served: bool) -> str:
     """The section's text, Markdown without the title.
 
-    ``others`` are graphs that were there before and stay; ``context_length`` is that of genai_config.json, in
-    tokens, None if there is no such file.
+    Args:
+        graphs: all graphs of the repository.
+        report: what validation found of the new ones.
+        served: whether there is a new genai_config.json.
     """
-    lines = [f"Profile `{options.profile}`: {_kind(options.profile, dtype, cached=cached)}.", ""]
-    for name in graphs:
-        if options.copies_weights:
-            how = ", calibrated on a text (GPTQ)" if options.calibrate else ""
-            lines.append(f"- `{name}`: {dtype}{how}, with its own copy of the weights")
-        elif name == GRAPH:
-            lines.append(f"- `{name}`: {dtype}, over the weights in the safetensors")
-        else:
-            lines.append(f"- `{name}`: float32 over the same weights, for CPUs")
-    lines += [f"- `{name}`: {made.dtype}, from an earlier export" for name, made in others.items()]
-    if pooling:
-        lines.append(f"- the output `{SENTENCES}` is one vector of each text: {pooling}")
-    if options.task:
-        lines.append(f"- task: `{options.task}`")
-    if options.last_logits:
-        lines.append("- logits are those of each row's last token only")
+    lines = [f"- `{name}`: {_described(made)}" for name, made in graphs.items()]
+    lines += PROFILES.splitlines()
     entries = ", ".join(f"`{name}` = `{value}`" for name, value in ENTRIES.items())
     lines += [
-        f"- on a CPU, give onnxruntime's sessions the entry {entries}: some processors then are faster on "
-        "long texts",
         "",
+        f"On a CPU, give onnxruntime's sessions the entry {entries}: some processors then are faster on long "
+        "texts.",
     ]
+    if served:
+        lines += [
+            "[onnxruntime-genai](https://github.com/microsoft/onnxruntime-genai) reads `genai_config.json`: "
+            "`onnxruntime_genai.Model(folder)`."
+        ]
     for graph in report.graphs if report else ():
         for place in graph.providers:
             note = f", {place.note}" if place.note else ""
-            lines.append(f"`{graph.file}` ran on {', '.join(place.ran)}{note}: {_worst(graph, place)}.")
+            lines += ["", f"`{graph.file}` ran on {', '.join(place.ran)}{note}: {_worst(graph, place)}."]
     if report:
         scope = report.graphs[0].extent
         lines += ["", f"Compared with the torch model in float32 ({scope}); see `onnx_validation.json`."]
-    text = "\n".join(lines).rstrip("\n") + "\n"
-    if context_length is None:
-        return text
-    return text + GENAI.format(max_length=min(MAX_LENGTH, context_length), context_length=context_length)
+    return "\n".join(lines) + "\n"
 
 
-def _kind(profile: Profile, dtype: str, *, cached: bool) -> str:
-    """What the operators and caches of a profile are."""
-    if profile == "ort":
-        if not cached:
-            return "operators of onnxruntime where they are faster, no cache"
-        return (
-            "onnxruntime's GroupQueryAttention with ALiBi folded into extra channels: caches are [batch, "
-            "heads, length, head size + 8, rounded up to a multiple of 8], and past and present may share "
-            "one buffer"
-        )
-    more = ", and com.microsoft's MatMulNBits for quantised weights" if dtype in QUANTISED else " only"
-    caches = ": caches are [batch, heads, length, head size]" if cached else ", no cache"
-    return f"standard ONNX operators{more}{caches}"
+def _described(made: Description) -> str:
+    parts = [made.dtype, f"profile `{made.profile}`", *[f"task `{made.task}`"] * bool(made.task)]
+    parts += ["calibrated on a text (GPTQ)"] * made.calibrated
+    parts += ["logits of each row's last token only"] * made.last_logits
+    parts += ["with its own weights" if made.standalone else "over the weights in the safetensors"]
+    parts += [f"the output `{SENTENCES}` is one vector of each text: {made.pools}"] if made.pools else []
+    return ", ".join(parts)
 
 
 def _worst(graph: GraphReport, place: ProviderReport) -> str:

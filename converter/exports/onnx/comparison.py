@@ -7,7 +7,7 @@ import math
 import tempfile
 import time
 import warnings
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from converter.errors import ProviderError, ValidationError
 from converter.exports.onnx.build import build_graph
 from converter.exports.onnx.choices import INTEGER, PROVIDERS, QUANTISED
-from converter.exports.onnx.describe import GraphFile, read_graph
-from converter.exports.onnx.files import standalone_graph
+from converter.exports.onnx.describe import read_graph
 from converter.exports.onnx.quantise import QuantisedGraph
 from converter.exports.onnx.reference import (
     GREEDY,
@@ -37,15 +36,14 @@ from converter.exports.onnx.reference import (
 from converter.exports.onnx.report import (
     AGAIN,
     TOLERANCES,
-    UNKNOWN,
     GraphCheck,
     GraphReport,
     ProviderReport,
     ValidationReport,
     failed,
 )
-from converter.exports.onnx.requirements import for_task, graph_pooling
-from converter.exports.onnx.session import Session, available, check_available
+from converter.exports.onnx.requirements import for_task
+from converter.exports.onnx.session import Session, check_available
 from converter.exports.onnx.structure import check_structure
 from converter.progress import steps
 from converter.result.converted import ConvertedRepository
@@ -66,21 +64,12 @@ def run(
     graphs: Mapping[str, Path],
     provider: str | None,
     *,
-    listed: Collection[str] = (),
     progress: bool = False,
 ) -> ValidationReport:
-    """Validates graphs of one repository.
-
-    Args:
-        repository: the converted repository.
-        graphs: name in the repository -> where the file is.
-        provider: ``cpu``; ``cuda``, which includes the CPU; None for the CPU and, if there is one, CUDA.
-        listed: names of files in the manifest. Such a graph is this tool's own, even if it is too damaged to
-            say so; it then fails.
-        progress: draw a bar on stderr.
+    """Validates graphs of one repository, name in it -> where the file is; ``provider`` as in ``validate``.
 
     Raises:
-        ValidationError: a graph that this tool did not make, or for other weights or another scaling.
+        ValidationError: a graph that this tool did not make, or one too damaged to say so.
         UnsupportedModel: a graph of a task that the repository has no weights for.
         ProviderError: the provider is not available, or fell back to the CPU.
     """
@@ -91,11 +80,7 @@ def run(
     if provider is not None:
         check_available(provider)
     with silent():
-        found = {name: read_graph(path, name) for name, path in graphs.items()}
-        for name in [name for name, file in found.items() if file is None and name not in listed]:
-            raise ValidationError(f"{name} was not written by ntk-convert, or is damaged")
-        runs = {name: GraphRun(file, repository) for name, file in found.items() if file is not None}
-        del found  # graphs may have their weights in them
+        runs = {name: GraphRun(name, path, repository) for name, path in graphs.items()}
     cuda = provider == "cuda" or (provider is None and cuda_works())
     # A graph that is not what it should be is not run.
     places = {
@@ -109,21 +94,16 @@ def run(
             "export with `OnnxOptions.dtype` fp16 or bf16, or in another dtype with `OnnxOptions.profile` "
             "portable"
         )
-    ort = any(runs[name].made.profile == "ort" for name in places)
     expected: dict[Hashable, Expected] = {}
     reports = []
     count = len({runs[name].model for name in places}) + sum(map(len, places.values()))
     with silent(), steps("validating", count, show=progress) as advance:
-        for name, path in graphs.items():
-            if name not in runs:
-                reports.append(damaged(name, path))
-                continue
-            each = runs[name]
+        for name, each in runs.items():
             if name not in places:
                 reports.append(each.report("nothing"))
                 continue
             if each.model not in expected:
-                expected[each.model] = run_torch(each.view, each.pooling, each.quantised, one_row_chunks=ort)
+                expected[each.model] = run_torch(each.view, each.pooling, each.quantised)
                 advance(1)
             right, results = expected[each.model], []
             for place in places[name]:
@@ -149,36 +129,29 @@ def silent() -> Iterator[None]:
         log.setLevel(level)
 
 
-def damaged(name: str, path: Path) -> GraphReport:
-    """The report of a graph that cannot even be read."""
-    dtype = next((dtype for dtype in QUANTISED if standalone_graph(dtype) == name), None)
-    again = AGAIN if dtype is None else f"{AGAIN} --onnx-dtype {dtype}"
-    check = GraphCheck("file", False, f"damaged: it is not as the export wrote it; {again}")
-    return GraphReport(name, UNKNOWN, UNKNOWN, path.stat().st_size, "nothing", [check], [])
-
-
 def cuda_works() -> bool:
     """Whether onnxruntime has CUDA and torch sees a device for it."""
-    if not available("cuda"):
-        return False
     import torch
 
-    return torch.cuda.is_available()
+    return PROVIDERS["cuda"] in onnxruntime.get_available_providers() and torch.cuda.is_available()
 
 
 class GraphRun:
     """One graph, its file and its results; raises what ``run`` raises."""
 
-    def __init__(self, file: GraphFile, repository: ConvertedRepository):
-        made = file.made
-        self.path, self.name, self.made = file.path, file.name, made
+    def __init__(self, name: str, path: Path, repository: ConvertedRepository):
+        found = read_graph(path)
+        if found is None:
+            raise ValidationError(f"{name} was not written by ntk-convert, or is damaged; {AGAIN}")
+        model, made = found
+        self.path, self.name, self.made = path, name, made
         self.view = for_task(repository, made.task)
         """The repository with the class that computes the graph's task."""
-        self.structure = check_structure(file, self.view)
-        self.pooling = None if made.pooling is None else graph_pooling(repository.folder)
+        self.structure = check_structure(model, made, self.view)
+        self.pooling = made.pools if self.structure.passed else None
         self.quantised: QuantisedGraph | None = None
         if made.dtype in QUANTISED:
-            self.quantised = QuantisedGraph(file.model.graph.initializers, calibrated=made.calibrated)
+            self.quantised = QuantisedGraph(model.graph.initializers, calibrated=made.calibrated)
 
     @property
     def model(self) -> Hashable:

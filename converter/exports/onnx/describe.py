@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from converter.exports.onnx.choices import PROFILES, QUANTISED, Profile
 from converter.exports.onnx.graph import COMPUTE
+from converter.source.sentence_transformers import Pooling
 
 METADATA = "ntk_convert"
 """Property of a graph's file that records, as JSON, how the graph was made."""
@@ -40,23 +41,17 @@ class Description:
         return self.dtype if self.dtype in COMPUTE else "fp32"
 
     @property
+    def pools(self) -> Pooling | None:
+        """The same as an object."""
+        return Pooling(tuple(self.pooling["modes"]), self.pooling["normalised"]) if self.pooling else None
+
+    @property
     def metadata(self) -> dict[str, str]:
         """What a graph's file records."""
         return {METADATA: json.dumps(asdict(self))}
 
 
-@dataclass(frozen=True)
-class GraphFile:
-    """A graph that this tool wrote."""
-
-    path: Path
-    name: str
-    """In the repository."""
-    model: ir.Model
-    made: Description
-
-
-def read_graph(path: Path, name: str) -> GraphFile | None:
+def read_graph(path: Path) -> tuple[ir.Model, Description] | None:
     """Reads a graph's file; None if this tool did not make it, or it is damaged or lacks its own weights."""
     try:
         model = ir.load(path)
@@ -65,7 +60,7 @@ def read_graph(path: Path, name: str) -> GraphFile | None:
     except Exception:  # protobuf, JSON, missing keys and files raise different errors
         return None
     known = made.profile in PROFILES and made.dtype in (*COMPUTE, *QUANTISED)
-    return GraphFile(path, name, model, made) if known and whole else None
+    return (model, made) if known and whole else None
 
 
 def _complete(initialiser: ir.Value) -> bool:

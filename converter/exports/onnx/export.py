@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,18 +27,16 @@ from converter.exports.onnx.files import (
     standalone_graph,
 )
 from converter.exports.onnx.options import OnnxOptions
-from converter.exports.onnx.requirements import (
-    check_installed,
-    check_last_logits,
-    check_repository,
-    for_task,
-    graph_pooling,
-)
-from converter.exports.staging import Draft, draft
+from converter.exports.onnx.requirements import check_installed, for_task, graph_pooling
 from converter.families.family import TASKS
+from converter.interrupts import Interrupted, held
+from converter.result import manifest
+from converter.result.card import with_section
 from converter.result.converted import ConvertedRepository, open_converted
-from converter.result.staging import check_space
+from converter.result.staging import check_space, workspace
 from converter.source.sentence_transformers import Pooling
+from converter.source.source import CARD
+from converter.weights.files import sha256
 
 if TYPE_CHECKING:
     from converter.exports.onnx.describe import Description
@@ -103,61 +102,87 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
 def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bool = False) -> ExportResult:
     """Writes an ONNX graph of a converted repository; see ``export``."""
     started = time.monotonic()
-    check_repository(repository)
-    repository = for_task(repository, options.computes)
-    check_last_logits(options, repository.config["architectures"][0], repository.family)
+    repository = for_task(repository, options.computes, last_logits=options.last_logits)
     pooling = graph_pooling(repository.folder) if options.pooled else None
     check_no_links(repository, options)
-    report = None
-    with draft(repository.folder, STANDALONE) as made:
-        made.files = write_graphs(repository, options, pooling, made, progress=progress)
-        others = check_others(repository, made.files)
-        graphs = {name: path for name, path in made.files.items() if name.endswith(".onnx")}
-        if options.copies_weights:
-            # An older graph of this name may have had its weights beside it.
-            made.obsolete += [f"{name}_data" for name in graphs if f"{name}_data" not in made.files]
+    folder, report, obsolete = repository.folder, None, []
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"no permission to write in {folder}; export a copy of it")
+    with workspace(folder / STANDALONE) as work:
+        graphs = write_graphs(repository, options, pooling, work, progress=progress)
+        names = [*graphs, *(f"{name}_data" for name in graphs if (work / f"{name}_data").exists())]
+        others = check_others(repository, names)
+        # An older graph of this name may have had its weights beside it.
+        obsolete += [f"{name}_data" for name in graphs if options.copies_weights]
         if options.validate:
             from converter.exports.onnx.comparison import run
 
-            report = run(repository, graphs, options.provider, progress=progress)
+            report = run(
+                repository, {name: work / name for name in graphs}, options.provider, progress=progress
+            )
             if report.failure:
                 # With 8 bits for activations, too, outliers among them leave too few for the others.
                 instead = "; `OnnxOptions.dtype` int8 does not round activations" * (options.dtype == INTEGER)
                 raise ValidationError(f"{report.failure}; no graph was written{instead}")
-        longest = add_genai(repository, options, graphs, made)
+        served = options.profile == "ort" and repository.has_cache
+        if served:
+            from converter.exports.onnx.genai import genai_config
+
+            # Of two graphs, the second one computes in float32, for CPUs.
+            config = genai_config(repository, file_name=[*graphs][-1])
+            (work / GENAI).write_text(as_json(config), encoding="utf-8")
+            names.append(GENAI)
+        elif served_by_genai(folder) in graphs:
+            obsolete.append(GENAI)
         if report is not None:
-            made.reports[REPORT] = made.work / REPORT
-            made.reports[REPORT].write_text(as_json(report.to_json()), encoding="utf-8")
+            (work / REPORT).write_text(as_json(report.to_json()), encoding="utf-8")
+            names.append(REPORT)
         else:
-            made.obsolete.append(REPORT)  # it is about a graph that is replaced now
-        dtype = resolved(repository, options)
-        made.section = (
-            TITLE,
-            section(options, dtype, pooling, graphs, repository.has_cache, others, report, longest),
-        )
-    return ExportResult(repository.folder, made.sizes, report, time.monotonic() - started)
+            obsolete.append(REPORT)  # it is about a graph that is replaced now
+        about = section({**graphs, **others}, report, served)
+        stopped = put_in_place(folder, work, names, set(obsolete).difference(names), about)
+    if stopped:
+        raise Interrupted(f"the export is in place: {', '.join(names)}")
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    return ExportResult(folder, sizes, report, time.monotonic() - started)
 
 
-def resolved(repository: ConvertedRepository, options: OnnxOptions) -> str:
-    """The dtype to write, ``native`` resolved."""
-    from converter.exports.onnx.build import dtype_of
+def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Iterable[str], about: str) -> bool:
+    """Moves finished files into a repository, last to first: a file comes before those that it needs.
 
-    return dtype_of(repository) if options.dtype == "native" else options.dtype
+    ``obsolete`` files are removed, and ``about`` becomes the card's section. Returns whether a signal came.
+    """
+    digests = {name: sha256(work / name) for name in names if name != REPORT}
+    moved = list(reversed(names))
+    # A card in the Hub's cache is a link to a file that others share, so it is replaced and not written to.
+    if (folder / CARD).is_file():
+        text = (folder / CARD).read_text(encoding="utf-8", errors="surrogateescape")
+        text = with_section(text, TITLE, about)
+        (work / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
+        moved.append(CARD)
+    with held() as waiting:
+        for name in moved:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (work / name).replace(folder / name)
+        for name in obsolete:
+            (folder / name).unlink(missing_ok=True)
+        manifest.update(folder, digests)
+    return bool(waiting)
 
 
 def write_graphs(
     repository: ConvertedRepository,
     options: OnnxOptions,
     pooling: Pooling | None,
-    made: Draft,
+    work: Path,
     *,
     progress: bool,
-) -> dict[str, Path]:
-    """Builds the graphs and writes them into a draft; name in the repository -> where the file is for now."""
-    from converter.exports.onnx.build import build_graph
+) -> dict[str, Description]:
+    """Writes the graphs into a folder, under the names that they will have in the repository."""
+    from converter.exports.onnx.build import build_graph, dtype_of
     from converter.exports.onnx.describe import Description
 
-    dtype = resolved(repository, options)
+    dtype = dtype_of(repository) if options.dtype == "native" else options.dtype
     description = Description(
         profile=options.profile,
         dtype=dtype,
@@ -173,55 +198,28 @@ def write_graphs(
         if dtype != "fp32":
             graphs[FLOAT32_GRAPH] = replace(description, dtype="fp32")
         for name, each in graphs.items():
-            build_graph(repository, each).save(made.work / name, each.metadata)
-        return {name: made.work / name for name in graphs}
+            build_graph(repository, each).save(work / name, each.metadata)
+        return graphs
 
     elements = repository.checkpoint.parameters or 0
     check_space(
-        made.work,
-        elements * BYTES[dtype],
-        "the graph's own weights need",
-        "leave out `OnnxOptions.standalone`",
+        work, elements * BYTES[dtype], "the graph's own weights need", "leave out `OnnxOptions.standalone`"
     )
-    own = made.work / standalone_graph(dtype)
-    own.parent.mkdir()
+    name = standalone_graph(dtype)
+    (work / name).parent.mkdir()
     calibrated: Mapping[str, Path] = {}
     if options.calibrate:
         from converter.exports.onnx.calibrate import calibrate
 
-        calibrated = calibrate(repository, options.calibrate, made.work, progress=progress)
+        calibrated = calibrate(repository, options.calibrate, work, progress=progress)
     build_graph(repository, description, calibrated=calibrated).save(
-        own,
+        work / name,
         description.metadata,
         copy_weights=True,
         one_file=in_one_file(elements, dtype, cached=repository.has_cache),
         progress=progress,
     )
-    return {f"{STANDALONE}/{path.name}": path for path in sorted(own.parent.iterdir())}
-
-
-def add_genai(
-    repository: ConvertedRepository, options: OnnxOptions, graphs: Mapping[str, Path], made: Draft
-) -> int | None:
-    """Adds genai_config.json to a draft, if onnxruntime-genai can serve one of the graphs.
-
-    Returns its ``context_length``, in tokens; None if there is no such file.
-    """
-    from converter.exports.onnx.genai import context_length, genai_config
-
-    served = FLOAT32_GRAPH if FLOAT32_GRAPH in graphs else next(iter(graphs))
-    before = served_by_genai(repository.folder)
-    if options.profile == "ort" and repository.has_cache:
-        stays = before is not None and before not in graphs and (repository.folder / before).is_file()
-        if resolved(repository, options) == "bf16" and served != FLOAT32_GRAPH and stays:
-            return context_length(repository)  # the CPU provider cannot run the new graph
-        made.files[GENAI] = made.work / GENAI
-        config = genai_config(repository, file_name=served)
-        made.files[GENAI].write_text(as_json(config), encoding="utf-8")
-        return int(config["model"]["context_length"])
-    if before in graphs:
-        made.obsolete.append(GENAI)
-    return None
+    return {name: description}
 
 
 def as_json(content: Any) -> str:
@@ -230,26 +228,21 @@ def as_json(content: Any) -> str:
 
 
 def check_others(repository: ConvertedRepository, names: Iterable[str]) -> dict[str, Description]:
-    """The graphs that are there already and stay when files of these names are written, if this tool's own.
-
-    Raises:
-        OutputError: a graph that would be replaced, but was not written by this tool; or one that would
-            stay, but was made for another scaling.
-    """
+    """This tool's graphs that stay when files of these names are written; ``OutputError`` for others."""
     from converter.exports.onnx.describe import read_graph
 
     others = {}
     for name, path in graphs_in(repository.folder).items():
-        found = read_graph(path, name)
+        found = read_graph(path)
         if name in names:
             if found is None:
                 raise OutputError(f"{path} was not written by ntk-convert; move it away first")
         elif found is not None:
-            if found.made.alibi_scaling != repository.config.get("alibi_scaling"):
+            others[name] = found[1]
+            if others[name].alibi_scaling != repository.config.get("alibi_scaling"):
                 raise OutputError(
                     f"{path} was made for another alibi_scaling than config.json has; remove it first"
                 )
-            others[name] = found.made
     return others
 
 

@@ -66,7 +66,7 @@ def planned_files(
     from converter.exports.onnx.requirements import class_for, has_cache
 
     family = cast("AlibiRecipe", recipe).family
-    cached = has_cache(class_for(options.computes, config, family), family)
+    cached = has_cache(class_for(options.computes, family, config), family)
     stored = max(elements, key=lambda dtype: elements[dtype], default="F32")
     dtype = STORED.get(stored, "fp32") if options.dtype == "native" else options.dtype
     names = [GRAPH, *[FLOAT32_GRAPH] * (dtype in ("fp16", "bf16"))]

@@ -56,14 +56,9 @@ def quantise(
 ) -> None:
     """Quantises the linear layers, the head and the embedding tables of a model that computes in float32.
 
-    The weights are read when the graph is saved.
-
-    Args:
-        graph: as ``Decoder`` and ``Encoder`` build it. Linear layers are Gemm or FusedMatMul over
-            initialisers or casts of them, [outputs, inputs] with ``transB`` and [inputs, outputs] without.
-        dtype: a key of ``QUANTISED``.
-        fused: use onnxruntime's MatMulIntegerToFloat, which also multiplies with the scales of outputs.
-        calibrated: name of a layer's weight -> file with its numbers; the others are rounded to the nearest.
+    Linear layers are Gemm or FusedMatMul over initialisers or casts of them, [outputs, inputs] if there is
+    ``transB`` and else [inputs, outputs]. ``fused``: MatMulIntegerToFloat, which also multiplies with the
+    scales of outputs. ``calibrated``: name of a layer's weight -> file with its numbers.
     """
     weights = _Weights(graph, calibrated or {})
     for node in list(graph):

@@ -154,13 +154,8 @@ class Case:
         return results
 
 
-def choose_cases(
-    run: Extent, *, cached: bool, one_row_chunks: bool, padding: int | None = None
-) -> Iterator[Case]:
-    """The cases that every graph runs; ``padding`` is the id of padded tokens, if it matters.
-
-    ``one_row_chunks``: chunked prefill with one row only; GroupQueryAttention takes no more.
-    """
+def choose_cases(run: Extent, *, cached: bool, padding: int | None = None) -> Iterator[Case]:
+    """The cases that every graph runs; ``padding`` is the id of padded tokens, if it matters."""
     generator = np.random.default_rng(0)
 
     def tokens(rows: int, length: int) -> Array:
@@ -181,9 +176,9 @@ def choose_cases(
         return
     decoding = [tokens(2, SHORT), *(tokens(2, 1) for _ in range(STEPS))]
     yield Case("decoding", decoding, padded(2, SHORT + STEPS))
-    rows = 1 if one_row_chunks else 2
-    chunks = [tokens(rows, length) for length in (max(run.joint - 16, 8), 24, 1, 16)]
-    yield Case("chunked prefill", chunks, np.ones((rows, sum(c.shape[1] for c in chunks)), dtype=np.int64))
+    # GroupQueryAttention takes chunks of one row only.
+    chunks = [tokens(1, length) for length in (max(run.joint - 16, 8), 24, 1, 16)]
+    yield Case("chunked prefill", chunks, np.ones((1, sum(c.shape[1] for c in chunks)), dtype=np.int64))
 
 
 def padded(rows: int, length: int) -> Array:
@@ -364,17 +359,13 @@ class Expected(NamedTuple):
 
 
 def run_torch(
-    repository: ConvertedRepository,
-    pooling: Pooling | None,
-    quantised: QuantisedGraph | None,
-    *,
-    one_row_chunks: bool,
+    repository: ConvertedRepository, pooling: Pooling | None, quantised: QuantisedGraph | None
 ) -> Expected:
     """Runs the torch model and frees it; with a quantised graph, on the values that it stores."""
     scope = extent(repository)
     padding = repository.config["pad_token_id"] if ends_by_id(repository) else None
     cached = repository.has_cache
-    cases = list(choose_cases(scope, cached=cached, one_row_chunks=one_row_chunks, padding=padding))
+    cases = list(choose_cases(scope, cached=cached, padding=padding))
     with Reference.load(repository, scope, pooling) as reference:
         loss = []
         if quantised is not None:

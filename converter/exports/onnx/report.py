@@ -18,7 +18,6 @@ Their torch model computes with the values that the graph stores, so whatever th
 left is the rounding of activations to 8 bits.
 """
 
-UNKNOWN = "unknown"
 AGAIN = "export it again: ntk-convert export DIR"
 
 
@@ -65,7 +64,6 @@ class GraphReport:
 
     file: str
     profile: str
-    """``UNKNOWN`` if the file is too damaged to say so; the same holds for the dtype."""
     dtype: str
     bytes: int
     extent: str

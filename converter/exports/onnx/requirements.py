@@ -14,7 +14,6 @@ from converter.exports.onnx.options import OnnxOptions
 from converter.families import Family
 from converter.families.family import TASKS
 from converter.recipes import AlibiRecipe, Recipe
-from converter.rotary.settings import SCALING
 from converter.source.sentence_transformers import MODULES, Pooling, nested_files, read_pooling
 from converter.source.source import CONFIG, Source
 
@@ -23,17 +22,11 @@ if TYPE_CHECKING:
 
 PACKAGES = ("onnx", "onnx_ir", "onnxruntime")
 OPTIMUM = "optimum-cli export onnx --model DIR"
-"""The command that exports rotary models."""
 INSTEAD = "export without `pooled` and pool the hidden states as the model's card says"
 
 
 def check_installed(options: OnnxOptions | None = None) -> None:
-    """Checks what can be known before anything is read; without options, for the packages alone.
-
-    Raises:
-        MissingPackage: onnx, onnx-ir or onnxruntime is not installed.
-        ProviderError: onnxruntime does not have the provider.
-    """
+    """Raises ``MissingPackage``, or ``ProviderError`` for a provider of the options that is not there."""
     from importlib.util import find_spec
 
     missing = [name.replace("_", "-") for name in PACKAGES if find_spec(name) is None]
@@ -48,83 +41,48 @@ def check_installed(options: OnnxOptions | None = None) -> None:
         check_available(options.provider)
 
 
-def check_recipe(options: OnnxOptions, recipe: Recipe, config: Config, source: Source) -> None:
+def check_conversion(options: OnnxOptions, recipe: Recipe, config: Config, source: Source) -> None:
     """Checks that such a graph can be built of a conversion, before weights are downloaded.
 
-    Args:
-        options: the graph's.
-        recipe: how the model will be converted.
-        config: config.json of the converted repository.
-        source: what will be converted; files that say how to pool are fetched from it.
-
-    Raises:
-        UnsupportedModel: of the conversion, no graph can be built.
-        UsageError: the options do not fit its task.
-        SourceError: a file that says how to pool is damaged.
+    ``config`` is that of the result. Raises what ``class_for`` and ``graph_pooling`` raise.
     """
-    if isinstance(recipe, AlibiRecipe):
-        check_one_class(config)
-        check_last_logits(options, class_for(options.computes, config, recipe.family), recipe.family)
-        if options.pooled:
-            source.fetch(name for name in nested_files(source).files if name.endswith(f"/{CONFIG}"))
-            graph_pooling(source.folder)
-        return
-    rope_scaling = config.get(SCALING)
-    if rope_scaling and rope_scaling["type"] == "dynamic":
-        raise UnsupportedModel(
-            f"ONNX graphs are written for ALiBi models only, and {recipe.model_type!r} is rotary; tracing it "
-            f"would freeze its dynamic scaling: convert it with `scale` and use optimum: {OPTIMUM}"
-        )
-    raise UnsupportedModel(
-        f"ONNX graphs are written for ALiBi models only, and {recipe.model_type!r} is rotary; convert it "
-        f"without `onnx` and export the result with optimum: {OPTIMUM}"
-    )
+    class_for(options.computes, check_recipe(recipe, config), config, last_logits=options.last_logits)
+    if options.pooled:
+        source.fetch(name for name in nested_files(source).files if name.endswith(f"/{CONFIG}"))
+        graph_pooling(source.folder)
 
 
-def check_repository(repository: ConvertedRepository) -> None:
-    """Raises ``UnsupportedModel`` for a converted repository that no graph can be built of."""
-    recipe = repository.recipe
+def check_recipe(recipe: Recipe, config: Config) -> Family:
+    """The family of a model; raises ``UnsupportedModel`` if no graph can be built of it."""
     if not isinstance(recipe, AlibiRecipe):
         raise UnsupportedModel(
-            f"ONNX graphs are written for ALiBi models only, and {recipe.model_type!r} is rotary; with a "
-            f"static scaling, export it with optimum: {OPTIMUM}"
+            f"ONNX graphs are written for ALiBi models only, and {recipe.model_type!r} is rotary; convert it "
+            f"without `onnx`, with `scale` (tracing would freeze a dynamic scaling), and export it: {OPTIMUM}"
         )
-    check_one_class(repository.config)
-
-
-def check_one_class(config: Config) -> None:
-    """Raises ``UnsupportedModel`` for a config that does not name one class."""
     named = config.get("architectures") or []
     if len(named) != 1:
         raise UnsupportedModel(f"architectures is {json.dumps(named)}; a graph is built of one class")
+    return recipe.family
 
 
-def for_task(repository: ConvertedRepository, task: str | None) -> ConvertedRepository:
+def for_task(
+    repository: ConvertedRepository, task: str | None, *, last_logits: bool = False
+) -> ConvertedRepository:
     """The repository as a graph sees it: its config names the class that computes the task."""
-    named = class_for(task, repository.config, repository.family)
-    return replace(repository, config={**repository.config, "architectures": [named]})
+    config = repository.config
+    family = check_recipe(repository.recipe, config)
+    named = class_for(task, family, config, last_logits=last_logits)
+    return replace(repository, config={**config, "architectures": [named]})
 
 
-def check_last_logits(options: OnnxOptions, named: str, family: Family) -> None:
-    """Raises ``UsageError`` for logits of last tokens that a graph of the class ``named`` does not have."""
-    if options.last_logits and not has_cache(named, family):
-        raise UsageError(f"`last_logits` is for language models, and {named} is not one; leave it out")
-
-
-def has_cache(named: str, family: Family) -> bool:
-    """Whether a graph of the class ``named`` has a cache."""
-    return family.kind == "decoder" and named == family.language_model
-
-
-def class_for(task: str | None, config: Config, family: Family) -> str:
+def class_for(task: str | None, family: Family, config: Config, *, last_logits: bool = False) -> str:
     """The class of a converted model that computes a task; the config's own for None.
 
     A checkpoint stores the tensors of its own class, which verification checks. Those of the backbone are
     among them; any other head would have random weights.
 
-    Raises:
-        UnsupportedModel: the checkpoint has no tensors for the task, or its classifier cannot find the end of
-            a row.
+    Raises ``UnsupportedModel`` without tensors for the task, or for a classifier that cannot find the end of
+    a row; ``UsageError`` for logits of last tokens of what is not a language model.
     """
     own: str = config["architectures"][0]
     start = f"Ntk{family.camel}"
@@ -149,16 +107,18 @@ def class_for(task: str | None, config: Config, family: Family) -> str:
             "config.json has no pad_token_id, by which a classifier finds the last token of a row; convert "
             "the source with `overrides` pad_token_id=N"
         )
+    if last_logits and not has_cache(named, family):
+        raise UsageError(f"`last_logits` is for language models, and {named} is not one; leave it out")
     return named
 
 
-def graph_pooling(folder: Path) -> Pooling:
-    """How the graph of a repository makes one vector of a text.
+def has_cache(named: str, family: Family) -> bool:
+    """Whether a graph of the class ``named`` has a cache."""
+    return family.kind == "decoder" and named == family.language_model
 
-    Raises:
-        UnsupportedModel: the repository has no files for that, or they ask for what is not computed.
-        SourceError: one of the files is damaged.
-    """
+
+def graph_pooling(folder: Path) -> Pooling:
+    """How the graph of a repository makes one vector of a text; raises what ``read_pooling`` raises."""
     try:
         found = read_pooling(folder)
     except UnsupportedModel as error:

@@ -34,14 +34,9 @@ Past = dict[str, Any]
 """Input name of a cached key or value -> its content, on the session's device."""
 
 
-def available(provider: str) -> bool:
-    """Whether this installation of onnxruntime has the provider; a session may still fail to get it."""
-    return PROVIDERS[provider] in onnxruntime.get_available_providers()
-
-
 def check_available(provider: str) -> None:
-    """Raises ``ProviderError`` if onnxruntime has no such provider here."""
-    if not available(provider):
+    """Raises ``ProviderError`` if onnxruntime has no such provider here; a session may still not get it."""
+    if PROVIDERS[provider] not in onnxruntime.get_available_providers():
         raise ProviderError(
             f"onnxruntime {onnxruntime.__version__} has no {PROVIDERS[provider]} here, only "
             f"{', '.join(onnxruntime.get_available_providers())}; for CUDA install onnxruntime-gpu in "
@@ -72,17 +67,10 @@ def denormals_as_zero() -> Iterator[None]:
 
 
 class Session:
-    """One graph on one provider; an ``Engine`` of the cases.
+    """One graph, a file or its bytes, on one provider; an ``Engine`` of the cases.
 
-    Args:
-        model: the graph's file, or its bytes.
-        provider: ``cpu`` or ``cuda``.
-        folder: of the weights, for a graph given as bytes.
-        profile: folder for a record of which operator ran where, which ``operators`` reads.
-
-    Raises:
-        ProviderError: onnxruntime has no such provider, or fell back to another.
-        Exception: whatever onnxruntime raises for a graph that it cannot load.
+    ``folder``: of the weights, for bytes. ``profile``: folder for a record of what ran where, for
+    ``operators``. Raises ``ProviderError`` if onnxruntime has no such provider or fell back to another.
     """
 
     def __init__(
@@ -122,16 +110,7 @@ class Session:
         of an answer's ends."""
 
     def step(self, ids: Array, mask: Array, past: Past | None = None) -> tuple[Outputs, Past]:
-        """Runs new tokens over a cache, which gets new memory at every step.
-
-        Args:
-            ids: int64 [B, S].
-            mask: int64 [B, T].
-            past: from the previous step; None for an empty cache.
-
-        Returns:
-            What the graph computes, and the cache with the new tokens.
-        """
+        """Runs new tokens, int64 [B, S], under a mask [B, T] over a cache, which gets new memory."""
         past = past or self.buffers(len(ids), 0)
         outputs, presents = self._run(ids, mask, past, {})
         return outputs, dict(zip(past, presents, strict=True))

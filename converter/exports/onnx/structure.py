@@ -9,96 +9,52 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from converter._version import __version__
-from converter.errors import SourceError, UnsupportedModel, ValidationError
+from converter.errors import SourceError, UnsupportedModel
 from converter.exports.onnx.build import build_graph
-from converter.exports.onnx.describe import GraphFile
+from converter.exports.onnx.describe import Description
 from converter.exports.onnx.report import AGAIN, GraphCheck, failed
 from converter.exports.onnx.requirements import graph_pooling
 from converter.result.converted import ConvertedRepository
 
 
-def check_structure(file: GraphFile, repository: ConvertedRepository) -> GraphCheck:
-    """Whether a graph is what this version builds of a repository.
-
-    Args:
-        file: the graph.
-        repository: its config names the class that computes the graph's task.
-
-    Raises:
-        ValidationError: the graph was made for another scaling, another pooling or other weights.
-    """
-    made, scaling = file.made, repository.config.get("alibi_scaling")
-    if made.alibi_scaling != scaling:
-        raise ValidationError(
-            f"{file.name} was made for alibi_scaling {json.dumps(made.alibi_scaling)}, and "
-            f"config.json has {json.dumps(scaling)}; {AGAIN}"
-        )
-    if made.pooling is not None:
-        check_pooling(file, repository)
+def check_structure(model: ir.Model, made: Description, repository: ConvertedRepository) -> GraphCheck:
+    """Whether a graph is what this version builds of a repository, whose config names the task's class."""
+    scaling, pooling = repository.config.get("alibi_scaling"), None
     try:
+        if made.pooling is not None:
+            pooling = graph_pooling(repository.folder).to_json()
+        for what, own, now in (
+            ("alibi_scaling", made.alibi_scaling, scaling),
+            ("pooling", made.pooling, pooling),
+        ):
+            if own != now:
+                detail = f"made for the {what} {json.dumps(own)}, and the repository has {json.dumps(now)}"
+                return GraphCheck("graph", False, f"{detail}; {AGAIN}")
         built = build_graph(repository, made).model()
-    except SourceError as error:
-        raise ValidationError(f"{file.name} does not belong to these weights: {error}; {AGAIN}") from error
-    try:
-        if not made.standalone:
-            check_pointers(file, built.graph, repository)
-        different = difference(file.model.graph, built.graph)
-    except ValidationError:
-        raise
+        different = difference(model.graph, built.graph, standalone=made.standalone)
+    except (SourceError, UnsupportedModel) as error:
+        return GraphCheck("graph", False, f"does not belong to this repository: {error}; {AGAIN}")
     except Exception as error:  # what is raised depends on which part of the file is damaged
         return failed("file", error)
     if different is None:
         return GraphCheck("graph", True, "what is built of these weights and this config")
     detail = f"{different} is not what ntk-convert {__version__} builds"
-    if file.model.producer_version != __version__:
-        detail += f", and {file.model.producer_version} wrote it"
+    if model.producer_version != __version__:
+        detail += f", and {model.producer_version} wrote it"
     return GraphCheck("graph", False, f"{detail}; {AGAIN}")
 
 
-def check_pooling(file: GraphFile, repository: ConvertedRepository) -> None:
-    """Raises ``ValidationError`` unless the repository still pools as the graph does."""
-    try:
-        now = graph_pooling(repository.folder).to_json()
-    except (SourceError, UnsupportedModel) as error:
-        raise ValidationError(f"{file.name} makes one vector of each text, but {error}") from error
-    if now != file.made.pooling:
-        raise ValidationError(
-            f"{file.name} was made for the pooling {json.dumps(file.made.pooling)}, and the repository's "
-            f"files for sentence-transformers say {json.dumps(now)}; {AGAIN}"
-        )
-
-
-def check_pointers(file: GraphFile, built: ir.Graph, repository: ConvertedRepository) -> None:
-    """Raises ``ValidationError`` unless all external data is where the repository has the tensor."""
-    for name, value in file.model.graph.initializers.items():
-        if not isinstance(value.const_value, ir.ExternalTensor):
-            continue
-        right = built.initializers[name].const_value if name in built.initializers else None
-        if right is None and name in repository.checkpoint.tensors:
-            continue  # another graph over these weights
-        if not isinstance(right, ir.ExternalTensor) or pointer(value.const_value) != pointer(right):
-            what = "is not in the weights" if right is None else "is elsewhere in them now"
-            raise ValidationError(
-                f"{file.name} does not belong to these weights: its tensor {name!r} {what}; {AGAIN}"
-            )
-
-
-def pointer(tensor: ir.ExternalTensor) -> tuple[Any, ...]:
-    """Where a tensor is and what it is."""
-    return str(tensor.location), tensor.offset, tensor.length, tensor.dtype, tensor.shape
-
-
-def difference(found: ir.Graph, right: ir.Graph) -> str | None:
+def difference(found: ir.Graph, right: ir.Graph, *, standalone: bool) -> str | None:
     """The first thing that differs between two graphs; None if they are the same."""
     for name in (*right.initializers, *found.initializers):
         pair = found.initializers.get(name), right.initializers.get(name)
-        if None in pair or not same_tensor(*(value.const_value for value in pair if value is not None)):
+        tensors = [value.const_value for value in pair if value is not None]
+        if len(tensors) < 2 or not same_tensor(*tensors, standalone=standalone):
             return f"the tensor {name}"
     if dict(found.opset_imports) != dict(right.opset_imports):
         return "its opset"
@@ -108,10 +64,14 @@ def difference(found: ir.Graph, right: ir.Graph) -> str | None:
     return None
 
 
-def same_tensor(ours: ir.TensorProtocol | None, theirs: ir.TensorProtocol | None) -> bool:
-    """Whether two tensors have the same dtype and shape and, if they are constants, the same content."""
+def same_tensor(
+    ours: ir.TensorProtocol | None, theirs: ir.TensorProtocol | None, *, standalone: bool
+) -> bool:
+    """Whether two tensors have the same dtype and shape, and content unless that is the file's own."""
     if ours is None or theirs is None or (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
         return False
+    if isinstance(theirs, ir.ExternalTensor) and not standalone:
+        return isinstance(ours, ir.ExternalTensor) and place(ours) == place(theirs)
     if not isinstance(theirs, ir.Tensor):
         return True
     # Slopes are powers, which another processor may round another way.
@@ -119,26 +79,13 @@ def same_tensor(ours: ir.TensorProtocol | None, theirs: ir.TensorProtocol | None
     return bool(np.allclose(found, right, rtol=1e-6, atol=0, equal_nan=True))
 
 
-def parts(graph: ir.Graph) -> Iterator[tuple[Any, ...]]:
-    """What a graph is made of, in comparable values, each with a name for people first."""
-    for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
-        for value in values:
-            yield f"the {kind} {value.name}", value.dtype, [str(size) for size in value.shape or ()]
-    for node in graph:
-        yield (
-            f"the node {node.name}",
-            (node.domain, node.op_type),
-            [value.name if value is not None else "" for value in node.inputs],
-            [value.name or "" for value in node.outputs],
-            {name: content(attribute) for name, attribute in node.attributes.items()},
-        )
+def place(tensor: ir.ExternalTensor) -> tuple[str, int | None, int | None]:
+    """Where the bytes of a weight are."""
+    return str(tensor.location), tensor.offset, tensor.length
 
 
-def content(attribute: Any) -> Any:
-    """The value of an attribute; floats as a file stores them."""
-    value = attribute.value
-    if isinstance(value, ir.Graph):
-        return list(parts(value))
-    if isinstance(value, float):
-        return np.float32(value)
-    return list(value) if isinstance(value, list | tuple) else value
+def parts(graph: ir.Graph) -> Iterator[tuple[str, bytes]]:
+    """What a graph is made of: each part's name for people, and its content as a file stores it."""
+    for kind, found in (("input", graph.inputs), ("output", graph.outputs), ("node", graph)):
+        for each in found:
+            yield f"the {kind} {each.name}", ir.to_proto(each).SerializeToString(deterministic=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from converter.errors import SourceError, ValidationError
 from converter.exports.onnx.export import as_json
 from converter.exports.onnx.files import REPORT, STANDALONE, graphs_in
-from converter.exports.onnx.requirements import check_installed, check_repository
+from converter.exports.onnx.requirements import check_installed, check_recipe
 from converter.interrupts import Interrupted, held
 from converter.progress import byte_bar
 from converter.result import manifest
@@ -46,7 +46,7 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
         SourceError: not a converted repository, one without a graph, or one with a file that is not as the
             conversion or export wrote it.
         UnsupportedModel: a model that has no graph.
-        ValidationError: a graph that belongs to other weights or another scaling.
+        ValidationError: a graph that this tool did not write, or one too damaged to say so.
         ProviderError: the execution provider is not available.
         Interrupted: the user stopped it when the report was written.
     """
@@ -54,14 +54,14 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
     from converter.exports.onnx.comparison import run
 
     repository = open_converted(Path(folder).resolve())
-    check_repository(repository)
+    check_recipe(repository.recipe, repository.config)
     graphs = graphs_in(repository.folder)
     if not graphs:
         manifest.read(repository.folder)  # a fine-tuned model has to be adopted first
         raise SourceError(f"{folder} has no ONNX graph; write one first: ntk-convert export {folder}")
     listed = manifest.read(repository.folder) if (repository.folder / manifest.MANIFEST).is_file() else {}
     try:
-        report = run(repository, graphs, provider, listed=listed.keys(), progress=progress)
+        report = run(repository, graphs, provider, progress=progress)
         if report.passed:
             check_as_written(repository, graphs, listed, progress=progress)
     except (ValidationError, SourceError):
@@ -108,12 +108,7 @@ def check_as_written(
 def check_again(
     repository: ConvertedRepository, listed: Collection[str], *, progress: bool = False
 ) -> list[Check]:
-    """Validates the graphs of a repository that its manifest lists; nothing in it is changed.
-
-    Raises:
-        ValidationError: a graph that is wrong.
-        MissingPackage: a package that the check needs is not installed.
-    """
+    """Validates the graphs that the manifest lists, and changes nothing; raises ``ValidationError``."""
     graphs = {name: path for name, path in graphs_in(repository.folder).items() if name in listed}
     if not graphs:
         return []
@@ -121,7 +116,6 @@ def check_again(
     from converter.exports.onnx.comparison import run
     from converter.verification import Check
 
-    check_repository(repository)
     report = run(repository, graphs, None, progress=progress)
     if report.failure:
         raise ValidationError(f"{report.failure}; export it again, or remove it")

@@ -79,7 +79,7 @@ WRITTEN: list[tuple[str, str | None, str, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "dtype", "words", "files"), WRITTEN, ids=str)
+@pytest.mark.parametrize(("family", "dtype", "words", "files"), WRITTEN)
 def test_what_is_written(
     repository: Make,
     run: Command,

@@ -81,9 +81,9 @@ def test_gradients_are_those_of_plain_attention(model, monkeypatch, name: str, s
 @pytest.mark.parametrize(
     ("name", "scaling", "reentrant"),
     [
-        *((name, "ntk", reentrant) for name in FAMILIES for reentrant in (True, False)),
-        *((layer, "ntk-position", reentrant) for layer in LAYERS for reentrant in (True, False)),
-        ("bloom", "fitted-position", True),
+        *((name, "ntk", number % 2 == 0) for number, name in enumerate(FAMILIES)),
+        *((layer, "ntk-position", number % 2 == 0) for number, layer in enumerate(LAYERS)),
+        ("bloom", "fitted-position", False),
     ],
 )
 def test_gradient_checkpointing(model, name: str, scaling: str, reentrant: bool) -> None:
@@ -116,11 +116,10 @@ def test_attention_dropout_keeps_the_mean() -> None:
     config = SimpleNamespace(_attn_implementation="sdpa")
     attention = AlibiAttention(config, 4, 0.5, 0.5, 0).train()
     torch.manual_seed(0)
-    query, key, value = (torch.randn(1, 4, 24, 4) for _ in range(3))
-    plan = plan_attention(config, Alibi(stock_slopes(4)), 0.5, torch.zeros(1, 24, 1))
-    mean = sum(attention.attend(query, key, value, plan)[0] for _ in range(4000)) / 4000
-    expected = attention.eval().attend(query, key, value, plan)[0]
-    assert (mean - expected).abs().max() < 0.1
+    states = [torch.randn(1, 4, 24, 4).expand(4000, -1, -1, -1) for _ in range(3)]
+    plan = plan_attention(config, Alibi(stock_slopes(4)), 0.5, torch.zeros(4000, 24, 1))
+    dropped, expected = attention.attend(*states, plan)[0], attention.eval().attend(*states, plan)[0]
+    assert (dropped.mean(0) - expected[0]).abs().max() < 0.1
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *tiny.ENCODERS])

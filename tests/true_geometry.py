@@ -128,13 +128,6 @@ SMALLEST = {
     "mosaic_bert": Stored("zhihan1996/DNABERT-2-117M", fmt="bin"),
 }
 """The smallest geometry of each layout."""
-KRUTRIM = Stored(
-    "krutrim-ai-labs/Krutrim-1-instruct",
-    shard=FIVE,
-    changes={"vocab_size": 2048, "expansion_ratio": 1},
-)
-"""48 query heads on 8 of size 96, and ``clip_qkv``; its config does not name the activation. Vocabulary and
-feed-forward width are smaller, because a float64 reference and a graph of the true ones take a minute."""
 LARGEST = {
     # Tensors of BigScience's own repositories have no prefix.
     "bloom-7b1": Stored("bigscience/bloom-7b1 (by a fine-tune)", fmt="bin", shard=FIVE, prefix=False),

@@ -9,6 +9,7 @@ import types
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +45,11 @@ class Patched:
         with templates() as load:
             name = repository.family.name
             yield cls(repository, load(f"modeling_ntk_{name}"), load(f"configuration_ntk_{name}"))
+
+    @property
+    def folder(self) -> Path:
+        """The repository's folder."""
+        return self.repository.folder
 
     @property
     def config(self) -> dict[str, Any]:
@@ -121,7 +127,7 @@ class Patched:
 
     def open(self, name: str) -> Any:
         """The safetensors file that stores a tensor."""
-        return safe_open(self.repository.folder / self.checkpoint.tensors[name].file, framework="pt")
+        return safe_open(self.folder / self.checkpoint.tensors[name].file, framework="pt")
 
 
 @contextlib.contextmanager

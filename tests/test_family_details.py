@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from converter import SourceError, UnsupportedModel, convert, inspect
-from converter.families import jina_bert, mosaic_gpt, mpt
+from converter.families import mosaic_gpt, mpt
 from converter.families.refusals import check_source
 from tests import tiny
 from tests.conftest import edit_json
@@ -259,19 +259,6 @@ def test_the_stored_names_decide(tmp_path: Path) -> None:
     config = config_of(tmp_path / "out")
     assert config["architectures"] == ["NtkJinaBertModel"]
     assert (config["qk_post_norm"], config["add_pooling_layer"]) == (True, True)
-
-
-def test_what_names_tell() -> None:
-    config = {"architectures": ["NtkJinaBertForMaskedLM"]}
-    stored = ["bert.encoder.layer.0.attention.self.layer_norm_q.weight", "cls.predictions.bias"]
-    found = jina_bert.fit(config, dict.fromkeys(stored))
-    assert found == {"add_pooling_layer": False, "qk_post_norm": True}
-    changes = jina_bert.fit(config, {"pooler.dense.weight": None})
-    assert changes == {
-        "add_pooling_layer": True,
-        "architectures": ["NtkJinaBertModel"],
-        "qk_post_norm": False,
-    }
 
 
 # MosaicBERT

@@ -59,6 +59,7 @@ def test_a_config_keeps_what_it_is_given(family: str, tmp_path: Path) -> None:
         assert changed.head_dim == 16 + 8
 
 
+@pytest.mark.slow
 def test_the_converter_is_not_needed(converted: Convert, tmp_path: Path) -> None:
     """In an interpreter that cannot see this project; test_architecture.py has every family."""
     folder = converted("bloom")

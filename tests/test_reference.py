@@ -89,14 +89,6 @@ def test_by_parts_by_hand() -> None:
     assert_allclose(scaled, [2**-2, 2**-6, 2**-10, 2**-12])
 
 
-def test_an_unknown_scaling_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no such scaling"):
-        alibi.scaled_slopes(alibi.press_slopes(4), "yarn", 2.0)
-    scaling = {"type": "ntk", "dynamic": "yes", "rate": 1.0, "train_seq_len": 4}
-    with pytest.raises(ValueError, match="no such dynamic scaling"):
-        alibi.query_factors(scaling, np.ones(3, dtype=np.int64))
-
-
 def test_factors_of_queries() -> None:
     mask = np.array([0, 0, 1, 1, 1, 1, 1, 1])
     assert_allclose(alibi.query_factors({"factor": 3.0}, mask), [3.0] * 8)
@@ -172,27 +164,6 @@ def test_dynamic_scalings_by_their_definition(tmp_path: Path, family: str) -> No
         static = {**config, "alibi_scaling": {"type": "ntk", "factor": factor}}
         fixed = logits(static, tensors, ids[row : row + 1], mask[row : row + 1])[0]
         assert_allclose(by_length[row][mask[row] == 1], fixed[mask[row] == 1], atol=1e-11)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_attentions_are_probabilities_of_real_keys(tmp_path: Path, family: str) -> None:
-    config, tensors = tiny.read(tiny.FACTORIES[family](tmp_path, 12))
-    mask = tiny.padding_mask([20, 12], "left")
-    trunk = FAMILIES[family].trunk(config, tensors, tiny.token_ids(2, 20), mask, attentions=True)
-    assert trunk.hidden.shape == (2, 20, 96)
-    assert [layer.shape for layer in trunk.attentions] == [(2, 12, 20, 20)] * 2
-    for layer in trunk.attentions:
-        assert_allclose(layer.sum(axis=-1), 1.0)
-        assert np.triu(layer, 1).max() == 0.0
-        assert layer[1, :, 8:, :8].max() == 0.0
-    assert FAMILIES[family].trunk(config, tensors, tiny.token_ids(1, 5)).attentions == []
-
-
-@pytest.mark.parametrize("family", ["mpt", "falcon"])
-def test_a_model_without_alibi_is_an_error(family: str) -> None:
-    config = {"alibi": False, "attn_config": {"alibi": False}}
-    with pytest.raises(ValueError, match="no ALiBi"):
-        FAMILIES[family].logits(config, {}, tiny.token_ids(1, 3))
 
 
 # Stock transformers

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import Trainer, TrainingArguments
 
 from templates.ntk_alibi import Alibi, stock_slopes
 from templates.ntk_attention import AlibiAttention
@@ -146,25 +145,3 @@ def test_lora_adapter(model, tmp_path: Path, name: str) -> None:
             assert reloaded.generate(input_ids=ids, attention_mask=mask, max_new_tokens=3).shape == (2, 43)
         merged = reloaded.merge_and_unload()
         assert_logits(merged(input_ids=ids, attention_mask=mask).logits, expected, mask)
-
-
-def test_the_trainer_runs(converted: Convert, tmp_path: Path) -> None:
-    model = load(converted("bloom", 4, "ntk"))
-    ids, mask = batch(rows=2, length=40)
-    rows = [{"input_ids": i, "attention_mask": m, "labels": i} for i, m in zip(ids, mask, strict=True)]
-    arguments = TrainingArguments(
-        tmp_path / "run",
-        max_steps=4,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=2,
-        learning_rate=1e-2,
-        report_to=[],
-        use_cpu=True,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-    )
-    trainer = Trainer(model, arguments, train_dataset=rows)
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[-1] < losses[0]

@@ -133,10 +133,9 @@ def test_a_conversion(place: Path, run: Callable[..., Run]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", SMALLEST)
+@pytest.mark.parametrize("layout", [name for name in SMALLEST if name != "bloom"])
 def test_what_users_run(place: Path, run: Callable[..., Run], layout: str) -> None:
     stored = SMALLEST[layout]
-    first, second = GRAPHS[layout]
     source = stored.write(place / "source")
     looked = run("inspect", source, "--json")
     assert looked.code == 0, looked.err
@@ -145,21 +144,16 @@ def test_what_users_run(place: Path, run: Callable[..., Run], layout: str) -> No
     assert geometry["num_layers"] == 1
 
     out = place / "out"
-    result = run(source, *SCALING, "--out", out, "--onnx", *graph_words(*first), "--json")
-    assert result.code == 0, result.err
-    result = run("export", out, *graph_words(*second), "--no-validate")
-    assert result.code == 0, result.err
-    result = run("validate", out)
-    assert result.code == 0, result.err
-    assert {(graph["profile"], graph["dtype"].replace("fp32", "native")) for graph in reports(out)} >= {
-        second
-    }
+    graphs = [("export", out, *graph_words(*graph), "--no-validate") for graph in GRAPHS[layout]]
+    for words in ((source, *SCALING, "--out", out), *graphs, ("validate", out)):
+        result = run(*words)
+        assert result.code == 0, result.err
+    found = {(graph["profile"], graph["dtype"].replace("fp32", "native")) for graph in reports(out)}
+    assert found >= {GRAPHS[layout][1]}
     if tiny.FAMILY[stored.family].kind == "encoder":
         check_embeddings(out, layout)
         return
-    model = check_generation(out)
-    if layout != "baichuan":  # in float64 it would take 8 GB
-        check_logits(out, stored.family, model)
+    check_logits(out, stored.family, check_generation(out))
 
 
 def check_logits(folder: Path, family: str, model: Any) -> None:

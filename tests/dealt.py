@@ -1,4 +1,4 @@
-"""Products of parameters: ``make test`` runs a part of each, and ``make test-slow`` the rest."""
+"""Products of parameters, of which only some combinations run."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ def quick(values: Iterable[Any], *chosen: Any) -> list[Any]:
     return [value if value in chosen else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
-def dealt(first: Iterable[Any], *others: Iterable[Any], each: int = 4) -> list[Any]:
-    """Every combination of the parameters; all but ``each`` for each of ``first`` are slow tests.
+def dealt(first: Iterable[Any], *others: Iterable[Any], each: int = 1) -> list[Any]:
+    """Every combination of ``others`` with some of ``first``, and each of ``first`` with ``each`` or more.
 
-    The combinations of ``others`` are dealt out like cards: each combination runs with some of ``first``, and
-    each of ``first`` with several combinations. Families share the code of slopes, caches and kernels, so a
-    mistake there shows with any family; a mistake of one family shows in most of its combinations.
+    They are dealt out like cards. Families share the code of slopes, caches and kernels, so a mistake there
+    shows with any family; a mistake of one family shows in most of its combinations.
     """
     rows, cards = [*first], [*itertools.product(*others)]
-    each = max(each, -(-len(cards) // len(rows)))
+    each = min(max(each, -(-len(cards) // len(rows))), len(cards))
     # Such a step visits all of them, and neighbours differ in most parameters.
     step = next(step for step in itertools.count(int(GOLDEN * len(cards))) if math.gcd(step, len(cards)) == 1)
-    cards = [cards[number * step % len(cards)] for number in range(len(cards))]
-    result = []
-    for row, value in enumerate(rows):
-        now = {(row * each + number) % len(cards) for number in range(each)}
-        for number, card in enumerate(cards):
-            result.append(pytest.param(value, *card, marks=[] if number in now else pytest.mark.slow))
-    return result
+    hands = [range(row * each, (row + 1) * each) for row in range(len(rows))]
+    return [
+        pytest.param(value, *cards[number * step % len(cards)])
+        for value, hand in zip(rows, hands, strict=True)
+        for number in hand
+    ]

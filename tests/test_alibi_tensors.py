@@ -166,7 +166,7 @@ def test_export(converted: Convert, family: str, strict: bool, first: bool) -> N
 
 @torch.no_grad()
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["bloom", "replit", "refact", "jina_bert"])
+@pytest.mark.parametrize("family", ["bloom", "jina_bert"])
 def test_compiling_after_a_plain_pass(converted: Convert, family: str) -> None:
     """The graph then takes the tensor that is there, and is not compiled again for the next call."""
     model = load(converted(family, scaling="ntk-position"), AutoModel)

@@ -12,14 +12,11 @@ import transformers
 from transformers import GenerationConfig
 
 from tests import tiny
-from tests.dealt import dealt
-from tests.patched import FAMILIES, Convert, load
+from tests.patched import Convert, load
 
 OLD = transformers.__version__.startswith("4.")
 LENGTHS = (5, 64, 129, 700)
 NEW_TOKENS = 6
-QUICK = ("bloom", "mpt")
-"""Families of each shape of cache: of its own projections, fused, with few key heads, scaled queries."""
 FUNCTIONS = {"sdpa": "sdpa_paged", "eager": "eager_paged"} if OLD else {"sdpa": "sdpa", "eager": "eager"}
 """Attention of ``generate`` -> attention of continuous batching; the newest makes eager paged by itself."""
 
@@ -82,10 +79,12 @@ def batched(model: Any, rows: Sequence[list[int]]) -> list[Any]:
 @pytest.mark.parametrize(
     ("family", "scaling", "attention"),
     [
-        case if case.values[0] in QUICK else pytest.param(*case.values, marks=pytest.mark.slow)
-        for case in dealt(FAMILIES, ["ntk", "ntk-position"], FUNCTIONS, each=1)
-    ]
-    + [("bloom", "fitted-position", "sdpa")],
+        ("bloom", "fitted-position", "sdpa"),
+        ("mpt", "ntk-position", "eager"),
+        ("replit", "ntk", "sdpa"),
+        pytest.param("refact", "ntk-position", "eager", marks=pytest.mark.slow),
+        pytest.param("jais", "ntk", "sdpa", marks=pytest.mark.slow),
+    ],
 )
 def test_tokens_are_those_of_generate(converted: Convert, family: str, scaling: str, attention: str) -> None:
     model = load(converted(family, 12, scaling), attn_implementation=attention)

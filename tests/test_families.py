@@ -59,7 +59,7 @@ JAIS = {
     "n_positions": 2048,
     "vocab_size": 84992,
 }
-GPT_JX = {**JAIS, "model_type": "gptjx", "architectures": ["GPTJXForCausalLM"]}
+GPT_JX = {**JAIS, "model_type": "gpt_jx", "architectures": ["GPTJXForCausalLM"]}
 REFACT = {
     "architectures": ["GPTRefactForCausalLM"],
     "model_type": "gpt_refact",
@@ -216,13 +216,6 @@ REFUSED: list[tuple[str, Changes, type[Exception], str]] = [
     ("BAICHUAN2_13B", {"norm_head": "yes"}, SourceError, "norm_head"),
     ("BAICHUAN2_13B", {"z_loss_weight": "high"}, SourceError, "z_loss_weight"),
     ("BAICHUAN2_13B", {"z_loss_weight": -1}, SourceError, "z_loss_weight"),
-    (
-        "GPT_JX",
-        {"embeddings_scale": None},
-        Undecided,
-        "GPT-JX has no mup_embeddings_scale or embeddings_scale",
-    ),
-    ("GPT_JX", {"width_scale": None}, Undecided, "GPT-JX has no mup_embeddings_scale or embeddings_scale"),
     ("JAIS", {"position_embedding_type": "learned"}, UnsupportedModel, "Cerebras-GPT"),
     ("JAIS", {"position_embedding_type": ...}, UnsupportedModel, "'learned'"),
     ("JAIS", {"activation_function": "gelu"}, UnsupportedModel, "activation_function is 'gelu'"),
@@ -380,39 +373,6 @@ def test_classes(name: str, named: str, ours: str) -> None:
 def test_other_models_are_not_taken() -> None:
     assert not any(each.recognises({"model_type": "jais2"}) for each in FAMILIES)
     assert recognise({"model_type": "mpt"}).name == "mpt"
-
-
-# family, Hub id -> its trained length; None if no source states it
-LENGTHS: dict[str, dict[str, int | None]] = {
-    "baichuan": {"baichuan-inc/Baichuan2-13B-Base": 4096},
-    "jais": {
-        **{f"{owner}/jais-13b-chat": 2048 for owner in ("core42", "inceptionai", "inception-mbzuai")},
-        "core42/jais-30b-v1": 2048,
-        "inceptionai/jais-30b-chat-v3": 8192,
-        "inceptionai/jais-family-590m": 2048,
-        "inceptionai/jais-family-30b-16k-chat": 16384,
-        "cerebras/btlm-3b-8k-base": 8192,
-    },
-    "jina_bert": {"jinaai/jina-embeddings-v2-base-en": 512, "jinaai/jina-embeddings-v2-base-zh": None},
-    "mosaic_bert": {
-        "mosaicml/mosaic-bert-base": 128,
-        "mosaicml/mosaic-bert-base-seqlen-2048": 2048,
-        "zhihan1996/DNABERT-2-117M": 128,
-        "buetnlpbio/birna-bert": None,
-    },
-    "mosaic_gpt": {
-        "mosaicml/mpt-1b-redpajama-200b": 2048,
-        "mosaicml/mpt-1b-redpajama-200b-dolly": 2048,
-    },
-    "mpt": {"replit/replit-code-v1_5-3b": 4096, "mosaicml/mpt-7b-storywriter": 65536},
-    "refact": {"smallcloudai/Refact-1_6B-fim": 4096},
-}
-
-
-@pytest.mark.parametrize("name", LENGTHS)
-def test_known_trained_lengths(name: str) -> None:
-    known = family(name).train_lengths
-    assert {each: known.get(each) for each in LENGTHS[name]} == LENGTHS[name]
 
 
 # family -> the key of its limit

@@ -20,9 +20,8 @@ from transformers import (
 )
 
 from converter import SourceError, UnsupportedModel, convert, inspect
-from converter.families import jina_bert, mosaic_gpt, mpt
+from converter.families import mosaic_gpt, mpt
 from converter.families.refusals import check_source
-from templates.ntk_alibi import CHANNELS
 from tests import tiny
 from tests.conftest import edit_json
 from tests.patched import Convert, assert_logits, batch, config_of, load
@@ -101,14 +100,6 @@ def test_the_stored_head_stays_as_it_is(converted: Convert, tmp_path: Path) -> N
     assert along.abs().max() < 1e-6 < model.lm_head.weight.grad.abs().max()
     model.save_pretrained(tmp_path / "saved")
     assert torch.equal(load_file(tmp_path / "saved" / "model.safetensors")["lm_head.weight"], stored)
-
-
-@torch.no_grad()
-def test_the_length_of_a_row_does_not_matter(converted: Convert) -> None:
-    model, ids = load(converted("baichuan")), batch()[0]
-    before = model(ids).logits
-    model.lm_head.weight.mul_(torch.rand(len(model.lm_head.weight), 1) * 100 + 0.01)
-    assert torch.allclose(model(ids).logits, before, atol=1e-4)
 
 
 @torch.no_grad()
@@ -270,30 +261,6 @@ def test_the_stored_names_decide(tmp_path: Path) -> None:
     assert (config["qk_post_norm"], config["add_pooling_layer"]) == (True, True)
 
 
-def test_what_names_tell() -> None:
-    config = {"architectures": ["NtkJinaBertForMaskedLM"]}
-    stored = ["bert.encoder.layer.0.attention.self.layer_norm_q.weight", "cls.predictions.bias"]
-    found = jina_bert.fit(config, dict.fromkeys(stored))
-    assert found == {"add_pooling_layer": False, "qk_post_norm": True}
-    changes = jina_bert.fit(config, {"pooler.dense.weight": None})
-    assert changes == {
-        "add_pooling_layer": True,
-        "architectures": ["NtkJinaBertModel"],
-        "qk_post_norm": False,
-    }
-
-
-def test_the_length_limit_is_raised(tmp_path: Path) -> None:
-    tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, max_position_embeddings=512)
-    convert(tmp_path / "source", tmp_path / "out", target_length=8192, train_length=512, verify=False)
-    config = config_of(tmp_path / "out")
-    assert config["max_position_embeddings"] == 8192
-    assert config["alibi_scaling"] == {"type": "ntk", "factor": 16.0}
-    assert config["auto_map"]["AutoModelForMaskedLM"] == "modeling_ntk_jina_bert.NtkJinaBertForMaskedLM"
-    # Old configs have the default value.
-    assert config["emb_pooler"] == "mean"
-
-
 # MosaicBERT
 
 
@@ -332,13 +299,6 @@ def test_slopes_that_the_config_leaves_open_are_named(tmp_path: Path, heads: int
 
 
 # MPT
-
-
-@torch.no_grad()
-def test_a_cache_holds_the_key_heads_only(converted: Convert) -> None:
-    ids, _ = batch(rows=1, length=10)
-    cache = load(converted("replit", 24, "ntk"))(ids, use_cache=True).past_key_values
-    assert cache.layers[0].keys.shape == (1, 8, 10, 8 + CHANNELS)
 
 
 @pytest.mark.version
@@ -388,43 +348,6 @@ def test_the_head_is_never_tied(converted: Convert, tmp_path: Path) -> None:
     assert config_of(folder)["tie_word_embeddings"] is False
     model = load(folder)
     assert model.lm_head.weight.data_ptr() != model.transformer.wte.weight.data_ptr()
-
-
-def test_the_width_of_the_mlp_is_the_real_one(converted: Convert) -> None:
-    """5632 channels at the real size: two thirds of 4 * 2048, rounded up to a multiple of 256."""
-    sizes = {"n_embd": 2048, "n_head": 32, "n_layer": 1, "vocab_size": 8, "pad_token_id": None}
-    model = load(converted("refact"))
-    config = type(model.config)(**{**model.config.to_dict(), **sizes})
-    with torch.device("meta"):
-        real = type(model)(config)
-    shapes = {name: list(tensor.shape) for name, tensor in real.transformer.h[0].state_dict().items()}
-    assert shapes == {
-        "ln_1.weight": [2048],
-        "attn.q.weight": [2048, 2048],
-        "attn.kv.weight": [128, 2048],
-        "attn.c_proj.weight": [2048, 2048],
-        "ln_2.weight": [2048],
-        "mlp.gate_up_proj.weight": [11264, 2048],
-        "mlp.c_proj.weight": [2048, 5632],
-    }
-
-
-@torch.no_grad()
-def test_both_layouts_are_the_same_network(converted: Convert) -> None:
-    split = load(converted("refact", packed_projections=False))
-    state = split.state_dict()
-    for n in range(split.config.n_layer):
-        for whole, parts in (
-            ("attn.kv", ("attn.k", "attn.v")),
-            ("mlp.gate_up_proj", ("mlp.linear_1", "mlp.linear_3")),
-        ):
-            names = [f"transformer.h.{n}.{part}.weight" for part in parts]
-            state[f"transformer.h.{n}.{whole}.weight"] = torch.cat([state.pop(name) for name in names])
-    config = type(split.config)(**{**split.config.to_dict(), "packed_projections": True})
-    packed = type(split)(config).eval()
-    packed.load_state_dict(state)
-    ids, mask = batch()
-    assert_logits(packed(ids, attention_mask=mask).logits, split(ids, attention_mask=mask).logits, mask)
 
 
 @pytest.mark.parametrize("said", [None, True, False])

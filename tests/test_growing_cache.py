@@ -19,7 +19,6 @@ from transformers.cache_utils import Cache, DynamicLayer, QuantizedLayer
 
 from templates.ntk_cache import LEAST, GrowingLayer, grow
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load
-from tests.test_generation import generate
 
 ROWS, HEADS, SIZE = 2, 3, 4
 
@@ -223,14 +222,3 @@ def test_other_caches_are_left_alone(converted: Convert, family: str) -> None:
     seen, positions = torch.ones(1, 1, 50, 50).bool().tril(), torch.arange(50)[None]
     with pytest.raises(ValueError, match="does not work with a quantised cache"):
         model(ids, attention_mask=seen, position_ids=positions, past_key_values=Cache(layers=[Rounded()] * 2))
-
-
-@torch.no_grad()
-def test_beams_and_copies_of_a_prompt(converted: Convert) -> None:
-    """A prompt's cache may be copied and continued more than once."""
-    model = load(converted("bloom", 4, "ntk-position"))
-    ids, mask = batch(rows=2, length=30)
-    prompt = model(ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True).past_key_values
-    expected = generate(model, ids, mask)
-    for _ in range(2):
-        assert torch.equal(generate(model, ids, mask, past_key_values=copy.deepcopy(prompt)), expected)

@@ -19,7 +19,6 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 
 from converter import convert
-from converter.exports.onnx.attention_ort import SPLIT
 from converter.exports.onnx.attention_portable import BLOCK
 from tests import tiny
 from tests.dealt import dealt
@@ -33,10 +32,24 @@ from tests.runners import HEADS, LAYERS, OUTPUTS, MakeRunner, Runner, Torch, exp
 EVERY = (*SCALINGS, *FITTED, "fitted-length")
 # Numbers of heads that are powers of two, and others with more and fewer heads than the next one.
 DECODER_RUNS = (
-    *("sdpa-16", "sdpa-12", "sdpa-40", "static-12"),
-    *("flash_attention_2-4", "flex_attention-12", "ort-12", "portable-12"),
+    *("sdpa-16", "ort-12", "sdpa-12", "flash_attention_2-4"),
+    *("sdpa-40", "portable-12", "static-12", "flex_attention-12"),
 )
-ENCODER_RUNS = ("sdpa-12", "training-8", "ort-12", "portable-6")
+# Each family in each way, and each scaling with several families, in torch and in a graph. flex_attention is
+# slow if it isn't compiled; it runs with heads of their own keys, and with grouped heads.
+DECODER_CASES = [
+    (family, EVERY[(7 * row + 2 * column) % len(EVERY)], how)
+    for row, family in enumerate(FAMILIES)
+    for column, how in enumerate(DECODER_RUNS)
+    if not how.startswith("flex") or family in ("bloom", "replit")
+]
+# Each layer in each way, and each scaling in torch and in a graph.
+ENCODER_RUNS = (("sdpa-12", "training-8"), ("ort-12", "portable-6"))
+ENCODER_CASES = [
+    ([*LAYERS][(number + place) % len(LAYERS)], scaling, hows[number % 2])
+    for number, scaling in enumerate(EVERY)
+    for place, hows in enumerate(ENCODER_RUNS)
+]
 DECODED = (40, *range(41, 49))
 """A prompt, then one token at a time."""
 CHUNKS = (1, 8, 20, 33, 34, 48)
@@ -87,9 +100,9 @@ def check_decoder(run: Runner, folder: Path, family: str, relative: float = 1e-5
     right = expected(folder, family, ids)
     assert_close(run.whole(ids), right, relative=relative)
     assert_close(run.whole(ids, np.ones_like(ids)), right, relative=relative)
+    check(*rows(side="right"))
     for side in ("left", "right"):
         ids, mask = rows(side=side)
-        check(ids, mask)
         # Right padding leaves a hole between a short row's prompt and what it says next.
         mask[:, 40:] = 1
         check(ids, mask, DECODED)
@@ -104,14 +117,14 @@ def check_encoder(run: Runner, folder: Path, name: str, relative: float = 1e-5) 
         assert_close(run.whole(ids, mask), expected(folder, name, ids, mask), mask, relative)
 
 
-@pytest.mark.parametrize(("family", "scaling", "how"), dealt(FAMILIES, EVERY, DECODER_RUNS))
+@pytest.mark.parametrize(("family", "scaling", "how"), DECODER_CASES)
 def test_decoders(converted: Convert, runner: MakeRunner, family: str, scaling: str, how: str) -> None:
     how, _, heads = how.rpartition("-")
     folder = converted(family, int(heads), scaling)
     check_decoder(runner(how, folder, family), folder, family)
 
 
-@pytest.mark.parametrize(("layer", "scaling", "how"), dealt(LAYERS, EVERY, ENCODER_RUNS))
+@pytest.mark.parametrize(("layer", "scaling", "how"), ENCODER_CASES)
 def test_encoders(converted: Convert, runner: MakeRunner, layer: str, scaling: str, how: str) -> None:
     how, _, heads = how.rpartition("-")
     name, changes = LAYERS[layer]
@@ -121,7 +134,7 @@ def test_encoders(converted: Convert, runner: MakeRunner, layer: str, scaling: s
 
 @pytest.mark.parametrize(
     ("shape", "how"),
-    [*((shape, "sdpa") for shape in SHAPES), *dealt(SHAPES, ("static", "eager", *PROFILES), each=1)],
+    [*((shape, "sdpa") for shape in SHAPES), *dealt(SHAPES, PROFILES)],
 )
 def test_options_of_decoders(converted: Convert, runner: MakeRunner, shape: str, how: str) -> None:
     family, heads, scaling, changes = SHAPES[shape]
@@ -131,7 +144,7 @@ def test_options_of_decoders(converted: Convert, runner: MakeRunner, shape: str,
 
 @pytest.mark.parametrize(
     ("shape", "how"),
-    [*((shape, "sdpa") for shape in ENCODER_SHAPES), *dealt(ENCODER_SHAPES, ("eager", *PROFILES), each=1)],
+    [*((shape, "sdpa") for shape in ENCODER_SHAPES), *dealt(ENCODER_SHAPES, PROFILES)],
 )
 def test_options_of_encoders(
     converted: Convert, runner: MakeRunner, tmp_path: Path, shape: str, how: str
@@ -150,8 +163,9 @@ def test_options_of_encoders(
 @pytest.mark.parametrize(
     ("name", "head", "how"),
     [
-        *((name, head, "sdpa") for name in (*FAMILIES, *LAYERS) for head in HEADS),
-        *dealt([*FAMILIES, *LAYERS], HEADS, PROFILES, each=2),
+        (name, head, ("sdpa", *PROFILES)[(row + column) % 3])
+        for row, name in enumerate([*FAMILIES, *LAYERS])
+        for column, head in enumerate(HEADS)
     ],
 )
 def test_heads(converted: Convert, runner: MakeRunner, name: str, head: str, how: str) -> None:
@@ -171,7 +185,9 @@ def test_heads(converted: Convert, runner: MakeRunner, name: str, head: str, how
         assert_close(run.whole(ids, mask), right, None if text else mask)
 
 
-@pytest.mark.parametrize(("scaling", "how"), dealt(EVERY, PROFILES, each=1))
+@pytest.mark.parametrize(
+    ("scaling", "how"), dealt(["ntk", "ntk-length", "ntk-position", "fitted-position"], PROFILES)
+)
 def test_scalings_of_graphs_without_a_cache(
     converted: Convert, runner: MakeRunner, scaling: str, how: str
 ) -> None:
@@ -183,9 +199,7 @@ def test_scalings_of_graphs_without_a_cache(
         assert_close(run.whole(ids, mask), expected(folder, "bloom", ids, mask, head=head), mask)
 
 
-@pytest.mark.parametrize(
-    ("name", "how"), dealt([*FAMILIES, *tiny.ENCODERS], ("sdpa", "eager", *PROFILES), each=1)
-)
+@pytest.mark.parametrize(("name", "how"), dealt([*FAMILIES, *tiny.ENCODERS], ("sdpa", "eager", *PROFILES)))
 def test_the_matrix_notices_a_wrong_slope(
     converted: Convert, runner: MakeRunner, name: str, how: str
 ) -> None:
@@ -206,10 +220,9 @@ def test_the_matrix_notices_a_wrong_slope(
 
 @torch.no_grad()
 @pytest.mark.version
-@pytest.mark.parametrize("heads", [16, 12, 40])
 @pytest.mark.parametrize("family", STOCK)
-def test_unscaled_is_stock(converted: Convert, tmp_path: Path, family: str, heads: int) -> None:
-    model = load(converted(family, heads, "none"))
+def test_unscaled_is_stock(converted: Convert, tmp_path: Path, family: str) -> None:
+    model = load(converted(family, 12, "none"))
     stock = AutoModelForCausalLM.from_pretrained(tmp_path / "source").eval()
     ids, mask = batch()
     # Stock Falcon rounds its bias to bfloat16 in a float32 model; BLOOM's same function does not.
@@ -218,8 +231,7 @@ def test_unscaled_is_stock(converted: Convert, tmp_path: Path, family: str, head
         assert_logits(model(ids, attention_mask=mask).logits, stock(ids, attention_mask=mask).logits, mask)
 
 
-@pytest.mark.parametrize("how", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", [*FAMILIES, *LAYERS])
+@pytest.mark.parametrize(("name", "how"), dealt([*FAMILIES, *LAYERS], ["sdpa", "eager"]))
 def test_attention_weights(converted: Convert, runner: MakeRunner, name: str, how: str) -> None:
     """They come with the same numbers, whatever the attention function."""
     name, changes = LAYERS.get(name, (name, {}))
@@ -242,7 +254,7 @@ def test_attention_weights(converted: Convert, runner: MakeRunner, name: str, ho
 
 @pytest.mark.parametrize(
     ("family", "length", "how"),
-    dealt(FAMILIES, [BLOCK - 1, BLOCK, BLOCK + 1, 700], ("sdpa", *PROFILES), each=1),
+    dealt(FAMILIES, [BLOCK - 1, BLOCK, BLOCK + 1, 700], ("sdpa", *PROFILES)),
 )
 def test_long_texts(converted: Convert, runner: MakeRunner, family: str, length: int, how: str) -> None:
     """Around and beyond one block of queries; also as a chunk longer than one, over a cache."""
@@ -257,7 +269,7 @@ def test_long_texts(converted: Convert, runner: MakeRunner, family: str, length:
 
 @pytest.mark.parametrize(
     ("name", "length", "how"),
-    dealt(tiny.ENCODERS, [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5], ("sdpa", *PROFILES), each=1),
+    dealt(tiny.ENCODERS, [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5], ("sdpa", *PROFILES)),
 )
 def test_long_texts_of_encoders(
     converted: Convert, runner: MakeRunner, name: str, length: int, how: str
@@ -272,9 +284,7 @@ def test_long_texts_of_encoders(
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("family", "how", "stored"), dealt(FAMILIES, ("sdpa", *PROFILES), ("bf16", "fp16"), each=1)
-)
+@pytest.mark.parametrize(("family", "how", "stored"), dealt(FAMILIES, ("sdpa", *PROFILES), ("bf16", "fp16")))
 def test_float32_over_half_precision_weights_is_exact(
     converted: Convert, runner: MakeRunner, how: str, family: str, stored: str
 ) -> None:
@@ -282,7 +292,7 @@ def test_float32_over_half_precision_weights_is_exact(
     check_decoder(runner(how, folder, family), folder, family)
 
 
-@pytest.mark.parametrize(("family", "how", "stored"), dealt(FAMILIES, PROFILES, ("fp16", "fp32"), each=1))
+@pytest.mark.parametrize(("family", "how", "stored"), dealt(FAMILIES, PROFILES, ("fp16", "fp32")))
 def test_float16_graphs_are_near(
     converted: Convert, runner: MakeRunner, how: str, family: str, stored: str
 ) -> None:
@@ -299,7 +309,7 @@ def test_float16_graphs_are_near(
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *dealt(FAMILIES, ("bf16", "fp16"), each=1),
+        *dealt(FAMILIES, ("bf16", "fp16")),
         *((name, dtype) for name in tiny.ENCODERS for dtype in ("bf16", "fp16")),
     ],
 )
@@ -333,21 +343,10 @@ def test_positions_far_out_keep_their_precision_in_float16(
         assert_close(found[:, part], right[:, part], relative=1e-2)
 
 
-def test_slopes_are_whole_in_two_channels_of_bfloat16() -> None:
-    """The CPU provider cannot run bfloat16, so what its channels hold is looked at as numbers."""
-    slopes = (np.random.default_rng(0).random(1000) * 2000).astype(np.float32)
-    spread = slopes * np.float32(SPLIT)
-    leading = spread - (spread - slopes)
-    rounded, rest = (torch.from_numpy(part).bfloat16() for part in (leading, slopes - leading))
-    assert np.array_equal(rounded.float().numpy(), leading)
-    error = np.abs(rounded.double().numpy() + rest.double().numpy() - slopes) / slopes
-    assert error.max() < 2.0**-15
-
-
 # What only graphs have
 
 
-@pytest.mark.parametrize(("family", "profile", "side"), dealt(FAMILIES, PROFILES, ["left", "right"], each=1))
+@pytest.mark.parametrize(("family", "profile", "side"), dealt(FAMILIES, PROFILES, ["left", "right"]))
 def test_last_logits_are_those_of_each_row_s_last_real_token(
     converted: Convert, profile: Any, family: str, side: str
 ) -> None:
@@ -368,7 +367,7 @@ def test_last_logits_are_those_of_each_row_s_last_real_token(
     assert_close(one, whole.step(ids[:, :1], mask, past)[0].astype(np.float64), relative=1e-6)
 
 
-@pytest.mark.parametrize(("family", "dtype"), dealt(FAMILIES, ["fp32", "fp16"], each=1))
+@pytest.mark.parametrize(("family", "dtype"), dealt(FAMILIES, ["fp32", "fp16"]))
 def test_past_and_present_in_one_buffer_give_the_same(converted: Convert, family: str, dtype: str) -> None:
     """As a server runs it: the buffers are longer than their content, and the mask says how much is in."""
     engine = Engine(build(converted(family, 12, "ntk-length"), dtype=dtype))
@@ -392,16 +391,6 @@ def test_past_and_present_in_one_buffer_give_the_same(converted: Convert, family
         assert_close(shared, copied.astype(np.float64), mask[:, start:end], relative=1e-6)
     for name, cache in (past or {}).items():
         assert np.array_equal(buffers[name].numpy()[:, :, :40], cache)
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_a_padded_token_has_no_influence(converted: Convert, profile: Any) -> None:
-    engine = Engine(build(converted("mpt", 4, "ntk"), profile))
-    for side in ("left", "right"):
-        ids, mask = rows(side=side)
-        others = np.where(mask == 1, ids, tiny.PAD)
-        first, second = (engine.step(given, mask)[0][mask == 1] for given in (ids, others))
-        assert np.array_equal(first, second)
 
 
 @pytest.mark.parametrize("shape", ["bloom-86", "replit-10", "refact-13"])

@@ -18,7 +18,7 @@ from tests.test_training import assert_same_gradients
 __all__ = ["warnings"]
 
 LENGTHS = (9, 40, 1, 26)
-SCALINGS = ("ntk", "ntk-position", "ntk-length")
+SCALINGS = ("ntk-position", "ntk-length")
 FUNCTIONS = ("sdpa", "eager", "flash_attention_2")
 
 
@@ -49,7 +49,7 @@ def loss_and_gradients(model: Any, inputs: dict[str, Any]) -> tuple[Any, dict[st
     return output, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("family", "scaling", "attention"), dealt(FAMILIES, SCALINGS, FUNCTIONS, each=1))
+@pytest.mark.parametrize(("family", "scaling", "attention"), dealt(FAMILIES, SCALINGS, FUNCTIONS))
 def test_padding_free_training(
     converted: Convert, monkeypatch: pytest.MonkeyPatch, family: str, scaling: str, attention: str
 ) -> None:

@@ -29,16 +29,6 @@ def exact(query, key, value, slopes):
     return (scores.softmax(-1) @ value.double()).transpose(1, 2).flatten(2)
 
 
-def stock_form(query, key, value, slopes):
-    """The same attention with the bias as stock BLOOM has it: slope * position, cast to the dtype."""
-    keys, queries = key.shape[2], query.shape[2]
-    bias = (torch.tensor(slopes)[:, None] * torch.arange(keys)).to(query.dtype)[None, :, None, :]
-    allowed = torch.arange(keys)[None, :] <= torch.arange(keys - queries, keys)[:, None]
-    scores = (query @ key.transpose(-1, -2)) * HEAD_DIM**-0.5 + bias
-    scores = scores.float().masked_fill(~allowed, -torch.inf)
-    return (scores.softmax(-1) @ value.float()).transpose(1, 2).flatten(2)
-
-
 def error(actual, expected):
     return float((actual.double() - expected).norm() / expected.norm())
 
@@ -46,9 +36,7 @@ def error(actual, expected):
 @torch.no_grad()
 @pytest.mark.parametrize("factor", [1.0, 4.0])
 @pytest.mark.parametrize("dtype", LIMITS, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize(
-    "length", [2048, *(pytest.param(length, marks=pytest.mark.slow) for length in (8192, 32768))]
-)
+@pytest.mark.parametrize("length", [2048, pytest.param(32768, marks=pytest.mark.slow)])
 def test_attention_output(length: int, dtype: torch.dtype, factor: float) -> None:
     """Chunks (with a mask) and single tokens, in the fused kernel and in plain attention.
 
@@ -75,8 +63,6 @@ def test_attention_output(length: int, dtype: torch.dtype, factor: float) -> Non
             assert (plan.mask is None) == (queries == 1 and config is SDPA)
             output, _ = AlibiAttention(config, HEADS, HEAD_DIM**-0.5, 0.0, 0).attend(*last, plan, cache)
             assert error(output, expected) <= LIMITS[dtype]
-        if dtype != torch.float32 and factor == 1.0:
-            assert error(stock_form(last[0], key, value, alibi.slopes[0]), expected) > 10 * LIMITS[dtype]
 
 
 @pytest.mark.slow

@@ -107,11 +107,6 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("bloom", {"model_type": "hf_olmo", "alibi": True}, "hf_olmo was trained with ALiBi (alibi is True)"),
     ("bloom", {"model_type": "emotion2vec"}, "learns a scale for its ALiBi bias"),
     ("bloom", {"model_type": "data2vec2"}, "learns a scale for its ALiBi bias"),
-    (
-        "bloom",
-        {"model_type": "speech", "modalities": {"audio": {"learned_alibi_scale_per_head": True}}},
-        "'speech' cannot be converted: it learns a scale",
-    ),
     ("bloom", {"model_type": "jina_clip"}, "convert a jina-embeddings-v2 model"),
     ("mpt", {"model_type": "llava_mpt"}, "to convert its language model alone"),
     ("bloom", {"model_type": "hyena"}, "bloom, mpt, falcon"),

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from converter import UnsupportedModel, convert, inspect
 from converter.errors import SourceError
 from converter.families import FAMILIES
-from converter.recipes.alibi import LEARNED, ROTARY, check_positions
+from converter.recipes.alibi import check_positions
 from tests import tiny
 from tests.conftest import MakeSource
 from tests.patched import config_of
@@ -52,13 +52,6 @@ def test_other_positions_under_an_alibi_config_are_refused(
     if fmt == "safetensors":
         assert repr(name) in refused("inspect", source)
         assert repr(name) in refused(source, "--scale", 2, "--dry-run", "--out", tmp_path / "out")
-
-
-@pytest.mark.parametrize("family", {**tiny.FACTORIES, **tiny.ENCODERS})
-def test_no_family_s_own_tensors_look_like_other_positions(tmp_path: Path, family: str) -> None:
-    _, tensors = tiny.read({**tiny.FACTORIES, **tiny.ENCODERS}[family](tmp_path, 4))
-    check_positions(tensors)
-    assert not any(ROTARY.search(name) or LEARNED.search(name) for name in tensors)
 
 
 def test_names_that_only_resemble_them_pass() -> None:

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import Trainer, TrainingArguments
 
 from templates.ntk_alibi import Alibi, stock_slopes
 from templates.ntk_attention import AlibiAttention
@@ -81,9 +80,9 @@ def test_gradients_are_those_of_plain_attention(model, monkeypatch, name: str, s
 @pytest.mark.parametrize(
     ("name", "scaling", "reentrant"),
     [
-        *((name, "ntk", reentrant) for name in FAMILIES for reentrant in (True, False)),
-        *((layer, "ntk-position", reentrant) for layer in LAYERS for reentrant in (True, False)),
-        ("bloom", "fitted-position", True),
+        *((name, "ntk", number % 2 == 0) for number, name in enumerate(FAMILIES)),
+        *((layer, "ntk-position", number % 2 == 0) for number, layer in enumerate(LAYERS)),
+        ("bloom", "fitted-position", False),
     ],
 )
 def test_gradient_checkpointing(model, name: str, scaling: str, reentrant: bool) -> None:
@@ -116,11 +115,10 @@ def test_attention_dropout_keeps_the_mean() -> None:
     config = SimpleNamespace(_attn_implementation="sdpa")
     attention = AlibiAttention(config, 4, 0.5, 0.5, 0).train()
     torch.manual_seed(0)
-    query, key, value = (torch.randn(1, 4, 24, 4) for _ in range(3))
-    plan = plan_attention(config, Alibi(stock_slopes(4)), 0.5, torch.zeros(1, 24, 1))
-    mean = sum(attention.attend(query, key, value, plan)[0] for _ in range(4000)) / 4000
-    expected = attention.eval().attend(query, key, value, plan)[0]
-    assert (mean - expected).abs().max() < 0.1
+    states = [torch.randn(1, 4, 24, 4).expand(4000, -1, -1, -1) for _ in range(3)]
+    plan = plan_attention(config, Alibi(stock_slopes(4)), 0.5, torch.zeros(4000, 24, 1))
+    dropped, expected = attention.attend(*states, plan)[0], attention.eval().attend(*states, plan)[0]
+    assert (dropped.mean(0) - expected[0]).abs().max() < 0.1
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *tiny.ENCODERS])
@@ -147,25 +145,3 @@ def test_lora_adapter(model, tmp_path: Path, name: str) -> None:
             assert reloaded.generate(input_ids=ids, attention_mask=mask, max_new_tokens=3).shape == (2, 43)
         merged = reloaded.merge_and_unload()
         assert_logits(merged(input_ids=ids, attention_mask=mask).logits, expected, mask)
-
-
-def test_the_trainer_runs(converted: Convert, tmp_path: Path) -> None:
-    model = load(converted("bloom", 4, "ntk"))
-    ids, mask = batch(rows=2, length=40)
-    rows = [{"input_ids": i, "attention_mask": m, "labels": i} for i, m in zip(ids, mask, strict=True)]
-    arguments = TrainingArguments(
-        tmp_path / "run",
-        max_steps=4,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=2,
-        learning_rate=1e-2,
-        report_to=[],
-        use_cpu=True,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-    )
-    trainer = Trainer(model, arguments, train_dataset=rows)
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[-1] < losses[0]

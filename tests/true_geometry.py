@@ -117,24 +117,13 @@ FIVE = "-{number:05d}-of-{count:05d}"
 SMALLEST = {
     "bloom": Stored("projecte-aina/FLOR-760M", torch.float16),
     "falcon": Stored("tiiuae/falcon-rw-1b (RefinedWebModel revision, by its fine-tunes)", fmt="bin"),
-    "mpt": Stored("vinai/PhoGPT-4B", fmt="bin", shard=FIVE),
     "replit": Stored("replit/replit-code-v1_5-3b", fmt="bin", shard=FIVE),
-    "mosaic_gpt": Stored("anas-awadalla/mpt-1b-redpajama-200b", fmt="bin"),
     "refact": Stored("smallcloudai/Refact-1_6B-fim", torch.float32, fmt="bin"),
     "jais": Stored("inceptionai/Jais-family-256m"),
-    "btlm": Stored("cerebras/btlm-3b-8k-base", fmt="bin"),
-    "baichuan": Stored("baichuan-inc/Baichuan-13B-Chat", fmt="bin", shard=FIVE),
     "jina_bert": Stored("jinaai/jina-embeddings-v2-small-en", torch.float16),
     "mosaic_bert": Stored("zhihan1996/DNABERT-2-117M", fmt="bin"),
 }
-"""The smallest geometry of each layout."""
-KRUTRIM = Stored(
-    "krutrim-ai-labs/Krutrim-1-instruct",
-    shard=FIVE,
-    changes={"vocab_size": 2048, "expansion_ratio": 1},
-)
-"""48 query heads on 8 of size 96, and ``clip_qkv``; its config does not name the activation. Vocabulary and
-feed-forward width are smaller, because a float64 reference and a graph of the true ones take a minute."""
+"""The smallest geometry of layouts; MPT and Baichuan are in ``LARGEST``."""
 LARGEST = {
     # Tensors of BigScience's own repositories have no prefix.
     "bloom-7b1": Stored("bigscience/bloom-7b1 (by a fine-tune)", fmt="bin", shard=FIVE, prefix=False),

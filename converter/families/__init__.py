@@ -49,8 +49,6 @@ REFUSED = {
     "and write model_type mpt and architectures MPTForCausalLM into config.json",
 }
 """model_type -> why a model whose code has ALiBi is refused."""
-LEARNED_SCALE_KEY = "learned_alibi"
-"""How the keys of data2vec 2.0 begin, some inside objects, that make its bias or the scale of it learned."""
 
 
 def recognise(config: Config) -> Family:
@@ -65,8 +63,6 @@ def recognise(config: Config) -> Family:
             return family
     model_type = config.get("model_type")
     reason = REFUSED.get(model_type) if isinstance(model_type, str) else None
-    if reason is None and _learns_scale(config):
-        reason = LEARNED_SCALE
     if reason is not None:
         raise UnsupportedModel(f"model_type {model_type!r} cannot be converted: {reason}")
     if not isinstance(model_type, str) or not model_type:
@@ -85,15 +81,6 @@ def recognise(config: Config) -> Family:
     raise UnsupportedModel(
         f"model_type {model_type!r} is not supported; the supported ones are: {known}; and, of rotary "
         f"models, {', '.join(rotary.MODELS)}"
-    )
-
-
-def _learns_scale(config: Config) -> bool:
-    """Whether any key in the config, at any depth, says that the scale of its ALiBi bias is learned."""
-    return any(
-        (key.startswith(LEARNED_SCALE_KEY) and value is True)
-        or (isinstance(value, dict) and _learns_scale(value))
-        for key, value in config.items()
     )
 
 

@@ -52,11 +52,7 @@ def check(config: Config) -> None:
 
 
 def check_positions(config: Config) -> None:
-    """Distinguishes the 13B models, which have ALiBi, from the rotary 7B models.
-
-    Raises:
-        UnsupportedModel: it is a 7B, or the config does not say which; the message names the keys.
-    """
+    """Distinguishes the 13B models, which have ALiBi, from the rotary 7B models, which are refused."""
     sizes = (config.get("hidden_size"), config.get("num_attention_heads"))
     signs = [f"it has {key}" for key in ROTARY_KEYS if config.get(key) is not None]
     named = config.get("architectures")
@@ -90,10 +86,6 @@ def norm_head(config: Config) -> bool:
     The configs of both generations have the same keys except ``z_loss_weight``, which Baichuan2's
     configuration class writes. Baichuan2-13B-Chat's config.json was written by hand and lacks that key, so
     only its vocabulary reveals the head. Fine-tuned models may have another vocabulary.
-
-    Raises:
-        SourceError: ``norm_head`` is given but not a boolean.
-        Undecided: the config does not say which head it is.
     """
     given = config.get("norm_head")
     if given is not None:

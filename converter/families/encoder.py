@@ -31,11 +31,7 @@ def check(config: Config) -> None:
 
 
 def code(config: Config) -> Mapping[str, Any]:
-    """``auto_map``; empty if the config has none.
-
-    Raises:
-        SourceError: it is not an object.
-    """
+    """``auto_map``; empty if the config has none."""
     value = config.get("auto_map")
     if value is None:
         return {}

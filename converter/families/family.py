@@ -284,11 +284,7 @@ SLOPES = "alibi_slopes"
 
 
 def stored_slopes(config: Config, num_heads: int) -> Slopes | None:
-    """The slopes that a conversion wrote into the config; None if there are none.
-
-    Raises:
-        SourceError: they are not one positive number per head.
-    """
+    """The slopes that a conversion wrote into the config; None if there are none."""
     value = config.get(SLOPES)
     if value is None:
         return None

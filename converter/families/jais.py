@@ -24,9 +24,7 @@ conversion of GPT), Cerebras/modelzoo (``btlm_hf_cs.py``) and the model cards.
 * ``reorder_and_upcast_attn`` computes the same scores in float32 before the softmax, so both values are
   accepted. ``token_type_ids`` would add rows of ``wte``; no model card passes them, and the template
   ignores them.
-* By the sizes in its card, GPT-JX-3b is BTLM-3B-8K under its own class names (``GPTJX...``,
-  huggingface/transformers issue 25723). Its config was not available, so such a model is accepted only if
-  it names the muP factors like the others; verification compares its tensors.
+* GPT-JX-3b is BTLM-3B-8K under its own class names (``GPTJX...``, huggingface/transformers issue 25723).
 * Trained lengths: the Jais paper (2,048 for 13B), and the cards of jais-30b-chat-v3 ("8000" tokens, "2000"
   before), the jais-family and btlm-3b-8k-base. The original code cannot run beyond ``n_positions``.
 """
@@ -37,14 +35,12 @@ import math
 from typing import Any
 
 from converter.config import Config, agreed, is_count, is_number
-from converter.errors import SourceError, Undecided, UnsupportedModel
+from converter.errors import SourceError, UnsupportedModel
 from converter.families.family import Family, Trained, stored_slopes
 from converter.scaling import slopes
 
 OLD_SCALES = ("embeddings_scale", "width_scale", "scale_qk_dot_by_d")
 
-MODEL_TYPES = ("jais", "btlm")
-FACTORS = (("mup_embeddings_scale", "embeddings_scale"), ("mup_width_scale", "width_scale"))
 
 # Option -> the only value for which the template computes the right layer, and the option's default.
 OPTIONS: dict[str, tuple[Any, Any]] = {
@@ -57,23 +53,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
 LARGEST_HEAD_DIM = 256
 
 
-def renamed(config: Config) -> bool:
-    """Whether the classes are GPT-JX's."""
-    named = config.get("architectures")
-    return isinstance(named, list) and any(str(name).startswith("GPTJX") for name in named)
-
-
-def claims(config: Config) -> bool:
-    return config.get("model_type") in MODEL_TYPES or renamed(config)
-
-
 def check(config: Config) -> None:
-    if renamed(config) and not all(any(config.get(key) for key in keys) for keys in FACTORS):
-        spelled = " and ".join(" or ".join(keys) for keys in FACTORS)
-        raise Undecided(
-            f"this GPT-JX has no {spelled}, so its muP factors are not known; only a GPT-JX with the same "
-            "keys as BTLM can be converted; if you know them, give them with `overrides`"
-        )
     positions = config.get("position_embedding_type", "learned")
     if positions != "alibi":
         raise UnsupportedModel(
@@ -110,11 +90,7 @@ def check(config: Config) -> None:
 
 
 def scales(config: Config) -> dict[str, Any]:
-    """The muP keys under their current names, with their defaults.
-
-    Raises:
-        SourceError: a value has the wrong type, or the old and the current name have different values.
-    """
+    """The muP keys under their current names, with their defaults."""
     embeddings = _value(config, 1.0, "mup_embeddings_scale", "embeddings_scale")
     divides = _value(config, False, "mup_scale_qk_dot_by_d", "scale_qk_dot_by_d")
     width = _value(config, 1.0, "mup_width_scale")
@@ -208,9 +184,7 @@ CHECKPOINTS = (
 FAMILY = Family(
     name="jais",
     title="JAIS and BTLM",
-    model_types=MODEL_TYPES,
-    claims=claims,
-    sign="`jais`, `btlm`, or `GPTJX...` classes",
+    model_types=("jais", "btlm", "gpt_jx"),
     class_prefixes=("JAIS", "BTLM", "GPTJX"),
     class_aliases={"JAISLMHeadModel": "ForCausalLM", "BTLMLMHeadModel": "ForCausalLM"},
     check=check,

@@ -85,11 +85,7 @@ KRUTRIM = (4608, 48, 8)
 
 
 def attention(config: Config) -> Config:
-    """``attn_config``; empty, which means the defaults, if the config has none.
-
-    Raises:
-        SourceError: it is not an object.
-    """
+    """``attn_config``; empty, which means the defaults, if the config has none."""
     return _options(config, "attn_config")
 
 
@@ -176,13 +172,7 @@ def check_numbers(options: Config, keys: Sequence[str], where: str = "") -> None
 
 
 def kv_heads(config: Config, heads: int) -> int:
-    """The number of key and value heads, which depends on ``attn_type``.
-
-    Raises:
-        SourceError: heads are grouped, but ``attn_config.kv_n_heads`` is missing or does not divide the
-            number of heads.
-        UnsupportedModel: ``attn_config.kv_n_heads`` contradicts ``attn_type``.
-    """
+    """The number of key and value heads, which depends on ``attn_type``."""
     options = attention(config)
     if options.get("attn_type") == "grouped_query_attention":
         groups = count(options, "kv_n_heads")
@@ -201,11 +191,7 @@ def kv_heads(config: Config, heads: int) -> int:
 
 
 def bias_max(options: Config, where: str = "attn_config.") -> float:
-    """``alibi_bias_max``, 8 by default.
-
-    Raises:
-        SourceError: the value is not a number above 0 and up to 128.
-    """
+    """``alibi_bias_max``, a number above 0 and up to 128, by default 8."""
     value = options.get("alibi_bias_max", 8)
     if not is_number(value) or not 0 < value <= 128:
         raise SourceError(f"config.json: {where}alibi_bias_max is {value!r}, expected 8 or so")
@@ -248,11 +234,7 @@ def stock_unfit(config: Config) -> str | None:
 
 
 def ffn(config: Config) -> Config:
-    """``ffn_config``; empty, which means the defaults, if the config has none.
-
-    Raises:
-        SourceError: it is not an object.
-    """
+    """``ffn_config``; empty, which means the defaults, if the config has none."""
     return _options(config, "ffn_config")
 
 

@@ -37,12 +37,7 @@ def check_source(config: Config) -> Family:
 
 
 def check_convertible(config: Config) -> None:
-    """The checks of a source that do not depend on its family.
-
-    Raises:
-        AlreadyConverted: the source is itself a converted repository.
-        UnsupportedModel, SourceError: see ``check_plain``.
-    """
+    """The checks of a source that do not depend on its family."""
     if converted(config):
         origin = read_provenance(config)
         source = None if origin is None else origin.source
@@ -54,12 +49,7 @@ def check_convertible(config: Config) -> None:
 
 
 def check_plain(config: Config) -> None:
-    """The checks of any checkpoint, converted or not.
-
-    Raises:
-        UnsupportedModel: the checkpoint is quantised.
-        SourceError: it has more labels than any model, and transformers would make a name for each.
-    """
+    """The checks of any checkpoint, converted or not."""
     for key in QUANTISED:
         if config.get(key):
             raise UnsupportedModel(f"the checkpoint is quantised ({key} is set); convert the unquantised one")

@@ -39,34 +39,34 @@ def verify(repository: ConvertedRepository, source_config: Config | None = None)
     Raises:
         VerificationError: a check failed (the first one is named), or the model cannot be built or run.
     """
-    with unlogged():
-        if isinstance(repository.recipe, RotaryRecipe):
-            from converter.verification import rotary
+    try:
+        with unlogged(), one_thread():
+            if isinstance(repository.recipe, RotaryRecipe):
+                from converter.verification import rotary
 
-            return rotary.verify(repository, repository.recipe)
-        return _verify_alibi(repository, repository.config if source_config is None else source_config)
+                return rotary.verify(repository, repository.recipe)
+            return _verify_alibi(repository, repository.config if source_config is None else source_config)
+    except ConverterError:
+        raise
+    except Exception as error:  # building a model from a bad config value can raise anything
+        reason = " ".join(str(error).split())
+        raise VerificationError(
+            f"the model does not run with this config.json ({type(error).__name__}: {reason}); "
+            "correct the value there"
+        ) from error
 
 
 def _verify_alibi(repository: ConvertedRepository, source_config: Config) -> list[Check]:
     from converter.verification import paths, slopes, stock, tensors
     from converter.verification.patched import Patched
 
-    try:
-        with one_thread(), Patched.load(repository) as patched:
-            return [
-                tensors.check(patched),
-                slopes.check(patched),
-                paths.check(patched),
-                stock.check(patched, source_config),
-            ]
-    except ConverterError:
-        raise
-    except Exception as error:  # building a model from a bad config value can raise anything
-        reason = str(error).partition("\n")[0]
-        raise VerificationError(
-            f"the model does not run with this config.json ({type(error).__name__}: {reason}); "
-            "correct the value there"
-        ) from error
+    with Patched.load(repository) as patched:
+        return [
+            tensors.check(patched),
+            slopes.check(patched),
+            paths.check(patched),
+            stock.check(patched, source_config),
+        ]
 
 
 @contextmanager

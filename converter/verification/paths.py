@@ -20,7 +20,7 @@ from converter.verification.patched import PROBE_VOCABULARY, Patched, build
 
 NAME = "paths"
 
-TOKENS, ENCODER_TOKENS, PADDING = 64, 700, 9
+TOKENS, ENCODER_TOKENS, PADDING = 64, 300, 9
 # Shorter than the probe, so a dynamic scaling takes effect in it.
 TRAIN_LENGTH = 24
 # Where the steps over a cache end. Single tokens begin with an empty cache, pass the trained length, and end

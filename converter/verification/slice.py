@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from converter.verification.patched import Patched
 
@@ -28,15 +27,10 @@ TOLERANCE = 1e-4
 class Streamed(nn.Module):
     """A linear layer whose weight stays in its file."""
 
-    def __init__(self, patched: Patched, name: str, bias: nn.Parameter | None, *, transposed: bool):
-        """A layer that reads its weight in blocks.
-
-        Args:
-            name: the stored weight, [out, in]; [in, out] if ``transposed``.
-            bias: [out], if it has one.
-        """
+    def __init__(self, patched: Patched, name: str, bias: nn.Parameter | None):
+        """A layer that reads its weight [out, in] in blocks; its bias, if it has one, is [out]."""
         super().__init__()
-        self.patched, self.name, self.bias, self.transposed = patched, name, bias, transposed
+        self.patched, self.name, self.bias = patched, name, bias
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Maps [..., in] to [..., out]."""
@@ -44,17 +38,14 @@ class Streamed(nn.Module):
         step = max(1, BLOCK // columns)
         # One buffer for all blocks: allocating one for each would fragment the heap.
         buffer = torch.empty(min(step, rows), columns, dtype=states.dtype)
-        result = states.new_zeros(*states.shape[:-1], columns if self.transposed else rows)
+        result = states.new_zeros(*states.shape[:-1], rows)
         for start in range(0, rows, step):
             end = min(start + step, rows)
             block = buffer[: end - start]
             # Reopened for each block, so the pages of earlier blocks are released.
             with self.patched.open(self.name) as file:
                 block.copy_(file.get_slice(self.name)[start:end])
-            if self.transposed:
-                result += states[..., start:end] @ block
-            else:
-                result[..., start:end] = states @ block.T
+            result[..., start:end] = states @ block.T
         return result if self.bias is None else result + self.bias
 
 
@@ -110,65 +101,29 @@ class Slice:
         config.vocab_size = len(self.tokens)
         config.pad_token_id = None  # it is an id of the full vocabulary
 
-    def stored(self, name: str) -> str | None:
-        """The stored name of a model's tensor, with or without the backbone's prefix; None if not stored."""
-        spellings = (name, *self.patched.family.tensor_names(self.patched.family.below(name)))
-        return next((key for key in spellings if key in self.patched.checkpoint.tensors), None)
-
-    def tensor(self, key: str, shape: torch.Size) -> torch.Tensor | None:
-        """A stored tensor, or its rows for the test's tokens, in float32; None if neither has ``shape``."""
+    def tensor(self, key: str, shape: torch.Size) -> torch.Tensor:
+        """A stored tensor of this shape, or else its rows for the test's tokens, in float32."""
         if key not in self.read:
-            whole = tuple(self.patched.checkpoint.tensors[key].shape)
-            if whole == shape:
-                found = self.patched.tensor(key)
-            elif whole[1:] == shape[1:] and shape[:1] == (len(self.tokens),):
-                found = self.patched.rows(key, list(self.tokens))
-            else:
-                return None
+            whole = tuple(self.patched.checkpoint.tensors[key].shape) == shape
+            found = self.patched.tensor(key) if whole else self.patched.rows(key, list(self.tokens))
             self.read[key] = found.float() if found.is_floating_point() else found
-        found = self.read[key]
-        return found if found.shape == shape else None
+        return self.read[key]
 
-    def fill(self, model: Any) -> list[str]:
-        """Loads the stored tensors into a sliced model.
-
-        Returns:
-            The names of the parameters that are neither stored nor tied to the embeddings.
-        """
+    def fill(self, model: Any) -> None:
+        """Loads the stored tensors into a sliced backbone; those that are not stored stay as they are."""
         if self.streamed:
             self.stream(model)
         state = {}
         for name, wanted in model.state_dict().items():
-            key = self.stored(name)
-            found = None if key is None else self.tensor(key, wanted.shape)
-            if found is not None:
-                state[name] = found
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        names = {id(parameters[name]): name for name in parameters if name in state}
+            key = self.patched.stored_name(name)
+            if key is not None:
+                state[name] = self.tensor(key, wanted.shape)
         model.load_state_dict(state, strict=False, assign=True)
-        missing = []
-        for name, parameter in parameters.items():
-            if name in state:
-                continue
-            module, _, leaf = name.rpartition(".")
-            if id(parameter) in names:  # one tensor under two names
-                setattr(model.get_submodule(module), leaf, model.get_parameter(names[id(parameter)]))
-            elif head is not None and parameter is head.weight:
-                head.weight = model.get_input_embeddings().weight
-            else:
-                missing.append(name)
-        return missing
 
     def stream(self, model: Any) -> None:
         """Replaces the matrices in the layers of a model by streamed ones."""
         for name, module in list(model.named_modules()):
-            key = self.stored(f"{name}.weight")
-            inside = self.patched.family.below(f"{name}.").startswith(f"{self.patched.family.layers}.")
-            if key is None or not inside or not isinstance(module, (nn.Linear, Conv1D)):
-                continue
-            if tuple(module.weight.shape) == tuple(self.patched.checkpoint.tensors[key].shape):
-                transposed = isinstance(module, Conv1D)
-                streamed = Streamed(self.patched, key, module.bias, transposed=transposed)
+            key = self.patched.stored_name(f"{name}.weight")
+            if key is not None and isinstance(module, nn.Linear):
                 parent, _, leaf = name.rpartition(".")
-                setattr(model.get_submodule(parent), leaf, streamed)
+                setattr(model.get_submodule(parent), leaf, Streamed(self.patched, key, module.bias))

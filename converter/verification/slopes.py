@@ -23,6 +23,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
+from converter.families.family import Kind
 from converter.scaling.scaling import Dynamic, query_factors, rows
 from converter.verification.check import Check
 from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
@@ -71,8 +72,7 @@ def check(patched: Patched) -> Check:
             parameter.zero_()
     worst = 0.0
     for tokens in lengths:
-        found = (measure if family.kind == "decoder" else measure_both_sides)(model, tokens)
-        measured = found / family.bias_scale(PROBE_HEAD_DIM)
+        measured = measure(model, family.kind, tokens) / family.bias_scale(PROBE_HEAD_DIM)
         scaled = [patched.repository.recipe.scaled(stock, scaling, tokens, layer) for layer in range(layers)]
         expected = np.tile(scaled, measured.shape[-1] // len(stock))
         differences = np.abs(measured - expected)
@@ -106,9 +106,26 @@ def refuse(wrong: np.ndarray, measured: np.ndarray, expected: np.ndarray, told: 
         raise VerificationError(f"{where} runs with {told.format(*both)}")
 
 
-def measure(model: Any, tokens: int) -> np.ndarray:
-    """The slopes that the last of ``tokens`` tokens sees in an all-zero model, float64 [layers, heads]."""
-    return np.stack([slopes_of(weights, tokens - 1, -1, SPAN) for weights in last_weights(model, tokens)])
+def measure(model: Any, kind: Kind, tokens: int) -> np.ndarray:
+    """The slopes of an all-zero model, float64 [layers, heads]; an encoder's to the left, then to the right.
+
+    By length, the factor is that of a row of ``tokens`` tokens; by position, that of the last of them. There,
+    an encoder's row is longer, so that this token has a right side.
+    """
+    sides, span = ((-1,), SPAN) if kind == "decoder" else ((-1, 1), SPAN // 2)
+    at, layers = seen(model, kind, tokens)
+    return np.stack(
+        [np.concatenate([slopes_of(weights, at, side, span) for side in sides]) for weights in layers]
+    )
+
+
+def seen(
+    model: Any, kind: Kind, tokens: int, scores: np.ndarray | None = None
+) -> tuple[int, list[torch.Tensor]]:
+    """The token of an all-zero model that is looked at, and its attention weights, [heads, keys] each."""
+    if kind == "decoder":
+        return tokens - 1, last_weights(model, tokens, scores)
+    return middle_weights(model, tokens, scores)
 
 
 @torch.no_grad()
@@ -161,26 +178,11 @@ def without_attention(model: Any) -> Iterator[None]:
         model.config._attn_implementation = before
 
 
-def measure_both_sides(model: Any, tokens: int) -> np.ndarray:
-    """The slopes of an all-zero encoder to the left of a token, followed by those to its right.
-
-    Returns:
-        Slopes, float64 [layers, 2 * num_heads]. For a length-dynamic scaling, the factor is that of a row of
-        ``tokens`` tokens. For a position-dynamic one, it is that of the last of ``tokens`` tokens; the row is
-        longer, so that this token has a right side.
-    """
-    side = SPAN // 2
-    at, layers = middle_weights(model, tokens)
-    return np.stack(
-        [np.concatenate([slopes_of(weights, at, sign, side) for sign in (-1, 1)]) for weights in layers]
-    )
-
-
 @torch.no_grad()
 def middle_weights(
     model: Any, tokens: int, scores: np.ndarray | None = None
 ) -> tuple[int, list[torch.Tensor]]:
-    """The token of an all-zero encoder that ``measure_both_sides`` looks at; its weights [heads, keys]."""
+    """A token of an all-zero encoder that has both sides, and its weights [heads, keys] in each layer."""
     scaling = model.config.alibi_scaling or {}
     side = SPAN // 2
     own = scaling.get("dynamic") == "position"
@@ -193,17 +195,14 @@ def middle_weights(
     return at, [weights[0, :, at] for weights in output.attentions]
 
 
-def measure_query_factors(model: Any, kind: str, tokens: int, expected: np.ndarray) -> np.ndarray:
+def measure_query_factors(model: Any, kind: Kind, tokens: int, expected: np.ndarray) -> np.ndarray:
     """What the code of an all-zero model multiplies queries by, float64 [layers, heads].
 
     If that is what is expected, [layers, heads], the scores are ``CONTENT``.
     """
     found = []
     for scores in (None, CONTENT / expected):
-        if kind == "decoder":
-            at, layers = tokens - 1, last_weights(model, tokens, scores)
-        else:
-            at, layers = middle_weights(model, tokens, scores)
+        at, layers = seen(model, kind, tokens, scores)
         logs = [weights[:, at - 1 : at + 1].double().log().numpy() for weights in layers]
         found.append(np.stack([of_layer[:, 1] - of_layer[:, 0] for of_layer in logs]))
     with np.errstate(invalid="ignore"):  # wrong code may give keys no weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -611,7 +612,6 @@ def damage(hub: HubServer, name: str, at: int) -> None:
 WEIGHTS = "model.safetensors"
 
 
-@pytest.mark.version
 @pytest.mark.parametrize(
     ("name", "at", "options", "words"),
     [
@@ -663,3 +663,23 @@ def test_an_evaluation_of_other_bytes(
     text.write_text("w5 w6 w7 w8 " * 99)
     run = command("eval", ID, "--text", text, "--lengths", "16")
     refused(run, work, WEIGHTS, "is not the file that the Hub has")
+
+
+def test_a_folder_of_the_cache_that_shares_files(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command
+) -> None:
+    """The cache of newer clients keeps a file of Xet once for all repositories, under another hash."""
+    hub.commit(ID, pristine("bloom"))
+    assert command(*CONVERT).code == 0
+    [weights] = (tmp_path / "hf/hub").glob(f"models--*/snapshots/*/{WEIGHTS}")
+    blob, shared = weights.resolve(), tmp_path / "hf/hub/blobs/ab" / ("ab" * 32)
+    shared.parent.mkdir(parents=True)
+    blob.rename(shared)
+    blob.symlink_to(os.path.relpath(shared, blob.parent))
+    words = (weights.parent, *CONVERT[1:4], "again", *CONVERT[5:])
+    run = command(*words)
+    assert run.code == 0, run.err
+    with shared.open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"x")
+    one_line(command(*words, "--overwrite"), WEIGHTS, f"delete {shared}")

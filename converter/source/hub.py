@@ -109,7 +109,8 @@ def open_repository(
                 path = hf_hub_download(
                     repo_id, name, revision=at, token=token, cache_dir=cache_dir, local_files_only=offline
                 )
-            commit_id(Path(path).parents[name.count("/")].name)
+            if not offline:
+                commit_id(Path(path).parents[name.count("/")].name)
         except Exception as error:
             raise explained(error, repo_id, revision, name) from shown(error, token)
         return Path(path)

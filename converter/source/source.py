@@ -172,18 +172,19 @@ def check_digest(path: Path, wanted: str | None, sha256: str | None = None) -> N
 def belongs(path: Path, folder: Path) -> bool:
     """Whether a file is inside a checkpoint's folder, or is a link to a file that a Hub cache stores.
 
-    A cache stores content in ``models--.../blobs``, and its snapshots are links to it; older versions of
-    huggingface_hub also made such links in a ``--local-dir``. Any other link could copy a private file of
-    the user into the result.
+    A cache stores content in ``models--.../blobs``, and its snapshots are links to it. Newer versions of
+    huggingface_hub link on to ``blobs`` beside ``models--...``, and older ones also made such links in a
+    ``--local-dir``. Any other link could copy a private file of the user into the result.
     """
     if path.parent == folder and not path.is_symlink():
         return True
     root, place = folder.resolve(), path.resolve()
     if place.is_relative_to(root):
         return True
-    if root.parent.name == "snapshots" and place.is_relative_to(root.parent.parent / "blobs"):
+    blobs = [above / "blobs" for above in root.parents[1:3]] if root.parent.name == "snapshots" else []
+    if any(place.is_relative_to(each) for each in blobs):
         return True
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cache = Path(HF_HUB_CACHE).resolve()
-    return place.is_relative_to(cache) and place.relative_to(cache).parts[1:2] == ("blobs",)
+    return place.is_relative_to(cache) and "blobs" in place.relative_to(cache).parts[:2]

@@ -665,6 +665,17 @@ def test_an_evaluation_of_other_bytes(
     refused(run, work, WEIGHTS, "is not the file that the Hub has")
 
 
+def test_adopting_other_bytes(pristine: Pristine, tmp_path: Path, run: Command) -> None:
+    out = tmp_path / "models--a--b/snapshots/c"
+    out.parent.mkdir(parents=True)
+    assert run(pristine("bloom"), "--scale", "2", "--out", out, "--no-verify").code == 0
+    blob = tmp_path / "models--a--b/blobs" / ("ab" * 32)
+    blob.parent.mkdir()
+    (out / WEIGHTS).rename(blob)
+    (out / WEIGHTS).symlink_to(f"../../blobs/{blob.name}")
+    one_line(run("adopt", out), WEIGHTS, f"delete {blob}")
+
+
 def test_a_folder_of_the_cache_that_shares_files(
     pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command
 ) -> None:

@@ -7,7 +7,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +92,10 @@ def open_repository(
         raise UsageError("`revision` is empty; give a branch, tag or commit, or leave it out")
     set_up_client(progress=progress)
 
-    def list_files(at: str | None) -> _Listing | None:
+    def list_files(at: str | None) -> dict[str, Any] | None:
         try:
             api, wait = HfApi(token=token), constants.HF_HUB_ETAG_TIMEOUT
-            return _Listing.read(api.model_info(repo_id, revision=at, timeout=wait, files_metadata=True))
+            return _listed(api.model_info(repo_id, revision=at, timeout=wait, files_metadata=True))
         except Exception as error:
             if template_for(error, MESSAGES) is UNREACHABLE:
                 return None
@@ -119,55 +118,35 @@ def open_repository(
     listing = list_files(revision)
     # By commit from here on. For a branch that moves meanwhile, the client would get the size of a file
     # from one commit and its content from another.
-    folder = download(CONFIG, listing.commit if listing else revision, offline=listing is None).parent
+    folder = download(CONFIG, listing["commit"] if listing else revision, offline=listing is None).parent
     commit = folder.name  # the client names the folder of a snapshot after its commit
 
     def fetch(name: str) -> None:
         download(name, commit, offline=listing is None)
 
-    if listing is None:
-        # Offline with a cached snapshot: only the files in the cache are available.
-        cached: dict[str, int | None] = {
-            path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()
-        }
-        return Source(repo_id, folder, cached, repo_id, commit, download=fetch, offline=True)
-    _note(folder, revision or DEFAULT_REVISION)
-    return Source(
-        repo_id,
-        folder,
-        {name: size for name, size in listing.files.items() if "/" not in name},
-        repo_id,
-        commit,
-        listing.parameters,
-        fetch,
-        nested={name: size for name, size in listing.files.items() if "/" in name},
-        digests=listing.digests,
-    )
+    if listing is not None:
+        _note(folder, revision or DEFAULT_REVISION)
+        return Source(repo_id, folder, repo_id=repo_id, download=fetch, **{**listing, "commit": commit})
+    # Offline with a cached snapshot: only the files in the cache are available.
+    files: dict[str, int | None] = {
+        path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()
+    }
+    return Source(repo_id, folder, files, repo_id, commit, download=fetch, offline=True)
 
 
-@dataclass(frozen=True)
-class _Listing:
-    """What the Hub says of a commit."""
-
-    commit: str
-    files: Mapping[str, int | None]
-    """Name -> size in bytes."""
-    digests: Mapping[str, str]
-    parameters: Mapping[str, int] | None
-
-    @classmethod
-    def read(cls, info: Any) -> _Listing:
-        """From the client's answer; raises one of ``NOT_A_HUB`` if it has another form."""
-        files = [file for file in info.siblings if file.rfilename.isprintable()]
-        found = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
-        return cls(
-            commit_id(info.sha),
-            {file.rfilename: None if file.size is None else int(file.size) for file in files},
-            {name: digest for name, digest in found.items() if HEXADECIMAL.fullmatch(digest or "")},
-            {kind: int(count) for kind, count in info.safetensors.parameters.items()}
-            if info.safetensors
-            else None,
-        )
+def _listed(info: Any) -> dict[str, Any]:
+    """What a ``Source`` keeps of the client's listing; raises one of ``NOT_A_HUB`` if it has another form."""
+    files = [file for file in info.siblings if file.rfilename.isprintable()]
+    sizes = {file.rfilename: None if file.size is None else int(file.size) for file in files}
+    digests = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
+    counts = info.safetensors and info.safetensors.parameters
+    return {
+        "commit": commit_id(info.sha),
+        "files": {name: size for name, size in sizes.items() if "/" not in name},
+        "nested": {name: size for name, size in sizes.items() if "/" in name},
+        "digests": {name: digest for name, digest in digests.items() if HEXADECIMAL.fullmatch(digest or "")},
+        "parameters": counts and {kind: int(count) for kind, count in counts.items()},
+    }
 
 
 def commit_id(found: object) -> str:

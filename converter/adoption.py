@@ -45,7 +45,7 @@ from converter.source.checkpoint import (
 )
 from converter.source.hub import is_repo_id
 from converter.source.jsonfile import read_object
-from converter.source.source import CARD, CONFIG
+from converter.source.source import CARD, CONFIG, check_digest
 from converter.source.tokenizer import TOKENIZER_CONFIG, Tokenizer, our_class, read_tokenizer
 from converter.weights.files import copy_file, sha256
 
@@ -277,6 +277,7 @@ def _entries(saved: Saved, *, progress: bool) -> dict[str, Entry]:
     with byte_bar("hashing", sum(saved.files.values()), show=progress) as advance:
         for name, size in saved.files.items():
             digest = sha256(repository.folder / name, advance, look=repository.scan(name, DIVERGED))
+            check_digest(repository.folder / name, saved.model.source.digest(name), digest)
             entries[name] = Entry(size, digest)
     files = repository.checkpoint.files
     if not saved.provenance.fine_tuned and all(_as_written(saved, name, entries[name]) for name in files):

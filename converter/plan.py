@@ -155,7 +155,9 @@ def prepare(
         source.fetch(copied)
         config |= recipe.stored(source.folder, model.checkpoint, config)
     unread = recipe.unread if verify else None
-    order = Order(dtype, link, keep=recipe.exact_tensors, tied=recipe.tied_tensors, unread=unread)
+    digests = {name: digest for name in weights if (digest := source.digest(name))}
+    keep, tied = recipe.exact_tensors, recipe.tied_tensors
+    order = Order(dtype, link, keep=keep, tied=tied, unread=unread, digests=digests)
     return Plan(model, request, scaling, config, weights, copied, rewritten, order, onnx, base_model, notes)
 
 

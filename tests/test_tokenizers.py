@@ -433,8 +433,8 @@ def test_an_unknown_class_stays_with_its_source(
         assert "load it from source " in said
         assert "My__http_//x_Tokenizer" in said
     assert 'AutoTokenizer.from_pretrained("source", trust_remote_code=True)' in card
-    kept = (source / "tokenizer_config.json").read_bytes()
-    assert (tmp_path / "out/tokenizer_config.json").read_bytes() == kept
+    # Without its class, transformers would read its files in another way.
+    assert not list((tmp_path / "out").glob("tokenizer*"))
 
 
 @pytest.mark.parametrize("code", ["org/other--mine.FastOne", None])
@@ -443,7 +443,7 @@ def test_what_a_note_names(code: str | None, make_tokenizer: MakeTokenizer, tmp_
     source = make_tokenizer("replit", {"auto_map": {"AutoTokenizer": [None, code]}} if code else None)
     (source / "spiece.model").unlink()
     result = quick(source, tmp_path / "out")
-    [note] = [note for note in result.notes if "model_max_length" not in note]
+    [note] = result.notes
     assert all(part in note for part in (("FastOne", "org/other") if code else ("no spiece.model",)))
     assert TEMPLATE not in result.files
 

@@ -152,7 +152,7 @@ def test_a_repository_that_names_other_code(
     for words in (("push", folder, "ada/x"), ("validate", folder), ("export", folder), ("adopt", folder)):
         line = refused(*words)
         key, _, named = note.partition(": ")
-        assert f"error: {name}: {key} names {named.partition(',')[0]}" in line
+        assert f"error: {name} has {key} {named.partition(',')[0]}" in line
         assert "remove the key, or convert the source again" in line
 
 

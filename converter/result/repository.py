@@ -114,7 +114,7 @@ def own_code_only(
     source.fetch(names)
     files: dict[str, Any] = {}
     removed = []
-    for name, content in {**{name: read_json(source.folder / name) for name in names}, **contents}.items():
+    for name, content in {**contents, **{name: read_json(source.folder / name) for name in names}}.items():
         cleaned, found = without_references(content, code)
         if found:
             files[name] = cleaned

@@ -89,8 +89,8 @@ def refuse(name: str, found: dict[str, str]) -> None:
     """Raises ``SourceError`` if ``without_references`` found any in the file of this name."""
     for key, text in found.items():
         raise SourceError(
-            f"{name}: {key} names {text}, which is not code of a converted repository, and loading it may "
-            "run that; remove the key, or convert the source again"
+            f"{name} has {key} {text}, which makes loading run code that is not this repository's own; "
+            "remove the key, or convert the source again"
         )
 
 

@@ -45,7 +45,7 @@ from converter.source.checkpoint import (
 )
 from converter.source.hub import is_repo_id
 from converter.source.jsonfile import read_object
-from converter.source.remote_code import json_files, read_json, refuse, with_local_names, without_references
+from converter.source.remote_code import check_references
 from converter.source.source import CARD, CONFIG
 from converter.source.tokenizer import TOKENIZER_CONFIG, Tokenizer, our_class, read_tokenizer
 from converter.weights.files import copy_file, sha256
@@ -97,8 +97,8 @@ class Saved:
     tokenizer: Tokenizer
     missing: Sequence[str]
     """Names of code files that the folder lacks."""
-    rewritten: Mapping[str, Any]
-    """JSON files that named our code by a repository, and their new content."""
+    rewritten: Mapping[str, bytes]
+    """New content of files that name our code in another repository."""
     listed: Mapping[str, Entry]
     """The files in the manifest, if there is one."""
     files: Mapping[str, int]
@@ -198,7 +198,7 @@ def _open(place: Path) -> Saved:
     model = open_model(place)
     tokenizer = _tokenizer(model)
     code = [*recipe.templates, *tokenizer.templates]
-    rewritten = _local_names(place, code)
+    rewritten = _check_code(place, code)
     checkpoint = _checkpoint(place)
     if isinstance(recipe, AlibiRecipe):
         fitted = {**config, "auto_map": recipe.family.auto_map(config.get("architectures") or [])}
@@ -238,18 +238,12 @@ def _tokenizer(model: Model) -> Tokenizer:
     return found if found.here or found.elsewhere else replace(found, note=note)
 
 
-def _local_names(place: Path, names: Sequence[str]) -> dict[str, Any]:
-    """The JSON files that name our code by a repository, with local names.
+def _check_code(place: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Refuses other code than this version's, so far as the folder holds or names some.
 
-    Refuses other code than this version's, so far as the folder holds code or its files name some.
+    Returns the new content of files that name our code in another repository.
     """
-    rewritten = {}
-    for name in (CONFIG, *json_files(copied_files(place))):
-        content = read_json(place / name)
-        local = content if "/" in name else with_local_names(content, names)
-        refuse(name, without_references(local, names)[1])
-        if local != content:
-            rewritten[name] = local
+    rewritten = check_references(place, names, copied_files(place), saved=True)
     for name in names:
         if (place / name).is_file() and differs(place, name):
             raise SourceError(
@@ -308,8 +302,9 @@ def _write(saved: Saved, checks: Sequence[Check], work: Path) -> None:
     repository, model = saved.repository, saved.model
     for name in saved.missing:
         copy_file(templates_folder() / name, work / name)
-    for name, content in {**saved.rewritten, CONFIG: repository.config}.items():
-        (work / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for name, content in saved.rewritten.items():
+        (work / name).write_bytes(content)
+    (work / CONFIG).write_text(json.dumps(repository.config, indent=2) + "\n", encoding="utf-8")
     scaling = repository.scaling
     scaled = not isinstance(scaling, Unscaled)
     if scaled:

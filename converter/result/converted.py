@@ -177,9 +177,9 @@ def check_code(folder: Path, templates: Sequence[str]) -> None:
 
 
 def copied_files(folder: Path) -> list[str]:
-    """The files of a converted repository that are a source's, but for its weights."""
+    """The files of a converted repository but for its weights and its code."""
     source = open_folder(folder)
-    return [*small_files(source.files), *nested_files(source).files]
+    return [CONFIG, *small_files(source.files), *nested_files(source).files]
 
 
 def differs(folder: Path, name: str) -> bool:

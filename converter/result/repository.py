@@ -14,8 +14,8 @@ from converter.config import Config, is_count
 from converter.errors import SourceError
 from converter.families.refusals import ADAPTER
 from converter.families.templates import templates_folder
-from converter.source.jsonfile import read_object
-from converter.source.remote_code import json_files, read_json, without_references
+from converter.source.jsonfile import read_bytes, read_object
+from converter.source.remote_code import json_files, parsed, without_references
 from converter.source.source import CARD, CONFIG, Source
 from converter.source.tokenizer import TOKENIZER_CONFIG, Tokenizer
 from converter.weights.files import copy_file
@@ -110,11 +110,12 @@ def own_code_only(
     ``contents`` are those that are not copied. Returns the new content of each file that had some, by name,
     and a note, or None.
     """
-    names = json_files([*copied])
+    names = json_files(copied)
     source.fetch(names)
+    read = {name: parsed(read_bytes(source.folder / name), name) for name in names}
     files: dict[str, Any] = {}
     removed = []
-    for name, content in {**contents, **{name: read_json(source.folder / name) for name in names}}.items():
+    for name, content in {**contents, **read}.items():
         cleaned, found = without_references(content, code)
         if found:
             files[name] = cleaned

@@ -96,11 +96,11 @@ CASES: dict[str, tuple[str, Any, Any, str]] = {
             "max_seq_length": 1 << 20,
             "tokenizer_name_or_path": EVIL,
             "model_args": {"trust_remote_code": True, "code_revision": "refs/pr/1", "dtype": "float16"},
-            "config_args": {"attn_implementation": "evil/kernel"},
+            "config_args": {"attn_implementation": "evil/kernel", "use_kernels": True},
         },
         {"max_seq_length": 1 << 20, "model_args": {"dtype": "float16"}, "config_args": {}},
         f"tokenizer_name_or_path: {EVIL}, trust_remote_code: True, code_revision: refs/pr/1, "
-        "attn_implementation: evil/kernel",
+        "attn_implementation: evil/kernel, use_kernels: True",
     ),
 }
 """What it is: the file, what the source's has, what the result's has instead, and what the note says."""
@@ -136,7 +136,7 @@ def test_a_result_names_no_other_code(
     assert found == left
     removed = [line for line in result.notes if line.startswith("references to code")]
     assert len(removed) == 1
-    assert f"were removed: {name} ({note}" in removed[0]
+    assert f"so what needs it does not load: {name} ({note}" in removed[0]
     assert removed[0][1:] in (tmp_path / "out/README.md").read_text(encoding="utf-8")
     read_contents(tmp_path / "out")  # nothing is left that push refuses
 

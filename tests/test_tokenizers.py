@@ -447,6 +447,7 @@ def test_what_a_note_names(code: str | None, make_tokenizer: MakeTokenizer, tmp_
     [note] = result.notes
     assert all(part in note for part in (("FastOne", "org/other") if code else ("no spiece.model",)))
     assert TEMPLATE not in result.files
+    assert "AutoTokenizer" not in (tmp_path / "out/README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("family", ["mosaic_bert", "bloom"])

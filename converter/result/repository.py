@@ -120,8 +120,8 @@ def own_code_only(
         if found:
             files[name] = cleaned
             removed.append(f"{name} ({', '.join(f'{key}: {text}' for key, text in found.items())})")
-    what = f"references to code that is not copied were removed: {', '.join(removed)}"
-    return files, what if removed else None
+    what = "references to code that is not copied were removed, so what needs it does not load"
+    return files, f"{what}: {', '.join(removed)}" if removed else None
 
 
 def _content(source: Source, tokenizer: Tokenizer, name: str) -> dict[str, Any]:

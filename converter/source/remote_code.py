@@ -28,7 +28,7 @@ IMPORTED = ("type", "types", "tokenizer_class", *ACTIVATIONS)
 LIBRARIES = ("sentence_transformers.", "torch.")
 NOT_COPIED = "sentence_transformers.CodeThatWasNotCopied"
 """Takes the place of a dotted name. It does not load, while a default could load and be silently wrong."""
-ARGUMENTS = ("trust_remote_code", "code_revision")
+ARGUMENTS = ("trust_remote_code", "code_revision", "use_kernels")
 """Keys that sentence-transformers passes on, and that choose which code runs."""
 PLACES = "_name_or_path"
 """End of the keys that make a library load a part of the model from another repository."""

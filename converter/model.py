@@ -12,6 +12,7 @@ from converter import recipes
 from converter.config import Config, read_provenance, without_implementation
 from converter.errors import SourceError, UsageError
 from converter.families import converted as is_converted
+from converter.families.refusals import check_merged
 from converter.recipes import Recipe
 from converter.recipes.overrides import overridden
 from converter.scaling.request import Request, ScalingOptions, TrainLength
@@ -122,6 +123,7 @@ def open_model(
     )
     config = original = source.config()
     if is_converted(config):
+        check_merged(source.name, source.files)
         _check_recorded(config, overrides)
     else:
         config = overridden(without_implementation(config), overrides)

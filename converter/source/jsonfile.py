@@ -6,8 +6,9 @@ Size, number of values, nesting and digits are limited, so a hostile file cannot
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from converter.errors import SourceError
 
@@ -19,11 +20,15 @@ DEEPEST = 64
 """Levels of lists and objects. Configs have about five; recursion over this many is safe."""
 LONGEST_NUMBER = 300
 """Digits of an integer: it can still be converted to a float, so comparing and multiplying cannot fail."""
+AGAIN = "download it again"
+"""The remedy for a damaged file that came from elsewhere."""
+POINTER = b"version https://git-lfs"
+"""The start of the text that a clone has in the place of a large file."""
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``, or a ``SourceError``; see ``parse``."""
-    return parse_object(read_bytes(path), path.name)
+def read_object(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
+    """The JSON object in ``path``, or a ``SourceError`` that ends with ``remedy``; see ``parse``."""
+    return parse_object(read_bytes(path), path.name, remedy)
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
@@ -35,32 +40,59 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
     if len(content) > largest:
         raise SourceError(f"{path.name} has more than {largest} bytes, too many for a file of its kind")
+    check_pointer(path, content)
     return content
 
 
-def parse_object(raw: bytes, name: str) -> dict[str, Any]:
+def check_pointer(path: Path, start: bytes | None = None) -> None:
+    """Raises ``SourceError`` for the text that a clone without git-lfs has in the place of a large file."""
+    if start is None:
+        try:
+            with path.open("rb") as file:
+                start = file.read(len(POINTER))
+        except OSError as error:
+            raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+    if start.startswith(POINTER):
+        raise SourceError(
+            f"{path.name} is a git-lfs pointer, not the file itself; run git lfs pull in {path.parent}"
+        )
+
+
+def parse_object(raw: bytes, name: str, remedy: str = AGAIN) -> dict[str, Any]:
     """The JSON object in ``raw``, which messages call ``name``, or a ``SourceError``; see ``parse``."""
-    value = parse(raw, name)
+    value = parse(raw, name, remedy)
     if not isinstance(value, dict):
         raise SourceError(f"{name} holds a JSON {type(value).__name__}, not an object")
     return value
 
 
-def parse(raw: bytes, name: str) -> Any:
+def parse(raw: bytes, name: str, remedy: str = AGAIN) -> Any:
     """The JSON value in ``raw``, or a ``SourceError`` that calls it ``name``, also beyond a limit."""
+
+    def too_large(number: str) -> NoReturn:
+        raise SourceError(f"{name} has the number {number[:40]}, which JSON cannot hold; correct it there")
+
+    def real(digits: str) -> float:
+        number = float(digits)
+        return number if math.isfinite(number) else too_large(digits)
+
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MOST_VALUES:
         raise SourceError(f"{name} has more than {MOST_VALUES} values, too many for a file of its kind")
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_int=_integer)
+        value = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_int=_integer,
+            parse_float=real,
+            parse_constant=too_large,
+        )
         too_deep = _deeper(value, DEEPEST)
     except RecursionError:
         too_deep = True
     except ValueError as error:
-        raise SourceError(f"{name} is not valid JSON ({error}); download it again") from error
+        raise SourceError(f"{name} is not valid JSON ({error}); {remedy}") from error
     if too_deep:
-        raise SourceError(
-            f"{name} is not valid JSON (nested deeper than {DEEPEST} levels); download it again"
-        )
+        raise SourceError(f"{name} is not valid JSON (nested deeper than {DEEPEST} levels); {remedy}")
     return value
 
 

@@ -84,8 +84,10 @@ def recognise(config: Config) -> Family:
             f"model_type {model_type!r} has relative positions that were learned, not ALiBi: there are no "
             "slopes to scale"
         )
+    known = ", ".join(dict.fromkeys(name for family in FAMILIES for name in family.model_types))
     raise UnsupportedModel(
-        f"model_type {model_type!r} is not supported; ntk-convert families lists the supported ones"
+        f"model_type {model_type!r} is not supported; the supported ones are: {known}; and the rotary ones, "
+        "which ntk-convert families lists"
     )
 
 

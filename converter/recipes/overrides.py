@@ -48,7 +48,7 @@ def parse(text: str) -> tuple[str, Any]:
     try:
         return key, jsonfile.parse(value.encode(), key)
     except SourceError:
-        return key, float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+        return key, value
 
 
 def words(overrides: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from converter.errors import SourceError
 
@@ -69,23 +69,16 @@ def parse_object(raw: bytes, name: str, remedy: str = AGAIN) -> dict[str, Any]:
 def parse(raw: bytes, name: str, remedy: str = AGAIN) -> Any:
     """The JSON value in ``raw``, or a ``SourceError`` that calls it ``name``, also beyond a limit."""
 
-    def too_large(number: str) -> NoReturn:
-        raise SourceError(f"{name} has the number {number[:40]}, which JSON cannot hold; correct it there")
-
-    def real(digits: str) -> float:
-        number = float(digits)
-        return number if math.isfinite(number) else too_large(digits)
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, value in pairs:
+            if not _finite(value):
+                raise SourceError(f"{name}: {key[:200]!r} is not a finite number; correct it there")
+        return _unique(pairs)
 
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MOST_VALUES:
         raise SourceError(f"{name} has more than {MOST_VALUES} values, too many for a file of its kind")
     try:
-        value = json.loads(
-            raw.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_int=_integer,
-            parse_float=real,
-            parse_constant=too_large,
-        )
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique, parse_int=_integer)
         too_deep = _deeper(value, DEEPEST)
     except RecursionError:
         too_deep = True
@@ -103,6 +96,13 @@ def _deeper(value: object, levels: int) -> bool:
         children = (parent.values() if isinstance(parent, dict) else parent for parent in level)
         level = [child for each in children for child in each if isinstance(child, (dict, list))]
     return bool(level)
+
+
+def _finite(value: object) -> bool:
+    """False for NaN and infinity, which Python reads from such words and from 1e999, and lists with them."""
+    if isinstance(value, list):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

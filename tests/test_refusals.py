@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from converter import convert, inspect
 from converter.errors import ConverterError, UsageError
 from converter.rotary.models import REFUSED
-from tests.conftest import MakeSource, Pristine, Refuses, RunCli, edit_json
+from tests.conftest import MakeSource, Pristine, Refuses, RunCli, edit_json, into_a_subfolder
 
 ROOT = Path(__file__).parent.parent
 LARGE = 10**30
@@ -149,9 +149,9 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("falcon", {"hidden_size": None}, "hidden_size"),
     ("bloom", {"model_type": "t5"}, "'t5' has relative positions that were learned, not ALiBi: there are no"),
     *(
-        (family, {key: value}, f"config.json: {key} is {value}, expected a small positive number")
+        (family, {key: value}, f"config.json: {key} is {value!r}, expected a small positive number")
         for family, key in (("bloom", "layer_norm_epsilon"), ("llama", "rms_norm_eps"))
-        for value in (0, -0.001)
+        for value in (0, -0.001, "nonsense")
     ),
     # Rotary models
     *(
@@ -501,7 +501,7 @@ def test_a_file(make_source: MakeSource, refuses: Refuses) -> None:
 
 def test_a_gguf_file(refuses: Refuses, tmp_path: Path) -> None:
     (tmp_path / "q4.gguf").write_bytes(b"GGUF")
-    refuses(tmp_path / "q4.gguf", "q4.gguf: GGUF files cannot be converted; give the repository")
+    refuses(tmp_path / "q4.gguf", "has q4.gguf: GGUF files cannot be converted; give the repository")
 
 
 @pytest.mark.parametrize(("prepare", "out", "options", "words"), OUTPUTS)
@@ -630,15 +630,6 @@ def move_weights(folder: Path) -> None:
     for path in [*folder.glob("*.safetensors"), *folder.glob("*.index.json")]:
         path.rename(folder.parent / "store" / path.name)
         path.symlink_to(folder.parent / "store" / path.name)
-
-
-def into_a_subfolder(folder: Path) -> None:
-    (folder / "shards").mkdir()
-    [index] = folder.glob("*.index.json")
-    files = json.loads(index.read_text())["weight_map"]
-    for name in set(files.values()):
-        (folder / name).rename(folder / "shards" / name)
-    edit_json(index, {"weight_map": {tensor: f"shards/{name}" for tensor, name in files.items()}})
 
 
 def mask(name: str) -> Callable[[Path], object]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converter.errors import SourceError, UsageError
-from converter.source.source import CONFIG, Source
+from converter.source.source import CONFIG, Source, check_gguf
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -110,6 +110,9 @@ def open_repository(
 
     # First, because this fails at once, where a download would retry for half a minute.
     info = list_files(revision)
+    names = [file.rfilename for file in info.siblings or ()] if info else [CONFIG]
+    if CONFIG not in names:
+        check_gguf(repo_id, names)
     # By commit from here on. For a branch that moves meanwhile, the client would get the size of a file
     # from one commit and its content from another.
     folder = download(CONFIG, info.sha if info else revision, offline=info is None).parent

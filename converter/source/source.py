@@ -16,7 +16,6 @@ from converter.source.jsonfile import check_pointer, parse_object, read_bytes, r
 CONFIG, CARD = "config.json", "README.md"
 QUANTISED_BY = ("quantize_config.json", "quant_config.json")
 """Files in which GPTQ and AWQ record how they quantised the weights."""
-GGUF = "GGUF files cannot be converted; give the repository with the original safetensors files"
 PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
 """A file or folder name that is not a path, not hidden, and valid on every system."""
 
@@ -102,7 +101,7 @@ class Source:
             audio = "; a model of FunASR such as emotion2vec (config.yaml) cannot be converted" * (
                 "config.yaml" in self.files
             )
-            self._check_gguf()
+            check_gguf(self.name, self.files)
             raise SourceError(f"{self.name} has no {CONFIG}, so it is not a checkpoint{adapter}{audio}")
         for name in QUANTISED_BY:
             if name in self.files:
@@ -110,12 +109,6 @@ class Source:
         self.fetch([CONFIG])
         # A byte order mark, which some editors write, is harmless here: the result's config is written anew.
         return parse_object(read_bytes(self.folder / CONFIG).removeprefix(BOM_UTF8), CONFIG)
-
-    def _check_gguf(self) -> None:
-        """Raises ``SourceError`` for a folder of GGUF files."""
-        for name in self.files:
-            if name.lower().endswith(".gguf"):
-                raise SourceError(f"{self.name} has {name}: {GGUF}")
 
     @property
     def index(self) -> str | None:
@@ -132,7 +125,7 @@ class Source:
                     f"the cache has no weights of {self.name}, and the Hub cannot be reached; check the "
                     "connection (and HF_HUB_OFFLINE, HF_ENDPOINT)"
                 )
-            self._check_gguf()
+            check_gguf(self.name, self.files)
             return {}
         names, found = [first], dict(self.files)
         if first in INDEXES:
@@ -151,6 +144,16 @@ class Source:
         if self.local:
             self.fetch(name for name in names if name in found)
         return {name: found.get(name) for name in names}
+
+
+def check_gguf(source: str, names: Iterable[str]) -> None:
+    """Raises ``SourceError`` for a file in llama.cpp's format, where others are missing."""
+    for name in names:
+        if name.lower().endswith(".gguf"):
+            raise SourceError(
+                f"{source} has {name}: GGUF files cannot be converted; give the repository with the original "
+                "safetensors files"
+            )
 
 
 def belongs(path: Path, folder: Path) -> bool:

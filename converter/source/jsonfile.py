@@ -40,19 +40,17 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
     if len(content) > largest:
         raise SourceError(f"{path.name} has more than {largest} bytes, too many for a file of its kind")
-    check_pointer(path, content)
     return content
 
 
-def check_pointer(path: Path, start: bytes | None = None) -> None:
+def check_pointer(path: Path) -> None:
     """Raises ``SourceError`` for the text that a clone without git-lfs has in the place of a large file."""
-    if start is None:
-        try:
-            with path.open("rb") as file:
-                start = file.read(len(POINTER))
-        except OSError as error:
-            raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
-    if start.startswith(POINTER):
+    try:
+        with path.open("rb") as file:
+            pointer = file.read(len(POINTER)) == POINTER
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+    if pointer:
         raise SourceError(
             f"{path.name} is a git-lfs pointer, not the file itself; run git lfs pull in {path.parent}"
         )

@@ -159,8 +159,11 @@ def test_no_code_that_a_tokenizer_names_is_run(converted: Convert) -> None:
 
 def test_a_converted_rotary_model_must_be_what_its_record_says(tmp_path: Path) -> None:
     """And no code that it names is run."""
-    folder = tmp_path / "out"
-    convert(rotary.rotary(tmp_path / "source"), folder, scale=2)
+    folder, source = tmp_path / "out", rotary.rotary(tmp_path / "source")
+    # In shards, which an index names.
+    AutoModelForCausalLM.from_pretrained(source).save_pretrained(source, max_shard_size="20kB")
+    (source / "model.safetensors").unlink()
+    convert(source, folder, scale=2)
     with open_subject(folder, CPU) as subject:
         subject.scaled(subject.own_scaling)
     config = json.loads((folder / "config.json").read_text())

@@ -192,7 +192,7 @@ class Subject:
         if self.recipe.converted:
             folder.mkdir()
             source = self.model.source
-            for name in (CONFIG, *source.weights()):  # and no other file
+            for name in (CONFIG, *source.weights(), *filter(None, [source.index])):  # and no other file
                 (folder / name).symlink_to((source.folder / name).resolve())
             verify(open_converted(folder))
         else:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from converter.bytesize import bytes_text
 from converter.errors import OutputError, Unfinished
 from converter.interrupts import Interrupted, came, held
 from converter.paths import out_path
@@ -71,7 +72,7 @@ def check_space(folder: Path, needed: int, what: str, remedy: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OutputError(
-            f"{folder} has {free / 1e9:.1f} GB free, and {what} {needed / 1e9:.1f} GB; "
+            f"{folder} has {bytes_text(free)} free, and {what} {bytes_text(needed)}; "
             f"free some space or {remedy}"
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
-from converter.config import is_count, is_number
+from converter.config import LONGEST, is_count, is_number
 from converter.errors import SourceError
 from converter.scaling.slopes import Exponents, Ramp, Slopes, exponents, with_exponents
 
@@ -235,7 +235,7 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
     if fitted is None and not {"exponents", "temperatures"}.isdisjoint(value):
         raise problem
     if factor is not None:
-        if length is not None or not is_number(factor) or factor < 1:
+        if length is not None or not is_number(factor) or not 1 <= factor <= LONGEST:
             raise problem
         if fitted is not None and not 1 < factor <= LARGEST_FACTOR:
             raise SourceError(
@@ -244,7 +244,7 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
             )
         return Static(method, float(factor), ramp, fitted, temperatures)
     dynamic = value.get("dynamic", "length")
-    if dynamic not in BASES or not is_count(length) or not is_number(rate) or rate <= 0:
+    if dynamic not in BASES or not is_count(length, LONGEST) or not is_number(rate) or not 0 < rate <= LONGEST:
         raise problem
     if fitted is not None and rate > LARGEST_RATE:
         raise SourceError(f"{where} has rate {rate:g}; that of a fitted scaling is at most {LARGEST_RATE:g}")

@@ -59,3 +59,15 @@ class ProviderError(ConverterError):
 
 class MissingPackage(ConverterError):
     """A package of an optional extra is not installed."""
+
+
+NO_MEMORY = (
+    *("allocate memory", "failed to map segment", "bad_alloc", "bad allocation"),
+    "error return without exception set",
+)
+"""What libraries say if memory runs out: torch, the dynamic loader, C++, extensions that do not check."""
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error means that the memory, or a limit on it, is used up."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)

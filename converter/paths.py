@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -27,6 +28,13 @@ def out_path(out: str | Path) -> Path:
         raise OutputError(f"`out` {str(out)[:80]!r} is not a path ({error}); name a folder") from error
     if not str(place).isprintable():
         raise OutputError(
-            f"`out` {str(place)[-80:]!r} has characters that cannot be printed; name another folder"
+            f"`out` {str(place)[-80:]!r} has characters that cannot be printed; name another folder, "
+            "or set a UTF-8 locale if it has none"
         )
     return place
+
+
+def name_output(error: BaseException, place: Path) -> None:
+    """Lets a failed write say where it was, which it does not know: files are written by descriptor."""
+    if isinstance(error, OSError) and error.filename is None and error.errno not in (None, errno.EIO):
+        error.filename = str(place)

@@ -22,7 +22,7 @@ from converter import interrupts
 from converter._version import __version__
 from converter.cli import conversion, evaluation
 from converter.cli.click_additions import DefaultGroup, printable, put
-from converter.errors import ConverterError
+from converter.errors import ConverterError, out_of_memory
 
 DISK_REMEDIES = {
     errno.ENOSPC: "free some space or change --out",
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _open_streams() -> None:
     """Opens the standard streams that are closed, so that no file of the run gets their numbers.
 
-    stdout prints what its encoding lacks, such as a path in the C locale, as escapes.
+    stdout prints what its encoding lacks as escapes, as stderr does.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -106,7 +106,7 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
@@ -123,6 +123,8 @@ def _explain(error: Exception) -> tuple[str, int]:
         message = error.format_message()
         stop = "" if message.endswith((".", "?", ")")) else "."
         return f"{message}{stop} See {command} --help.", error.exit_code
+    if out_of_memory(error):
+        return "not enough memory; end other programs, or raise the limit (ulimit -v and -d)", 1
     if isinstance(error, OSError):
         remedy = DISK_REMEDIES.get(error.errno or 0)
         where = f" ({error.filename})" if error.filename else ""

@@ -95,6 +95,16 @@ def show(result: Mapping[str, Any], *lines: str) -> None:
         put(line)
 
 
+def _check_current_folder() -> None:
+    """Libraries ask for it, and some of their errors would not name it."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConverterError(
+            f"the current folder cannot be opened ({error.strerror}); change to one that exists"
+        ) from error
+
+
 def say(*lines: str) -> None:
     """Prints to stderr, unless ``--quiet`` is given."""
     for line in () if given("quiet") else lines:
@@ -103,7 +113,9 @@ def say(*lines: str) -> None:
 
 def printable(text: str) -> str:
     """Text of any origin in which nothing but line breaks controls a terminal."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text
+    )
 
 
 def put(line: str, *, err: bool = False) -> None:
@@ -177,6 +189,7 @@ class DefaultGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            _check_current_folder()
             return super().invoke(ctx)
         except (ConverterError, Interrupted) as error:
             error.args = tuple(self._with_options(str(part), ctx.invoked_subcommand) for part in error.args)

@@ -20,7 +20,7 @@ from pathlib import Path
 from converter.bytesize import bytes_text
 from converter.errors import OutputError, Unfinished
 from converter.interrupts import Interrupted, came, held
-from converter.paths import out_path
+from converter.paths import name_output, out_path
 from converter.weights import journal
 
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -109,6 +109,7 @@ def workspace(place: Path, *, resume: bool = False) -> Iterator[Path]:
             raise KeyboardInterrupt
         yield folder
     except BaseException as error:
+        name_output(error, place)
         interrupted = isinstance(error, KeyboardInterrupt) or came()
         if interrupted or isinstance(error, (OSError, OutputError, Unfinished)):
             files = journal.kept(folder)

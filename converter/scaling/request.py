@@ -135,6 +135,10 @@ class Request:
     def __post_init__(self) -> None:
         if self.slopes is not None:
             self._check_alone()
+            if not self.slopes.name.isprintable():
+                raise UsageError(
+                    f"`slopes` {self.slopes.name!r} has characters that cannot be printed; rename the file"
+                )
         if self.method not in (None, *METHODS):
             raise UsageError(f"`method` {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
         if self.dynamic is not None and self.dynamic not in BASES:

@@ -244,7 +244,12 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
             )
         return Static(method, float(factor), ramp, fitted, temperatures)
     dynamic = value.get("dynamic", "length")
-    if dynamic not in BASES or not is_count(length, LONGEST) or not is_number(rate) or not 0 < rate <= LONGEST:
+    if (
+        dynamic not in BASES
+        or not is_count(length, LONGEST)
+        or not is_number(rate)
+        or not 0 < rate <= LONGEST
+    ):
         raise problem
     if fitted is not None and rate > LARGEST_RATE:
         raise SourceError(f"{where} has rate {rate:g}; that of a fitted scaling is at most {LARGEST_RATE:g}")

@@ -162,10 +162,10 @@ def test_what_btlm_and_jais_write_is_understood(value: dict[str, Any], expected:
     "value",
     [
         *("ntk", [], {}, {"type": "none"}, {"type": "ntk"}, {"type": "yarn", "factor": 2.0}),
-        *({"type": "ntk", "factor": factor} for factor in (0.5, "2", NAN)),
+        *({"type": "ntk", "factor": factor} for factor in (0.5, "2", NAN, 2.2e9, 10**299)),
         {"type": "ntk", "factor": 2.0, "train_seq_len": 2048},
-        *({"type": "ntk", "train_seq_len": length} for length in (2048.5, 0, True)),
-        {"type": "ntk", "train_seq_len": 2048, "rate": 0},
+        *({"type": "ntk", "train_seq_len": length} for length in (2048.5, 0, True, 1 << 40)),
+        *({"type": "ntk", "train_seq_len": 2048, "rate": rate} for rate in (0, 1e308)),
         {"type": "ntk", "train_seq_len": 2048, "dynamic": "sometimes"},
         {"type": "ntk", "factor": 2.0, "ramp": [128, 512]},
         {"type": "by-parts", "factor": 2.0},

@@ -627,7 +627,8 @@ def piped(name: str, command: str) -> Make:
     def make(folder: Path) -> list[str]:
         from converter.families.templates import templates_folder
 
-        config("converted")(folder)
+        own = {"AutoModelForCausalLM": "modeling_ntk_bloom.NtkBloomForCausalLM"}
+        config("converted", auto_map=own)(folder)
         for path in templates_folder().glob("*.py"):
             put(path.name, path.read_bytes())(folder)
         instead(name, os.mkfifo)(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -409,6 +410,35 @@ def test_the_streams_limits_and_language_of_a_shell(
     assert done.stderr.count("\n") == 1 if code else "error" not in done.stderr
     complete = code == 0 or said == DONE
     assert sorted(place.iterdir()) == [out] * complete
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some space or change --out"),
+        (errno.EDQUOT, "free some of your quota or change --out"),
+        (errno.EFBIG, "raise the limit on the size of a file (ulimit -f), or choose another disk"),
+        (errno.EACCES, "change its permissions or choose another folder"),
+        (errno.EROFS, "choose a folder that can be written"),
+    ],
+)
+def test_a_failed_write_names_the_output(
+    pristine: Pristine,
+    refused: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    remedy: str,
+) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.delattr(os, "copy_file_range", raising=False)
+    monkeypatch.setattr(os, "write", fails)
+    out = tmp_path / "out"
+    assert (
+        refused(pristine("bloom"), *FAST, "--out", out) == f"error: {os.strerror(number)} ({out}); {remedy}\n"
+    )
 
 
 def test_a_current_folder_that_was_removed(

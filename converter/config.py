@@ -61,8 +61,9 @@ class Geometry:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a JSON value is a finite number; a boolean is not."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and abs(value) <= sys.float_info.max  # an integer may be too large for math.isfinite
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) <= sys.float_info.max  # an integer may be too large for math.isfinite
 
 
 def is_count(value: object, largest: float = math.inf) -> TypeGuard[int]:

@@ -70,4 +70,6 @@ NO_MEMORY = (
 
 def out_of_memory(error: Exception) -> bool:
     """Whether an error means that the memory, or a limit on it, is used up."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
+    said = str(error)
+    found = any(words in said for words in NO_MEMORY) and "not permitted" not in said  # a disk without exec
+    return found or isinstance(error, MemoryError)

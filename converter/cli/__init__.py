@@ -88,7 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         line, code = _explain(error)
         # Keep it to one line, whatever a file name or a server's answer contains.
-        # Keep it to one line, whatever a file name or a server's answer contains.
         line = printable(line).replace("\n", "\\n")
         put(f"error: {line if len(line) <= LONGEST_LINE else f'{line[:LONGEST_LINE]} ...'}", err=True)
         interrupts.ignore()

@@ -402,6 +402,30 @@ SETTING_POOL: Pool = [
     ("chat_template", "{{ ''.__class__.__mro__ }}"),
     *(("custom_generate", "evil"), ("type", "evil.Model"), ("path", "../outside"), ("path", "/etc")),
 ]
+READ_BY_TRANSFORMERS = (
+    *("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"),
+    *("video_preprocessor_config.json", "feature_extractor_config.json", "generation_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "image_processor_config.json"),
+)
+"""Files in which transformers looks for code, or may."""
+
+
+def named_code(name: str, start: str) -> Make:
+    """Code for every purpose, of another repository or of this one's; no result may name it."""
+
+    def make(folder: Path) -> None:
+        old = json.loads((folder / name).read_bytes()) if (folder / name).is_file() else {}
+        classes = {
+            "AutoProcessor": f"{start}evil.Model",
+            "AutoImageProcessor": f"{start}evil.Model",
+            "AutoTokenizer": [f"{start}tokenization_evil.Model", None],
+        }
+        pipes = {"text-generation": {"impl": f"{start}evil.Model", "pt": ["AutoModelForCausalLM"]}}
+        put(name, {**old, "auto_map": classes, "custom_pipelines": pipes})(folder)
+
+    return make
+
+
 SETTING_EXAMPLES: list[Make] = [
     *(put(name, content) for name in SETTINGS for content in (b"", b"[" * 100_000)),
     long("tokenizer_config.json", b'{"a":"', b"x", 40 << 20, b'"}'),
@@ -411,6 +435,7 @@ SETTING_EXAMPLES: list[Make] = [
         for named in ("tokenization_evil.Model", ["nobody/evil\n--x\x1b.Model", None])
     ),
     put("tokenizer_config.json", {"tokenizer_class": ["x"], "auto_map": [[]]}),
+    *(named_code(name, start) for name in READ_BY_TRANSFORMERS for start in ("nobody/evil--", "")),
     *(module(path) for path in ("../outside", "/etc", 1, ".", "..", "a\x00b", "a\nb")),
     module("1_Pooling", "1_Pooling/config.json", "../../outside/secret.json"),
     module("2_Evil", "2_Evil", "../outside"),

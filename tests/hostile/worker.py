@@ -185,6 +185,9 @@ def _complete(out: Path) -> Iterator[str]:
     files = [path for path in out.rglob("*") if path.is_file() and path.suffix != ".py"]
     if any(SECRET.encode() in path.read_bytes() for path in files):
         yield "write the result contains a file from outside"
+    for path in sorted(out.rglob("*.json")):
+        for named in re.findall(rb'"[^"]*evil\.Model[^"]*"', path.read_bytes()):
+            yield f"code {path.name} of the result names {named!r}"
     for path in sorted(out.glob("*.safetensors")):
         try:
             with safe_open(path, "np") as file:

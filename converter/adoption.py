@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter import recipes
-from converter.config import PROVENANCE, Config, Provenance, read_provenance
+from converter.config import PROVENANCE, Provenance, read_provenance
 from converter.errors import OutputError, SourceError
 from converter.exports.onnx.files import NOT_COPIED
-from converter.families.refusals import QUANTISED, check_kernels
+from converter.families.refusals import QUANTISED
 from converter.families.templates import templates_folder
 from converter.interrupts import Interrupted, held
 from converter.model import Model, open_model
@@ -28,7 +28,7 @@ from converter.recipes import AlibiRecipe
 from converter.recipes.overrides import words
 from converter.result import manifest
 from converter.result.card import PICTURE, Origin, adopted, describe
-from converter.result.converted import ConvertedRepository, differs, read_converted, references
+from converter.result.converted import ConvertedRepository, copied_files, differs, read_converted
 from converter.result.manifest import MANIFEST, Entry
 from converter.result.repository import small_files
 from converter.result.staging import workspace
@@ -45,15 +45,14 @@ from converter.source.checkpoint import (
 )
 from converter.source.hub import is_repo_id
 from converter.source.jsonfile import read_object
-from converter.source.source import CARD, CONFIG
+from converter.source.remote_code import check_references
+from converter.source.source import CARD, CONFIG, check_digest
 from converter.source.tokenizer import TOKENIZER_CONFIG, Tokenizer, our_class, read_tokenizer
 from converter.weights.files import copy_file, sha256
 
 if TYPE_CHECKING:
     from converter.verification import Check
 
-ADAPTER = "adapter_config.json"
-MERGE = "merge it into its model and save that: model.merge_and_unload().save_pretrained(DIR)"
 DIVERGED = "if the training diverged, adopt an earlier save of it"
 
 
@@ -98,6 +97,8 @@ class Saved:
     tokenizer: Tokenizer
     missing: Sequence[str]
     """Names of code files that the folder lacks."""
+    rewritten: Mapping[str, bytes]
+    """New content of files that name our code in another repository."""
     listed: Mapping[str, Entry]
     """The files in the manifest, if there is one."""
     files: Mapping[str, int]
@@ -179,8 +180,6 @@ def adopt(folder: str | Path, *, progress: bool = False) -> AdoptionResult:
 
 def _open(place: Path) -> Saved:
     """Reads what was saved. Runs no code, and reads only the headers of the weights."""
-    if (place / ADAPTER).is_file():
-        raise SourceError(f"{place} holds an adapter ({ADAPTER}); {MERGE}")
     config, recipe = read_converted(place)
     provenance = read_provenance(config)
     if provenance is None:
@@ -196,11 +195,10 @@ def _open(place: Path) -> Saved:
     for key in QUANTISED:
         if config.get(key):
             raise SourceError(f"{place} is quantised ({key} is set); save the model with unquantised weights")
-    check_kernels(config)
     model = open_model(place)
     tokenizer = _tokenizer(model)
     code = [*recipe.templates, *tokenizer.templates]
-    _check_code(place, config, code)
+    rewritten = _check_code(place, code)
     checkpoint = _checkpoint(place)
     if isinstance(recipe, AlibiRecipe):
         fitted = {**config, "auto_map": recipe.family.auto_map(config.get("architectures") or [])}
@@ -222,6 +220,7 @@ def _open(place: Path) -> Saved:
         provenance=provenance,
         tokenizer=tokenizer,
         missing=[name for name in code if name not in present],
+        rewritten=rewritten,
         listed=listed,
         files={name: (place / name).stat().st_size for name in present},
     )
@@ -239,21 +238,19 @@ def _tokenizer(model: Model) -> Tokenizer:
     return found if found.here or found.elsewhere else replace(found, note=note)
 
 
-def _check_code(place: Path, config: Config, names: Sequence[str]) -> None:
-    """Refuses other code than this version's, so far as the folder holds code or its config names some."""
-    for reference in references(config):
-        # A model that was loaded from the Hub may name the code there: user/name--module.Class.
-        if f"{reference.rpartition('--')[2].partition('.')[0]}.py" not in names:
-            raise SourceError(
-                f"{CONFIG}: auto_map names {reference[:100]!r}, which is not code of a converted model; a "
-                "model that was trained with other code cannot be adopted"
-            )
+def _check_code(place: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Refuses other code than this version's, so far as the folder holds or names some.
+
+    Returns the new content of files that name our code in another repository.
+    """
+    rewritten = check_references(place, names, copied_files(place), saved=True)
     for name in names:
         if (place / name).is_file() and differs(place, name):
             raise SourceError(
                 f"{name} is not what this version of ntk-convert writes: somebody edited it, or another "
                 "version wrote it; if nobody edited it, remove it, and adopt writes this version's"
             )
+    return rewritten
 
 
 def _checkpoint(place: Path) -> Checkpoint:
@@ -277,6 +274,7 @@ def _entries(saved: Saved, *, progress: bool) -> dict[str, Entry]:
     with byte_bar("hashing", sum(saved.files.values()), show=progress) as advance:
         for name, size in saved.files.items():
             digest = sha256(repository.folder / name, advance, look=repository.scan(name, DIVERGED))
+            check_digest(repository.folder / name, saved.model.source.digest(name), digest)
             entries[name] = Entry(size, digest)
     files = repository.checkpoint.files
     if not saved.provenance.fine_tuned and all(_as_written(saved, name, entries[name]) for name in files):
@@ -305,6 +303,8 @@ def _write(saved: Saved, checks: Sequence[Check], work: Path) -> None:
     repository, model = saved.repository, saved.model
     for name in saved.missing:
         copy_file(templates_folder() / name, work / name)
+    for name, content in saved.rewritten.items():
+        (work / name).write_bytes(content)
     (work / CONFIG).write_text(json.dumps(repository.config, indent=2) + "\n", encoding="utf-8")
     scaling = repository.scaling
     scaled = not isinstance(scaling, Unscaled)

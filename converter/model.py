@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from converter import recipes
 from converter.config import Config, read_provenance, without_implementation
-from converter.errors import UsageError
+from converter.errors import SourceError, UsageError
 from converter.families import converted as is_converted
+from converter.families.refusals import check_merged
 from converter.recipes import Recipe
 from converter.recipes.overrides import overridden
 from converter.scaling.request import Request, ScalingOptions, TrainLength
@@ -88,7 +89,11 @@ class Model:
     @cached_property
     def checkpoint(self) -> Checkpoint:
         """The headers of its weights, which must be in the source's folder; a ``SourceError`` if damaged."""
-        return read_checkpoint(self.source.folder)
+        try:
+            return read_checkpoint(self.source.folder)
+        except SourceError:
+            self.source.check(self.source.weights())  # what is wrong with a download is its digest
+            raise
 
     @cached_property
     def stored(self) -> dict[str, Any]:
@@ -118,6 +123,7 @@ def open_model(
     )
     config = original = source.config()
     if is_converted(config):
+        check_merged(source.name, source.files)
         _check_recorded(config, overrides)
     else:
         config = overridden(without_implementation(config), overrides)

@@ -217,8 +217,8 @@ def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: st
         from converter.pictures import per_head
         from converter.pictures.positions import describe as positions
 
-        drawn = per_head.card_picture(positions(model, repository.config, [plan.scaling]))
-        (repository.folder / PICTURE).write_bytes(drawn)
+        heads = positions(model, repository.config, [plan.scaling])
+        (repository.folder / PICTURE).write_bytes(per_head.card_picture(heads))
     text = describe(
         repository,
         origin=read_origin(model.source, plan.base_model),

@@ -19,7 +19,7 @@ from converter.recipes.overrides import words
 from converter.result import manifest
 from converter.result.card import PICTURE
 from converter.result.converted import ConvertedRepository
-from converter.result.repository import raise_limits, set_dtype, small_files, write_repository
+from converter.result.repository import own_code_only, raise_limits, set_dtype, small_files, write_repository
 from converter.scaling.request import SLOPES_FILE, Request, command_line
 from converter.scaling.scaling import Scaling
 from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, target_names
@@ -45,7 +45,7 @@ class Plan:
     """Weight files of the source and their sizes in bytes; None where the size is not known."""
     copied: Mapping[str, int | None]
     """Small files that are copied unchanged, and their sizes in bytes."""
-    rewritten: Mapping[str, dict[str, Any]]
+    rewritten: Mapping[str, Any]
     """Small JSON files that are not copied unchanged, and their new content."""
     order: Order
     """How to write the weights."""
@@ -146,16 +146,23 @@ def prepare(
     if dtype is not None:
         set_dtype(config, TORCH[dtype])
         notes.append(f"the weights were converted to {TORCH[dtype]}")
-    small = small_files(source.files, but=NOT_COPIED)
+    small = [name for name in small_files(source.files, but=NOT_COPIED) if not tokenizer.leaves_out(name)]
     rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
     rewritten |= raised
     rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
     copied = {name: source.files[name] for name in small if name not in rewritten} | model.nested.files
+    code = (*recipe.templates, *tokenizer.templates)
+    cleaned, removed = own_code_only(source, copied, {CONFIG: config, **rewritten}, code)
+    config, rewritten = cleaned.pop(CONFIG, config), {**rewritten, **cleaned}
+    copied = {name: size for name, size in copied.items() if name not in cleaned}
+    notes += filter(None, [removed])
     if source.local:
         source.fetch(copied)
         config |= recipe.stored(source.folder, model.checkpoint, config)
     unread = recipe.unread if verify else None
-    order = Order(dtype, link, keep=recipe.exact_tensors, tied=recipe.tied_tensors, unread=unread)
+    digests = {name: digest for name in weights if (digest := source.digest(name))}
+    keep, tied = recipe.exact_tensors, recipe.tied_tensors
+    order = Order(dtype, link, keep=keep, tied=tied, unread=unread, digests=digests)
     return Plan(model, request, scaling, config, weights, copied, rewritten, order, onnx, base_model, notes)
 
 

@@ -166,6 +166,8 @@ class HubServer:
         self.requests: list[Request] = []
         self.before: Callable[[Request], object] | None = None
         """Called with each request before it is answered; it may raise a ``Refusal``."""
+        self.after: Callable[[Request, Answer], object] | None = None
+        """Called with each answer of ``_read`` or the storage; it may change it."""
         self.faults: dict[str, list[Fault]] = {}
         """File name -> the faults of its next downloads, in order."""
         self.uploads_taken: int | None = None
@@ -250,9 +252,13 @@ class HubServer:
             try:
                 if self.before is not None:
                     self.before(request)
-                if request.host == "storage":
-                    return self._stored_file(request)
-                return self._changed(request) if request.method == "POST" else self._read(request)
+                if request.method == "POST":
+                    return self._changed(request)
+                stored = request.host == "storage"
+                answer = self._stored_file(request) if stored else self._read(request)
+                if self.after is not None:
+                    self.after(request, answer)
+                return answer
             except Refusal as refusal:
                 return refusal.answer
 

@@ -216,7 +216,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "other code": (
         config(auto_map={"AutoModel": "eve/code--mine.Own"}),
-        "auto_map names 'eve/code--mine.Own'",
+        "config.json has auto_map eve/code--mine.Own, which makes loading run code that is not",
     ),
     "pickled weights": (pickled, "are not safetensors files; save the model with safe_serialization=True"),
     "two weights": (

@@ -41,6 +41,22 @@ def test_other_code_is_refused_and_not_run(
     assert not trace.exists()
 
 
+def test_an_adapter_has_to_be_merged_for_every_command(
+    folder: Path, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    """Some of them would apply it, under the name of the model without it."""
+    (folder / "adapter_config.json").write_text("{}")
+    (tmp_path / "text").write_text("w5 w6")
+    text = ("--text", tmp_path / "text")
+    for words in (
+        *(("export", folder), ("validate", folder), ("push", folder, "ada/x"), ("adopt", folder)),
+        *(("eval", folder, "--lengths", 64, *text), ("tune", folder, "--target-length", 128, *text)),
+        *(("inspect", folder), ("plot", folder, "--out", tmp_path / "x.png")),
+    ):
+        line = refused(*words)
+        assert " holds an adapter (adapter_config.json); merge it into its model and save that: " in line
+
+
 @pytest.mark.parametrize("kind", UNSEEN)
 def test_code_that_takes_the_place_of_a_file_is_not_run(
     folder: Path, run: Callable[..., Run], trace: Path, kind: str

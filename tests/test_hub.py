@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -13,7 +15,18 @@ import pytest
 
 from tests import tiny
 from tests.conftest import Run, edit_json
-from tests.hub_server import IMPATIENT, TOKEN, Account, Command, Fault, HubServer, Refusal, Request
+from tests.hub_server import (
+    IMPATIENT,
+    TOKEN,
+    UNVERIFIED,
+    Account,
+    Answer,
+    Command,
+    Fault,
+    HubServer,
+    Refusal,
+    Request,
+)
 from tests.hub_server import refused as one_line
 
 ID = "org/tiny-bloom"
@@ -476,3 +489,207 @@ def test_a_revision_does_not_lead_out_of_the_cache(
     assert not [*tmp_path.rglob("outside")]
     [ref] = tmp_path.rglob("refs/feature/x")
     assert ref.read_text() == commit
+
+
+# Servers that are no Hub, or a bad one
+
+
+def other_json(path: str, value: Any) -> Callable[[Request, Answer], None]:
+    """Answers with ``value`` where ``path`` is asked for, or with the usual object changed by it."""
+
+    def change(request: Request, answer: Answer) -> None:
+        if request.path.startswith(path):
+            usual = json.loads(bytes(answer.body))  # type: ignore[arg-type]
+            answer.body = json.dumps(usual | value if isinstance(value, dict) else value).encode()
+
+    return change
+
+
+@pytest.mark.version
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["a list"],
+        {"siblings": None},
+        {"siblings": [{"size": 3}]},
+        {"siblings": [{"rfilename": 3}]},
+        {"siblings": [{"rfilename": "config.json", "size": "big"}]},
+        {"siblings": [{"rfilename": "config.json", "lfs": {"size": 1, "sha256": 3, "pointerSize": 1}}]},
+        {"safetensors": {"parameters": {"F32": "all"}, "total": 1}},
+        {"sha": None},
+        {"sha": "../../../x"},
+    ],
+    ids=str,
+)
+def test_a_listing_of_no_hub(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path, value: Any
+) -> None:
+    hub.commit(ID, pristine("bloom"))
+    hub.after = other_json("/api/models/", value)
+    refused(command(*CONVERT), work, "is not a Hub; check HF_ENDPOINT")
+    assert not [*tmp_path.rglob("x")]
+
+
+@pytest.mark.version
+@pytest.mark.parametrize("commit", ["main", "../../../x"])
+def test_a_download_of_no_commit(
+    pristine: Pristine, hub: HubServer, command: Command, work: Path, commit: str
+) -> None:
+    hub.commit(ID, pristine("bloom"))
+    hub.after = lambda _, answer: answer.headers.update({"X-Repo-Commit": commit})
+    refused(command(*CONVERT), work, "is not a Hub; check HF_ENDPOINT")
+
+
+@pytest.mark.version
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("/api/whoami-v2", "a text"),
+        ("/api/whoami-v2", {"name": None}),
+        ("/api/whoami-v2", {"orgs": [{}]}),
+        ("/api/models/org/new", {"id": None}),
+        ("/api/models/org/new", {"sha": "../../../x"}),
+    ],
+    ids=str,
+)
+def test_a_push_to_no_hub(
+    pristine: Pristine, hub: HubServer, command: Command, work: Path, path: str, value: Any
+) -> None:
+    hub.accounts[TOKEN] = Account("org")
+    hub.commit("org/new", pristine("bloom"))
+    hub.after = other_json(path, value)
+    words = (pristine("bloom"), "--scale", "2", "--out", "out", "--push-to-hub", "org/new")
+    refused(command(*words, HF_TOKEN=TOKEN), work, "is not a Hub; check HF_ENDPOINT")
+
+
+@pytest.mark.version
+@pytest.mark.parametrize(
+    ("words", "silent", "part"),
+    [
+        ((), "/api/models/", "cannot be reached"),
+        (("--push-to-hub", "org/new"), "/api/whoami-v2", "the connection to the Hub failed"),
+        (("--push-to-hub", "org/new"), "/api/repos/create", "the connection to the Hub failed"),
+        (("--push-to-hub", "org/new"), "/api/models/org/new/commit/", "the connection to the Hub failed"),
+    ],
+)
+def test_a_hub_that_never_answers(
+    pristine: Pristine, hub: HubServer, command: Command, words: tuple[str, ...], silent: str, part: str
+) -> None:
+    """With limits of a second; a mirror or a proxy that takes connections looks like this."""
+    hub.accounts[TOKEN] = Account("org")
+    hub.commit(ID, pristine("bloom"))
+    end = threading.Event()
+    hub.before = lambda request: request.path.startswith(silent) and end.wait(60)
+    start = ("-c", f"import converter.source.hub as hub; hub.WAIT = 1\n{UNVERIFIED[1]}")
+    run = command(
+        *CONVERT[:5],
+        *words,
+        start=start,
+        HF_TOKEN=TOKEN,
+        HF_HUB_ETAG_TIMEOUT="1",
+        HF_HUB_DOWNLOAD_TIMEOUT="1",
+    )
+    end.set()
+    assert (run.code, run.err.count("\n")) == (1, 1), run.err
+    assert part in run.err
+
+
+# Bytes that are not what the Hub has
+
+
+def damage(hub: HubServer, name: str, at: int) -> None:
+    """Changes a byte of a file in its downloads; the size stays."""
+
+    def change(request: Request, answer: Answer) -> None:
+        if isinstance(answer.body, Path) and answer.body.name == name and request.method == "GET":
+            data = bytearray(answer.body.read_bytes())
+            data[at] ^= 1
+            answer.body = bytes(data)
+
+    hub.after = change
+
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "options", "words"),
+    [
+        (WEIGHTS, -3, {}, ()),
+        (WEIGHTS, 9, {}, ()),  # in the header
+        (WEIGHTS, -3, {}, ("--hard-link",)),
+        ("pytorch_model.bin", -3, {"fmt": "bin"}, ()),  # rewritten, as with --dtype
+        ("model-00002-of-00004.safetensors", -3, {"sharded": True}, ()),
+        ("config.json", 0, {}, ()),
+        ("tokenizer_config.json", -3, {}, ()),
+    ],
+)
+def test_a_download_with_other_bytes(
+    pristine: Pristine,
+    hub: HubServer,
+    command: Command,
+    work: Path,
+    name: str,
+    at: int,
+    options: dict[str, Any],
+    words: tuple[str, ...],
+) -> None:
+    """The file is named until it is deleted: from the Hub, offline, and as a folder of its cache."""
+    hub.commit(ID, pristine("bloom", **options))
+    damage(hub, name, at)
+    run = command(*CONVERT, *words)
+    refused(run, work, name, "is not the file that the Hub has", "delete")
+    hub.after = None
+    bad = Path(run.err.partition("delete ")[2].partition(",")[0])
+    folder = next(bad.parent.parent.glob(f"snapshots/*/{name}")).parent
+    again = [command(*CONVERT, *words)]
+    if name.startswith("model"):  # the name of its blob is the SHA-256
+        again += [command(*CONVERT, *words, HF_HUB_OFFLINE="1"), command(folder, *CONVERT[1:], *words)]
+    for each in again:
+        refused(each, work, str(bad))
+    bad.unlink()
+    run = command(*CONVERT, *words)
+    assert run.code == 0, run.err
+
+
+@pytest.mark.parametrize("family", ["bloom", "llama"])
+def test_an_evaluation_of_other_bytes(
+    pristine: Pristine, hub: HubServer, command: Command, work: Path, family: str
+) -> None:
+    hub.commit(ID, pristine(family))
+    damage(hub, WEIGHTS, -3)
+    text = work.parent / "text.txt"
+    text.write_text("w5 w6 w7 w8 " * 99)
+    run = command("eval", ID, "--text", text, "--lengths", "16")
+    refused(run, work, WEIGHTS, "is not the file that the Hub has")
+
+
+def test_adopting_other_bytes(pristine: Pristine, tmp_path: Path, run: Command) -> None:
+    out = tmp_path / "models--a--b/snapshots/c"
+    out.parent.mkdir(parents=True)
+    assert run(pristine("bloom"), "--scale", "2", "--out", out, "--no-verify").code == 0
+    blob = tmp_path / "models--a--b/blobs" / ("ab" * 32)
+    blob.parent.mkdir()
+    (out / WEIGHTS).rename(blob)
+    (out / WEIGHTS).symlink_to(f"../../blobs/{blob.name}")
+    one_line(run("adopt", out), WEIGHTS, f"delete {blob}")
+
+
+def test_a_folder_of_the_cache_that_shares_files(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command
+) -> None:
+    """The cache of newer clients keeps a file of Xet once for all repositories, under another hash."""
+    hub.commit(ID, pristine("bloom"))
+    assert command(*CONVERT).code == 0
+    [weights] = (tmp_path / "hf/hub").glob(f"models--*/snapshots/*/{WEIGHTS}")
+    blob, shared = weights.resolve(), tmp_path / "hf/hub/blobs/ab" / ("ab" * 32)
+    shared.parent.mkdir(parents=True)
+    blob.rename(shared)
+    blob.symlink_to(os.path.relpath(shared, blob.parent))
+    words = (weights.parent, *CONVERT[1:4], "again", *CONVERT[5:])
+    run = command(*words)
+    assert run.code == 0, run.err
+    with shared.open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"x")
+    one_line(command(*words, "--overwrite"), WEIGHTS, f"delete {shared}")

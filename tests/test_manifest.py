@@ -164,7 +164,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
     "code missing": (lambda out: (out / "ntk_alibi.py").unlink(), "ntk_alibi.py"),
     "tokenizer code": (
         lambda out: edit_json(out / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": "eve/x--t.T"}}),
-        "tokenizer_config.json is not as",
+        "tokenizer_config.json has auto_map eve/x--t.T",
     ),
     "nested": (lambda out: (out / "1_Pooling/config.json").write_text("[]"), "1_Pooling/config.json is not"),
     "gone": (lambda out: (out / "tokenizer.json").unlink(), "lacks tokenizer.json"),

@@ -176,7 +176,7 @@ BROKEN: dict[str, Row] = {
                 ("leaves out a prompt", lambda f: with_modules(f, {**POOLING, "include_prompt": False})),
                 ("1_Pooling/config.json is missing", no_pooling_config),
                 (NO_LIST, written("modules.json", b"{}")),
-                ("lists a; what can be computed", written("modules.json", b'[{"type": "a"}]')),
+                ("lists a; what can be computed", written("modules.json", b'[{"type": "a", "path": ""}]')),
                 (NO_LIST, written("modules.json", json.dumps(OUTSIDE).encode())),
             )
         )

@@ -95,7 +95,9 @@ def test_files(make_source: MakeSource, tmp_path: Path) -> None:
     kept |= {"tokenizer.model"}
     left = {"modeling_old.py", ".gitattributes", "adapter_config.json", "training_args.bin", "model.onnx"}
     left |= {"tf_model.h5", "flax_model.msgpack", "pytorch_model.bin", "notes.pdf", "onnx/model.onnx"}
-    (source / "onnx").mkdir()
+    left |= {"custom_generate/generate.py", "custom_generate/requirements.txt"}
+    for folder in ("onnx", "custom_generate"):
+        (source / folder).mkdir()
     for name in kept | left:
         (source / name).write_text("{}")
     quick(source, tmp_path / "out")

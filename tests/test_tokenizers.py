@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 import sentencepiece
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from converter import ConversionResult, convert
+from converter import ConversionResult, SourceError, adopt, convert
 from converter.evaluation.runner import choose
 from converter.evaluation.subject import open_subject
 from converter.source.sentence_transformers import nested_files
@@ -433,8 +434,8 @@ def test_an_unknown_class_stays_with_its_source(
         assert "load it from source " in said
         assert "My__http_//x_Tokenizer" in said
     assert 'AutoTokenizer.from_pretrained("source", trust_remote_code=True)' in card
-    kept = (source / "tokenizer_config.json").read_bytes()
-    assert (tmp_path / "out/tokenizer_config.json").read_bytes() == kept
+    # Without its class, transformers would read its files in another way.
+    assert not list((tmp_path / "out").glob("tokenizer*"))
 
 
 @pytest.mark.parametrize("code", ["org/other--mine.FastOne", None])
@@ -443,9 +444,10 @@ def test_what_a_note_names(code: str | None, make_tokenizer: MakeTokenizer, tmp_
     source = make_tokenizer("replit", {"auto_map": {"AutoTokenizer": [None, code]}} if code else None)
     (source / "spiece.model").unlink()
     result = quick(source, tmp_path / "out")
-    [note] = [note for note in result.notes if "model_max_length" not in note]
+    [note] = result.notes
     assert all(part in note for part in (("FastOne", "org/other") if code else ("no spiece.model",)))
     assert TEMPLATE not in result.files
+    assert "AutoTokenizer" not in (tmp_path / "out/README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("family", ["mosaic_bert", "bloom"])
@@ -481,6 +483,25 @@ def test_a_rotary_result_holds_no_code(
     result = quick(source, tmp_path / "out")
     assert "remote code of the source" in result.notes[0]
     assert not list((tmp_path / "out").glob("*.py"))
+
+
+def test_a_fine_tuned_model_names_our_class_in_its_folder(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    """transformers puts the repository before it that the tokenizer was loaded from."""
+    folder = quick(make_tokenizer("replit"), tmp_path / "out").path
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.wte.weight"] += 0.01
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    path = folder / "tokenizer_config.json"
+    settings = path.read_text(encoding="utf-8")
+    ours = "tokenization_ntk_sentencepiece.NtkReplitTokenizer"
+    path.write_text(settings.replace(ours, f"ada/x--{ours}"), encoding="utf-8")
+    assert path.name in adopt(folder).written
+    assert read(path) == json.loads(settings)
+    path.write_text(settings.replace(ours, f"eve/code--my_{ours}"), encoding="utf-8")
+    with pytest.raises(SourceError, match=r"tokenizer_config\.json has auto_map eve/code--my_tokenization"):
+        adopt(folder)
 
 
 # Files in folders

@@ -28,9 +28,9 @@ MOST_NAMES = 20
 """Most file names that one line lists."""
 WAYS = {
     "copied": "copied",
-    "shared": "sharing disk space with the source until one of the two changes (reflink), and not read, "
+    "shared": "sharing disk space with the source until one of the two changes (reflink), "
     "so whether a weight is NaN or infinite was not checked",
-    "hard-linked": "hard-linked to the source (editing one file edits both), and not read, so whether a "
+    "hard-linked": "hard-linked to the source (editing one file edits both), so whether a "
     "weight is NaN or infinite was not checked",
     "linked": "linked to the source",
     "not shared": "copied, because the file system cannot share disk space (--hard-link may link them)",

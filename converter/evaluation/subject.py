@@ -241,6 +241,8 @@ def open_subject(
             f"{source.name} has no tokenizer that loads without remote code, and evaluation needs one"
         )
     source.fetch([CONFIG, *small_files(source.files, but=NOT_COPIED), *source.weights()])
+    if recipe.converted or not isinstance(recipe, AlibiRecipe):
+        source.check(source.weights())  # else the conversion does
     with tempfile.TemporaryDirectory(prefix="ntk-convert-") as name, contextlib.ExitStack() as stack:
         work = Path(name)
         folder, patched = source.folder, None

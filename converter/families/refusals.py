@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from converter.config import Config, count, read_provenance
 from converter.errors import AlreadyConverted, SourceError, UnsupportedModel
 from converter.families import Family, converted, recognise
 
-KERNELS = tuple(f"{start}{what}_implementation" for what in ("attn", "experts") for start in ("", "_"))
-"""Keys that make transformers load code from the Hub if their value is a name such as ``user/name``."""
 QUANTISED = ("quantization_config", "compression_config", "quantization_bit", "bigdl_transformers_low_bit")
 """Keys of quantised checkpoints: of transformers, of compressed-tensors, and of tools that have their own."""
+ADAPTER = "adapter_config.json"
 MOST_LABELS = 1 << 17
 """The largest number of labels of a classifier; transformers makes a name for each of them."""
 
@@ -58,14 +59,10 @@ def check_plain(config: Config) -> None:
         raise SourceError(f"config.json: num_labels is {labels}, more than any model has ({MOST_LABELS})")
 
 
-def check_kernels(config: Config) -> None:
-    """Raises ``UnsupportedModel`` if a converted config replaces the attention by code from the Hub.
-
-    In a source's config these keys do not matter: a conversion drops them.
-    """
-    for key in KERNELS:
-        if "/" in str(config.get(key)):
-            raise UnsupportedModel(
-                f"config.json names code of another repository ({key} is {config[key]!r}), which loading "
-                "would download and run; remove the key"
-            )
+def check_merged(place: object, names: Container[str]) -> None:
+    """Raises ``SourceError`` for a converted repository with an adapter, which some programs would apply."""
+    if ADAPTER in names:
+        raise SourceError(
+            f"{place} holds an adapter ({ADAPTER}); merge it into its model and save that: "
+            "model.merge_and_unload().save_pretrained(DIR)"
+        )

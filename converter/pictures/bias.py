@@ -41,18 +41,18 @@ class Panel:
 
 
 def query_slopes(
-    model: Positions, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
+    drawn: Positions, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """The slope of each query of a row, times the model's factor on the bias; float64 [N], as positions."""
     if not (isinstance(scaling, Dynamic) and scaling.dynamic == "position"):
-        slope = model.slopes_at(scaling, tokens)[head]
-        return np.full(len(positions), model.bias_scale * slope)
-    slopes = [model.slopes_at(scaling, int(position) + 1)[head] for position in positions]
-    return model.bias_scale * np.array(slopes)
+        slope = drawn.slopes_at(scaling, tokens)[head]
+        return np.full(len(positions), drawn.bias_scale * slope)
+    slopes = [drawn.slopes_at(scaling, int(position) + 1)[head] for position in positions]
+    return drawn.bias_scale * np.array(slopes)
 
 
 def bias_matrix(
-    model: Positions, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
+    drawn: Positions, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """The bias of one head in a row of ``tokens`` tokens, in nats: -slope * bias_scale * |query - key|.
 
@@ -60,30 +60,30 @@ def bias_matrix(
     keys], with NaN beyond the row, and where a decoder's query does not see the key.
     """
     queries, keys = positions[:, None], positions[None, :]
-    slopes = query_slopes(model, scaling, head, tokens, positions)
+    slopes = query_slopes(drawn, scaling, head, tokens, positions)
     seen = (queries < tokens) & (keys < tokens)
-    if model.decoder:
+    if drawn.decoder:
         seen &= keys <= queries
     return np.where(seen, -slopes[:, None] * np.abs(queries - keys), np.nan)
 
 
 @styled
 def draw_bias(
-    model: Positions, scaling: Scaling, heads: Sequence[int] | None = None, nats: float = NATS
+    drawn: Positions, scaling: Scaling, heads: Sequence[int] | None = None, nats: float = NATS
 ) -> Figure:
     """Draws the bias of some heads, one row of panels per head: stock beside scaled, in the same colours.
 
     A length-dynamic scaling gets a panel for each of several row lengths. By default the heads are the
     steepest, the middle and the flattest. A line marks where the bias reaches -``nats``: how far a head sees.
     """
-    chosen = _heads(model, heads)
-    panels = _panels(model, scaling)
-    return draw_panels(model, panels, chosen, nats, f"{plain(model.name)}: bias under {shown(scaling)}")
+    chosen = _heads(drawn, heads)
+    panels = _panels(drawn, scaling)
+    return draw_panels(drawn, panels, chosen, nats, f"{plain(drawn.name)}: bias under {shown(scaling)}")
 
 
 @styled
 def draw_panels(
-    model: Positions, panels: Sequence[Panel], heads: Sequence[int], nats: float, title: str
+    drawn: Positions, panels: Sequence[Panel], heads: Sequence[int], nats: float, title: str
 ) -> Figure:
     """Draws a row of panels per head; every panel spans the tokens of the longest one."""
     shape = (1.2 + SIDE * len(panels) + 0.9, 0.75 + SIDE * len(heads))
@@ -92,7 +92,7 @@ def draw_panels(
     longest = max(panel.tokens for panel in panels)
     for line, head in zip(grid, heads, strict=True):
         for axes, panel in zip(line, panels, strict=True):
-            image = _draw(axes, model, panel, head, longest, nats)
+            image = _draw(axes, drawn, panel, head, longest, nats)
         line[0].set_ylabel(f"head {head}\nquery")
     for axes, panel in zip(grid[0], panels, strict=True):
         axes.set_title(panel.title, fontsize=9)
@@ -104,16 +104,16 @@ def draw_panels(
     return figure
 
 
-def _draw(axes: Axes, model: Positions, panel: Panel, head: int, extent: int, nats: float) -> AxesImage:
+def _draw(axes: Axes, drawn: Positions, panel: Panel, head: int, extent: int, nats: float) -> AxesImage:
     count = min(POINTS, extent)
     positions = np.arange(count) * extent // count
-    matrix = bias_matrix(model, panel.scaling, head, panel.tokens, positions)
+    matrix = bias_matrix(drawn, panel.scaling, head, panel.tokens, positions)
     image = axes.imshow(
         matrix, cmap=COLOURS, vmin=DARKEST, vmax=0.0, extent=(0, extent, extent, 0), interpolation="nearest"
     )
     queries = positions[positions < panel.tokens]
-    reach = spans(query_slopes(model, panel.scaling, head, panel.tokens, queries), 1.0, nats)
-    for side in (-1,) if model.decoder else (-1, 1):
+    reach = spans(query_slopes(drawn, panel.scaling, head, panel.tokens, queries), 1.0, nats)
+    for side in (-1,) if drawn.decoder else (-1, 1):
         edge = queries + side * np.array(reach)
         edge[(edge < 0) | (edge > panel.tokens)] = np.nan
         axes.plot(edge, queries, color="white", linewidth=1.0)
@@ -126,11 +126,11 @@ def _draw(axes: Axes, model: Positions, panel: Panel, head: int, extent: int, na
     return image
 
 
-def _panels(model: Positions, scaling: Scaling) -> list[Panel]:
+def _panels(drawn: Positions, scaling: Scaling) -> list[Panel]:
     """The panels for stock and for ``scaling``."""
     if not isinstance(scaling, Dynamic):
         # If the trained length is not known, use the span of the flattest head.
-        trained = model.train_length or max(spans(model.stock, model.bias_scale, NATS))
+        trained = drawn.train_length or max(spans(drawn.stock, drawn.bias_scale, NATS))
         tokens = math.ceil(min(scaling.factor_at(0) * trained, LONGEST))
         return [Panel("stock", UNSCALED, tokens), Panel("scaled", scaling, tokens)]
     lengths = dynamic_lengths(scaling)
@@ -140,10 +140,10 @@ def _panels(model: Positions, scaling: Scaling) -> list[Panel]:
     return [stock, *(Panel(f"a row of {length} tokens", scaling, length) for length in lengths)]
 
 
-def _heads(model: Positions, heads: Sequence[int] | None) -> list[int]:
-    count = len(model.stock)
+def _heads(drawn: Positions, heads: Sequence[int] | None) -> list[int]:
+    count = len(drawn.stock)
     if heads is None:
-        steepness = sorted(range(count), key=lambda head: -model.stock[head])
+        steepness = sorted(range(count), key=lambda head: -drawn.stock[head])
         return list(dict.fromkeys(steepness[place] for place in (0, count // 2, count - 1)))
     if len(set(heads)) > MOST_HEADS:
         raise UsageError(f"`heads` names {len(set(heads))} heads; give at most {MOST_HEADS}")

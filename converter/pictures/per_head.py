@@ -33,32 +33,32 @@ def spans(slopes: Iterable[float], bias_scale: float, nats: float) -> list[float
 
 
 @styled
-def draw_slopes(model: Positions) -> Figure:
+def draw_slopes(drawn: Positions) -> Figure:
     """Draws the slope of every head on a logarithmic axis, in the order of the heads.
 
     If the number of heads is not a power of two, the slopes start again at the first extra head.
     """
-    return _figure(model, slopes_panel, "Slope of each head")
+    return _figure(drawn, slopes_panel, "Slope of each head")
 
 
 @styled
-def draw_span(model: Positions, nats: float = NATS) -> Figure:
+def draw_span(drawn: Positions, nats: float = NATS) -> Figure:
     """Draws the attention span of every head: the distance in tokens at which its bias reaches -``nats``."""
     title = f"Attention span: distance at which the bias is -{nats:g} nats"
-    return _figure(model, lambda axes, model: span_panel(axes, model, nats), title)
+    return _figure(drawn, lambda axes, drawn: span_panel(axes, drawn, nats), title)
 
 
 @styled
-def draw_wavelengths(model: Positions) -> Figure:
+def draw_wavelengths(drawn: Positions) -> Figure:
     """Draws the tokens that each pair of rotary channels takes to turn once: 2 pi / frequency."""
-    return _figure(model, wavelengths_panel, "Wavelength of each pair of rotary channels")
+    return _figure(drawn, wavelengths_panel, "Wavelength of each pair of rotary channels")
 
 
 @styled
-def card_figure(model: Positions) -> Figure:
+def card_figure(drawn: Positions) -> Figure:
     """Slopes and attention span side by side; for a rotary model, its wavelengths."""
     width, height = CARD
-    legend = style.legend_height([variant.label for variant in model.variants], width) + 0.1
+    legend = style.legend_height([variant.label for variant in drawn.variants], width) + 0.1
     height += legend
     figure = Figure((width, height))
     figure.subplots_adjust(
@@ -68,58 +68,58 @@ def card_figure(model: Positions) -> Figure:
         top=1 - ABOVE / height,
         wspace=0.25,
     )
-    if model.rotary:
+    if drawn.rotary:
         axes = figure.add_subplot()
-        wavelengths_panel(axes, model)
+        wavelengths_panel(axes, drawn)
         axes.set_title("Wavelength of each pair of channels")
     else:
         axes, right = figure.subplots(1, 2)
-        slopes_panel(axes, model)
+        slopes_panel(axes, drawn)
         axes.set_title("Slope of each head")
-        span_panel(right, model, NATS)
+        span_panel(right, drawn, NATS)
         right.set_title(f"Attention span: bias of -{NATS:g} nats")
     style.legend(figure, axes, loc="lower center")
     return figure
 
 
-def card_picture(model: Positions) -> bytes:
+def card_picture(drawn: Positions) -> bytes:
     """``card_figure`` as a PNG file; the same model gives the same bytes."""
-    return style.render(card_figure(model), dpi=CARD_DPI)
+    return style.render(card_figure(drawn), dpi=CARD_DPI)
 
 
-def _figure(model: Positions, panel: Callable[[Axes, Positions], None], title: str) -> Figure:
-    below = style.legend_height([variant.label for variant in model.variants], WIDTH)
+def _figure(drawn: Positions, panel: Callable[[Axes, Positions], None], title: str) -> Figure:
+    below = style.legend_height([variant.label for variant in drawn.variants], WIDTH)
     figure = Figure((WIDTH, HEIGHT + below), layout="constrained")
     axes = figure.add_subplot()
-    panel(axes, model)
-    figure.suptitle(plain(model.name), **style.HEADING)
+    panel(axes, drawn)
+    figure.suptitle(plain(drawn.name), **style.HEADING)
     axes.set_title(title)
     style.legend(figure, axes)
     return figure
 
 
-def slopes_panel(axes: Axes, model: Positions) -> None:
+def slopes_panel(axes: Axes, drawn: Positions) -> None:
     """``draw_slopes`` into existing axes."""
-    scale = "" if model.bias_scale == 1 else f" (bias per token: {model.bias_scale:.3g} times this)"
-    series = [variant.values for variant in model.variants]
-    _draw(axes, model, series, "head", f"slope{scale or ', nats per token'}", mark=False)
+    scale = "" if drawn.bias_scale == 1 else f" (bias per token: {drawn.bias_scale:.3g} times this)"
+    series = [variant.values for variant in drawn.variants]
+    _draw(axes, drawn, series, "head", f"slope{scale or ', nats per token'}", mark=False)
 
 
-def span_panel(axes: Axes, model: Positions, nats: float) -> None:
+def span_panel(axes: Axes, drawn: Positions, nats: float) -> None:
     """``draw_span`` into existing axes."""
-    series = [spans(variant.values, model.bias_scale, nats) for variant in model.variants]
-    _draw(axes, model, series, "head", "span, tokens")
+    series = [spans(variant.values, drawn.bias_scale, nats) for variant in drawn.variants]
+    _draw(axes, drawn, series, "head", "span, tokens")
 
 
-def wavelengths_panel(axes: Axes, model: Positions) -> None:
+def wavelengths_panel(axes: Axes, drawn: Positions) -> None:
     """``draw_wavelengths`` into existing axes."""
-    series = [[2 * math.pi / frequency for frequency in variant.values] for variant in model.variants]
-    _draw(axes, model, series, "pair of channels", "wavelength, tokens")
+    series = [[2 * math.pi / frequency for frequency in variant.values] for variant in drawn.variants]
+    _draw(axes, drawn, series, "pair of channels", "wavelength, tokens")
 
 
 def _draw(
     axes: Axes,
-    model: Positions,
+    drawn: Positions,
     series: Sequence[Sequence[float]],
     across: str,
     up: str,
@@ -128,24 +128,24 @@ def _draw(
 ) -> None:
     """Draws one series per variant, with markers only, since there is nothing between two heads."""
     # Stock markers are filled and the others hollow: both are visible where a scaling changes nothing.
-    heads = len(model.stock)
+    heads = len(drawn.stock)
     size = 7.0 if heads <= 20 else 5.0 if heads <= 48 else 3.5
-    for index, (variant, values) in enumerate(zip(model.variants, series, strict=True)):
+    for index, (variant, values) in enumerate(zip(drawn.variants, series, strict=True)):
         look = style.look(index) | {"linestyle": "none"}
         fill = {"markersize": size * 0.6} if index == 0 else {"markersize": size, "markerfacecolor": "none"}
         axes.plot(range(heads), values, label=variant.label, **look, **fill)
     step = next(step for step in (1, 2, 4, 8, 16, 64, 256, 512) if heads <= 12 * step)
     axes.xaxis.set_major_locator(FixedLocator(range(0, heads, step)))
     axes.set_xlim(-0.6, heads - 0.4)
-    lengths = _mark_lengths(axes, model) if mark else []
+    lengths = _mark_lengths(axes, drawn) if mark else []
     log2_axis(axes, "y", [*(value for values in series for value in values), *lengths], power_text)
     axes.set_xlabel(across)
     axes.set_ylabel(up)
 
 
-def _mark_lengths(axes: Axes, model: Positions) -> list[float]:
+def _mark_lengths(axes: Axes, drawn: Positions) -> list[float]:
     """Draws lines at the trained and the target length; returns those of the two that are known."""
-    marks = (("trained", model.train_length, "-", "top"), ("target", model.target_length, "--", "bottom"))
+    marks = (("trained", drawn.train_length, "-", "top"), ("target", drawn.target_length, "--", "bottom"))
     for name, length, dash, side in marks:
         if length is None:
             continue

@@ -16,9 +16,11 @@ from urllib.parse import quote
 from converter.errors import ConverterError, PushError, UsageError
 from converter.source.hub import (
     DEFAULT_REVISION,
+    NOT_A_HUB,
     access_token,
+    commit_id,
     is_repo_id,
-    progress_bars,
+    set_up_client,
     shown,
     template_for,
 )
@@ -34,7 +36,6 @@ LOST = (
     "and run the same command again: a push is one commit, all or nothing, and what the Hub has is not sent "
     "again"
 )
-NO_HUB = "the server at HF_ENDPOINT is not a Hub; check the address, and whether your network needs a login"
 XET = (
     "the Hub's Xet storage does not take the large files of {id}; use a token with write access, or set "
     "HF_HUB_DISABLE_XET=1, and run the same command again"
@@ -53,7 +54,7 @@ STATUS = {
     429: "the Hub got too many requests; wait, and run the same command again later",
 }
 ERRORS = {
-    "JSONDecodeError": NO_HUB,
+    **NOT_A_HUB,
     **dict.fromkeys(("XetError", "XetAuthenticationError"), XET),
     **dict.fromkeys(("TransportError", "ConnectionError", "TimeoutError"), LOST),
 }
@@ -89,13 +90,14 @@ class Hub:
             raise PushError(
                 f"writing to {repo_id} takes a token with write access: `hf auth login`, HF_TOKEN or `token`"
             )
-        progress_bars(show=progress)
+        set_up_client(progress=progress)
         self.repo_id, self._token, self._api = repo_id, secret, HfApi(token=secret)
         with self._explained():
             told = self._api.whoami()
-        self._owner: str = told["name"]
-        self._namespaces = [told["name"], *(entry["name"] for entry in told.get("orgs") or [])]
-        self._role = ((told.get("auth") or {}).get("accessToken") or {}).get("role")
+            self._owner: str = told["name"]
+            spaces = [told, *(told.get("orgs") or [])]
+            self._namespaces = [space["name"].lower() for space in spaces]
+            self._role = ((told.get("auth") or {}).get("accessToken") or {}).get("role")
         if self._role == "read":
             raise PushError(
                 f"this token of {self._owner} can only read; create one with write access in the Hub's "
@@ -105,7 +107,7 @@ class Hub:
     def check_namespace(self) -> None:
         """Refuses a namespace that is not the owner's. Of fine-grained tokens the Hub does not tell."""
         namespace, _, name = self.repo_id.partition("/")
-        if self._role != "fineGrained" and namespace.lower() not in map(str.lower, self._namespaces):
+        if self._role != "fineGrained" and namespace.lower() not in self._namespaces:
             raise PushError(
                 f"{namespace!r} is neither {self._owner}, whose token this is, nor one of its organisations; "
                 f"write to {self._owner}/{name}, or ask to become a member"
@@ -125,13 +127,13 @@ class Hub:
                 raise PushError(
                     f"{self.repo_id} was renamed to {info.id[:100]}; use that name to write to it"
                 )
-            head = str(info.sha)
+            head = commit_id(info.sha)
             heads = {DEFAULT_REVISION: head}
             if branch not in (None, DEFAULT_REVISION):
                 refs = self._api.list_repo_refs(self.repo_id)
                 if branch in [tag.name for tag in refs.tags]:
                     raise UsageError(f"`branch` {branch} is a tag of {self.repo_id}; name a branch")
-                heads = {found.name: found.target_commit for found in refs.branches}
+                heads = {found.name: commit_id(found.target_commit) for found in refs.branches}
             branch = branch or DEFAULT_REVISION
             head = heads.get(branch, head)
             return Target(bool(info.private), branch, head, branch not in heads, self.files(head))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from converter.config import PROVENANCE, SOURCE_CONFIG, Config, Geometry, Provenance, read_provenance
-from converter.families.refusals import check_convertible, check_kernels, check_plain
+from converter.families.refusals import check_convertible, check_plain
 from converter.recipes.words import Words, auto_class, task
 from converter.rotary import settings
 from converter.rotary.settings import Change, Rotary
@@ -67,7 +67,6 @@ class RotaryRecipe:
             return cls.of_source(config)
         # This config is the one that would be loaded, so it is checked, whatever its record says.
         check_plain(config)
-        check_kernels(config)
         settings.check_code(config)
         source = {**settings.respelled(config), **record[SOURCE_CONFIG]}
         scaling = read_scaling(record.get("scaling"))

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from converter import recipes
-from converter.config import Config, Geometry, read_provenance
+from converter.config import Geometry, read_provenance
 from converter.errors import SourceError, UnsupportedModel
 from converter.families import Family
-from converter.families.refusals import check_kernels
+from converter.families.refusals import check_merged
 from converter.families.templates import templates_folder
 from converter.recipes import AlibiRecipe, Recipe
+from converter.result.repository import small_files
 from converter.scaling.scaling import Dynamic, Scaling
 from converter.source.checkpoint import Checkpoint, read_checkpoint
 from converter.source.jsonfile import read_object
+from converter.source.open import open_folder
+from converter.source.remote_code import check_references
+from converter.source.sentence_transformers import nested_files
 from converter.source.source import CONFIG
 from converter.source.tokenizer import TEMPLATE
 from converter.weights.finite import Scan
@@ -121,7 +125,7 @@ def open_converted(folder: Path) -> ConvertedRepository:
         UnsupportedModel: no conversion writes such a model.
     """
     config, recipe = read_converted(folder)
-    check_code(folder, config, recipe.templates)
+    check_code(folder, recipe.templates)
     checkpoint = read_checkpoint(folder)
     if checkpoint.format != "safetensors":
         raise SourceError(f"the weights of {folder} are not safetensors files; convert the checkpoint again")
@@ -132,6 +136,7 @@ def read_converted(folder: Path) -> tuple[dict[str, Any], Recipe]:
     """The parsed config.json of a converted repository, and its recipe; raises as ``open_converted``."""
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder; name a repository that ntk-convert wrote")
+    check_merged(folder, [path.name for path in folder.iterdir()])
     if not (folder / CONFIG).is_file():
         raise SourceError(f"{folder} has no {CONFIG}; name a repository that ntk-convert wrote")
     for path in folder.rglob("*"):
@@ -158,16 +163,14 @@ def code_names(folder: Path, templates: Sequence[str]) -> list[str]:
     return [*templates, *([TEMPLATE] if templates and (folder / TEMPLATE).is_file() else [])]
 
 
-def check_code(folder: Path, config: Config, templates: Sequence[str]) -> None:
-    """Refuses a repository with other code than this version writes; runs none of it.
+def check_code(folder: Path, templates: Sequence[str]) -> None:
+    """Refuses a repository that has or names other code than this version writes; runs none of it.
 
     Verification runs this tool's own templates, which says something about the repository only if its copies
     are the same.
     """
-    check_kernels(config)
     names = code_names(folder, templates)
-    if not all(f"{reference.partition('.')[0]}.py" in names for reference in references(config)):
-        raise SourceError(f"{CONFIG}: auto_map names code outside this repository; convert again")
+    check_references(folder, names, copied_files(folder))
     for name in names:
         if not (folder / name).is_file():
             raise SourceError(f"{folder} lacks {name}; convert the source again")
@@ -178,10 +181,10 @@ def check_code(folder: Path, config: Config, templates: Sequence[str]) -> None:
             )
 
 
-def references(config: Config) -> list[str]:
-    """What the config's ``auto_map`` names: ``module.Class``, or ``user/name--module.Class`` elsewhere."""
-    mapped = config.get("auto_map") or {}
-    return [str(named) for named in (mapped.values() if isinstance(mapped, Mapping) else [mapped])]
+def copied_files(folder: Path) -> list[str]:
+    """The files of a converted repository but for its weights and its code."""
+    source = open_folder(folder)
+    return [CONFIG, *small_files(source.files), *nested_files(source).files]
 
 
 def differs(folder: Path, name: str) -> bool:

@@ -12,8 +12,10 @@ from typing import Any
 
 from converter.config import Config, is_count
 from converter.errors import SourceError
+from converter.families.refusals import ADAPTER
 from converter.families.templates import templates_folder
-from converter.source.jsonfile import read_object
+from converter.source.jsonfile import read_bytes, read_object
+from converter.source.remote_code import json_files, parsed, without_references
 from converter.source.source import CARD, CONFIG, Source
 from converter.source.tokenizer import TOKENIZER_CONFIG, Tokenizer
 from converter.weights.files import copy_file
@@ -27,7 +29,7 @@ LEFT_ENDS = (".index.json", ".safetensors", ".bin", ".py")
 LEFT_NAMES = (
     CONFIG,
     CARD,
-    "adapter_config.json",
+    ADAPTER,
     "trainer_state.json",
     "all_results.json",
     "eval_results.json",
@@ -69,6 +71,7 @@ def write_repository(
 ) -> None:
     """Writes them; ``copied`` must have been fetched, ``rewritten`` is the content of other JSON files."""
     for name, value in {CONFIG: config, **rewritten}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     for name in templates:
         copy_file(templates_folder() / name, folder / name)
@@ -87,7 +90,7 @@ def raise_limits(
     files: dict[str, Any] = {}
     raised = []
     for name in (TOKENIZER_CONFIG,) if decoder else LIMITS:
-        content = {} if reach is None else _content(source, tokenizer, name)
+        content = {} if reach is None or tokenizer.leaves_out(name) else _content(source, tokenizer, name)
         key = LIMITS[name]
         before = content.get(key)
         if reach is not None and is_count(before) and before < reach:
@@ -97,6 +100,28 @@ def raise_limits(
         f"the input limit was raised to the {reach} tokens that the scaling reaches: {' and '.join(raised)}"
     )
     return files, what if raised else None
+
+
+def own_code_only(
+    source: Source, copied: Iterable[str], contents: Mapping[str, Any], code: Collection[str]
+) -> tuple[dict[str, Any], str | None]:
+    """Removes references to other code than ``code`` from the result's JSON files; see ``remote_code``.
+
+    ``contents`` are those that are not copied. Returns the new content of each file that had some, by name,
+    and a note, or None.
+    """
+    names = json_files(copied)
+    source.fetch(names)
+    read = {name: parsed(read_bytes(source.folder / name), name) for name in names}
+    files: dict[str, Any] = {}
+    removed = []
+    for name, content in {**contents, **read}.items():
+        cleaned, found = without_references(content, code)
+        if found:
+            files[name] = cleaned
+            removed.append(f"{name} ({', '.join(f'{key}: {text}' for key, text in found.items())})")
+    what = "references to code that is not copied were removed, so what needs it does not load"
+    return files, f"{what}: {', '.join(removed)}" if removed else None
 
 
 def _content(source: Source, tokenizer: Tokenizer, name: str) -> dict[str, Any]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 import traceback
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from converter.errors import SourceError, UsageError
 from converter.source.source import CONFIG, Source
 
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
-
 DEFAULT_REVISION = "main"
+HEXADECIMAL = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+"""A commit, or the digest of a file."""
+WAIT = 60
+"""Seconds without a byte after which a request fails, where the client sets no limit."""
 UNREACHABLE = (
     "{id} is not a local folder, and the Hub cannot be reached for files that the cache lacks; check the "
     "connection (and HF_HUB_OFFLINE, HF_ENDPOINT), or give a local folder"
@@ -26,6 +27,9 @@ BROKEN_OFF = (
     "the download of {file} from {id} broke off; run the same command again: complete files stay in the cache"
 )
 LATER = "the Hub cannot serve {id} at the moment (HTTP {status}); run the same command again later"
+NO_HUB = "the server that answers is not a Hub; check HF_ENDPOINT, and whether your network needs a log-in"
+NOT_A_HUB = dict.fromkeys(("JSONDecodeError", "KeyError", "TypeError", "AttributeError"), NO_HUB)
+"""The client's errors, as in ``MESSAGES``, for an answer of another form than a Hub's."""
 CACHE = "{file} cannot be written to the Hub cache: {reason}; fix this, or choose another `cache_dir`"
 MESSAGES = {
     "GatedRepoError": (
@@ -43,9 +47,8 @@ MESSAGES = {
     "HFValidationError": "{id} is neither a local folder nor a valid Hub id such as bigscience/bloom-1b7",
     "HfHubHTTPError": "the Hub refused access to {id} (HTTP {status}); check your token and HF_ENDPOINT",
     "FileMetadataError": UNREACHABLE,
-    "JSONDecodeError": (
-        "the answering server is not a Hub; check HF_ENDPOINT, and whether your network requires a log-in"
-    ),
+    **NOT_A_HUB,
+    "ValueError": NO_HUB,
     "ChunkedEncodingError": BROKEN_OFF,
     "ReadError": BROKEN_OFF,
     "RemoteProtocolError": BROKEN_OFF,
@@ -82,16 +85,17 @@ def open_repository(
     is no such repository or revision, it is gated, or neither the Hub nor its cache can be reached, and
     ``UsageError`` for a token that cannot be one or an empty revision.
     """
-    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub import HfApi, constants, hf_hub_download
 
     access_token(token)
     if revision == "":
         raise UsageError("`revision` is empty; give a branch, tag or commit, or leave it out")
-    progress_bars(show=progress)
+    set_up_client(progress=progress)
 
-    def list_files(at: str | None) -> ModelInfo | None:
+    def list_files(at: str | None) -> dict[str, Any] | None:
         try:
-            return HfApi(token=token).model_info(repo_id, revision=at, files_metadata=True)
+            api, wait = HfApi(token=token), constants.HF_HUB_ETAG_TIMEOUT
+            return _listed(api.model_info(repo_id, revision=at, timeout=wait, files_metadata=True))
         except Exception as error:
             if template_for(error, MESSAGES) is UNREACHABLE:
                 return None
@@ -104,35 +108,52 @@ def open_repository(
                 path = hf_hub_download(
                     repo_id, name, revision=at, token=token, cache_dir=cache_dir, local_files_only=offline
                 )
+            if not offline:
+                commit_id(Path(path).parents[name.count("/")].name)
         except Exception as error:
             raise explained(error, repo_id, revision, name) from shown(error, token)
         return Path(path)
 
     # First, because this fails at once, where a download would retry for half a minute.
-    info = list_files(revision)
+    listing = list_files(revision)
     # By commit from here on. For a branch that moves meanwhile, the client would get the size of a file
     # from one commit and its content from another.
-    folder = download(CONFIG, info.sha if info else revision, offline=info is None).parent
+    folder = download(CONFIG, listing["commit"] if listing else revision, offline=listing is None).parent
     commit = folder.name  # the client names the folder of a snapshot after its commit
-    parameters = nested = None
-    if info is None:
-        # Offline with a cached snapshot: only the files in the cache are available.
-        files: dict[str, int | None] = {
-            path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()
-        }
-    else:
-        _note(folder, revision or DEFAULT_REVISION)
-        siblings = [file for file in info.siblings or () if file.rfilename.isprintable()]
-        listed: dict[str, int | None] = {file.rfilename: file.size for file in siblings}
-        files = {name: size for name, size in listed.items() if "/" not in name}
-        nested = {name: size for name, size in listed.items() if "/" in name}
-        parameters = info.safetensors.parameters if info.safetensors else None
 
     def fetch(name: str) -> None:
-        download(name, commit, offline=info is None)
+        download(name, commit, offline=listing is None)
 
-    offline = info is None
-    return Source(repo_id, folder, files, repo_id, commit, parameters, fetch, offline=offline, nested=nested)
+    if listing is not None:
+        _note(folder, revision or DEFAULT_REVISION)
+        return Source(repo_id, folder, repo_id=repo_id, download=fetch, **{**listing, "commit": commit})
+    # Offline with a cached snapshot: only the files in the cache are available.
+    files: dict[str, int | None] = {
+        path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()
+    }
+    return Source(repo_id, folder, files, repo_id, commit, download=fetch, offline=True)
+
+
+def _listed(info: Any) -> dict[str, Any]:
+    """What a ``Source`` keeps of the client's listing; raises one of ``NOT_A_HUB`` if it has another form."""
+    files = [file for file in info.siblings if file.rfilename.isprintable()]
+    sizes = {file.rfilename: None if file.size is None else int(file.size) for file in files}
+    digests = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
+    counts = info.safetensors and info.safetensors.parameters
+    return {
+        "commit": commit_id(info.sha),
+        "files": {name: size for name, size in sizes.items() if "/" not in name},
+        "nested": {name: size for name, size in sizes.items() if "/" in name},
+        "digests": {name: digest for name, digest in digests.items() if HEXADECIMAL.fullmatch(digest or "")},
+        "parameters": counts and {kind: int(count) for kind, count in counts.items()},
+    }
+
+
+def commit_id(found: object) -> str:
+    """A commit that a server named, which becomes part of a path; see ``NOT_A_HUB``."""
+    if not isinstance(found, str) or not HEXADECIMAL.fullmatch(found):
+        raise TypeError(f"{found!r} is not a commit")
+    return found
 
 
 def access_token(token: str | None) -> str | None:
@@ -156,12 +177,47 @@ def shown(error: BaseException, token: str | None) -> BaseException | None:
     return None if secret and secret in "".join(traceback.format_exception(error)) else error
 
 
-def progress_bars(*, show: bool) -> None:
-    """Turns the client's progress bars off without ``show``; HF_HUB_DISABLE_PROGRESS_BARS still applies."""
+def set_up_client(*, progress: bool) -> None:
+    """Turns the client's progress bars off without ``progress``, and lets no request wait for ever.
+
+    HF_HUB_DISABLE_PROGRESS_BARS and a client that the user has configured still apply.
+    """
+    import huggingface_hub
+    from huggingface_hub.utils import _http
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    if not show:
+    if not progress:
         disable_progress_bars()
+    # From 1.0 on, and before.
+    for name, configure in (
+        ("_GLOBAL_CLIENT_FACTORY", "set_client_factory"),
+        ("_GLOBAL_BACKEND_FACTORY", "configure_http_backend"),
+    ):
+        make = getattr(_http, name, None)
+        if make is not None and make.__module__ != __name__:
+            getattr(huggingface_hub, configure)(_limited(make))
+
+
+def _limited(make: Callable[[], Any]) -> Callable[[], Any]:
+    """The same factory of HTTP clients (requests, httpx), with ``WAIT`` where a request has no limit."""
+
+    def limited() -> Any:
+        client = make()
+        send = client.send
+
+        def send_limited(request: Any, **options: Any) -> Any:
+            if hasattr(request, "extensions"):  # httpx
+                given = request.extensions.get("timeout") or {}
+                limits = {kind: given.get(kind) or WAIT for kind in ("connect", "read", "write")}
+                request.extensions["timeout"] = {**given, **limits}
+            else:
+                options["timeout"] = options.get("timeout") or WAIT
+            return send(request, **options)
+
+        client.send = send_limited
+        return client
+
+    return limited
 
 
 def bytes_to_download(source: Source, names: Iterable[str]) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from converter.errors import SourceError, UnsupportedModel
 from converter.source.jsonfile import parse, read_bytes, read_object
+from converter.source.remote_code import NOT_COPIED
 from converter.source.source import CONFIG, PLAIN, Source, plain_text
 
 CHAT_TEMPLATES = "additional_chat_templates"
@@ -62,7 +63,7 @@ def nested_files(source: Source) -> Nested:
         except SourceError:
             notes.append(UNREADABLE)
     for kind, folder in modules:
-        if not kind.startswith(LIBRARY):
+        if kind == NOT_COPIED or not kind.startswith(LIBRARY):
             notes.append(
                 f"{MODULES} names {plain_text(kind)}, code of the source that is not copied, so "
                 "sentence-transformers cannot load this repository"

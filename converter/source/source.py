@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ class Source:
     """The Hub cannot be reached, and ``files`` are those in its cache."""
     nested: Mapping[str, int | None] | None = None
     """Like ``files``, for files in subfolders, if the Hub listed them; None if ``folder`` must be read."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The Hub's digests of files: the SHA-256 or, of a file that is stored in git, git's SHA-1."""
 
     @property
     def local(self) -> bool:
@@ -50,7 +53,8 @@ class Source:
         """Makes files available in ``folder``; called for every file before its first use.
 
         Files of a Hub repository are downloaded. A link that leads out of a local folder is a
-        ``SourceError``.
+        ``SourceError``, and so is a file that is not the Hub's (see ``check``); weights are checked where
+        all of their bytes are read.
         """
         for name in names:
             if self.download is not None:
@@ -60,6 +64,23 @@ class Source:
                     f"{name} in {self.name} is a link that leads out of the folder; if this is intended, "
                     "replace the link by a copy of the file"
                 )
+            if not name.endswith((".safetensors", ".bin")):
+                self.check([name])
+
+    def digest(self, name: str) -> str | None:
+        """The Hub's digest of a file, from its listing or its cache; None for a file from elsewhere."""
+        path = self.folder / name
+        if name not in self.digests and path.is_symlink():
+            blob = path.readlink()  # only this link: the cache may link on, to a name of another kind
+            if blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", blob.name):
+                return blob.name
+        return self.digests.get(name)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Compares files with the Hub's digests; a ``SourceError`` names one that differs."""
+        for name in names:
+            if (self.folder / name).is_file():
+                check_digest(self.folder / name, self.digest(name))
 
     def inside(self, folder: str) -> dict[str, int | None]:
         """Files of a subfolder as ``folder/name``, and their sizes in bytes; empty if it does not exist.
@@ -131,21 +152,39 @@ class Source:
         return {name: self.files.get(name) for name in names}
 
 
+def check_digest(path: Path, wanted: str | None, sha256: str | None = None) -> None:
+    """Compares a file with the Hub's digest, if it has one; ``sha256`` is the file's if it is known."""
+    if wanted is None or wanted == sha256:
+        return
+    digest = hashlib.sha256()
+    if len(wanted) == 40:
+        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+    with path.open("rb") as file:
+        while block := file.read(4 << 20):
+            digest.update(block)
+    if digest.hexdigest() != wanted:
+        raise SourceError(
+            f"{path.name} in the Hub's cache is not the file that the Hub has: its digest differs; delete "
+            f"{path.resolve()}, and run the same command again"
+        )
+
+
 def belongs(path: Path, folder: Path) -> bool:
     """Whether a file is inside a checkpoint's folder, or is a link to a file that a Hub cache stores.
 
-    A cache stores content in ``models--.../blobs``, and its snapshots are links to it; older versions of
-    huggingface_hub also made such links in a ``--local-dir``. Any other link could copy a private file of
-    the user into the result.
+    A cache stores content in ``models--.../blobs``, and its snapshots are links to it. Newer versions of
+    huggingface_hub link on to ``blobs`` beside ``models--...``, and older ones also made such links in a
+    ``--local-dir``. Any other link could copy a private file of the user into the result.
     """
     if path.parent == folder and not path.is_symlink():
         return True
     root, place = folder.resolve(), path.resolve()
     if place.is_relative_to(root):
         return True
-    if root.parent.name == "snapshots" and place.is_relative_to(root.parent.parent / "blobs"):
+    blobs = [above / "blobs" for above in root.parents[1:3]] if root.parent.name == "snapshots" else []
+    if any(place.is_relative_to(each) for each in blobs):
         return True
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cache = Path(HF_HUB_CACHE).resolve()
-    return place.is_relative_to(cache) and place.relative_to(cache).parts[1:2] == ("blobs",)
+    return place.is_relative_to(cache) and "blobs" in place.relative_to(cache).parts[:2]

@@ -53,9 +53,13 @@ class Tokenizer:
     settings: dict[str, Any] | None = None
     """The new tokenizer_config.json; None if the source's is copied unchanged."""
     elsewhere: str | None = None
-    """Where to load the tokenizer from, if the source has one but the result does not."""
+    """Where to load the tokenizer from, if the source has the code of one and the result has none."""
     note: str | None = None
     """What users of the tokenizer should know, one sentence."""
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether a file of the source is not copied: without its class, another could read it wrongly."""
+        return not self.here and (name in (TOKENIZER_CONFIG, *VOCABULARIES) or name.endswith(VOCABULARY_ENDS))
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -80,7 +84,11 @@ def read_tokenizer(source: Source, config: Config, *, code: bool = True) -> Toke
     if known is None:
         name = plain_text(name)
         repository, _, _ = reference.rpartition("--")
-        elsewhere = plain_text(repository or source.repo_id or source.name)
+        if repository not in ("", source.repo_id):
+            return _missing(
+                f"the tokenizer class {name} is code of {plain_text(repository)}, not of the source"
+            )
+        elsewhere = plain_text(source.repo_id or source.name)
         return Tokenizer(
             here=False,
             elsewhere=elsewhere,
@@ -103,7 +111,9 @@ def read_tokenizer(source: Source, config: Config, *, code: bool = True) -> Toke
 def our_class(settings: Config) -> str | None:
     """The class in ``TEMPLATE`` that a converted tokenizer_config.json names; None if it names none."""
     for known in KNOWN.values():
-        if _reference(settings, {}) == f"{TEMPLATE.removesuffix('.py')}.{known.ours}":
+        # transformers puts ``user/name--`` before it if the tokenizer was loaded from the Hub.
+        reference = (_reference(settings, {}) or "").rpartition("--")[2]
+        if reference == f"{TEMPLATE.removesuffix('.py')}.{known.ours}":
             return known.ours
     return None
 

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,6 +16,7 @@ from converter.errors import SourceError
 from converter.progress import byte_bar
 from converter.source.checkpoint import ITEM_BYTES, Checkpoint, Tensor, read_header, target_names
 from converter.source.jsonfile import read_object
+from converter.source.source import check_digest
 from converter.weights import journal, worker
 from converter.weights.files import Link, copy_file, is_zip, link_file
 from converter.weights.worker import Job
@@ -48,6 +49,8 @@ class Order:
     unread: re.Pattern[str] | None = None
     """Finds the names of tensors that may hold NaN or infinities; None lets all of them. The values of linked
     files are not read."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """What the Hub says of weight files, see ``check_digest``; these are read even where they are linked."""
 
 
 ORDER = Order()
@@ -86,6 +89,7 @@ def transfer(
         Path(job.target).unlink(missing_ok=True)
         made = None
         if order.link and not rewritten:
+            check_digest(source / name, job.digest)
             made = link_file(source / name, Path(job.target), job.size, order.link)
         if made is not None:
             how[made] += 1
@@ -111,14 +115,16 @@ def _job(checkpoint: Checkpoint, source: Path, target: Path, order: Order) -> Jo
     unread = None if order.unread is None else order.unread.pattern
     # Values that were not looked at do not count as finished for a run that looks at them.
     how = "" if unread else "not checked"
+    digest = order.digests.get(source.name)
     if order.dtype is None and checkpoint.format == "safetensors":
-        return Job(str(source), str(target), checkpoint.files[source.name], how, unread=unread)
+        return Job(str(source), str(target), checkpoint.files[source.name], how, digest, unread=unread)
     expected = [tensor for tensor, file in checkpoint.weight_map.items() if file == source.name]
     return Job(
         str(source),
         str(target),
         checkpoint.files[source.name],
         f"{how} {order.dtype} {sorted(order.keep)} {sorted(order.tied)}",
+        digest,
         rewrite=True,
         dtype=STORED[order.dtype] if order.dtype else None,
         keep=list(order.keep),

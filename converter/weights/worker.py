@@ -27,6 +27,7 @@ from pathlib import Path
 
 from converter.errors import ConverterError, SourceError, Unfinished
 from converter.source.checkpoint import read_header
+from converter.source.source import check_digest
 from converter.weights import journal
 from converter.weights.files import changed, copy_file
 from converter.weights.finite import Scan
@@ -55,6 +56,8 @@ class Job:
     """Of the source in bytes, when the run first looked at it."""
     how: str
     """Everything that the result depends on besides the source's bytes; in the journal."""
+    digest: str | None = None
+    """What the Hub says of the source; see ``check_digest``."""
     rewrite: bool = False
     """Whether it is rewritten as safetensors; see ``converter.weights.rewrite``."""
     dtype: str | None = None
@@ -85,11 +88,17 @@ class Job:
         if self.rewrite:
             from converter.weights.rewrite import rewrite
 
+            check_digest(source, self.digest)
             names = {"keep": self.keep, "expected": self.expected, "tied": self.tied}
             digest = rewrite(source, self.part, dtype=self.dtype, unread=unread, **names)
         else:
-            look = bool if unread is None else Scan(read_header(source).values(), source.name, unread)
-            digest = copy_file(source, self.part, self.size, look)
+            try:
+                look = bool if unread is None else Scan(read_header(source).values(), source.name, unread)
+                digest = copy_file(source, self.part, self.size, look)
+            except SourceError:
+                check_digest(source, self.digest)  # what is wrong with a download is its digest
+                raise
+            check_digest(source, self.digest, digest)
         if self.identity != made_from:
             raise changed(source.name)
         with self.part.open("rb") as file:

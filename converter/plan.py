@@ -130,8 +130,6 @@ def prepare(
     source, recipe = model.source, model.recipe
     scaling = model.scaling(request)
     config = recipe.scaled_config(scaling, model.trained.tokens, source, model.tokenizer)
-    if onnx is not None:
-        check_conversion(onnx, recipe, config, source)
     weights = source.weights()
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
@@ -156,6 +154,8 @@ def prepare(
     config, rewritten = cleaned.pop(CONFIG, config), {**rewritten, **cleaned}
     copied = {name: size for name, size in copied.items() if name not in cleaned}
     notes += filter(None, [removed])
+    if onnx is not None:
+        check_conversion(onnx, recipe, config, source.folder)
     if source.local:
         source.fetch(copied)
         config |= recipe.stored(source.folder, model.checkpoint, config)

@@ -230,6 +230,16 @@ def refuses(tmp_path: Path) -> Refuses:
     return call
 
 
+def into_a_subfolder(folder: Path) -> None:
+    """Moves the shards of a checkpoint."""
+    (folder / "shards").mkdir()
+    [index] = folder.glob("*.index.json")
+    files = json.loads(index.read_text())["weight_map"]
+    for name in set(files.values()):
+        (folder / name).rename(folder / "shards" / name)
+    edit_json(index, {"weight_map": {tensor: f"shards/{name}" for tensor, name in files.items()}})
+
+
 def edit_json(path: Path, changes: dict[str, Any]) -> None:
     """Sets keys of a JSON file; None removes one, and an ellipsis is null."""
     value = json.loads(path.read_text(encoding="utf-8")) | changes

@@ -110,11 +110,11 @@ def test_overwrite(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     out, link = tmp_path / "out", tmp_path / "link"
     out.mkdir()
     link.symlink_to(out)
-    (out / "stale").write_text("old")
+    (out / "vocab.txt").write_text("old")
     (out / "config.json").write_text("{}")
     assert run(pristine("bloom"), *FAST, "--out", link).code == 1
     assert run(pristine("bloom"), *FAST, "--out", link, "--overwrite").out == f"{out}\n"
-    assert not (out / "stale").exists()
+    assert not (out / "vocab.txt").exists()
     assert json.loads((out / "config.json").read_text())["model_type"] == "ntk_bloom"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "out"]
 

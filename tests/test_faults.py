@@ -158,7 +158,7 @@ def test_stopped_while_copying(
     out, weights = tmp_path / "out", big_source / "model.safetensors"
     if overwrite:
         out.mkdir()
-        (out / "a").write_text("old")
+        (out / "vocab.txt").write_text("old")
         (out / "config.json").write_text("{}")
     before = fingerprint(out), weights.stat().st_size, weights.stat().st_mtime_ns
     process = start(big_source, out, "--no-verify", *["--overwrite"] * overwrite)

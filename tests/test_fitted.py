@@ -118,7 +118,7 @@ def test_rows_of_layers() -> None:
         ({"exponents": [[0.5], [-1.1]]}, "exponent -1.1 for head 0 of layer 1"),
         ({"exponents": [["1"]]}, "exponent '1'"),
         ({"exponents": [[True]]}, "exponent True"),
-        ({"exponents": [[float("nan")]]}, "exponent nan"),
+        ({"exponents": [[float("nan")]]}, "'exponents' is not a finite number; correct it"),
         ({"exponents": [[0.0, 0.0], [0, 0]]}, "would scale no head"),
         ({"temperatures": [0.5, 1.0]}, "needs temperatures: one list"),
         ({"temperatures": TEMPERATURES[:1]}, "temperatures of another shape than its exponents"),
@@ -129,22 +129,47 @@ def test_rows_of_layers() -> None:
         ({"temperatures": [[0, 0, 0, True]] * 2}, "temperature True"),
         ({"factor": 1.0}, "factor 1"),
         ({"factor": 1e5}, "factor 100000"),
-        ({"factor": "8"}, "not a scaling"),
-        ({"train_seq_len": 64}, "not a scaling"),
+        ({"factor": "8"}, "factor '8', expected a number from 1 to"),
+        ({"train_seq_len": 64}, "a factor or train_seq_len, and not both"),
+        ({"factor": None}, "a factor or train_seq_len, and not both"),
+        ({"factor": None, "train_seq_len": -1}, "train_seq_len -1, expected a number of tokens"),
+        ({"factor": None, "train_seq_len": 64, "rate": 0}, "rate 0, expected a number above 0"),
         ({"ramp": [1, 2]}, "unknown key ramp"),
         ({"note": "mine"}, "unknown key note"),
         ({"type": "ntk"}, "not a file of fitted slopes"),
         ({"factor": None, "train_seq_len": 64, "rate": 20}, "rate 20"),
-        ({"factor": None, "train_seq_len": 64, "dynamic": "row"}, "not a scaling"),
+        (
+            {"factor": None, "train_seq_len": 64, "dynamic": "row"},
+            "dynamic 'row', expected length or position",
+        ),
     ],
     ids=str,
 )
 def test_files_that_make_no_sense(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     value = {key: value for key, value in {**SCALING, **changes}.items() if value is not None}
+    no_sense(write(tmp_path / "mine.json", value), words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is not valid JSON (Expecting value"),
+        ('{"type": "fitted", "type": "x"}', "the key 'type' occurs twice"),
+        ('{"factor": 1e999}', "'factor' is not a finite number"),
+    ],
+)
+def test_files_that_are_no_json(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "mine.json").write_text(text)
+    no_sense(tmp_path / "mine.json", words)
+
+
+def no_sense(path: Path, words: str) -> None:
+    """The one line names the file and the key, and what can be done about a file of the user's own."""
     with pytest.raises(SourceError) as error:
-        read_slopes_file(write(tmp_path / "mine.json", value))
+        read_slopes_file(path)
     assert "mine.json" in str(error.value)
     assert words in str(error.value)
+    assert "download" not in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400
 

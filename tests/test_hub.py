@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from tests import tiny
-from tests.conftest import Run, edit_json
+from tests.conftest import Run, edit_json, into_a_subfolder
 from tests.hub_server import (
     IMPATIENT,
     TOKEN,
@@ -106,6 +107,22 @@ def test_inspecting_downloads_no_weights(
     assert set(hub.downloads()) <= {"config.json", *(path.name for path in source.glob("*.index.json"))}
     local = command("inspect", source, "--scale", "2", "--json").json
     assert found.json == local | {"source": ID, "commit": commit}
+
+
+def test_shards_in_a_folder_come_too(
+    make_source: Pristine, pristine: Pristine, hub: HubServer, command: Command, work: Path
+) -> None:
+    source = make_source("bloom", sharded=True)
+    into_a_subfolder(source)
+    hub.commit(ID, source)
+    found = command("inspect", ID, "--json")
+    assert found.json["files"].keys() == {f"shards/{path.name}" for path in (source / "shards").iterdir()}
+    for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
+        run = command(*CONVERT, "--overwrite", **environment)
+        assert run.code == 0, run.err
+        files = sorted((work / "out").glob("*.safetensors"))
+        whole = load_file(pristine("bloom") / "model.safetensors")
+        assert {name for path in files for name in load_file(path)} == whole.keys()
 
 
 def test_files_in_folders_come_too(
@@ -317,6 +334,23 @@ def test_what_is_refused(
     hub.commit(ID, pristine("bloom"), **settings)
     hub.accounts["hf_somebody"] = Account("eve")
     refused(command(*words), work, *parts)
+    assert not [request for request in hub.requests if request.host == "storage"]
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("quantize_config.json", ("the checkpoint is quantised (it has quantize_config.json)",)),
+        ("q4.gguf", (f"{ID} has q4.gguf: GGUF files cannot be converted",)),
+    ],
+)
+def test_what_a_listing_shows(
+    make_source: Pristine, hub: HubServer, command: Command, work: Path, name: str, parts: tuple[str, ...]
+) -> None:
+    source = make_source("bloom")
+    (source / "config.json").rename(source / name) if name == "q4.gguf" else (source / name).write_text("{}")
+    hub.commit(ID, source)
+    refused(command(*CONVERT), work, *parts)
     assert not [request for request in hub.requests if request.host == "storage"]
 
 

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from converter import convert, inspect
 from converter.errors import ConverterError, UsageError
 from converter.rotary.models import REFUSED
-from tests.conftest import MakeSource, Refuses, RunCli, edit_json
+from tests.conftest import MakeSource, Pristine, Refuses, RunCli, edit_json, into_a_subfolder
 
 ROOT = Path(__file__).parent.parent
 LARGE = 10**30
@@ -145,6 +147,12 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("mpt", {"n_layers": None}, "n_layers"),
     ("falcon", {"hidden_size": None}, "hidden_size"),
+    ("bloom", {"model_type": "t5"}, "'t5' has relative positions that were learned, not ALiBi: there are no"),
+    *(
+        (family, {key: value}, f"config.json: {key} is {value!r}, expected a small positive number")
+        for family, key in (("bloom", "layer_norm_epsilon"), ("llama", "rms_norm_eps"))
+        for value in (0, -0.001, "nonsense")
+    ),
     # Rotary models
     *(
         ("llama", {"model_type": name}, f"{name!r} has rotary positions that cannot be scaled: {reason}")
@@ -228,6 +236,46 @@ def add_to_index(folder: Path) -> None:
     edit_json(index, {"weight_map": files | {"transformer.ghost": next(iter(files.values()))}})
 
 
+def write(name: str, content: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def add_to_config(text: str) -> Callable[[Path], object]:
+    def add(folder: Path) -> None:
+        content = (folder / "config.json").read_text().rstrip()
+        (folder / "config.json").write_text(f"{content[:-1]}, {text}}}")
+
+    return add
+
+
+def change_weights(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    def make(folder: Path) -> None:
+        [path] = [*folder.glob("model.safetensors"), *folder.glob("pytorch_model.bin")]
+        tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path)
+        change(tensors)
+        if path.suffix == ".safetensors":
+            save_file(tensors, path, metadata={"format": "pt"})
+        else:
+            torch.save(tensors, path)
+
+    return make
+
+
+def as_integers(dtype: torch.dtype, end: str = "") -> Callable[[Path], object]:
+    return change_weights(
+        lambda tensors: tensors.update(
+            {name: tensor.to(dtype) for name, tensor in tensors.items() if name.endswith(end)}
+        )
+    )
+
+
+class Evil:
+    """Unpickled, it would run a command."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch ran",)
+
+
 def config(content: bytes) -> Callable[[Path], object]:
     return lambda folder: (folder / "config.json").write_bytes(content)
 
@@ -244,7 +292,6 @@ FOLDERS: list[tuple[dict[str, Any], Callable[[Path], object], str]] = [
         lambda folder: (folder / "config.json").rename(folder / "config.yaml"),
         "such as emotion2vec (config",
     ),
-    ({}, lambda folder: (folder / "LICENSE").symlink_to("LICENSE"), "LICENSE is a link that leads to itself"),
     ({}, lambda folder: drop(folder, "model.safetensors"), "no weights"),
     (SHARDS, lambda folder: drop(folder, "*-00002-of-*.safetensors"), "-00002-of-"),
     (BIN_SHARDS, lambda folder: drop(folder, "*-00002-of-*.bin"), "-00002-of-"),
@@ -254,6 +301,60 @@ FOLDERS: list[tuple[dict[str, Any], Callable[[Path], object], str]] = [
     (BIN_SHARDS, lambda folder: shorten(folder, "*.bin"), "-00004-of-00004.bin"),
     (SHARDS, add_to_index, "'transformer.ghost'"),
     (BIN_SHARDS, add_to_index, "'transformer.ghost'"),
+]
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+INTEGERS = "in model.safetensors has dtype {}, and weights are floating point"
+# The same for what ``inspect`` refuses in the same words.
+ALIKE: list[tuple[dict[str, Any], Callable[[Path], object], str]] = [
+    (
+        {},
+        write("quantize_config.json", '{"bits": 4}'),
+        "quantised (it has quantize_config.json); convert the",
+    ),
+    (
+        {},
+        write("quant_config.json", "{}"),
+        "quantised (it has quant_config.json); convert the unquantised one",
+    ),
+    (
+        {},
+        change_weights(lambda tensors: tensors.update({"h.0.mlp.qweight": torch.zeros(4, 4).int()})),
+        "quantised (tensor 'h.0.mlp.qweight'); convert the unquantised one",
+    ),
+    ({}, as_integers(torch.int8), INTEGERS.format("I8")),
+    ({}, as_integers(torch.bool), INTEGERS.format("BOOL")),
+    ({}, as_integers(torch.int64, "ln_f.bias"), f"'transformer.ln_f.bias' {INTEGERS.format('I64')}"),
+    (BIN, write("pytorch_model.bin", ""), "pytorch_model.bin is empty; download it again"),
+    (
+        {},
+        write("model.safetensors", POINTER),
+        "model.safetensors is a git-lfs pointer, not the file itself; run git",
+    ),
+    (BIN, write("pytorch_model.bin", POINTER), "pytorch_model.bin is a git-lfs pointer"),
+    (
+        {},
+        write("config.json", POINTER),
+        "config.json is a git-lfs pointer, not the file itself; run git lfs pull in",
+    ),
+    ({}, add_to_config('"a": 1e999'), "config.json: 'a' is not a finite number; correct it there"),
+    ({}, add_to_config('"a": [[NaN]]'), "config.json: 'a' is not a finite number; correct it there"),
+    (
+        {},
+        lambda folder: (folder / "model.safetensors").rename(folder / "q4.gguf"),
+        "has q4.gguf: GGUF files cannot be converted; give the repository with the original safetensors",
+    ),
+]
+# And for what ``inspect`` does not read.
+FOLDERS += [
+    (BIN, as_integers(torch.int8), INTEGERS.format("I8")),
+    (
+        BIN,
+        change_weights(lambda tensors: tensors.update(evil=Evil())),
+        "pytorch_model.bin holds more than tensors: posix.system, which this tool does not run; convert",
+    ),
+    ({}, write("tokenizer.json", POINTER), "tokenizer.json is a git-lfs pointer"),
+    ({}, write("tokenizer_config.json", POINTER), "tokenizer_config.json is a git-lfs pointer"),
 ]
 
 MODELS = [
@@ -280,10 +381,39 @@ def weights_elsewhere(place: Path) -> None:
     (place / "source/model.safetensors").symlink_to(place / "store/blob")
 
 
+def project(place: Path) -> None:
+    """A person's own, with a config.json."""
+    for name in ("config.json", ".git/HEAD", "thesis.tex"):
+        (place / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "out" / name).write_text("{}")
+
+
+def result_and(name: str) -> Callable[[Path], object]:
+    def make(place: Path) -> None:
+        convert(place / "source", place / "out", scale=2, verify=False)
+        (place / "out" / name).parent.mkdir(exist_ok=True)
+        (place / "out" / name).write_text("keep me")
+
+    return make
+
+
 # What is there beside "source", the output folder, options, words of the message.
 OUTPUTS: list[tuple[Callable[[Path], object], str, dict[str, Any], str]] = [
     (folder_with("letter.txt"), "out", {}, "`overwrite`"),
-    (folder_with("letter.txt"), "out", {"overwrite": True}, "holds no config.json"),
+    *(
+        (make, "out", options, f"out holds {name!r}, and `overwrite` replaces only a result or a folder with")
+        for make, name in (
+            (folder_with("letter.txt"), "letter.txt"),
+            (folder_with(".gitkeep"), ".gitkeep"),
+            (folder_with("README.md"), "README.md"),
+            (project, "thesis.tex"),
+            (result_and("notes.txt"), "notes.txt"),
+            (result_and("model-00001-of-00002.safetensors"), "model-00001-of-00002.safetensors"),
+            (result_and("checkpoint-10/config.json"), "checkpoint-10/config.json"),
+        )
+        for options in ({}, {"overwrite": True})
+    ),
+    (result_and("README.md"), "out", {}, "exists and is not empty; name another folder or give `overwrite`"),
     (lambda place: (place / "out").write_text("keep me"), "out", {"overwrite": True}, "is a file"),
     (lambda place: (place / "loop").symlink_to("loop"), "loop", {}, "points back to itself"),
     (lambda _: None, "x" * 201, {}, "longer than 200 bytes"),
@@ -345,6 +475,21 @@ def test_folders(
     refuses(source, words)
 
 
+@pytest.mark.parametrize(("storage", "change", "words"), ALIKE)
+def test_folders_that_inspect_refuses_too(
+    storage: dict[str, Any],
+    change: Callable[[Path], object],
+    words: str,
+    make_source: MakeSource,
+    refuses: Refuses,
+) -> None:
+    source = make_source("bloom", **storage)
+    change(source)
+    refuses(source, words)
+    with pytest.raises(ConverterError, match=re.escape(words)):
+        inspect(source)
+
+
 @pytest.mark.parametrize(("model", "words"), MODELS)
 def test_models(model: str, words: str, refuses: Refuses) -> None:
     refuses(model, words)
@@ -352,6 +497,11 @@ def test_models(model: str, words: str, refuses: Refuses) -> None:
 
 def test_a_file(make_source: MakeSource, refuses: Refuses) -> None:
     refuses(make_source() / "config.json", "is a file")
+
+
+def test_a_gguf_file(refuses: Refuses, tmp_path: Path) -> None:
+    (tmp_path / "q4.gguf").write_bytes(b"GGUF")
+    refuses(tmp_path / "q4.gguf", "has q4.gguf: GGUF files cannot be converted; give the repository")
 
 
 @pytest.mark.parametrize(("prepare", "out", "options", "words"), OUTPUTS)
@@ -472,6 +622,99 @@ def test_a_token_that_cannot_be_one_is_not_shown(run: RunCli, tmp_path: Path) ->
 
 
 # What is not refused
+
+
+def move_weights(folder: Path) -> None:
+    """As links to another disk, or to a Hub cache that is not the user's."""
+    (folder.parent / "store").mkdir()
+    for path in [*folder.glob("*.safetensors"), *folder.glob("*.index.json")]:
+        path.rename(folder.parent / "store" / path.name)
+        path.symlink_to(folder.parent / "store" / path.name)
+
+
+def mask(name: str) -> Callable[[Path], object]:
+    return change_weights(lambda tensors: tensors.update({name: torch.full((4, 4), -torch.inf)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "storage", "change"),
+    [
+        ("bloom", {}, move_weights),
+        ("bloom", SHARDS, move_weights),
+        ("bloom", {}, lambda folder: (folder / "LICENSE").symlink_to("LICENSE")),
+        (
+            "bloom",
+            {},
+            lambda folder: (folder / "config.json").write_text(
+                (folder / "config.json").read_text(), "utf-8-sig"
+            ),
+        ),
+        ("bloom", SHARDS, into_a_subfolder),
+        ("bloom", BIN_SHARDS, into_a_subfolder),
+        ("bloom", {}, mask("transformer.h.0.self_attention.attn_mask")),
+        ("baichuan", {}, mask("model.future_mask")),
+        ("llama", {}, mask("model.layers.0.self_attn.causal_mask")),
+    ],
+)
+def test_folders_that_are_not_refused(
+    name: str,
+    storage: dict[str, Any],
+    change: Callable[[Path], object],
+    make_source: MakeSource,
+    pristine: Pristine,
+    tmp_path: Path,
+) -> None:
+    """The result has the weights, in files of its own."""
+    source = make_source(name, **storage)
+    change(source)
+    inspect(source)
+    assert convert(source, tmp_path / "out", scale=2).checks
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert not any(path.is_symlink() for path in files)
+    found = {tensor: value for path in files for tensor, value in load_file(path).items()}
+    stored = load_file(pristine(name) / "model.safetensors")
+    assert all(torch.equal(found[tensor], value) for tensor, value in stored.items())
+    if storage:
+        [index] = (tmp_path / "out").glob("*.index.json")
+        placed = json.loads(index.read_text())["weight_map"]
+        assert placed.keys() == found.keys()
+        assert set(placed.values()) == {path.name for path in files}
+
+
+def older_manifest(place: Path) -> None:
+    result_and("README.md")(place)
+    listed = json.loads((place / "out/ntk_convert.json").read_text())["files"]
+    (place / "out/ntk_convert.json").write_text(json.dumps({"files": list(listed)}))
+
+
+def used_result(place: Path) -> None:
+    """Without a file that is listed, and with what tools leave."""
+    result_and("README.md")(place)
+    for name in ("__pycache__/a.pyc", ".cache/huggingface/a", ".gitattributes", "model.onnx.failed"):
+        (place / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "out" / name).write_text("x")
+    (place / "out/tokenizer.json").unlink()
+
+
+def downloaded(place: Path) -> None:
+    shutil.copytree(place / "source", place / "out")
+    (place / "out/.cache/huggingface").mkdir(parents=True)
+    (place / "out/.cache/huggingface/a.metadata").write_text("x")
+
+
+@pytest.mark.parametrize("prepare", [older_manifest, used_result, downloaded])
+def test_folders_that_are_replaced(
+    prepare: Callable[[Path], object], make_source: MakeSource, tmp_path: Path
+) -> None:
+    source = make_source()
+    prepare(tmp_path)
+    convert(source, tmp_path / "out", scale=2, verify=False, overwrite=True)
+    names = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*")}
+    assert names == {
+        *json.loads((tmp_path / "out/ntk_convert.json").read_text())["files"],
+        "README.md",
+        "ntk_convert.json",
+    }
 
 
 @pytest.mark.parametrize("name", ["mosaic_gpt", "mosaic_bert"])

@@ -130,8 +130,23 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[str, ...], int, str]] = [
         "--set quantization_config: this key says what the checkpoint is",
     ),
     ("bloom", {}, ("n_head=NaN",), 2, "--set n_head: config.json cannot hold nan"),
-    ("bloom", {}, ("n_head=4.5",), 1, "n_head is 4.5, expected an integer"),
-    ("bloom", {}, ("n_head=four",), 1, "n_head is 'four', expected an integer"),
+    ("bloom", {}, ("n_head=1e999",), 2, "--set n_head: config.json cannot hold inf"),
+    ("bloom", {"n_head": None}, ("n_head=4.5",), 1, "n_head is 4.5, expected an integer"),
+    ("bloom", {"n_head": None}, ("n_head=four",), 1, "n_head is 'four', expected an integer"),
+    # The weights have the sizes that the config states.
+    *(
+        (family, {}, values, 2, f"states {stated}, and the weights belong to it; --set cannot change a size")
+        for family, values, stated in (
+            ("bloom", ("n_head=2",), "n_head 4"),
+            ("bloom", ("num_attention_heads=2", "n_head=null"), "n_head 4"),
+            ("bloom", ("n_layer=1",), "n_layer 2"),
+            ("bloom", ("vocab_size=50",), "vocab_size 97"),
+            ("mpt", ("d_model=16",), "d_model 32"),
+            ("replit", ("attn_config.kv_n_heads=2",), "attn_config.kv_n_heads 1"),
+            ("falcon", ("num_attention_heads=8",), "num_attention_heads 4"),
+            ("llama", ("num_key_value_heads=1",), "num_key_value_heads 2"),
+        )
+    ),
     ("mpt", {}, ("attn_config.prefix_lm=true",), 1, "attn_config.prefix_lm is True"),
     # A refusal stands.
     ("falcon", {"alibi": None}, ("alibi=true",), 1, "--set cannot change that"),
@@ -238,8 +253,10 @@ def test_no_family_ignores_a_value(family: str, pristine: Pristine) -> None:
     """A key of its own code is taken, and a key that its code does not have is not."""
     config = config_of(pristine(family))
     layers = tiny.CHECKPOINTS[family].layers
-    assert overridden(config, {layers: 3, "initializer_range": 0.1})[layers] == 3
-    for key in ("frobnicate", "init_device", "transformers_version", "n_ctx", f"{layers}s"):
+    given = {layers: config.pop(layers), "initializer_range": 0.1}  # a size that the config lacks
+    assert given.items() <= overridden(config, given).items()
+    config |= given
+    for key in ("frobnicate", "init_device", "transformers_version", "n_ctx", f"{layers}_"):
         with pytest.raises(UsageError, match=f"`overrides` {key}: nothing reads this key"):
             overridden(config, {key: 1})
 

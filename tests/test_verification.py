@@ -451,7 +451,7 @@ def test_a_head_listed_before_its_tied_embedding(tmp_path: Path) -> None:
     assert convert(source, tmp_path / "out", scale=2).checks
 
 
-@pytest.mark.parametrize("key", ["layer_norm_epsilon", "initializer_range", "id2label"])
+@pytest.mark.parametrize("key", ["initializer_range", "id2label"])
 def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, key: str) -> None:
     source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
     edit_json(source / "config.json", {key: "nonsense"})
@@ -461,6 +461,21 @@ def test_a_value_that_no_model_can_have_is_one_line(tmp_path: Path, key: str) ->
         convert(source, tmp_path / "out", scale=2)
     assert "\n" not in str(failure.value)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (0.0, "is not a number: the tensor 'transformer.word_embeddings.weight' holds zeros only"),
+        (1e38, "has values up to"),
+    ],
+)
+def test_weights_that_give_no_number_are_named(tmp_path: Path, factor: float, words: str) -> None:
+    source = tiny.FACTORIES["bloom"](tmp_path / "source", 4)
+    tensors = {name: tensor * factor for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(VerificationError, match=words):
+        convert(source, tmp_path / "out", scale=2)
 
 
 def test_a_model_that_returns_tuples_is_verified_too(tmp_path: Path) -> None:

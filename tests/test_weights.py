@@ -367,7 +367,10 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path, form: str) -> None:
     source = save_bin(tmp_path / "in", state, _use_new_zipfile_serialization=form == "zip")
     if form == "plain pickle":
         (source / "pytorch_model.bin").write_bytes(pickle.dumps(Attack(trace)))
-    with pytest.raises(SourceError, match=r"pytorch_model\.bin is damaged or holds more than tensors"):
+    called = (
+        "is damaged or holds more than tensors" if form == "plain pickle" else r"holds .* tensors: getattr,"
+    )
+    with pytest.raises(SourceError, match=rf"pytorch_model\.bin {called}"):
         convert_weights(source, tmp_path / "out")
     assert not trace.exists()
 
@@ -399,7 +402,9 @@ def test_what_is_no_state_dict(tmp_path: Path, state: object, words: str) -> Non
 def test_truncated_bin(tmp_path: Path, keep: int) -> None:
     path = save_bin(tmp_path / "in", STATE) / "pytorch_model.bin"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(SourceError, match=r"pytorch_model\.bin is damaged"):
+    with pytest.raises(
+        SourceError, match=rf"pytorch_model\.bin is {'damaged' if keep else 'empty; download'}"
+    ):
         convert_weights(tmp_path / "in", tmp_path / "out")
 
 

@@ -29,6 +29,8 @@ NAMES = (
 """Module names; the first family that recognises a config converts it."""
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in NAMES)
 
+RELATIVE = "deberta deberta-v2 longt5 mpnet mt5 switch_transformers t5 umt5 xlnet"
+"""Model types with relative positions of another kind."""
 LEARNED = "bert biogpt gpt2 gpt_bigcode gpt_neo opt roberta xlm-roberta"
 """Model types that are often asked for and have learned positions, for a better answer than "unknown"."""
 
@@ -77,10 +79,15 @@ def recognise(config: Config) -> Family:
             f"model_type {model_type!r} has learned positions, not ALiBi: there are no slopes to scale, "
             "and none beyond its trained length"
         )
+    if model_type in RELATIVE.split():
+        raise UnsupportedModel(
+            f"model_type {model_type!r} has relative positions that were learned, not ALiBi: there are no "
+            "slopes to scale"
+        )
     known = ", ".join(dict.fromkeys(name for family in FAMILIES for name in family.model_types))
     raise UnsupportedModel(
-        f"model_type {model_type!r} is not supported; the supported ones are: {known}; and, of rotary "
-        f"models, {', '.join(rotary.MODELS)}"
+        f"model_type {model_type!r} is not supported; the supported ones are: {known}; and the rotary ones, "
+        "which ntk-convert families lists"
     )
 
 

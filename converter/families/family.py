@@ -284,7 +284,7 @@ def check_options(config: Config, known: Mapping[str, tuple[Any, ...]], what: st
             raise UnsupportedModel(f"{where}{key} is {value!r}; only {what} with {fit} can be converted")
 
 
-UNREAD = r"(^|\.)(masked_bias|scale_mask_softmax\.causal_mask)$"
+UNREAD = r"(^|\.)(masked_bias|(\w+_)?mask)$"
 """Causal-mask buffers that old checkpoints of any family store and no version of a model reads."""
 
 SLOPES = "alibi_slopes"

@@ -129,9 +129,6 @@ def check(config: Config) -> None:
 
 def check_norms(config: Config) -> None:
     given = {key: config[key] for key in ("norm_eps", "layer_norm_epsilon") if config.get(key) is not None}
-    for key, value in given.items():
-        if not is_number(value) or not 0 < value < 1:
-            raise SourceError(f"config.json: {key} is {value!r}, expected a small positive number")
     agreed(given)
     own = config.get("layer_norm_epsilon")
     if _foundry(config) and config.get("norm_eps") is None and own not in (None, EPSILON):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from converter.config import Config, count, read_provenance
+from converter.config import Config, count, is_number, read_provenance
 from converter.errors import AlreadyConverted, SourceError, UnsupportedModel
 from converter.families import Family, converted, recognise
+from converter.source.checkpoint import quantised
 
 QUANTISED = ("quantization_config", "compression_config", "quantization_bit", "bigdl_transformers_low_bit")
 """Keys of quantised checkpoints: of transformers, of compressed-tensors, and of tools that have their own."""
 ADAPTER = "adapter_config.json"
+NORMS = ("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps", "norm_eps")
+"""What is added to a variance, so that its root is a number."""
 MOST_LABELS = 1 << 17
 """The largest number of labels of a classifier; transformers makes a name for each of them."""
 
@@ -53,7 +56,11 @@ def check_plain(config: Config) -> None:
     """The checks of any checkpoint, converted or not."""
     for key in QUANTISED:
         if config.get(key):
-            raise UnsupportedModel(f"the checkpoint is quantised ({key} is set); convert the unquantised one")
+            raise quantised(f"{key} is set")
+    for key in NORMS:
+        value = config.get(key)
+        if value is not None and not (is_number(value) and 0 < value < 1):
+            raise SourceError(f"config.json: {key} is {value!r}, expected a small positive number")
     labels = count(config, "num_labels", default=1)
     if labels > MOST_LABELS:
         raise SourceError(f"config.json: num_labels is {labels}, more than any model has ({MOST_LABELS})")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Any
 
-from converter.config import PROVENANCE, Config
+from converter.config import PROVENANCE, Config, is_count
 from converter.errors import ConverterError, SourceError, Undecided, UnsupportedModel, UsageError
 from converter.families import SLOPES
 from converter.families.refusals import QUANTISED
@@ -21,6 +22,15 @@ from converter.source import jsonfile
 
 FIXED = ("model_type", "auto_map", "alibi_scaling", "_name_or_path", PROVENANCE, SLOPES, *QUANTISED)
 """Keys that say what a checkpoint is and where it comes from; a user's word cannot change that."""
+SIZES = (
+    ("n_head", "n_heads", "num_attention_heads"),
+    ("num_kv_heads", "n_head_kv", "num_key_value_heads", "attn_config.kv_n_heads"),
+    ("hidden_size", "n_embed", "n_embd", "d_model"),
+    ("n_layer", "n_layers", "num_hidden_layers"),
+    ("vocab_size",),
+    ("head_dim",),
+)
+"""The names of each size that the weights were made with."""
 ABSURD = "\0"
 """A value that no key of a config has."""
 GENERAL = {
@@ -57,6 +67,7 @@ def overridden(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in overrides.items():
         _check_settable(key, value)
     result = _with(config, overrides)
+    _check_sizes(config, result)
     recipe = of_source(result)
     _check_refusals(config, overrides)
     for key in overrides:
@@ -78,6 +89,27 @@ def _check_settable(key: str, value: Any) -> None:
         raise UsageError(f"`overrides` {key}: config.json cannot hold {value!r:.80}") from error
     if not all([root, *parts]):
         raise UsageError(f"`overrides` {key!r}: a part of this key is empty")
+
+
+def _check_sizes(before: Config, after: Config) -> None:
+    """Raises ``UsageError`` if a size that the config states would change; one of two that differ may go."""
+    for names in SIZES:
+        stated, found = _sizes(before, names), _sizes(after, names)
+        if stated and not (found and set(found.values()) <= set(stated.values())):
+            name, value = next(iter(stated.items()))
+            raise UsageError(
+                f"config.json states {name} {value}, and the weights belong to it; `overrides` cannot "
+                "change a size"
+            )
+
+
+def _sizes(config: Config, names: Iterable[str]) -> dict[str, int]:
+    found = {name: reduce(_inside, name.split("."), config) for name in names}
+    return {name: value for name, value in found.items() if is_count(value)}
+
+
+def _inside(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, Mapping) else None
 
 
 def _check_refusals(config: Config, overrides: Mapping[str, Any]) -> None:

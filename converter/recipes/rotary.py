@@ -30,7 +30,7 @@ key. Cached keys keep the rotation they got when they were computed, so a text r
 text continued from a cache give different numbers."""
 HEADS = ("lm_head.weight", "embed_out.weight")
 """Names of the language model's head; GPT-NeoX uses the second, up to transformers 4."""
-BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attention\.bias|masked_bias)$")
+BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attention\.bias|masked_bias|(\w+_)?mask)$")
 """Buffers that old checkpoints store and no version of a model reads."""
 
 

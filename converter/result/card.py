@@ -177,10 +177,9 @@ class Origin:
 
 
 def read_origin(source: Source, base_model: str | None) -> Origin:
-    """The origin of a conversion, whose card is downloaded; ``base_model`` is what the user gave."""
+    """The origin of a conversion whose card, if any, was fetched; ``base_model`` is what the user gave."""
     path, card = source.folder / CARD, ""
     if path.is_file() and path.stat().st_size <= LARGEST_CARD:
-        source.fetch([CARD])
         card = path.read_text(encoding="utf-8", errors="replace")
     return Origin(source.name, base_model or source.repo_id, source.commit, card)
 

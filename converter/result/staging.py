@@ -11,16 +11,19 @@ import errno
 import fcntl
 import glob
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from converter.bytesize import bytes_text
-from converter.errors import OutputError, Unfinished
+from converter.errors import OutputError, SourceError, Unfinished
 from converter.interrupts import Interrupted, came, held
 from converter.paths import name_output, out_path
+from converter.result.manifest import MANIFEST
+from converter.source.jsonfile import read_object
 from converter.weights import journal
 
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -30,6 +33,20 @@ MARK = ".ntk-convert-"
 """In the name of every staging folder."""
 ASIDE = ".old"
 """Suffix of the name under which ``--overwrite`` moves the old folder aside for an instant."""
+
+BESIDE = re.compile(
+    r"README\.md|ntk_convert\.json|onnx_validation\.json|.*\.onnx\.failed|\.gitattributes"
+    r"|\.cache/huggingface/.*|(.*/)?__pycache__/.*"
+)
+"""What tools put beside the files that a result's manifest lists, and beside a model's files."""
+MODEL = re.compile(
+    r"(.*/)?((config|generation_config|tokenizer|special_tokens|added_tokens|vocab|merges|chat_template"
+    r"|modules|sentence|spiece|(pytorch_)?model)([_.-][\w.-]*)?"
+    r"\.(json|txt|model|jinja|tiktoken|safetensors|bin|onnx|onnx_data)"
+    r"|(modeling|configuration|tokenization|ntk)_\w+\.py|(licen[sc]e|notice|use_policy)[\w.-]*)",
+    re.IGNORECASE,
+)
+"""The names of a model's files."""
 
 
 def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
@@ -44,24 +61,45 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
         raise OutputError(f"the name of `out` is longer than {LONGEST} bytes; choose a shorter one")
     if place.exists() and not place.is_dir():
         raise OutputError(f"`out` {out} is a file; name a folder that does not exist yet")
-    weights = {Path(os.path.realpath(entry)) for entry in source.iterdir()} if source.is_dir() else set()
+    weights = {Path(os.path.realpath(entry)) for pattern in ("*", "*/*") for entry in source.glob(pattern)}
     if place.is_relative_to(origin) or any(path.is_relative_to(place) for path in {origin, *weights}):
         raise OutputError(f"`out` {out} and the source {source} overlap; name another folder")
     if Path.cwd().is_relative_to(place) and place.is_dir():
         raise OutputError(f"`out` {out} is or contains the current folder; name a new folder")
     if place.is_mount():
         raise OutputError(f"`out` {out} is a mount point, which cannot be replaced; name a folder inside it")
+    for name in _foreign(place):
+        raise OutputError(
+            f"`out` {out} holds {name!r}, and `overwrite` replaces only a result or a folder with "
+            "nothing but a model's files; move it away, or name another folder"
+        )
     if place.is_dir() and any(place.iterdir()) and not overwrite:
         raise OutputError(f"`out` {out} exists and is not empty; name another folder or give `overwrite`")
-    if place.is_dir() and any(place.iterdir()) and not (place / "config.json").is_file():
-        raise OutputError(
-            f"`out` {out} holds no config.json, so it is not a model's folder; `overwrite` replaces only "
-            "those, name another folder"
-        )
     for folder in (place.parent, place):
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
             raise OutputError(f"no permission to write in {folder}; change `out` {out}")
     return place
+
+
+def _foreign(place: Path) -> Iterator[str]:
+    """The files of a folder that ``--overwrite`` must not delete, since they may be a user's own."""
+    listed = _listed(place)
+    model = (place / "config.json").is_file()
+    for here, folders, files in os.walk(place):
+        links = [name for name in folders if (Path(here) / name).is_symlink()]
+        for name in (Path(here, name).relative_to(place).as_posix() for name in (*files, *links)):
+            known = name in listed if listed is not None else model and MODEL.fullmatch(name)
+            if not known and not (BESIDE.fullmatch(name) and (model or listed is not None)):
+                yield name
+
+
+def _listed(place: Path) -> Container[str] | None:
+    """The files that the manifest of a result lists, in any version's form; None without one."""
+    try:
+        files = read_object(place / MANIFEST).get("files")
+    except SourceError:
+        return None
+    return files if isinstance(files, (dict, list)) else None
 
 
 def check_space(folder: Path, needed: int, what: str, remedy: str) -> None:

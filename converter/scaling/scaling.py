@@ -225,6 +225,23 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
         raise problem
     method = cast(Method, value["type"])
     factor, length, rate = value.get("factor"), value.get("train_seq_len"), value.get("rate", 1.0)
+    dynamic = value.get("dynamic", "length")
+    for key, fits, expected in (
+        (
+            "factor",
+            factor is None or (is_number(factor) and 1 <= factor <= LONGEST),
+            f"a number from 1 to {LONGEST}",
+        ),
+        ("train_seq_len", length is None or is_count(length, LONGEST), "a number of tokens"),
+        ("dynamic", factor is not None or dynamic in BASES, " or ".join(BASES)),
+        (
+            "rate",
+            factor is not None or (is_number(rate) and 0 < rate <= LONGEST),
+            f"a number above 0, at most {LONGEST}",
+        ),
+    ):
+        if not fits:
+            raise SourceError(f"{where} has {key} {value[key]!r:.{LONGEST_SHOWN}}, expected {expected}")
     try:
         ramp = _read_ramp(value.get("ramp"))
     except ValueError:
@@ -234,26 +251,18 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
     fitted, temperatures = _read_fitted(value, where) if method == FITTED else (None, None)
     if fitted is None and not {"exponents", "temperatures"}.isdisjoint(value):
         raise problem
+    if (factor is None) == (length is None):
+        raise SourceError(f"{where} needs a factor or train_seq_len, and not both")
     if factor is not None:
-        if length is not None or not is_number(factor) or not 1 <= factor <= LONGEST:
-            raise problem
         if fitted is not None and not 1 < factor <= LARGEST_FACTOR:
             raise SourceError(
                 f"{where} has factor {factor:g}; a fitted scaling needs one above 1, "
                 f"and at most {LARGEST_FACTOR:g}"
             )
         return Static(method, float(factor), ramp, fitted, temperatures)
-    dynamic = value.get("dynamic", "length")
-    if (
-        dynamic not in BASES
-        or not is_count(length, LONGEST)
-        or not is_number(rate)
-        or not 0 < rate <= LONGEST
-    ):
-        raise problem
     if fitted is not None and rate > LARGEST_RATE:
         raise SourceError(f"{where} has rate {rate:g}; that of a fitted scaling is at most {LARGEST_RATE:g}")
-    return Dynamic(method, dynamic, float(rate), length, ramp, fitted, temperatures)
+    return Dynamic(method, dynamic, float(rate), cast(int, length), ramp, fitted, temperatures)
 
 
 def _read_fitted(value: Mapping[str, object], where: str) -> tuple[Exponents, Exponents | None]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from converter.config import is_integer
-from converter.errors import SourceError
-from converter.source.jsonfile import parse_object, read_object
+from converter.errors import SourceError, UnsupportedModel
+from converter.source.jsonfile import check_pointer, parse_object, read_object
 
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -30,6 +31,11 @@ ITEM_BYTES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
 """Bytes per element of each safetensors dtype that a model's weights can have."""
+
+QUANTISED = re.compile(r"\.(qweight|qzeros|scales)$")
+"""Finds the tensors of a quantised layer, as GPTQ and AWQ store it."""
+WEIGHT = re.compile(r"\.(weight|bias)$")
+"""Finds weights. A mask, which may be of integers, can be called bias too, but has more dimensions."""
 
 LARGEST_HEADER = 32 << 20
 """Bytes. A tensor takes about 120; at the safetensors library's limit, 100 MB, parsing needs a GB."""
@@ -101,15 +107,17 @@ def weight_index(names: Container[str]) -> str | None:
 
 
 def weight_files(index: str, read: Callable[[str], dict[str, Any]]) -> dict[str, str]:
-    """The index's ``weight_map``, tensor -> file; a ``SourceError`` if it is no map to plain file names."""
+    """The index's ``weight_map``, tensor -> file; a ``SourceError`` if it is no map to files below it."""
     weight_map = read(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise SourceError(f"{index} has no weight_map; download it again")
     suffix = ".bin" if index == BIN_INDEX else ".safetensors"
     for tensor, file in weight_map.items():
-        # A name with a folder in it could lead anywhere; no known checkpoint has one.
-        plain = isinstance(file, str) and file.isprintable() and len(file) < 256 and file == Path(file).name
-        if not plain or not file.endswith(suffix):
+        if QUANTISED.search(tensor):
+            raise quantised(f"tensor {tensor[:200]!r}")
+        plain = isinstance(file, str) and file.isprintable() and len(file) < 256
+        # Not absolute, and without a part that leads out of the folder.
+        if not plain or not file.endswith(suffix) or {"", ".", ".."} & {*file.split("/")}:
             raise SourceError(
                 f"{index} places {tensor[:200]!r} in {str(file)[:200]!r}, which is not a weight file "
                 "in its folder"
@@ -117,35 +125,43 @@ def weight_files(index: str, read: Callable[[str], dict[str, Any]]) -> dict[str,
     return weight_map
 
 
+def quantised(what: str) -> UnsupportedModel:
+    """The error for a quantised checkpoint; ``what`` it has that shows it."""
+    return UnsupportedModel(f"the checkpoint is quantised ({what}); convert the unquantised one")
+
+
 def target_names(files: Iterable[str], index: str | None) -> dict[str, str]:
-    """Weight file or index -> its name after conversion to safetensors."""
+    """Weight file or index -> its name after conversion: safetensors files, and none in a subfolder."""
     files = list(files)
-    if any(name.endswith(".bin") for name in files):
+    if any(name.endswith(".bin") or "/" in name for name in files):
         if len(files) == 1:
             return {files[0]: SAFETENSORS}
         shards = {
             name: f"model-{number:05}-of-{len(files):05}.safetensors"
             for number, name in enumerate(files, start=1)
         }
-        return shards | {BIN_INDEX: SAFETENSORS_INDEX}
+        return shards | ({} if index is None else {index: SAFETENSORS_INDEX})
     return {name: name for name in (*files, index) if name is not None}
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Lists and checks the weights of ``folder``; a ``SourceError`` names the wrong file or tensor."""
-    names = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-    first = weight_index(names)
+    first = weight_index({path.name for path in folder.iterdir() if path.is_file()})
     if first is None:
         raise SourceError(f"{folder} has no weights: neither {SAFETENSORS} nor {BIN}, nor an index of shards")
     index = first if first in INDEXES else None
     weight_map = weight_files(first, lambda name: read_object(folder / name)) if index else {}
     files = sorted(set(weight_map.values())) or [first]
-    missing = [file for file in files if file not in names]
+    missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise SourceError(
             f"{len(missing)} of {len(files)} shards are missing (first: {missing[0]!r}); download them again"
         )
-    sizes = {file: names[file] for file in files}
+    sizes = {file: (folder / file).stat().st_size for file in files}
+    for file, size in sizes.items():
+        if size == 0:
+            raise SourceError(f"{file} is empty; download it again")
+        check_pointer(folder / file)
     if first in (BIN, BIN_INDEX):
         return Checkpoint("bin", sizes, index, weight_map)
     return Checkpoint("safetensors", sizes, index, weight_map, _tensors(folder, files, weight_map, first))
@@ -157,7 +173,14 @@ def _tensors(folder: Path, files: list[str], weight_map: Mapping[str, str], inde
         for name, tensor in read_header(folder / file).items():
             if name in tensors:
                 raise SourceError(f"the tensor {name!r} is in both {tensors[name].file} and {file}")
-            tensors[name] = tensor
+            if QUANTISED.search(name):
+                raise quantised(f"tensor {name!r}")
+            if WEIGHT.search(name) and len(tensor.shape) < 3 and "F" not in tensor.dtype:
+                raise UnsupportedModel(
+                    f"the tensor {name!r} in {file} has dtype {tensor.dtype}, and weights are floating "
+                    "point; convert the checkpoint that it was made from"
+                )
+            tensors[name] = replace(tensor, file=file)
     for name, file in weight_map.items():
         if name not in tensors:
             raise SourceError(f"{index} lists the tensor {name!r}, but {file} does not have it")

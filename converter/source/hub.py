@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError, UsageError
-from converter.source.source import CONFIG, Source
+from converter.source.source import CONFIG, Source, check_gguf
 
 DEFAULT_REVISION = "main"
 HEXADECIMAL = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
@@ -116,6 +116,8 @@ def open_repository(
 
     # First, because this fails at once, where a download would retry for half a minute.
     listing = list_files(revision)
+    if listing is not None and CONFIG not in listing["files"]:
+        check_gguf(repo_id, listing["files"])
     # By commit from here on. For a branch that moves meanwhile, the client would get the size of a file
     # from one commit and its content from another.
     folder = download(CONFIG, listing["commit"] if listing else revision, offline=listing is None).parent

@@ -6,6 +6,7 @@ Size, number of values, nesting and digits are limited, so a hostile file cannot
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,15 @@ DEEPEST = 64
 """Levels of lists and objects. Configs have about five; recursion over this many is safe."""
 LONGEST_NUMBER = 300
 """Digits of an integer: it can still be converted to a float, so comparing and multiplying cannot fail."""
+AGAIN = "download it again"
+"""The remedy for a damaged file that came from elsewhere."""
+POINTER = b"version https://git-lfs"
+"""The start of the text that a clone has in the place of a large file."""
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``, or a ``SourceError``; see ``parse``."""
-    return parse_object(read_bytes(path), path.name)
+def read_object(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
+    """The JSON object in ``path``, or a ``SourceError`` that ends with ``remedy``; see ``parse``."""
+    return parse_object(read_bytes(path), path.name, remedy)
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
@@ -38,29 +43,47 @@ def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
     return content
 
 
-def parse_object(raw: bytes, name: str) -> dict[str, Any]:
+def check_pointer(path: Path) -> None:
+    """Raises ``SourceError`` for the text that a clone without git-lfs has in the place of a large file."""
+    try:
+        with path.open("rb") as file:
+            pointer = file.read(len(POINTER)) == POINTER
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+    if pointer:
+        raise SourceError(
+            f"{path.name} is a git-lfs pointer, not the file itself; run git lfs pull in {path.parent}"
+        )
+
+
+def parse_object(raw: bytes, name: str, remedy: str = AGAIN) -> dict[str, Any]:
     """The JSON object in ``raw``, which messages call ``name``, or a ``SourceError``; see ``parse``."""
-    value = parse(raw, name)
+    value = parse(raw, name, remedy)
     if not isinstance(value, dict):
         raise SourceError(f"{name} holds a JSON {type(value).__name__}, not an object")
     return value
 
 
-def parse(raw: bytes, name: str) -> Any:
+def parse(raw: bytes, name: str, remedy: str = AGAIN) -> Any:
     """The JSON value in ``raw``, or a ``SourceError`` that calls it ``name``, also beyond a limit."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, value in pairs:
+            if not _finite(value):
+                raise SourceError(f"{name}: {key[:200]!r} is not a finite number; correct it there")
+        return _unique(pairs)
+
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MOST_VALUES:
         raise SourceError(f"{name} has more than {MOST_VALUES} values, too many for a file of its kind")
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_int=_integer)
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique, parse_int=_integer)
         too_deep = _deeper(value, DEEPEST)
     except RecursionError:
         too_deep = True
     except ValueError as error:
-        raise SourceError(f"{name} is not valid JSON ({error}); download it again") from error
+        raise SourceError(f"{name} is not valid JSON ({error}); {remedy}") from error
     if too_deep:
-        raise SourceError(
-            f"{name} is not valid JSON (nested deeper than {DEEPEST} levels); download it again"
-        )
+        raise SourceError(f"{name} is not valid JSON (nested deeper than {DEEPEST} levels); {remedy}")
     return value
 
 
@@ -71,6 +94,13 @@ def _deeper(value: object, levels: int) -> bool:
         children = (parent.values() if isinstance(parent, dict) else parent for parent in level)
         level = [child for each in children for child in each if isinstance(child, (dict, list))]
     return bool(level)
+
+
+def _finite(value: object) -> bool:
+    """False for NaN and infinity, which Python reads from such words and from 1e999, and lists with them."""
+    if isinstance(value, list):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

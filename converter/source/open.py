@@ -8,7 +8,7 @@ from pathlib import Path
 
 from converter.errors import SourceError, UsageError
 from converter.paths import expand
-from converter.source.source import Source
+from converter.source.source import Source, check_gguf
 
 
 def open_source(
@@ -40,6 +40,7 @@ def open_source(
             raise UsageError(f"{model} is a local folder, and `revision` is for Hub ids; drop it")
         return open_folder(path)
     if exists:
+        check_gguf(str(path.parent), [path.name])
         raise SourceError(f"{model} is a file; give the folder that holds config.json and the weights")
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise SourceError(f"there is no folder {model}; check the path, or give a Hub id such as user/name")
@@ -49,7 +50,7 @@ def open_source(
 
 
 def open_folder(path: Path) -> Source:
-    """A checkpoint in a local folder; a ``SourceError`` if it is unreadable or a link leads to itself."""
+    """A checkpoint in a local folder; a ``SourceError`` if it is unreadable."""
     try:
         files: dict[str, int | None] = {
             entry.name: entry.stat().st_size
@@ -69,8 +70,6 @@ def _is_file(entry: Path) -> bool:
     try:
         return stat.S_ISREG(entry.stat().st_mode)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise SourceError(f"{entry.name} is a link that leads to itself; remove it") from error
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return False
         raise

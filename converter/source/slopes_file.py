@@ -23,7 +23,7 @@ def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
         path = Path(slopes)
         if not path.is_file():
             raise SourceError(f"`slopes` {slopes} is not a file; name a JSON file of fitted slopes")
-        name, content = path.name, read_object(path)
+        name, content = path.name, read_object(path, "correct it, or let fit write it again")
     record = content.pop(RECORD, None)
     if content.get("type") != FITTED:
         raise SourceError(f"{name} is not a file of fitted slopes: its type is not {FITTED!r}")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
-from converter.source.checkpoint import INDEXES, weight_files, weight_index
-from converter.source.jsonfile import read_object
+from converter.source.checkpoint import INDEXES, quantised, weight_files, weight_index
+from converter.source.jsonfile import check_pointer, parse_object, read_bytes, read_object
 
 CONFIG, CARD = "config.json", "README.md"
+QUANTISED_BY = ("quantize_config.json", "quant_config.json")
+"""Files in which GPTQ and AWQ record how they quantised the weights."""
 PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
 """A file or folder name that is not a path, not hidden, and valid on every system."""
 
@@ -53,17 +56,19 @@ class Source:
         """Makes files available in ``folder``; called for every file before its first use.
 
         Files of a Hub repository are downloaded. A link that leads out of a local folder is a
-        ``SourceError``, and so is a file that is not the Hub's (see ``check``); weights are checked where
-        all of their bytes are read.
+        ``SourceError``, except for weights, of which only tensors are copied. So is a file that is not the
+        Hub's (see ``check``); weights are checked where all of their bytes are read.
         """
         for name in names:
+            weights = name.endswith((".safetensors", ".bin")) or name in INDEXES
             if self.download is not None:
                 self.download(name)
-            elif not belongs(self.folder / name, self.folder):
+            elif not weights and not belongs(self.folder / name, self.folder):
                 raise SourceError(
                     f"{name} in {self.name} is a link that leads out of the folder; if this is intended, "
                     "replace the link by a copy of the file"
                 )
+            check_pointer(self.folder / name)
             if not name.endswith((".safetensors", ".bin")):
                 self.check([name])
 
@@ -117,9 +122,14 @@ class Source:
             audio = "; a model of FunASR such as emotion2vec (config.yaml) cannot be converted" * (
                 "config.yaml" in self.files
             )
+            check_gguf(self.name, self.files)
             raise SourceError(f"{self.name} has no {CONFIG}, so it is not a checkpoint{adapter}{audio}")
+        for name in QUANTISED_BY:
+            if name in self.files:
+                raise quantised(f"it has {name}")
         self.fetch([CONFIG])
-        return read_object(self.folder / CONFIG)
+        # A byte order mark, which some editors write, is harmless here: the result's config is written anew.
+        return parse_object(read_bytes(self.folder / CONFIG).removeprefix(BOM_UTF8), CONFIG)
 
     @property
     def index(self) -> str | None:
@@ -136,20 +146,35 @@ class Source:
                     f"the cache has no weights of {self.name}, and the Hub cannot be reached; check the "
                     "connection (and HF_HUB_OFFLINE, HF_ENDPOINT)"
                 )
+            check_gguf(self.name, self.files)
             return {}
-        names = [first]
+        names, found = [first], dict(self.files)
         if first in INDEXES:
             self.fetch([first])
             names = sorted(set(weight_files(first, lambda name: read_object(self.folder / name)).values()))
-            missing = [name for name in names if name not in self.files]
+            if self.nested is None:
+                nested = [name for name in names if "/" in name and (self.folder / name).is_file()]
+                found |= {name: (self.folder / name).stat().st_size for name in nested}
+            found |= self.nested or {}
+            missing = [name for name in names if name not in found]
             if missing and not (self.local or self.offline):
                 raise SourceError(
                     f"{self.name} lacks {len(missing)} of its {len(names)} shards (first: {missing[0]!r}); "
                     "choose another `revision`, or tell its owner"
                 )
         if self.local:
-            self.fetch(name for name in names if name in self.files)
-        return {name: self.files.get(name) for name in names}
+            self.fetch(name for name in names if name in found)
+        return {name: found.get(name) for name in names}
+
+
+def check_gguf(source: str, names: Iterable[str]) -> None:
+    """Raises ``SourceError`` for a file in llama.cpp's format, where others are missing."""
+    for name in names:
+        if name.lower().endswith(".gguf"):
+            raise SourceError(
+                f"{source} has {name}: GGUF files cannot be converted; give the repository with the original "
+                "safetensors files"
+            )
 
 
 def check_digest(path: Path, wanted: str | None, sha256: str | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ def check(patched: Patched, source_config: Config) -> Check:
     if isinstance(stock, FalconModel):
         unround_bias(stock)
     worst = largest_difference(stock, ours, part.ids)
+    if math.isnan(worst):
+        raise VerificationError(f"with scale 1, the output of {part.which} is not a number: {_cause(part)}")
     if not worst < TOLERANCE:
         raise VerificationError(
             f"with scale 1, the output of {part.which} differs from that of stock {stock_class.__name__} by "
@@ -62,6 +65,15 @@ def check(patched: Patched, source_config: Config) -> Check:
         f"with the real weights and scale 1, the output of {part.which} agrees with that of transformers' "
         f"{stock_class.__name__} in float32; largest relative difference {worst:.1e}",
     )
+
+
+def _cause(part: Slice) -> str:
+    """The weight that most likely made it so."""
+    largest = {name: float(tensor.abs().max()) for name, tensor in part.read.items() if tensor.dim() > 1}
+    zeros = [name for name, value in largest.items() if value == 0]
+    name = zeros[0] if zeros else max(largest, key=lambda name: largest[name])
+    what = "holds zeros only" if zeros else f"has values up to {largest[name]:.1e}"
+    return f"the tensor {name!r} {what}; download the checkpoint again"
 
 
 def largest_difference(stock: Any, ours: Any, ids: torch.Tensor) -> float:

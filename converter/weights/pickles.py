@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -29,11 +30,14 @@ def load(path: Path) -> dict[str, torch.Tensor]:
         raise
     except Exception as error:  # a hostile pickle can raise anything
         reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0]
+        called = re.search(r"GLOBAL (\S{1,100})", str(error))
         reason = reason.partition(". ")[0][:160]
-        raise SourceError(
-            f"{path.name} is damaged or holds more than tensors, and this tool does not run its code "
-            f"({reason}); convert a safetensors version of the checkpoint"
-        ) from error
+        what = (
+            f"holds more than tensors: {called[1]}, which this tool does not run"
+            if called
+            else f"is damaged or holds more than tensors, and this tool does not run its code ({reason})"
+        )
+        raise SourceError(f"{path.name} {what}; convert a safetensors version of the checkpoint") from error
     if not isinstance(state, dict):
         raise SourceError(f"{path.name} holds a {type(state).__name__}, not a dict of named tensors")
     for name, tensor in state.items():

@@ -78,7 +78,7 @@ def transfer(
     """
     targets = target_names(checkpoint.files, checkpoint.index)
     rewritten = order.dtype is not None or checkpoint.format == "bin"
-    jobs = {name: _job(checkpoint, source / name, folder / targets[name], order) for name in checkpoint.files}
+    jobs = {name: _job(checkpoint, source, name, folder / targets[name], order) for name in checkpoint.files}
     finished = journal.finished(folder)
     how: Counter[str] = Counter()
     for name, job in list(jobs.items()):
@@ -101,7 +101,7 @@ def transfer(
     _do(list(jobs.values()), size, "converting weights" if rewritten else "copying weights", progress)
     copied = {None: "copied", "reflink": "not shared"}.get(order.link, "not linked")
     how.update(["converted" if rewritten else copied] * len(jobs))
-    if rewritten:
+    if rewritten or any(name != target for name, target in targets.items()):  # shards of a subfolder move
         headers = _read_shards(checkpoint, folder, targets)
         index = checkpoint.index
         if index is not None and index in targets:  # a single .bin file no longer needs an index
@@ -111,18 +111,19 @@ def transfer(
     return dict(how)
 
 
-def _job(checkpoint: Checkpoint, source: Path, target: Path, order: Order) -> Job:
+def _job(checkpoint: Checkpoint, folder: Path, name: str, target: Path, order: Order) -> Job:
+    source, size = folder / name, checkpoint.files[name]
     unread = None if order.unread is None else order.unread.pattern
     # Values that were not looked at do not count as finished for a run that looks at them.
     how = "" if unread else "not checked"
-    digest = order.digests.get(source.name)
+    digest = order.digests.get(name)
     if order.dtype is None and checkpoint.format == "safetensors":
-        return Job(str(source), str(target), checkpoint.files[source.name], how, digest, unread=unread)
-    expected = [tensor for tensor, file in checkpoint.weight_map.items() if file == source.name]
+        return Job(str(source), str(target), size, how, digest, unread=unread)
+    expected = [tensor for tensor, file in checkpoint.weight_map.items() if file == name]
     return Job(
         str(source),
         str(target),
-        checkpoint.files[source.name],
+        size,
         f"{how} {order.dtype} {sorted(order.keep)} {sorted(order.tied)}",
         digest,
         rewrite=True,

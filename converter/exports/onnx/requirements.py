@@ -14,8 +14,8 @@ from converter.exports.onnx.options import OnnxOptions
 from converter.families import Family
 from converter.families.family import TASKS
 from converter.recipes import AlibiRecipe, Recipe
-from converter.source.sentence_transformers import MODULES, Pooling, nested_files, read_pooling
-from converter.source.source import CONFIG, Source
+from converter.source.sentence_transformers import MODULES, Pooling, read_pooling
+from converter.source.source import CONFIG
 
 if TYPE_CHECKING:
     from converter.result.converted import ConvertedRepository
@@ -41,15 +41,15 @@ def check_installed(options: OnnxOptions | None = None) -> None:
         check_available(options.provider)
 
 
-def check_conversion(options: OnnxOptions, recipe: Recipe, config: Config, source: Source) -> None:
+def check_conversion(options: OnnxOptions, recipe: Recipe, config: Config, folder: Path) -> None:
     """Checks that such a graph can be built of a conversion, before weights are downloaded.
 
-    ``config`` is that of the result. Raises what ``class_for`` and ``graph_pooling`` raise.
+    ``config`` is that of the result, ``folder`` has the source's small files. Raises what ``class_for`` and
+    ``graph_pooling`` raise.
     """
     class_for(options.computes, check_recipe(recipe, config), config, last_logits=options.last_logits)
     if options.pooled:
-        source.fetch(name for name in nested_files(source).files if name.endswith(f"/{CONFIG}"))
-        graph_pooling(source.folder)
+        graph_pooling(folder)
 
 
 def check_recipe(recipe: Recipe, config: Config) -> Family:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, TypeVar
@@ -60,7 +61,9 @@ class Geometry:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a JSON value is a finite number; a boolean is not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) <= sys.float_info.max  # an integer may be too large for math.isfinite
 
 
 def is_count(value: object, largest: float = math.inf) -> TypeGuard[int]:

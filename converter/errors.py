@@ -59,3 +59,17 @@ class ProviderError(ConverterError):
 
 class MissingPackage(ConverterError):
     """A package of an optional extra is not installed."""
+
+
+NO_MEMORY = (
+    *("allocate memory", "failed to map segment", "bad_alloc", "bad allocation"),
+    "error return without exception set",
+)
+"""What libraries say if memory runs out: torch, the dynamic loader, C++, extensions that do not check."""
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error means that the memory, or a limit on it, is used up."""
+    said = str(error)
+    found = any(words in said for words in NO_MEMORY) and "not permitted" not in said  # a disk without exec
+    return found or isinstance(error, MemoryError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -17,8 +18,23 @@ def expand(path: str | Path) -> Path:
 
 
 def out_path(out: str | Path) -> Path:
-    """The absolute path of an output folder, with all links followed; an ``OutputError`` if it is no path."""
+    """The absolute path of an output folder, with all links followed.
+
+    Raises ``OutputError`` for what is no path, or one that a card or a terminal cannot show.
+    """
     try:
-        return Path(os.path.realpath(expand(out)))  # Path.resolve raises for circular links
+        place = Path(os.path.realpath(expand(out)))  # Path.resolve raises for circular links
     except ValueError as error:
         raise OutputError(f"`out` {str(out)[:80]!r} is not a path ({error}); name a folder") from error
+    if not str(place).isprintable():
+        raise OutputError(
+            f"`out` {str(place)[-80:]!r} has characters that cannot be printed; name another folder, "
+            "or set a UTF-8 locale if it has none"
+        )
+    return place
+
+
+def name_output(error: BaseException, place: Path) -> None:
+    """Lets a failed write say where it was, which it does not know: files are written by descriptor."""
+    if isinstance(error, OSError) and error.filename is None and error.errno not in (None, errno.EIO):
+        error.filename = str(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -217,6 +218,11 @@ def test_wrong_usage_points_to_the_command_s_own_help(run: RunCli, words: str, c
     ("words", "line"),
     [
         ("inspect SOURCE --scale 0.5", "--scale 0.5 is out of range"),
+        (
+            "inspect SOURCE --scale 1e308",
+            "--scale 1e+308 is out of range; give a number from 1 to 2147483648",
+        ),
+        ("plot SOURCE --scales 2,1e308 --out o", "--scales 1e+308 is out of range"),
         ("inspect SOURCE --set n_head", "--set 'n_head' is not KEY=VALUE"),
         ("convert SOURCE --scale 2 --out / --overwrite", "--out / and the source"),
         ("convert SOURCE --out o --no-verify --push-to-hub a/b", "drop --no-verify or --push-to-hub"),
@@ -358,6 +364,93 @@ def test_a_bug_is_one_line_too(
         == r"error: unexpected ValueError: two\nlines; this is a bug, please report it with -v" + "\n"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+# --- what the shell gives it
+
+
+def started(words: str, *, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs words of a shell, with the command line in $RUN."""
+    added = {"RUN": f"{sys.executable} -m converter", "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(
+        ["sh", "-c", words], cwd=cwd, env=os.environ | added, capture_output=True, text=True, check=False
+    )
+
+
+DONE = "error: the command is done and its result complete, but stdout cannot be written: No space left"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "printed", "said"),
+    [
+        # Streams that are closed, or full
+        ("", "2>&-", 0, "{out}", ""),
+        ("", ">&-", 0, "", "trust_remote_code=True"),
+        ("", "<&- >&- 2>&-", 0, "", ""),
+        ("", "2>/dev/full", 0, "{out}", ""),
+        ("", ">/dev/full", 1, "", DONE),
+        # Limits
+        ("ulimit -f 8;", "", 1, "", "error: File too large ({out}); raise the limit on the size of a file"),
+        ("ulimit -d 200000;", "", 1, "", "error: not enough memory; end other programs, or raise the limit"),
+        # Languages
+        ("LC_ALL=C", "", 0, "{out}", "trust_remote_code=True"),
+        ("PYTHONIOENCODING=ascii", "", 0, "{out}", "trust_remote_code=True"),
+    ],
+)
+def test_the_streams_limits_and_language_of_a_shell(
+    pristine: Pristine, tmp_path: Path, before: str, after: str, code: int, printed: str, said: str
+) -> None:
+    place = tmp_path / "\u00e9"
+    place.mkdir()
+    source, out = pristine("bloom"), place / "out"
+    done = started(f"{before} $RUN {source} --scale 2 --out {out} {after}", cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.strip() == printed.format(out=out)
+    assert said.format(out=out) in done.stderr
+    assert done.stderr.count("\n") == 1 if code else "error" not in done.stderr
+    complete = code == 0 or said == DONE
+    assert sorted(place.iterdir()) == [out] * complete
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some space or change --out"),
+        (errno.EDQUOT, "free some of your quota or change --out"),
+        (errno.EFBIG, "raise the limit on the size of a file (ulimit -f), or choose another disk"),
+        (errno.EACCES, "change its permissions or choose another folder"),
+        (errno.EROFS, "choose a folder that can be written"),
+    ],
+)
+def test_a_failed_write_names_the_output(
+    pristine: Pristine,
+    refused: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    remedy: str,
+) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.delattr(os, "copy_file_range", raising=False)
+    monkeypatch.setattr(os, "write", fails)
+    out = tmp_path / "out"
+    assert (
+        refused(pristine("bloom"), *FAST, "--out", out) == f"error: {os.strerror(number)} ({out}); {remedy}\n"
+    )
+
+
+def test_a_current_folder_that_was_removed(
+    pristine: Pristine, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    line = refused(pristine("bloom"), "--scale", "2", "--out", tmp_path / "out")
+    assert line.startswith(
+        "error: the current folder cannot be opened (No such file or directory); change to"
+    )
 
 
 def test_a_closed_pipe_gives_no_traceback(pristine: Pristine) -> None:

@@ -231,6 +231,12 @@ REFUSED: list[tuple[str, Changes, type[Exception], str]] = [
     ("JAIS", {"alibi_scaling": {**SIX, "train_seq_len": 2048}}, UnsupportedModel, "2048"),
     ("JAIS", {"alibi_scaling": "linear"}, UnsupportedModel, "'linear'"),
     ("JAIS", {"architectures": ["JAISDoubleHeadsModel"]}, UnsupportedModel, "JAISLMHeadModel"),
+    (
+        "JAIS",
+        {"architectures": ["JAISLMHeadModel", "JAISModel"]},
+        Undecided,
+        "give that one, e.g. `overrides`",
+    ),
     ("JAIS", {"mup_embeddings_scale": 1.0}, SourceError, "embeddings_scale 14.6"),
     ("JAIS", {"mup_scale_qk_dot_by_d": False}, SourceError, "scale_qk_dot_by_d True"),
     ("JAIS", {"mup_width_scale": 0.111, "mup_output_alpha": 2.0}, SourceError, "width_scale 0.111"),

@@ -129,7 +129,7 @@ def test_rows_of_layers() -> None:
         ({"temperatures": [[0, 0, 0, True]] * 2}, "temperature True"),
         ({"factor": 1.0}, "factor 1"),
         ({"factor": 1e5}, "factor 100000"),
-        ({"factor": "8"}, "factor '8', expected a number of at least 1"),
+        ({"factor": "8"}, "factor '8', expected a number from 1 to"),
         ({"train_seq_len": 64}, "a factor or train_seq_len, and not both"),
         ({"factor": None}, "a factor or train_seq_len, and not both"),
         ({"factor": None, "train_seq_len": -1}, "train_seq_len -1, expected a number of tokens"),

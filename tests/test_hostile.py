@@ -194,6 +194,25 @@ def test_names_that_cannot_be_printed(
     assert all(letter.isprintable() or letter == "\n" for text in texts for letter in text)
 
 
+@pytest.mark.parametrize("name", [b"caf\xe9", b"a\nerror: forged\x1b[2J"])
+def test_an_out_that_cannot_be_printed(
+    name: bytes,
+    make_source: MakeSource,
+    refused: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The folder itself, or one that it is in; it would be printed, and stand in the card."""
+    source, place = make_source(), tmp_path / os.fsdecode(name)
+    place.mkdir()
+    monkeypatch.chdir(place)
+    for out in (place / "out", "out", place):
+        for words in ((source, "--scale", "2", "--no-verify"), ("plot", source, "--scales", "2")):
+            assert "has characters that cannot be printed; name another folder" in refused(
+                *words, "--out", out
+            )
+
+
 # Functions under what chance gives them
 
 JSON = st.recursive(

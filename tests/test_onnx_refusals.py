@@ -331,7 +331,31 @@ def test_a_full_disk(repository: Make, refused: Refused, monkeypatch: pytest.Mon
     folder = repository()
     usage = shutil.disk_usage(folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    assert "GB free" in refused("export", folder, "--onnx-standalone")
+    assert "has 1.0 kB free, and the graph's own weights need " in refused(
+        "export", folder, "--onnx-standalone"
+    )
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "onnx/model.onnx", "genai_config.json", "tokenizer.json"])
+def test_a_pipe_in_place_of_a_file(repository: Make, refused: Refused, name: str) -> None:
+    """Nobody writes to it, so reading it would wait for ever."""
+    folder = repository()
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    for words in (
+        ("export", folder),
+        ("validate", folder),
+        ("push", folder, "ada/bloom-ntk"),
+        ("adopt", folder),
+    ):
+        assert f"{name} is a pipe or a device, not a file; remove it" in refused(*words)
+
+
+def test_a_path_that_cannot_be_printed(repository: Make, refused: Refused, tmp_path: Path) -> None:
+    folder = repository().rename(tmp_path / "a\x1b[2J\nb")
+    for command in ("export", "validate", "adopt"):
+        assert "has characters that cannot be printed; rename it" in refused(command, folder)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.skipif(
 ROOT = Path(__file__).parent.parent
 PLAIN = "import onnxruntime; onnxruntime.InferenceSession(folder / 'model.onnx')"
 EXAMPLE = "from examples.generate_onnx import Model; Model(folder)"
+GENAI_EXAMPLE = f"import generate_genai; {EXAMPLE}; from generate_genai import og; og.Model(str(folder))"
 GENAI = "import onnxruntime_genai; onnxruntime_genai.Model(str(folder))"
 
 # The setting is the thread's, so NumPy shows it: 1e-38 / 8 is a denormal number.
@@ -74,3 +77,23 @@ def test_validation_leaves_the_thread_as_it_was(converted: Convert, monkeypatch:
     session.shared(1, 3).step(ids, mask)
     assert seen == ["1", 0, 0]
     assert smallest() > 0
+
+
+OURS = "from converter.exports.onnx.session import Session; Session(folder / 'model.onnx', 'cpu')"
+
+
+@pytest.mark.parametrize("opened", [OURS, EXAMPLE, GENAI_EXAMPLE], ids=["ours", "example", "genai example"])
+def test_no_telemetry(converted: Convert, tmp_path: Path, opened: str) -> None:
+    """onnxruntime is imported anew, in a process without the variables by which it sees a test."""
+    if opened is GENAI_EXAMPLE and importlib.util.find_spec("onnxruntime_genai") is None:
+        pytest.skip("onnxruntime-genai is not installed")
+    folder, home = converted("bloom", 4, "ntk"), tmp_path / "home"
+    export(folder, OnnxOptions(validate=False))
+    home.mkdir()
+    code = f"import pathlib; folder = pathlib.Path({str(folder)!r}); {opened}"
+    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    words = [sys.executable, "-c", code]
+    environment = {**kept, "HOME": str(home), "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}"}
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert not [path for path in home.rglob("*") if "onnxruntime" in str(path)]

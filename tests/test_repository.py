@@ -128,7 +128,7 @@ def test_no_scaling_is_written_as_such(pristine: Callable[..., Path], tmp_path: 
     [
         (64, {"scale": 4.0}, 256),
         (640, {"scale": 4.0, "train_length": 32}, 640),
-        (64, {"scale": 1e300}, 1 << 31),
+        (64, {"scale": float(1 << 31)}, 1 << 31),
         (64, {"dynamic": "length", "train_length": 64}, 64),
     ],
 )

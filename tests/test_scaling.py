@@ -82,8 +82,10 @@ NO_RAMP = "is not a ramp; give two parts of the trained length"
         ({"scale": 2.0, "target_length": 4096}, "`scale` and `target_length` cannot be combined"),
         ({"target_length": 4096, "dynamic": "position"}, "`target_length` and `dynamic` cannot"),
         *(({"scale": scale}, f"`scale` {scale} is out of range") for scale in (0.99, -2.0, NAN, INF, True)),
+        *(({"scale": scale}, f"`scale` {scale} is out of range") for scale in (2.2e9, 1e308, 10**400)),
         ({"scale": 2.0, "rate": 1.0}, "`rate` needs `dynamic` length or `dynamic` position"),
         *(({"dynamic": "length", "rate": rate}, f"`rate` {rate} is out of") for rate in (0.0, INF, NAN)),
+        ({"dynamic": "length", "rate": 1e308}, "`rate` 1e+308 is out of range"),
         ({"dynamic": "sometimes"}, "`dynamic` 'sometimes'"),
         ({"method": "yarn", "scale": 2.0}, "`method` 'yarn' is unknown; choose one of ntk, by-parts, linear"),
         *(
@@ -100,6 +102,7 @@ NO_RAMP = "is not a ramp; give two parts of the trained length"
             for ramp in [
                 *((0.5, 0.5), (0.5, 0.5000001), (0.5, 1e300), (0.5, 0.25), (0.0, 0.5), (-1.0, 1.0)),
                 *((0.1, INF), (NAN, 1.0), (0.1, NAN), (True, 2.0), (0.1,), (0.1, 0.2, 0.3)),
+                *((1e-320, 0.5), (1e-10, 0.5), (0.5, 10**400)),
             ]
         ),
     ],
@@ -159,10 +162,10 @@ def test_what_btlm_and_jais_write_is_understood(value: dict[str, Any], expected:
     "value",
     [
         *("ntk", [], {}, {"type": "none"}, {"type": "ntk"}, {"type": "yarn", "factor": 2.0}),
-        *({"type": "ntk", "factor": factor} for factor in (0.5, "2", NAN)),
+        *({"type": "ntk", "factor": factor} for factor in (0.5, "2", NAN, 2.2e9, 10**299)),
         {"type": "ntk", "factor": 2.0, "train_seq_len": 2048},
-        *({"type": "ntk", "train_seq_len": length} for length in (2048.5, 0, True)),
-        {"type": "ntk", "train_seq_len": 2048, "rate": 0},
+        *({"type": "ntk", "train_seq_len": length} for length in (2048.5, 0, True, 1 << 40)),
+        *({"type": "ntk", "train_seq_len": 2048, "rate": rate} for rate in (0, 1e308)),
         {"type": "ntk", "train_seq_len": 2048, "dynamic": "sometimes"},
         {"type": "ntk", "factor": 2.0, "ramp": [128, 512]},
         {"type": "by-parts", "factor": 2.0},

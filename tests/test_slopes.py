@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from converter.config import LONGEST
 from converter.scaling import slopes as formulas
 from converter.scaling.scaling import METHODS
 from templates import ntk_alibi
@@ -199,3 +201,20 @@ def test_the_template_refuses_a_ramp_that_it_cannot_honour(changes: dict[str, ob
     assert ntk_alibi.Alibi(ntk_alibi.stock_slopes(8), scaling).exponents[0][-1] == 1
     with pytest.raises((ValueError, TypeError)):
         ntk_alibi.Alibi(ntk_alibi.stock_slopes(8), {**scaling, **changes})
+
+
+@pytest.mark.parametrize("method", ["linear", "ntk", "ntk-published"])
+@pytest.mark.parametrize("basis", [None, "length", "position"])
+def test_the_largest_factor_and_rate_are_exact_in_float32(method: Any, basis: str | None) -> None:
+    """At the longest position, of the steepest and flattest slopes of published models."""
+    largest, last = float(LONGEST), LONGEST - 1
+    stock = formulas.stock_slopes(112, 16.0)
+    grows = {"train_seq_len": 1, "dynamic": basis, "rate": largest}
+    alibi = ntk_alibi.Alibi(stock, {"type": method, **({"factor": largest} if basis is None else grows)})
+    factor = largest if basis is None else largest * LONGEST
+    expected = scaled_slopes(np.array(stock), method, factor)
+    found = alibi.at(torch.tensor([[last]]))[0, 0, :, 0]
+    np.testing.assert_allclose(found.double(), expected, rtol=1e-5)
+    channels = ntk_alibi.query_channels(found, 1 / 16)
+    both = channels[..., 0].bfloat16().double() + channels[..., 3].bfloat16().double()
+    np.testing.assert_allclose(both, expected * 256 * 16, rtol=2e-5)

@@ -575,7 +575,7 @@ def test_a_stopped_run_goes_on(
         usage = shutil.disk_usage(tmp_path)
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-            with pytest.raises(OutputError, match=r"GB free.*2 finished weight files are kept"):
+            with pytest.raises(OutputError, match=r"1\.0 kB free.*2 finished weight files are kept"):
                 convert(source, tmp_path / "out", scale=2, verify=False, resume=True, **how)
     (folder / "half-written").write_text("x")
     (folder / "1_Pooling").mkdir()

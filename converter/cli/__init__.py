@@ -8,25 +8,28 @@ Nothing heavy is imported before a command runs, so ``--help`` and shell complet
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from converter import interrupts
 from converter._version import __version__
 from converter.cli import conversion, evaluation
-from converter.cli.click_additions import DefaultGroup
-from converter.errors import ConverterError
+from converter.cli.click_additions import DefaultGroup, printable, put
+from converter.errors import ConverterError, out_of_memory
 
 DISK_REMEDIES = {
     errno.ENOSPC: "free some space or change --out",
     errno.EDQUOT: "free some of your quota or change --out",
     errno.EACCES: "change its permissions or choose another folder",
     errno.EPERM: "change its permissions or choose another folder",
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f), or choose another disk",
     errno.EROFS: "choose a folder that can be written",
     errno.EBUSY: "a mount point cannot be replaced; choose a folder inside it",
 }
@@ -67,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     verbose = bool({"-v", "--verbose"} & set(words))
     interrupts.listen()
+    _open_streams()
     if not verbose:
         # huggingface_hub logs every retry; its final failure is reported below.
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
@@ -84,12 +88,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         line, code = _explain(error)
         # Keep it to one line, whatever a file name or a server's answer contains.
-        printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
-        if len(printable) > LONGEST_LINE:
-            printable = f"{printable[:LONGEST_LINE]} ..."
-        click.echo(f"error: {printable}", err=True)
+        line = printable(line).replace("\n", "\\n")
+        put(f"error: {line if len(line) <= LONGEST_LINE else f'{line[:LONGEST_LINE]} ...'}", err=True)
         interrupts.ignore()
         sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Opens the standard streams that are closed, so that no file of the run gets their numbers.
+
+    stdout prints what its encoding lacks as escapes, as stderr does.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _explain(error: Exception) -> tuple[str, int]:
@@ -105,6 +122,8 @@ def _explain(error: Exception) -> tuple[str, int]:
         message = error.format_message()
         stop = "" if message.endswith((".", "?", ")")) else "."
         return f"{message}{stop} See {command} --help.", error.exit_code
+    if out_of_memory(error):
+        return "not enough memory; end other programs, or raise the limit (ulimit -v and -d)", 1
     if isinstance(error, OSError):
         remedy = DISK_REMEDIES.get(error.errno or 0)
         where = f" ({error.filename})" if error.filename else ""

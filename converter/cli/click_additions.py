@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +14,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from converter.errors import ConverterError
+from converter.errors import ConverterError, OutputError
 from converter.interrupts import Interrupted
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,13 +92,48 @@ def progress() -> bool:
 def show(result: Mapping[str, Any], *lines: str) -> None:
     """Prints a result to stdout, as JSON or as lines for people."""
     for line in [json.dumps(result)] if given("json") else lines:
-        click.echo(line)
+        put(line)
+
+
+def _check_current_folder() -> None:
+    """Libraries ask for it, and some of their errors would not name it."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConverterError(
+            f"the current folder cannot be opened ({error.strerror}); change to one that exists"
+        ) from error
 
 
 def say(*lines: str) -> None:
     """Prints to stderr, unless ``--quiet`` is given."""
     for line in () if given("quiet") else lines:
-        click.echo(line, err=True)
+        put(line, err=True)
+
+
+def printable(text: str) -> str:
+    """Text of any origin in which nothing but line breaks controls a terminal."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text
+    )
+
+
+def put(line: str, *, err: bool = False) -> None:
+    """Prints to stdout or stderr.
+
+    Raises ``OutputError`` if stdout cannot be written. stderr that cannot be written is ignored.
+    """
+    try:
+        click.echo(printable(line), err=err)
+    except OSError as error:
+        if error.errno == errno.EPIPE and not err:
+            raise  # who reads the output has seen enough, which is no failure
+        # Python would write what is left in the stream's buffer once more at the end, and fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stderr if err else sys.stdout).fileno())
+        if not err:
+            raise OutputError(
+                f"the command is done and its result complete, but stdout cannot be written: {error.strerror}"
+            ) from error
 
 
 class Command(click.Command):
@@ -152,6 +189,7 @@ class DefaultGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            _check_current_folder()
             return super().invoke(ctx)
         except (ConverterError, Interrupted) as error:
             error.args = tuple(self._with_options(str(part), ctx.invoked_subcommand) for part in error.args)

@@ -231,12 +231,9 @@ def pushed(result: PushResult, *, verbose: bool) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    """The first names of a list of files, with unprintable characters escaped."""
-    shown = [
-        "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name) for name in names
-    ]
+    """The first names of a list of files."""
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(shown[:MOST_NAMES]) + more
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def inspection(found: Inspection) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from converter.errors import SourceError, UnsupportedModel, UsageError
+from converter.errors import SourceError, UnsupportedModel, UsageError, out_of_memory
 from converter.evaluation.embeddings import pooling_of
 from converter.evaluation.runner import Hardware
 from converter.exports.onnx.files import NOT_COPIED
@@ -210,6 +210,8 @@ class Subject:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # damaged weights can raise anything
+            if out_of_memory(error):
+                raise
             reason = str(error).partition("\n")[0]
             raise SourceError(f"{self.name} does not load ({type(error).__name__}: {reason})") from error
         if found["missing_keys"]:

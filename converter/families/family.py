@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from converter.config import Config, Geometry, count, head_dim, is_number, respelled
-from converter.errors import SourceError, UnsupportedModel
+from converter.errors import SourceError, Undecided, UnsupportedModel
 from converter.scaling.slopes import Slopes
 from converter.scaling.slopes import stock_slopes as press_slopes
 from converter.source.checkpoint import Tensor
@@ -227,6 +228,7 @@ class Family:
         Raises:
             SourceError: ``architectures`` is not a list.
             UnsupportedModel: the family's modeling file has no such class.
+            Undecided: it names two classes.
         """
         named = config.get("architectures")
         if not named:
@@ -242,7 +244,13 @@ class Family:
                     f"architectures names {name!r}; the {self.title} classes that can be converted are "
                     f"{', '.join(known)}"
                 )
-        return [f"Ntk{self.camel}{ends[name]}" for name in named]
+        converted = list(dict.fromkeys(f"Ntk{self.camel}{ends[name]}" for name in named))
+        if len(converted) > 1:
+            raise Undecided(
+                f"config.json: architectures names {' and '.join(dict.fromkeys(named))}, and the weights are "
+                f"those of one class; give that one, e.g. `overrides` 'architectures={json.dumps(named[:1])}'"
+            )
+        return converted
 
     def recognises(self, config: Config) -> bool:
         """Whether the config belongs to a source of this family, or to a repository converted from one."""

@@ -227,7 +227,7 @@ def describe(
         changed=changed,
         scaling=scaling,
         train_length=f"{repository.train_length} tokens" if repository.train_length else "not known",
-        commit=f"`{origin.commit}`" if origin.commit else "(local folder)",
+        commit=f"`{_plain(origin.commit)}`" if origin.commit else "(local folder)",
         picture=SHOWN.format(title=words.kind) if picture else "",
         load=_load(words, tokenizer, place),
         notes="\n\n".join([words.notes, *(f"{note[:1].upper()}{note[1:]}." for note in notes)]),

@@ -139,6 +139,11 @@ def read_converted(folder: Path) -> tuple[dict[str, Any], Recipe]:
     check_merged(folder, [path.name for path in folder.iterdir()])
     if not (folder / CONFIG).is_file():
         raise SourceError(f"{folder} has no {CONFIG}; name a repository that ntk-convert wrote")
+    for path in folder.rglob("*"):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise SourceError(f"{path} is a pipe or a device, not a file; remove it")
+    if not str(folder).isprintable():
+        raise SourceError(f"the path {str(folder)[-80:]!r} has characters that cannot be printed; rename it")
     config = read_object(folder / CONFIG)
     provenance = read_provenance(config)
     recipe = recipes.of_checkpoint(config)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from converter.errors import OutputError
-from converter.paths import out_path
+from converter.paths import name_output, out_path
 
 
 def check_folder(out: str | Path, *, overwrite: bool) -> Path:
@@ -43,7 +43,8 @@ def write_files(place: Path, files: Mapping[str, bytes]) -> list[Path]:
                 (work / name).write_bytes(content)
             for name in files:
                 (work / name).replace(place / name)
-    except BaseException:
+    except BaseException as error:
+        name_output(error, place)
         if made:
             with contextlib.suppress(OSError):  # another program has put a file there
                 place.rmdir()

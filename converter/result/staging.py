@@ -18,9 +18,10 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from converter.bytesize import bytes_text
 from converter.errors import OutputError, SourceError, Unfinished
 from converter.interrupts import Interrupted, came, held
-from converter.paths import out_path
+from converter.paths import name_output, out_path
 from converter.result.manifest import MANIFEST
 from converter.source.jsonfile import read_object
 from converter.weights import journal
@@ -109,7 +110,7 @@ def check_space(folder: Path, needed: int, what: str, remedy: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OutputError(
-            f"{folder} has {free / 1e9:.1f} GB free, and {what} {needed / 1e9:.1f} GB; "
+            f"{folder} has {bytes_text(free)} free, and {what} {bytes_text(needed)}; "
             f"free some space or {remedy}"
         )
 
@@ -146,6 +147,7 @@ def workspace(place: Path, *, resume: bool = False) -> Iterator[Path]:
             raise KeyboardInterrupt
         yield folder
     except BaseException as error:
+        name_output(error, place)
         interrupted = isinstance(error, KeyboardInterrupt) or came()
         if interrupted or isinstance(error, (OSError, OutputError, Unfinished)):
             files = journal.kept(folder)

@@ -135,6 +135,10 @@ class Request:
     def __post_init__(self) -> None:
         if self.slopes is not None:
             self._check_alone()
+            if not self.slopes.name.isprintable():
+                raise UsageError(
+                    f"`slopes` {self.slopes.name!r} has characters that cannot be printed; rename the file"
+                )
         if self.method not in (None, *METHODS):
             raise UsageError(f"`method` {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
         if self.dynamic is not None and self.dynamic not in BASES:
@@ -158,17 +162,20 @@ class Request:
         self._check_ranges()
 
     def _check_ranges(self) -> None:
-        if self.scale is not None and (not is_number(self.scale) or self.scale < 1):
-            raise UsageError(f"`scale` {self.scale} is out of range; give a finite number of at least 1")
-        if self.rate is not None and (not is_number(self.rate) or self.rate <= 0):
+        if self.scale is not None and (not is_number(self.scale) or not 1 <= self.scale <= LONGEST):
+            raise UsageError(f"`scale` {self.scale} is out of range; give a number from 1 to {LONGEST}")
+        if self.rate is not None and (not is_number(self.rate) or not 0 < self.rate <= LONGEST):
             raise UsageError(
-                f"`rate` {self.rate} is out of range; give a finite number above 0, usually 1 to 2"
+                f"`rate` {self.rate} is out of range; give a number above 0, usually 1 to 2, and at most "
+                f"{LONGEST}"
             )
         if self.ramp is not None:
             self._check_ramp(self.ramp)
         for name, length in (("`target_length`", self.target_length), ("`train_length`", self.train_length)):
             if length is not None and not is_count(length, LONGEST):
-                raise UsageError(f"{name} {length} is out of range; give a number of tokens, at least 1")
+                raise UsageError(
+                    f"{name} {length} is out of range; give a number of tokens, from 1 to {LONGEST}"
+                )
 
     def _check_alone(self) -> None:
         others = {
@@ -184,10 +191,10 @@ class Request:
         if self.method != BY_PARTS:
             raise UsageError(f"`ramp` needs `method` {BY_PARTS}; give that method or drop `ramp`")
         numbers = len(ramp) == 2 and all(map(is_number, ramp))
-        if not numbers or not 0 < NARROWEST * ramp[0] <= ramp[1] <= LONGEST:
+        if not numbers or not 1 / LONGEST <= ramp[0] <= ramp[1] / NARROWEST or ramp[1] > LONGEST:
             raise UsageError(
                 f"`ramp` {' '.join(map(str, ramp))} is not a ramp; give two parts of the trained length, "
-                "above 0 and the smaller first"
+                f"from {1 / LONGEST:.2g} to {LONGEST:.2g} and the smaller first"
             )
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
-from converter.config import is_count, is_number
+from converter.config import LONGEST, is_count, is_number
 from converter.errors import SourceError
 from converter.scaling.slopes import Exponents, Ramp, Slopes, exponents, with_exponents
 
@@ -227,10 +227,18 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
     factor, length, rate = value.get("factor"), value.get("train_seq_len"), value.get("rate", 1.0)
     dynamic = value.get("dynamic", "length")
     for key, fits, expected in (
-        ("factor", factor is None or (is_number(factor) and factor >= 1), "a number of at least 1"),
-        ("train_seq_len", length is None or is_count(length), "a number of tokens"),
+        (
+            "factor",
+            factor is None or (is_number(factor) and 1 <= factor <= LONGEST),
+            f"a number from 1 to {LONGEST}",
+        ),
+        ("train_seq_len", length is None or is_count(length, LONGEST), "a number of tokens"),
         ("dynamic", factor is not None or dynamic in BASES, " or ".join(BASES)),
-        ("rate", factor is not None or (is_number(rate) and rate > 0), "a number above 0"),
+        (
+            "rate",
+            factor is not None or (is_number(rate) and 0 < rate <= LONGEST),
+            f"a number above 0, at most {LONGEST}",
+        ),
     ):
         if not fits:
             raise SourceError(f"{where} has {key} {value[key]!r:.{LONGEST_SHOWN}}, expected {expected}")

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from converter.config import Config
-from converter.errors import ConverterError, VerificationError
+from converter.errors import ConverterError, VerificationError, out_of_memory
 from converter.recipes import RotaryRecipe
 from converter.result.converted import ConvertedRepository
 from converter.verification.check import Check
@@ -49,6 +49,8 @@ def verify(repository: ConvertedRepository, source_config: Config | None = None)
     except ConverterError:
         raise
     except Exception as error:  # building a model from a bad config value can raise anything
+        if out_of_memory(error) or getattr(error, "errno", None):
+            raise  # no fault of the config
         reason = " ".join(str(error).split())
         raise VerificationError(
             f"the model does not run with this config.json ({type(error).__name__}: {reason}); "

@@ -44,13 +44,15 @@ HEADER: dict[str, Any] = {
 }
 GOOD, BYTES = json.dumps(HEADER).encode(), 48
 
-Make = Callable[[Path], "str | None"]
-Vary = Callable[[Path, Random], "str | None"]
+Made = str | list[str] | None
+"""A text that replaces MODEL, or all words of a command line, of which the last may be one of ``STREAMS``."""
+Make = Callable[[Path], Made]
+Vary = Callable[[Path, Random], Made]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of hostile input; both ways of making one may return a text that replaces MODEL."""
+    """One kind of hostile input, and both ways of making one."""
 
     examples: Sequence[Make]
     vary: Vary
@@ -60,8 +62,8 @@ class Kind:
     """Whether results are verified, which builds and runs the model."""
 
 
-def build(kind: str, number: int, folder: Path) -> str | None:
-    """Makes a case's source in ``folder``; returns the value of MODEL, or None for that folder."""
+def build(kind: str, number: int, folder: Path) -> Made:
+    """Makes a case's source in ``folder``; returns what its command line is, or None for a usual one."""
     write(folder)
     made, examples = KINDS[kind], KINDS[kind].examples
     if number < len(examples):
@@ -318,6 +320,7 @@ CONFIG_POOL: Pool = [
 ]
 CHANGES: list[tuple[str, dict[str, Any]]] = [
     *(("bloom", {"model_type": name}) for name in ("bloom\nerror: forged\x1b[2J", "\ud800", {})),
+    ("bloom", {"architectures": ["BloomForCausalLM", "BloomModel"]}),
     ("bloom", {"note": "\ud800\udfff\x00\x1b"}),
     *(("bloom", {"num_attention_heads": heads, "n_embed": heads}) for heads in (HUGE, 1 << 24)),
     *(("bloom", {"n_layer": layers}) for layers in (10**9, 1 << 24, NAN)),
@@ -399,6 +402,30 @@ SETTING_POOL: Pool = [
     ("chat_template", "{{ ''.__class__.__mro__ }}"),
     *(("custom_generate", "evil"), ("type", "evil.Model"), ("path", "../outside"), ("path", "/etc")),
 ]
+READ_BY_TRANSFORMERS = (
+    *("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"),
+    *("video_preprocessor_config.json", "feature_extractor_config.json", "generation_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "image_processor_config.json"),
+)
+"""Files in which transformers looks for code, or may."""
+
+
+def named_code(name: str, start: str) -> Make:
+    """Code for every purpose, of another repository or of this one's; no result may name it."""
+
+    def make(folder: Path) -> None:
+        old = json.loads((folder / name).read_bytes()) if (folder / name).is_file() else {}
+        classes = {
+            "AutoProcessor": f"{start}evil.Model",
+            "AutoImageProcessor": f"{start}evil.Model",
+            "AutoTokenizer": [f"{start}tokenization_evil.Model", None],
+        }
+        pipes = {"text-generation": {"impl": f"{start}evil.Model", "pt": ["AutoModelForCausalLM"]}}
+        put(name, {**old, "auto_map": classes, "custom_pipelines": pipes})(folder)
+
+    return make
+
+
 SETTING_EXAMPLES: list[Make] = [
     *(put(name, content) for name in SETTINGS for content in (b"", b"[" * 100_000)),
     long("tokenizer_config.json", b'{"a":"', b"x", 40 << 20, b'"}'),
@@ -408,6 +435,7 @@ SETTING_EXAMPLES: list[Make] = [
         for named in ("tokenization_evil.Model", ["nobody/evil\n--x\x1b.Model", None])
     ),
     put("tokenizer_config.json", {"tokenizer_class": ["x"], "auto_map": [[]]}),
+    *(named_code(name, start) for name in READ_BY_TRANSFORMERS for start in ("nobody/evil--", "")),
     *(module(path) for path in ("../outside", "/etc", 1, ".", "..", "a\x00b", "a\nb")),
     module("1_Pooling", "1_Pooling/config.json", "../../outside/secret.json"),
     module("2_Evil", "2_Evil", "../outside"),
@@ -571,6 +599,88 @@ def vary_place(folder: Path, rng: Random) -> None:
         (link(name, rng.choice(TARGETS)) if make is None else instead(name, make))(folder)
 
 
+# Options, and what the caller of a run gives it
+
+FULL = ">/dev/full"
+STREAMS: dict[str, tuple[str, str | None]] = {
+    ">&-": ("stdout", None),
+    "2>&-": ("stderr", None),
+    FULL: ("stdout", "/dev/full"),
+    "2>/dev/full": ("stderr", "/dev/full"),
+}
+"""Word of a shell -> a stream, and what it is: None if it is closed."""
+PIPES = ("model.onnx", "genai_config.json", "tokenizer.json", "ntk_alibi.py", "config.json", WEIGHTS)
+NUMBERS = (
+    *("1e308", "-1e308", "nan", "inf", "1e-320", "0", "-0.0", "2147483648", "2147483649", "9" * 400, "1e999"),
+    *("x", "", "\x1b[2J", "\ud800"),
+)
+UNPRINTABLE = ("a\nerror: forged", "\x1b[2J\x07", "caf\udce9", "\u202egnp", "out\n")
+STRENGTHS: tuple[tuple[str, ...], ...] = (
+    ("--scale={}",),
+    ("--target-length={}", "--train-length=64"),
+    ("--scale=2", "--train-length={}"),
+    ("--dynamic=position", "--train-length=64", "--rate={}"),
+    ("--dynamic=length", "--train-length=64", "--rate={}"),
+    ("--method=by-parts", "--scale=2", "--train-length=64", "--ramp", "{}", "2147483648"),
+    ("--method=by-parts", "--scale=2", "--train-length=64", "--ramp", "0.1", "{}"),
+)
+"""Options of a scaling, of which one has an absurd number."""
+TEXTS = (
+    "--out={}",
+    "--base-model={}",
+    "--set={}",
+    "--set=note={}",
+    "--slopes={}",
+    "--revision={}",
+    "--dtype={}",
+)
+
+
+def options(*words: str, text: str = "") -> Make:
+    """A conversion with these options, in which braces stand for a text."""
+
+    def make(folder: Path) -> list[str]:
+        given = [word.format(text) for word in words]
+        return ["convert", str(folder), "--out=out", "--no-verify", *given]
+
+    return make
+
+
+def piped(name: str, command: str) -> Make:
+    """A converted folder with a pipe in place of a file, to which nobody writes."""
+
+    def make(folder: Path) -> list[str]:
+        from converter.families.templates import templates_folder
+
+        own = {"AutoModelForCausalLM": "modeling_ntk_bloom.NtkBloomForCausalLM"}
+        config("converted", auto_map=own)(folder)
+        for path in templates_folder().glob("*.py"):
+            put(path.name, path.read_bytes())(folder)
+        instead(name, os.mkfifo)(folder)
+        return [command, str(folder)]
+
+    return make
+
+
+OPTIONS: list[Make] = [
+    *(options("--scale=2", word) for word in STREAMS),
+    *(piped(name, command) for name in PIPES for command in ("export", "validate", "adopt")),
+    *(options("--scale=2", word, text=text) for word in TEXTS for text in UNPRINTABLE),
+    *(options(*words, text=number) for words in STRENGTHS for number in NUMBERS),
+]
+
+
+def vary_options(folder: Path, rng: Random) -> Made:
+    number = rng.choice(
+        (*NUMBERS, str(rng.random()), f"{rng.choice('-+')}{rng.random()}e{rng.randrange(400)}")
+    )
+    words = rng.choice(STRENGTHS)
+    if rng.random() < 0.2:
+        words = ("--scale=2", rng.choice(TEXTS))
+        number = rng.choice(UNPRINTABLE)
+    return options(*words, text=number)(folder)
+
+
 # Pickles, and configs whose results are verified, so transformers builds and runs the model
 
 
@@ -639,6 +749,7 @@ KINDS: dict[str, Kind] = {
     "settings": Kind(SETTING_EXAMPLES, vary_settings),
     "cards": Kind(CARDS, vary_card),
     "names": Kind(NAMES, vary_name),
+    "options": Kind(OPTIONS, vary_options),
     "places": Kind(PLACE_EXAMPLES, vary_place),
     "pickles": Kind([pickled(content) for content in pickles.FILES], vary_pickle, torch=True),
     "verified": Kind([verified(*pair) for pair in RUN_POOL], vary_run, torch=True, verify=True),

@@ -28,7 +28,7 @@ from typing import Any
 
 from tests.hostile.guard import Guard
 from tests.hostile.outcomes import Outcome
-from tests.hostile.sources import CODE_FILES, KINDS, build
+from tests.hostile.sources import CODE_FILES, FULL, KINDS, STREAMS, build
 
 LIMIT = 6 << 30
 """Bytes of memory that the process may allocate, torch included."""
@@ -79,8 +79,9 @@ def run(kind: str, number: int, guard: Guard) -> Outcome:
             (root / folder).mkdir()
         (root / "outside/secret.json").write_text(json.dumps({"outside": SECRET}))
         os.chdir(root / "work")
-        model = build(kind, number, root / "source") or str(root / "source")
-        return _observed(kind, number, _words(kind, number, model, root / "work/out"), root, guard)
+        made = build(kind, number, root / "source") or str(root / "source")
+        words = made if isinstance(made, list) else _words(kind, number, made, root / "work/out")
+        return _observed(kind, number, words, root, guard)
     finally:
         os.chdir(before)
         shutil.rmtree(root, ignore_errors=True)
@@ -103,7 +104,7 @@ def _words(kind: str, number: int, model: str, out: Path) -> list[str]:
 def _observed(kind: str, number: int, words: list[str], root: Path, guard: Guard) -> Outcome:
     out, around = root / "work/out", (root / "source", root / "outside")
     before = [_fingerprint(folder) for folder in around]
-    writable = [out, root / "work/.out.ntk-convert-*", Path(os.environ["HF_HOME"])]
+    writable = [out, root / "work/.out.ntk-convert-*", Path(os.environ["HF_HOME"]), Path("/dev/full")]
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # sets this process's peak to what it uses now
     start_memory = _peak_memory()
@@ -115,7 +116,7 @@ def _observed(kind: str, number: int, words: list[str], root: Path, guard: Guard
     problems += [
         f"write {path} changed" for path, old in zip(around, before, strict=True) if _fingerprint(path) != old
     ]
-    converted = code == 0 and words[0] == "convert" and "--dry-run" not in words
+    converted = (code == 0 or FULL in words) and words[0] == "convert" and "--dry-run" not in words
     left = sorted(path.name for path in (root / "work").iterdir())
     if left != ["out"] * converted:
         problems.append(f"write left {left} behind with exit code {code}")
@@ -140,7 +141,10 @@ def _main(words: list[str]) -> tuple[int | None, str, str]:
         contextlib.redirect_stderr(io.TextIOWrapper(err, "utf-8", "backslashreplace", write_through=True)),
     ):
         try:
-            main(words)
+            if words[-1] in STREAMS:
+                stream, path = STREAMS[words[-1]]
+                setattr(sys, stream, path and Path(path).open("w"))  # noqa: SIM115
+            main([word for word in words if word not in STREAMS])
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         except BaseException:
@@ -181,6 +185,9 @@ def _complete(out: Path) -> Iterator[str]:
     files = [path for path in out.rglob("*") if path.is_file() and path.suffix != ".py"]
     if any(SECRET.encode() in path.read_bytes() for path in files):
         yield "write the result contains a file from outside"
+    for path in sorted(out.rglob("*.json")):
+        for named in re.findall(rb'"[^"]*evil\.Model[^"]*"', path.read_bytes()):
+            yield f"code {path.name} of the result names {named!r}"
     for path in sorted(out.glob("*.safetensors")):
         try:
             with safe_open(path, "np") as file:

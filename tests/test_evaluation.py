@@ -357,7 +357,7 @@ def test_the_scalings_are_the_cross_product() -> None:
         ({"methods": [], "dynamics": ["length"]}, "`methods` ntk"),
         ({"methods": ["ntk"], "scales": [2], "rates": [2]}, "`rates` belongs to `dynamics`"),
         ({"methods": ["ntk"], "scales": [2], "ramps": [(0.1, 1)]}, "`ramps` belongs to by-parts"),
-        ({"methods": ["ntk"], "scales": [0.5]}, "at least 1"),
+        ({"methods": ["ntk"], "scales": [0.5]}, "from 1 to"),
     ],
 )
 def test_scalings_that_cannot_be_meant(arguments: dict[str, Any], message: str) -> None:

@@ -435,6 +435,7 @@ SETTING_EXAMPLES: list[Make] = [
         for named in ("tokenization_evil.Model", ["nobody/evil\n--x\x1b.Model", None])
     ),
     put("tokenizer_config.json", {"tokenizer_class": ["x"], "auto_map": [[]]}),
+    *(put(name, {"bits": 4}) for name in ("quantize_config.json", "quant_config.json")),
     *(named_code(name, start) for name in READ_BY_TRANSFORMERS for start in ("nobody/evil--", "")),
     *(module(path) for path in ("../outside", "/etc", 1, ".", "..", "a\x00b", "a\nb")),
     module("1_Pooling", "1_Pooling/config.json", "../../outside/secret.json"),
@@ -610,6 +611,12 @@ STREAMS: dict[str, tuple[str, str | None]] = {
 }
 """Word of a shell -> a stream, and what it is: None if it is closed."""
 PIPES = ("model.onnx", "genai_config.json", "tokenizer.json", "ntk_alibi.py", "config.json", WEIGHTS)
+"""Files of a converted folder; nobody writes to a pipe in the place of one."""
+WRONG: list[Make] = [
+    *(instead(name, os.mkfifo) for name in PIPES),
+    put("adapter_config.json", {"peft_type": "LORA"}),
+    put("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["nobody/evil--evil.Tokenizer", None]}}),
+]
 NUMBERS = (
     *("1e308", "-1e308", "nan", "inf", "1e-320", "0", "-0.0", "2147483648", "2147483649", "9" * 400, "1e999"),
     *("x", "", "\x1b[2J", "\ud800"),
@@ -646,8 +653,8 @@ def options(*words: str, text: str = "") -> Make:
     return make
 
 
-def piped(name: str, command: str) -> Make:
-    """A converted folder with a pipe in place of a file, to which nobody writes."""
+def converted(change: Make, command: str) -> Make:
+    """A command for a converted folder in which something is wrong."""
 
     def make(folder: Path) -> list[str]:
         from converter.families.templates import templates_folder
@@ -656,7 +663,7 @@ def piped(name: str, command: str) -> Make:
         config("converted", auto_map=own)(folder)
         for path in templates_folder().glob("*.py"):
             put(path.name, path.read_bytes())(folder)
-        instead(name, os.mkfifo)(folder)
+        change(folder)
         return [command, str(folder)]
 
     return make
@@ -664,7 +671,8 @@ def piped(name: str, command: str) -> Make:
 
 OPTIONS: list[Make] = [
     *(options("--scale=2", word) for word in STREAMS),
-    *(piped(name, command) for name in PIPES for command in ("export", "validate", "adopt")),
+    *(converted(change, command) for change in WRONG for command in ("export", "validate", "adopt")),
+    *(options("--scale=2", word) for word in ("--set=n_head=2", "--set=vocab_size=7", "--set=n_layer=1")),
     *(options("--scale=2", word, text=text) for word in TEXTS for text in UNPRINTABLE),
     *(options(*words, text=number) for words in STRENGTHS for number in NUMBERS),
 ]

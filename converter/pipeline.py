@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from converter.config import Config
 from converter.errors import UsageError
 from converter.exports.onnx.files import REPORT
 from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.requirements import check_installed
 from converter.model import ModelOptions, open_with_request
 from converter.paths import out_path
-from converter.plan import Plan, Written, changes, prepare, write
+from converter.plan import Plan, Written, prepare, write
 from converter.publish.push import PushOptions, PushResult, preflight, push_result
 from converter.result import manifest
 from converter.result.card import PICTURE, describe, read_origin
@@ -22,7 +23,7 @@ from converter.result.staging import check_output, check_space, restore, staged
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Scaling, Unscaled
 from converter.source.checkpoint import Checkpoint
-from converter.source.hub import bytes_to_download, is_repo_id
+from converter.source.hub import is_repo_id
 from converter.source.source import CARD
 from converter.weights import journal
 from converter.weights.files import Link
@@ -170,7 +171,7 @@ def convert(
     if dry_run:
         files = plan.files(picture=verify and not isinstance(plan.scaling, Unscaled))
         return _result(plan, place, files, started)
-    _check_download(plan, place, resume=resume)
+    plan.check_download(place, resume=resume)
 
     opened.source.fetch(plan.wanted)
     with staged(place, overwrite=overwrite, resume=resume) as folder:
@@ -194,19 +195,6 @@ def convert(
         files = _list_files(folder, written.repository.checkpoint)
     pushed = push_result(place, target, progress=progress) if target is not None else None
     return _result(plan, place, files, started, written, checks, graph, pushed)
-
-
-def _check_download(plan: Plan, place: Path, *, resume: bool) -> None:
-    """Checks that the Hub cache has room for the missing files, and for a result on the same disk."""
-    source = plan.model.source
-    lacking = bytes_to_download(source, plan.wanted)
-    if lacking:
-        if source.folder.stat().st_dev == place.parent.stat().st_dev:
-            lacking += plan.other_bytes()
-            # With `resume` or a link the result may need less; ``transfer`` checks it exactly.
-            lacking += 0 if resume or plan.order.link else plan.result_bytes()
-        remedy = "choose another `cache_dir` or `out`"
-        check_space(source.folder, lacking, "download and result need", remedy)
 
 
 def _write_card(plan: Plan, written: Written, checks: Sequence[Check], place: str) -> None:
@@ -256,7 +244,7 @@ def _result(
     pushed: PushResult | None = None,
 ) -> ConversionResult:
     """The result of ``convert``; without ``written``, that of a dry run."""
-    model = plan.model
+    model, config = plan.model, plan.config if written is None else written.repository.config
     return ConversionResult(
         path=place,
         source=model.name,
@@ -270,7 +258,7 @@ def _result(
         overrides=model.overrides,
         files=files,
         weights={} if written is None else written.weights,
-        config_changes=changes(model.original, plan.config if written is None else written.repository.config),
+        config_changes=_changes(model.original, config),
         notes=plan.notes,
         checks=checks,
         onnx=graph,
@@ -278,3 +266,13 @@ def _result(
         seconds=time.monotonic() - started,
         dry_run=written is None,
     )
+
+
+def _changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """Key -> its values in both configs, None where it is missing, for the keys that differ."""
+    keys = [
+        key
+        for key in {**before, **after}
+        if (key in before, before.get(key)) != (key in after, after.get(key))
+    ]
+    return {key: (before.get(key), after.get(key)) for key in keys}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from converter import recipes
-from converter.config import OVERRIDES, PROVENANCE, Config
+from converter.config import OVERRIDES, PROVENANCE
 from converter.errors import SourceError, VerificationError
 from converter.exports.onnx.files import NOT_COPIED, graph_bytes, planned_files
 from converter.exports.onnx.options import OnnxOptions
@@ -20,9 +20,12 @@ from converter.result import manifest
 from converter.result.card import PICTURE
 from converter.result.converted import ConvertedRepository
 from converter.result.repository import own_code_only, raise_limits, set_dtype, small_files, write_repository
+from converter.result.staging import check_space
 from converter.scaling.request import SLOPES_FILE, Request, command_line
 from converter.scaling.scaling import Scaling
 from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, target_names
+from converter.source.hub import bytes_to_download
+from converter.source.remote_code import read_json
 from converter.source.source import CARD, CONFIG
 from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.weights.files import Link
@@ -101,6 +104,18 @@ class Plan:
         """Bytes of the graph's own copy of the weights."""
         return 0 if self.onnx is None else graph_bytes(self.onnx, self.model.checkpoint, self.dtype)
 
+    def check_download(self, place: Path, *, resume: bool) -> None:
+        """Checks that the Hub cache has room for the missing files, and for a result on the same disk."""
+        source = self.model.source
+        lacking = bytes_to_download(source, self.wanted)
+        if lacking:
+            if source.folder.stat().st_dev == place.parent.stat().st_dev:
+                lacking += self.other_bytes()
+                # With `resume` or a link the result may need less; ``transfer`` checks it exactly.
+                lacking += 0 if resume or self.order.link else self.result_bytes()
+            remedy = "choose another `cache_dir` or `out`"
+            check_space(source.folder, lacking, "download and result need", remedy)
+
     def command(self, out: str, *, verify: bool) -> str:
         """The command line for the model card, with ``out`` as it is; a local source is cut to its name."""
         model, source = self.model, self.model.source
@@ -134,8 +149,13 @@ def prepare(
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
     tokenizer = model.tokenizer
+    small = [name for name in small_files(source.files, but=NOT_COPIED) if not tokenizer.leaves_out(name)]
+    copied = {name: source.files[name] for name in small} | model.nested.files
+    rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
+    rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
+    contents = {**read_json(source, copied), **rewritten}
     reach = recipe.reach(scaling, model.trained.tokens)
-    raised, note = raise_limits(source, tokenizer, reach, decoder=recipe.decoder)
+    raised, note = raise_limits(contents, reach, decoder=recipe.decoder)
     notes = []
     if model.overrides:
         config[PROVENANCE] |= {OVERRIDES: dict(model.overrides)}
@@ -144,15 +164,11 @@ def prepare(
     if dtype is not None:
         set_dtype(config, TORCH[dtype])
         notes.append(f"the weights were converted to {TORCH[dtype]}")
-    small = [name for name in small_files(source.files, but=NOT_COPIED) if not tokenizer.leaves_out(name)]
-    rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
-    rewritten |= raised
-    rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
-    copied = {name: source.files[name] for name in small if name not in rewritten} | model.nested.files
     code = (*recipe.templates, *tokenizer.templates)
-    cleaned, removed = own_code_only(source, copied, {CONFIG: config, **rewritten}, code)
-    config, rewritten = cleaned.pop(CONFIG, config), {**rewritten, **cleaned}
-    copied = {name: size for name, size in copied.items() if name not in cleaned}
+    cleaned, removed = own_code_only({CONFIG: config, **contents, **raised}, code)
+    config = cleaned.pop(CONFIG, config)
+    rewritten |= {**raised, **cleaned}
+    copied = {name: size for name, size in copied.items() if name not in rewritten}
     notes += filter(None, [removed])
     if onnx is not None:
         check_conversion(onnx, recipe, config, source.folder)
@@ -194,13 +210,3 @@ def write(
     if repository.scaling != plan.scaling:
         raise VerificationError(f"config.json has the scaling {repository.scaling}, not {plan.scaling}")
     return Written(repository, how)
-
-
-def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """Key -> its values in both configs, None where it is missing, for the keys that differ."""
-    keys = [
-        key
-        for key in {**before, **after}
-        if (key in before, before.get(key)) != (key in after, after.get(key))
-    ]
-    return {key: (before.get(key), after.get(key)) for key in keys}

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from converter.config import Config, is_count
-from converter.errors import SourceError
 from converter.families.refusals import ADAPTER
 from converter.families.templates import templates_folder
-from converter.source.jsonfile import read_bytes, read_object
-from converter.source.remote_code import json_files, parsed, without_references
+from converter.source.remote_code import without_references
 from converter.source.source import CARD, CONFIG, Source
-from converter.source.tokenizer import TOKENIZER_CONFIG, Tokenizer
+from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.weights.files import copy_file
 
 KEPT_ENDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
@@ -81,20 +79,20 @@ def write_repository(
 
 
 def raise_limits(
-    source: Source, tokenizer: Tokenizer, reach: int | None, *, decoder: bool
+    contents: Mapping[str, Any], reach: int | None, *, decoder: bool
 ) -> tuple[dict[str, Any], str | None]:
     """Raises limits that are lower than ``reach`` tokens; of a decoder, only the tokenizer's.
 
-    Returns the new content of each file whose limit is raised, by name, and a note, or None.
+    ``contents`` are those of JSON files, by name. Returns the new content of each whose limit is raised, and
+    a note, or None.
     """
     files: dict[str, Any] = {}
     raised = []
     for name in (TOKENIZER_CONFIG,) if decoder else LIMITS:
-        content = {} if reach is None or tokenizer.leaves_out(name) else _content(source, tokenizer, name)
-        key = LIMITS[name]
-        before = content.get(key)
+        content, key = contents.get(name), LIMITS[name]
+        before = content.get(key) if isinstance(content, dict) else None
         if reach is not None and is_count(before) and before < reach:
-            files[name] = {**content, key: reach}
+            files[name] = {**contents[name], key: reach}
             raised.append(f"{key} in {name} from {before}")
     what = (
         f"the input limit was raised to the {reach} tokens that the scaling reaches: {' and '.join(raised)}"
@@ -102,36 +100,17 @@ def raise_limits(
     return files, what if raised else None
 
 
-def own_code_only(
-    source: Source, copied: Iterable[str], contents: Mapping[str, Any], code: Collection[str]
-) -> tuple[dict[str, Any], str | None]:
+def own_code_only(contents: Mapping[str, Any], code: Collection[str]) -> tuple[dict[str, Any], str | None]:
     """Removes references to other code than ``code`` from the result's JSON files; see ``remote_code``.
 
-    ``contents`` are those that are not copied. Returns the new content of each file that had some, by name,
-    and a note, or None.
+    Returns the new content of each file that had some, by name, and a note, or None.
     """
-    names = json_files(copied)
-    source.fetch(names)
-    read = {name: parsed(read_bytes(source.folder / name), name) for name in names}
     files: dict[str, Any] = {}
     removed = []
-    for name, content in {**contents, **read}.items():
+    for name, content in contents.items():
         cleaned, found = without_references(content, code)
         if found:
             files[name] = cleaned
             removed.append(f"{name} ({', '.join(f'{key}: {text}' for key, text in found.items())})")
     what = "references to code that is not copied were removed, so what needs it does not load"
     return files, f"{what}: {', '.join(removed)}" if removed else None
-
-
-def _content(source: Source, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
-    """The content that the result would have otherwise; empty if there is none or it cannot be read."""
-    if name == TOKENIZER_CONFIG and tokenizer.settings is not None:
-        return tokenizer.settings
-    if name not in source.files:
-        return {}
-    source.fetch([name])
-    try:
-        return read_object(source.folder / name)
-    except SourceError:
-        return {}

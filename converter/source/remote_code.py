@@ -15,7 +15,7 @@ from typing import Any
 
 from converter.errors import SourceError
 from converter.source.jsonfile import parse, read_bytes
-from converter.source.source import plain_text
+from converter.source.source import Source, plain_text
 from converter.source.tokenizer import VOCABULARIES
 
 CLASSES = ("auto_map", "custom_pipelines")
@@ -47,6 +47,13 @@ def parsed(raw: bytes, name: str) -> Any:
         if isinstance(error.__cause__, json.JSONDecodeError | UnicodeDecodeError):
             return None
         raise
+
+
+def read_json(source: Source, names: Iterable[str]) -> dict[str, Any]:
+    """The contents of those of these files that can name code; from the Hub, they are downloaded."""
+    files = json_files(names)
+    source.fetch(files)
+    return {name: parsed(read_bytes(source.folder / name), name) for name in files}
 
 
 def without_references(content: Any, code: Collection[str]) -> tuple[Any, dict[str, str]]:

@@ -246,12 +246,15 @@ SIZES = (0.0, 2.0**-40, 1.0, 2.0**40)
 """Of the rows; all zeros too."""
 
 
-@settings(max_examples=40)
-@given(
+DRAWN = (
     *(st.integers(1, most) for most in (70, 40)),
     st.lists(st.sampled_from(SIZES), min_size=1, max_size=4),
     st.integers(0, 2**32),
 )
+
+
+@settings(max_examples=40)
+@given(*DRAWN)
 def test_numbers_of_8_bits_are_multiplied_exactly(
     inputs: int, outputs: int, scales: list[float], seed: int
 ) -> None:
@@ -264,6 +267,36 @@ def test_numbers_of_8_bits_are_multiplied_exactly(
         session = product((weights / 8).astype(np.float32), fused=fused)
         [found] = session.run(None, {"rows": values.astype(np.float32) * sizes})
         np.testing.assert_allclose(found, (values @ weights.T) / 8 * sizes.astype(np.float64), rtol=1e-5)
+
+
+@settings(max_examples=40)
+@given(*DRAWN)
+def test_others_are_off_by_no_more_than_half_a_step(
+    inputs: int, outputs: int, scales: list[float], seed: int
+) -> None:
+    rng, sizes = np.random.default_rng(seed), np.array(scales, np.float32)[:, None]
+    rows = sizes * rng.standard_normal((len(sizes), inputs), np.float32)
+    weight = rng.standard_normal((outputs, inputs), np.float32)
+    x, w = np.abs(rows.astype(np.float64)), np.abs(weight.astype(np.float64))
+    row_half, weight_half = x.max(axis=1) / ACTIVATION / 2, w.max(axis=1) / WEIGHT / 2
+    bound = np.outer(row_half, w.sum(axis=1)) + np.outer(x.sum(axis=1), weight_half)
+    bound += inputs * np.outer(row_half, weight_half)
+    for fused in (False, True):
+        [found] = product(weight, fused=fused).run(None, {"rows": rows})
+        assert (np.abs(found - rows.astype(np.float64) @ weight.T) <= 1.001 * bound).all()
+
+
+def test_the_sums_of_two_products_fit_into_16_bits(converted: Convert) -> None:
+    """So processors that add two products in 16 bits compute the same."""
+    model = onnx.load(quantised(converted("bloom"), "w8a8", "portable"))
+    integers = [
+        numpy_helper.to_array(tensor).astype(np.int64)
+        for tensor in model.graph.initializer
+        if tensor.data_type == onnx.TensorProto.INT8
+    ]
+    assert len(integers) == 2 * 4
+    assert max(np.abs(each).max() for each in integers) == WEIGHT
+    assert 2 * 255 * WEIGHT < 2**15
 
 
 def test_a_row_does_not_depend_on_the_others(converted: Convert) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
@@ -294,3 +295,20 @@ def test_what_cannot_be_served(converted: Convert) -> None:
     assert line(str(folder), "--slots", "0").startswith("error: --slots, --length and --chunk must be")
     (folder / "genai_config.json").unlink()
     assert line(str(folder), "--length", str(10**15)).startswith("error: Unable to allocate")
+
+
+def test_what_a_slot_held_before_does_not_count(with_graph: Make) -> None:
+    folder = with_graph()
+    with served(folder, slots=1) as server:
+        slot = server.service.slots.get()
+        server.service.slots.put(slot)
+        for buffer in slot.cache.values():
+            buffer.update_inplace(np.full(buffer.shape(), 3e4, np.float32))
+        body = {"input_ids": PROMPTS[1], "max_new_tokens": NEW}
+        assert ask(server.server_port, body)[1]["tokens"] == generated(folder, PROMPTS[1])
+
+
+def test_no_memory_for_each_shape(with_graph: Make) -> None:
+    """onnxruntime's plans for shapes that it has met would grow with the number of lengths."""
+    session = Model(with_graph()).session
+    assert not session.get_session_options().enable_mem_pattern

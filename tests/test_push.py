@@ -12,6 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from converter.exports.onnx.export import export
@@ -348,8 +349,15 @@ def test_somebody_else_writes_at_the_same_time(
 
 
 @pytest.mark.version
-def test_an_interruption_while_files_are_sent(
-    hub: HubServer, push: Push, environment: dict[str, str], work: Path, out: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signals_while_files_are_sent(
+    hub: HubServer,
+    push: Push,
+    environment: dict[str, str],
+    work: Path,
+    out: Path,
+    tmp_path: Path,
+    number: signal.Signals,
 ) -> None:
     """The Hub is left as it was; the client's threads end the files that they are sending."""
     first = theirs(hub, tmp_path / "theirs")
@@ -371,17 +379,32 @@ def test_an_interruption_while_files_are_sent(
     )
     try:
         assert half.wait(60)
-        running.send_signal(signal.SIGINT)
+        running.send_signal(number)
         threading.Timer(1, ended.set).start()
         output, errors = running.communicate(timeout=20)
     finally:
         running.kill()
-    # click ends the line that the terminal's ^C stands in.
-    refused(Run(running.returncode, output, errors.removeprefix("\n")), "interrupted", ID, "again")
+    if number is signal.SIGKILL:
+        assert running.returncode == -signal.SIGKILL
+    else:
+        # click ends the line that the terminal's ^C stands in.
+        refused(Run(running.returncode, output, errors.removeprefix("\n")), "interrupted", ID, "again")
     assert hub.repositories[ID].refs == {"main": first}
     hub.half_sent = None
     assert push("-q").code == 0
     assert pushed(hub) == contents(out)
+
+
+@pytest.mark.version
+def test_a_hub_without_xet(hub: HubServer, push: Push, out: Path) -> None:
+    """Clients before 1.0 ask how files are to be sent; later ones with hf_xet take Xet for granted."""
+    run = push(HF_HUB_DISABLE_XET="0")
+    if huggingface_hub.__version__.startswith("0."):
+        assert run.code == 0, run.err
+        assert pushed(hub) == contents(out)
+    else:
+        refused(run, "HF_HUB_DISABLE_XET=1")
+        assert set(hub.files(ID)) == {GIT}
 
 
 def test_what_was_compared_is_what_is_sent(hub: HubServer, command: Command, out: Path) -> None:

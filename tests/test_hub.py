@@ -95,6 +95,22 @@ def test_an_id_gives_what_its_folder_gives(
     assert commit in card
 
 
+def test_an_unknown_pooling_is_refused_before_weights_are_downloaded(
+    tmp_path: Path, hub: HubServer, command: Command, work: Path
+) -> None:
+    source = tiny.ENCODERS["jina_bert"](tmp_path / "source", 4, head="Model")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kinds[path]}"} for path in kinds]
+    (source / "modules.json").write_text(json.dumps(modules))
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode": "median"}')
+    hub.commit(ID, source)
+    run = command(*CONVERT, "--train-length", "512", "--onnx", "--pooled")
+    assert (run.code, "--pooled: the pooling mode median is not one of" in run.err) == (1, True), run.err
+    assert "model.safetensors" not in hub.downloads()
+    assert not (work / "out").exists()
+
+
 @pytest.mark.parametrize("options", [{}, {"fmt": "bin", "sharded": True}])
 def test_inspecting_downloads_no_weights(
     pristine: Pristine, hub: HubServer, command: Command, options: dict[str, Any]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from safetensors.numpy import save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -38,12 +39,18 @@ BAND = 128
 
 
 def calibrate(
-    repository: ConvertedRepository, files: Sequence[Path], folder: Path, *, progress: bool = False
+    repository: ConvertedRepository,
+    files: Sequence[Path],
+    folder: Path,
+    scales: DTypeLike = np.float32,
+    *,
+    progress: bool = False,
 ) -> dict[str, Path]:
     """Quantises the linear layers of a model's blocks to 4 bits, by what they compute on a text.
 
-    Stored name of each weight -> the file in ``folder`` with its numbers. Raises ``UsageError`` for a text
-    that cannot be read or is shorter than a window, ``SourceError`` if the tokenizer does not load.
+    Stored name of each weight -> the file in ``folder`` with its numbers and scales of dtype ``scales``.
+    Raises ``UsageError`` for a text that cannot be read or is shorter than a window, ``SourceError`` if the
+    tokenizer does not load.
     """
     found: dict[str, Path] = {}
     with Patched.load(repository) as patched, torch.no_grad():
@@ -60,7 +67,7 @@ def calibrate(
                 for module, products in input_products(layer, states, model.keywords[index]).items():
                     by_column = isinstance(module, Conv1D)
                     weight = module.weight.T if by_column else module.weight
-                    parts = [np.ascontiguousarray(part.numpy()) for part in gptq(weight, products)]
+                    parts = [np.ascontiguousarray(part.numpy()) for part in gptq(weight, products, scales)]
                     values = torch.from_numpy(dequantised(*parts))
                     module.weight.copy_(values.T if by_column else values)
                     name = model.stored[module.weight]
@@ -182,12 +189,15 @@ def input_products(
     return products
 
 
-def gptq(weight: torch.Tensor, products: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def gptq(
+    weight: torch.Tensor, products: torch.Tensor, dtype: DTypeLike = np.float32
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Algorithm 1 of the paper, with a scale and a zero point for each block of ``BLOCK`` inputs.
 
     Args:
         weight: float32 [outputs, inputs].
         products: the sum of x xᵀ over the inputs x, float32 [inputs, inputs]; is overwritten.
+        dtype: the scales are numbers of this dtype.
 
     Returns:
         Numbers 0 to 15, uint8 [outputs, inputs]; scales, float32, and zero points, uint8 [outputs, blocks].
@@ -204,7 +214,7 @@ def gptq(weight: torch.Tensor, products: torch.Tensor) -> tuple[torch.Tensor, to
         for index in range(start, stop):
             if index % BLOCK == 0:
                 block = left[index : index + BLOCK].T.numpy()
-                scales, zeros = (torch.from_numpy(part) for part in block_steps(block, 4))
+                scales, zeros = (torch.from_numpy(part) for part in block_steps(block, 4, dtype))
                 all_scales.append(scales)
                 all_zeros.append(zeros)
             found = (left[index] / scales + zeros).round_().clamp_(0, LEVELS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from converter.exports.onnx.choices import PROFILES, QUANTISED, Profile
+from converter.exports.onnx.choices import PROFILES, QUANTISED, Profile, computes_in
 from converter.exports.onnx.graph import COMPUTE
 from converter.source.sentence_transformers import Pooling
 
@@ -37,8 +37,8 @@ class Description:
 
     @property
     def computes_in(self) -> str:
-        """The dtype of its activations; quantised graphs compute in float32."""
-        return self.dtype if self.dtype in COMPUTE else "fp32"
+        """The dtype of its activations."""
+        return computes_in(self.dtype)
 
     @property
     def pools(self) -> Pooling | None:

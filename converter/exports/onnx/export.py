@@ -211,7 +211,8 @@ def write_graphs(
     if options.calibrate:
         from converter.exports.onnx.calibrate import calibrate
 
-        calibrated = calibrate(repository, options.calibrate, work, progress=progress)
+        scales = "float16" if description.computes_in == "fp16" else "float32"
+        calibrated = calibrate(repository, options.calibrate, work, scales, progress=progress)
     build_graph(repository, description, calibrated=calibrated).save(
         work / name,
         description.metadata,

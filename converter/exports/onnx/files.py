@@ -23,7 +23,7 @@ REPORT = "onnx_validation.json"
 """What validation found. Nothing computes with it, so the manifest does not list it."""
 NOT_COPIED = (GENAI, REPORT)
 """Files of a source that a conversion does not copy: they belong to a graph of the source."""
-BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2, "w8a8": 2}
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2, "int8-fp16": 2, "int4-fp16": 2, "w8a8": 2}
 """dtype of a graph -> disk space for each weight that it copies, in bytes, scales included."""
 SUFFIX = {
     "fp32": "",
@@ -31,11 +31,13 @@ SUFFIX = {
     "bf16": "_bf16",
     "int8": "_quantized",
     "int4": "_q4",
+    "int8-fp16": "_q8f16",
+    "int4-fp16": "_q4f16",
     "w8a8": "_int8",
 }
 """dtype of a graph with its own weights -> end of its name, so that several are side by side.
 
-transformers.js chooses a file by these names (its utils/dtypes.js; bf16 is not among them)."""
+transformers.js chooses a file by these names (its utils/dtypes.js; bf16 and q8f16 are not among them)."""
 STORED = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 """safetensors dtype -> dtype of a graph."""
 ONE_FILE = 2_000_000_000

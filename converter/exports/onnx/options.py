@@ -21,7 +21,8 @@ class OnnxOptions:
     """``ort``: onnxruntime's fused attention; ``portable``: standard ONNX operators, and MatMulNBits for
     quantised weights."""
     dtype: str = "native"
-    """``native`` (the weights' own), ``fp32``, ``fp16``, ``bf16``, ``int8``, ``int4`` or ``w8a8``."""
+    """``native`` (the weights' own), ``fp32``, ``fp16``, ``bf16``, ``int8``, ``int4``, ``int8-fp16``,
+    ``int4-fp16`` or ``w8a8``. Quantised graphs compute in float32, or in float16 with ``-fp16``, for GPUs."""
     task: str | None = None
     """What the graph computes, such as ``feature-extraction``; by default what the model's class does. A
     model with a head has a graph of its backbone as well, and a model without that head has none of it."""
@@ -48,7 +49,7 @@ class OnnxOptions:
             if value not in known:
                 choices = ", ".join(str(choice) for choice in known if choice)
                 raise UsageError(f"{name} {value!r} is unknown; choose one of {choices}")
-        if self.calibrate and self.dtype != "int4":
+        if self.calibrate and QUANTISED.get(self.dtype) != 4:
             raise UsageError("`calibrate` is for int4 weights; give `OnnxOptions.dtype` int4 with it")
         if self.pooled and self.task not in (None, BACKBONE):
             raise UsageError(

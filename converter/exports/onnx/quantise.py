@@ -21,8 +21,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from converter.exports.onnx.choices import INTEGER, QUANTISED
-from converter.exports.onnx.graph import IR_VERSION, ORT, OUTER, Value
+from converter.exports.onnx.choices import INTEGER, QUANTISED, computes_in
+from converter.exports.onnx.graph import COMPUTE, IR_VERSION, ORT, OUTER, Value
 from converter.exports.onnx.rounding import (
     BLOCK,
     TILE,
@@ -54,13 +54,15 @@ SMALLEST = 1e-30
 def quantise(
     graph: ir.Graph, dtype: str, *, fused: bool, calibrated: Mapping[str, Path] | None = None
 ) -> None:
-    """Quantises the linear layers, the head and the embedding tables of a model that computes in float32.
+    """Quantises the linear layers, the head and the embedding tables of a model.
+
+    The model computes in what ``computes_in`` says of ``dtype``, and scales of blocks are stored in that.
 
     Linear layers are Gemm or FusedMatMul over initialisers or casts of them, [outputs, inputs] if there is
     ``transB`` and else [inputs, outputs]. ``fused``: MatMulIntegerToFloat, which also multiplies with the
     scales of outputs. ``calibrated``: name of a layer's weight -> file with its numbers.
     """
-    weights = _Weights(graph, calibrated or {})
+    weights = _Weights(graph, COMPUTE[computes_in(dtype)], calibrated or {})
     for node in list(graph):
         outer = (node.name or "").startswith(OUTER)
         if node.op_type in ("Gemm", "FusedMatMul"):
@@ -138,8 +140,9 @@ class _Blocks(NamedTuple):
 class _Weights:
     """The quantised weights of a graph, each stored once, and the nodes that use them."""
 
-    def __init__(self, graph: ir.Graph, calibrated: Mapping[str, Path]):
+    def __init__(self, graph: ir.Graph, dtype: ir.DataType, calibrated: Mapping[str, Path]):
         self.graph = graph
+        self.dtype = dtype
         self._calibrated = calibrated
         self._names: Counter[str] = Counter()
         self._blocks: dict[str, _Blocks] = {}
@@ -194,7 +197,7 @@ class _Weights:
         )
 
     def rows(self, node: ir.Node, tensor: ir.TensorProtocol) -> Value:
-        """The rows of 8 bits that ``node``, a Gather, looks up, float32 [any, inputs].
+        """The rows of 8 bits that ``node``, a Gather, looks up, [any, inputs].
 
         DequantizeLinear would be one operator, but CUDA has it for other numbers only.
         """
@@ -204,7 +207,7 @@ class _Weights:
             for part in (weight.packed, weight.scales, weight.zeros)
         )
         scales, zeros = (self.op(node, "Unsqueeze", part, self.constant([2])) for part in (scales, zeros))
-        packed, zeros = (self.op(node, "Cast", part, to=int(ir.DataType.FLOAT)) for part in (packed, zeros))
+        packed, zeros = (self.op(node, "Cast", part, to=int(self.dtype)) for part in (packed, zeros))
         values = self.op(node, "Mul", self.op(node, "Sub", packed, zeros), scales)
         rows = self.op(node, "Reshape", values, self.constant([0, -1]))
         if weight.stored.inputs % BLOCK == 0:
@@ -216,7 +219,8 @@ class _Weights:
         """A weight as MatMulNBits takes it; ``by_column`` if it is stored [inputs, outputs]."""
         name = tensor.name or ""
         if name not in self._blocks:
-            stored = Stored(tensor, by_column, bits, self._calibrated.get(name) if bits == 4 else None)
+            kind, calibrated = self.dtype.numpy(), self._calibrated.get(name) if bits == 4 else None
+            stored = Stored(tensor, by_column, bits, calibrated, kind)
             outputs, blocks = stored.outputs, stored.blocks
             shape, width = (outputs, blocks, BLOCK * bits // 8), -(-blocks * bits // 8)
 
@@ -227,7 +231,9 @@ class _Weights:
 
             parts = {
                 f"{name}_Q{bits}": _Streamed(numbers, ir.DataType.UINT8, shape),
-                f"{name}_scales": _lazy(lambda: self._steps(stored).scales, (outputs, blocks)),
+                f"{name}_scales": _lazy(
+                    lambda: self._steps(stored).scales.astype(kind), (outputs, blocks), self.dtype
+                ),
                 f"{name}_zero_points": _lazy(
                     lambda: pack(self._steps(stored).zeros, bits), (outputs, width), ir.DataType.UINT8
                 ),
@@ -305,7 +311,9 @@ class QuantisedGraph:
 
     def rounded(self, name: str, weight: NDArray[np.float32]) -> NDArray[np.float32]:
         """The values that the graph must store for a weight [outputs, inputs], if not calibrated."""
-        return rounded_by_output(weight) if self._by_output(name) else rounded(weight, self.bits[name])
+        if self._by_output(name):
+            return rounded_by_output(weight)
+        return rounded(weight, self.bits[name], self._array(f"{name}_scales").dtype)
 
     def _by_output(self, name: str) -> bool:
         """Whether a weight is for products of integers."""

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from converter.errors import ValidationError
+from converter.exports.onnx.choices import QUANTISED
 
-TOLERANCES = {"fp32": 1e-4, "fp16": 3e-2, "bf16": 0.15, "int8": 0.1, "int4": 0.1, "w8a8": 0.1}
+TOLERANCES = {"fp32": 1e-4, "fp16": 3e-2, "bf16": 0.15, **dict.fromkeys(QUANTISED, 0.1)}
 """Largest difference between the results of a graph and of the torch model in float32.
 
 For float dtypes this is the largest difference divided by the largest result: float32 differs by the order

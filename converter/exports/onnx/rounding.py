@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from safetensors import safe_open
 
 Bits = Literal[4, 8]
@@ -44,6 +44,8 @@ class Stored:
     bits: Bits = 8
     calibrated: Path | None = None
     """A safetensors file with its numbers, scales and zero points; None to round it to the nearest."""
+    scales: DTypeLike = np.float32
+    """The dtype that its scales are stored in."""
 
     @property
     def name(self) -> str:
@@ -79,12 +81,16 @@ class Steps(NamedTuple):
     zeros: NDArray[np.uint8]
 
 
-def block_steps(blocks: NDArray[np.float32], bits: Bits) -> Steps:
-    """The steps of blocks [..., numbers]: the range of each, and 0, becomes that of the bits."""
+def block_steps(blocks: NDArray[np.float32], bits: Bits, dtype: DTypeLike = np.float32) -> Steps:
+    """The steps of blocks [..., numbers]: the range of each, and 0, becomes that of the bits.
+
+    The scales are numbers of ``dtype``, so the weights are rounded with what is stored.
+    """
     lowest, highest = blocks.min(-1).clip(max=0), blocks.max(-1).clip(min=0)
-    scales = (highest - lowest) / np.float32(2**bits - 1)
+    most = np.float32(2**bits - 1)
+    scales = ((highest - lowest) / most).astype(dtype).astype(np.float32)
     scales[scales == 0] = 1
-    return Steps(scales, nearest(-lowest / scales).astype(np.uint8))
+    return Steps(scales, nearest(-lowest / scales).clip(max=most).astype(np.uint8))
 
 
 def nearest(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -108,7 +114,7 @@ def steps_of(stored: Stored) -> Steps:
     if stored.calibrated is not None:
         with safe_open(stored.calibrated, framework="numpy") as file:
             return Steps(file.get_tensor(f"{stored.name} scales"), file.get_tensor(f"{stored.name} zeros"))
-    found = [block_steps(piece, stored.bits) for piece in in_blocks(stored)]
+    found = [block_steps(piece, stored.bits, stored.scales) for piece in in_blocks(stored)]
     return Steps(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 
@@ -128,9 +134,9 @@ def quantised(stored: Stored, steps: Steps) -> Iterator[NDArray[np.uint8]]:
         start += len(piece)
 
 
-def rounded(weight: NDArray[np.float32], bits: Bits) -> NDArray[np.float32]:
+def rounded(weight: NDArray[np.float32], bits: Bits, scales: DTypeLike = np.float32) -> NDArray[np.float32]:
     """A weight [outputs, inputs] rounded to the nearest values that numbers of so many bits stand for."""
-    stored = Stored(ir.tensor(weight), by_column=False, bits=bits)
+    stored = Stored(ir.tensor(weight), by_column=False, bits=bits, scales=scales)
     steps = steps_of(stored)
     return dequantised(np.concatenate(list(quantised(stored, steps)))[:, : stored.inputs], *steps)
 

@@ -1,9 +1,10 @@
 """Generate text with onnxruntime-genai: one prompt as a stream, or several as a batch.
 
-    python examples/generate_genai.py DIR "a prompt" ["another"] [--max-new-tokens 32] [--chunk 512]
+    python examples/generate_genai.py DIR "a prompt" ["another"] [--max-new-tokens 32] [--provider cuda]
 
 DIR holds a graph of the profile ort and its genai_config.json. Where genai cannot read the tokenizer, the
-package tokenizers does; without a tokenizer.json, prompts are token ids ("5 6 7").
+package tokenizers does; without a tokenizer.json, prompts are token ids ("5 6 7"). --graph FILE takes another
+graph of DIR than genai_config.json names.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,38 @@ import numpy as np
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this when it is imported
 
+import onnxruntime
 import onnxruntime_genai as og
 from generate_onnx import text_functions
+
+IN_HALF_PRECISION = {"model_fp32.onnx": "model.onnx"}
+"""Of two graphs over the same weights, that for CPUs -> that for GPUs."""
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """What genai_config.json says of the model."""
+    content: dict[str, Any] = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
+    return content
+
+
+def load(folder: Path, provider: str = "cpu", graph: str | None = None) -> Any:
+    """The repository's model; genai_config.json names no provider, and of two graphs the one for CPUs.
+
+    Raises RuntimeError, as genai does, for a provider that this genai does not have.
+    """
+    config = og.Config(str(folder))
+    # One that was added to the file, such as TensorRT-RTX, may give the graph a mask of another length.
+    config.clear_providers()
+    if provider == "cuda":
+        if not og.is_cuda_available():
+            raise RuntimeError("this genai is for CPUs; install onnxruntime-genai-cuda in its place")
+        with redirect_stdout(sys.stderr):  # where it says what it does not find
+            onnxruntime.preload_dlls()  # finds CUDA in NVIDIA's pip packages too
+        config.append_provider("cuda")
+        graph = graph or IN_HALF_PRECISION.get(settings(folder)["decoder"]["filename"])
+    if graph is not None:
+        config.overlay(json.dumps({"model": {"decoder": {"filename": graph}}}))
+    return og.Model(config)
 
 
 def generator(model: Any, rows: int, length: int) -> Any:
@@ -101,10 +134,12 @@ def main() -> None:
     parser.add_argument("prompts", nargs="+", metavar="PROMPT")
     parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--chunk", type=int, default=512, help="most tokens of a prompt that run at once")
+    parser.add_argument("--provider", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--graph", help="the graph's file in DIR")
     options = parser.parse_args()
     try:
-        config = json.loads((options.folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
-        model = og.Model(str(options.folder))
+        config = settings(options.folder)
+        model = load(options.folder, options.provider, options.graph)
         encode, texts = tokenizer(model, options.folder)
         prompts = [list(encode(prompt)) for prompt in options.prompts]
         if len(prompts) == 1:

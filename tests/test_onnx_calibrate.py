@@ -131,7 +131,8 @@ def test_every_family(tmp_path: Path, family: str) -> None:
     assert calibrated < loss(out, "model_q4.onnx", windows, results)
 
 
-def test_what_is_stored(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "graph"), [("int4", "model_q4.onnx"), ("int4-fp16", "model_q4f16.onnx")])
+def test_what_is_stored(tmp_path: Path, dtype: str, graph: str) -> None:
     """The same in both profiles and each time."""
     source = tiny.FACTORIES["mpt"](tmp_path / "source", 5)
     file = text(tmp_path / "text.txt")
@@ -139,21 +140,24 @@ def test_what_is_stored(tmp_path: Path) -> None:
     weights = load(tmp_path / "out").state_dict()
     found = []
     for profile in ("ort", "portable", "ort"):
-        export(tmp_path / "out", OnnxOptions(profile, "int4", calibrate=(file,), validate=False))
-        found.append(stored_weights(tmp_path / "out" / "onnx" / "model_q4.onnx"))
-    for name, (dtype, values) in found[0].items():
+        export(tmp_path / "out", OnnxOptions(profile, dtype, calibrate=(file,), validate=False))
+        found.append(stored_weights(tmp_path / "out" / "onnx" / graph))
+    half = "-fp16" * ("fp16" in dtype)
+    for name, (its_dtype, values) in found[0].items():
         assert all(np.array_equal(values, other[name][1]) for other in found)
         weight = weights[name].float().numpy()
-        nearest = rounded(weight, 4 if dtype == "int4" else 8)
-        assert np.allclose(values[:, : weight.shape[1]], nearest, rtol=1e-6) == (dtype == "int8")
+        assert its_dtype in (dtype, f"int8{half}")
+        nearest = rounded(weight, 4 if its_dtype == dtype else 8, np.float16 if half else np.float32)
+        assert np.allclose(values[:, : weight.shape[1]], nearest, rtol=1e-6) == (its_dtype != dtype)
 
     # A wrong scale is found.
-    path = tmp_path / "out" / "onnx" / "model_q4.onnx"
+    assert validate(tmp_path / "out").passed
+    path = tmp_path / "out" / "onnx" / graph
     model = onnx.load(path)
     name = "transformer.blocks.0.ffn.up_proj.weight_scales"
     [scales] = [tensor for tensor in model.graph.initializer if tensor.name == name]
-    scales.CopyFrom(numpy_helper.from_array(1.6 * numpy_helper.to_array(scales), name))
-    path.with_name("model_q4.onnx_data").unlink()
+    scales.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scales) * np.float16(1.6), name))
+    path.with_name(f"{graph}_data").unlink()
     onnx.save(model, path)
     report = validate(tmp_path / "out")
     assert report.failure is not None

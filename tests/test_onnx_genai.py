@@ -25,6 +25,7 @@ from tests.patched import TRAIN_LENGTH, Convert, config_of, load
 
 pytest.importorskip("onnxruntime_genai")
 
+import generate_genai as example
 import onnxruntime_genai as og
 from generate_genai import batch, generator, stream, text_of, tokenizer
 
@@ -156,16 +157,36 @@ def test_a_second_turn(with_graph: Make) -> None:
     assert_same(finish(running), expected(load(folder), whole))
 
 
-def test_half_precision(converted: Convert) -> None:
-    """As the page says: the file names the graph for CPUs, and a GPU takes the other one."""
-    folder = exported(converted("bloom", 4, "ntk-position", dtype=torch.float16), dtype="fp16")
-    path = folder / "genai_config.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    assert content["model"]["decoder"]["filename"] == "model_fp32.onnx"
-    content["model"]["decoder"]["filename"] = "model.onnx"
-    path.write_text(json.dumps(content), encoding="utf-8")
+@pytest.mark.parametrize(
+    ("dtype", "graph", "tolerance"),
+    [("fp16", "model.onnx", 0.1), ("int8-fp16", "onnx/model_q8f16.onnx", 0.3)],
+)
+def test_the_graph_for_gpus(
+    converted: Convert, monkeypatch: pytest.MonkeyPatch, dtype: str, graph: str, tolerance: float
+) -> None:
+    """The example asks for CUDA and takes the graph in half precision, which runs here on the CPU."""
+    folder = exported(converted("bloom", 4, "ntk-position", dtype=torch.float16), dtype=dtype)
+    for other in folder.rglob("*.onnx"):
+        if other != folder / graph:
+            other.unlink()
+    providers: list[str] = []
+    monkeypatch.setattr(og, "is_cuda_available", lambda: True)
+    monkeypatch.setattr(og.Config, "append_provider", lambda _, name: providers.append(name))
     ids = tiny.token_ids(1, BEYOND)
-    assert_same(finish(begin(model_of(folder), ids)), expected(load(folder).float(), *ids), tolerance=0.1)
+    running = begin(example.load(folder, "cuda"), ids)
+    assert providers == ["cuda"]
+    assert_same(finish(running), expected(load(folder).float(), *ids), tolerance)
+
+
+def test_providers_of_the_file_are_not_taken(converted: Convert) -> None:
+    """TensorRT-RTX's mask has another length, with which the graph would count wrong."""
+    folder = exported(converted("bloom", 4, "ntk"))
+    content = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
+    content["model"]["decoder"]["session_options"]["provider_options"] = [{"NvTensorRtRtx": {}}]
+    edit_json(folder / "genai_config.json", content)
+    with pytest.raises(RuntimeError, match="Cuda interface not available"):
+        model_of(folder)
+    assert list(stream(example.load(folder), prompts()[0], WORDS)) == generated(folder, prompts()[0])
 
 
 def test_which_graph_is_served(converted: Convert) -> None:
@@ -179,6 +200,7 @@ def test_which_graph_is_served(converted: Convert) -> None:
 
     assert served(standalone=True) == "onnx/model_bf16.onnx"
     assert served() == "model_fp32.onnx"
+    assert served(dtype="int4-fp16") == "onnx/model_q4f16.onnx"
     assert served(dtype="w8a8") == "onnx/model_int8.onnx"
     # A backbone generates nothing, whatever else the repository has.
     assert served(standalone=True, task="feature-extraction") == "onnx/model_int8.onnx"
@@ -302,6 +324,9 @@ def test_the_command_line(converted: Convert) -> None:
     code, out, err = run("5 6 7", "--max-new-tokens", "100000")
     assert (code, out) == (1, "")
     assert err.startswith("error: max_length (100003) cannot be greater than model context_length")
+    if not og.is_cuda_available():
+        line = "error: this genai is for CPUs; install onnxruntime-genai-cuda in its place\n"
+        assert run("5 6 7", "--provider", "cuda") == (1, "", line)
 
 
 # Pitfalls that docs/onnx-serving.md names: if genai mends one, it need not warn any more

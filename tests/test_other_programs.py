@@ -25,7 +25,7 @@ from tests.onnx_graphs import POOLING, exported, with_modules
 from tests.patched import Convert, load
 
 pytestmark = pytest.mark.slow
-LEAST = {"fp32": 0.99999, "fp16": 0.9999, "int8": 0.99, "w8a8": 0.99, "int4": 0.9}
+LEAST = {"fp32": 0.99999, "fp16": 0.9999, "int8": 0.99, "w8a8": 0.99, "int4": 0.9, "int4-fp16": 0.9}
 """Dtype -> smallest cosine between a graph's vector of a text and the torch model's."""
 FILES = {
     "fp32": "model.onnx",
@@ -33,8 +33,16 @@ FILES = {
     "int8": "model_quantized.onnx",
     "w8a8": "model_int8.onnx",
     "int4": "model_q4.onnx",
+    "int4-fp16": "model_q4f16.onnx",
 }
-JAVASCRIPT = {"fp32": "fp32", "fp16": "fp16", "int8": "q8", "w8a8": "int8", "int4": "q4"}
+JAVASCRIPT = {
+    "fp32": "fp32",
+    "fp16": "fp16",
+    "int8": "q8",
+    "w8a8": "int8",
+    "int4": "q4",
+    "int4-fp16": "q4f16",
+}
 """Our dtype -> the ``dtype`` of transformers.js."""
 TEXTS = [
     " ".join(f"w{4 + (7 * text + index) % 90}" for index in range(n)) for text, n in enumerate((3, 60, 1, 17))

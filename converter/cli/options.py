@@ -198,7 +198,7 @@ onnx_options = options(
         type=click.Choice(DTYPES),
         default=OnnxOptions.dtype,
         show_default=True,
-        help="Dtype that the graph computes in, or bits of its weights.",
+        help="Dtype that the graph computes in, or bits of its weights, or both.",
     ),
     export_option(
         "--onnx-task",

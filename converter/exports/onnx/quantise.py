@@ -43,7 +43,8 @@ INT8_ACTIVATIONS = 4
 """``accuracy_level`` of MatMulNBits: the kernel rounds activations to 8 bits, block by block.
 
 The error is about that of 8-bit weights and far below that of 4-bit weights. On the CPU every other level is
-several times slower; with 8 bits the kernel unpacks the whole weight at each step.
+several times slower; with 8 bits the kernel unpacks the whole weight at each step. Graphs that compute in
+float16 are for GPUs, and have none: with it, onnxruntime 1.22 computes wrong numbers or NaN on the CPU.
 """
 LARGEST_ACTIVATION, MIDDLE = 127, 128
 """Of an activation's numbers, and what stands for 0: onnxruntime is slow unless they are unsigned."""
@@ -181,6 +182,7 @@ class _Weights:
     def product(self, node: ir.Node, tensor: ir.TensorProtocol, bits: Bits, *, by_column: bool) -> Value:
         """The product that ``node`` computes, without its bias."""
         weight = self.blocks(tensor, bits, by_column=by_column)
+        level = {"accuracy_level": INT8_ACTIVATIONS} if self.dtype == ir.DataType.FLOAT else {}
         return self.op(
             node,
             "MatMulNBits",
@@ -193,7 +195,7 @@ class _Weights:
             N=weight.stored.outputs,
             bits=bits,
             block_size=BLOCK,
-            accuracy_level=INT8_ACTIVATIONS,
+            **level,
         )
 
     def rows(self, node: ir.Node, tensor: ir.TensorProtocol) -> Value:

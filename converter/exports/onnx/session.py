@@ -78,8 +78,9 @@ def cuda_fault() -> str | None:
             onnxruntime.preload_dlls()
         probe = open_session(onnx.parser.parse_model(PROBE).SerializeToString(), "cuda", quiet_options())
         probe.run(None, {"x": np.ones(1, np.float32)})
-        works = probe.get_providers()[0] == PROVIDERS["cuda"]
-        return None if works else said.getvalue().partition("\n")[0] or "its libraries do not load"
+        if probe.get_providers()[0] == PROVIDERS["cuda"]:
+            return None
+        return said.getvalue().partition("\n")[0] or "its libraries or the driver do not load"
     except Exception as error:
         # Around the reason stand the signature of a C++ function and where the call is.
         text = " ".join(str(error).split())

@@ -83,8 +83,9 @@ def run(
     }
     if provider == "cuda" and places and not any("cuda" in each for each in places.values()):
         raise ProviderError(
-            "CUDA has no float32 GroupQueryAttention, and no products of integers (w8a8); export with "
-            "`OnnxOptions.dtype` fp16 or bf16, or in another dtype with `OnnxOptions.profile` portable"
+            "CUDA has no float32 GroupQueryAttention and no products of integers; export with "
+            "`OnnxOptions.dtype` fp16, bf16, int8-fp16 or int4-fp16, or, if it is not w8a8, with "
+            "`OnnxOptions.profile` portable"
         )
     expected: dict[Hashable, Expected] = {}
     reports = []

@@ -589,8 +589,8 @@ def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 NO_CUDA = (
-    f"onnxruntime-gpu {onnxruntime.__version__} needs CUDA 13, which does not work here (Failed to load lib",
-    f"); for its libraries: pip install 'onnxruntime-gpu[cuda,cudnn]=={onnxruntime.__version__}'\n",
+    f"onnxruntime-gpu {onnxruntime.__version__} needs CUDA 13 and cuDNN, which do not work here (Failed to load lib",
+    f"); for the libraries: pip install 'onnxruntime-gpu[cuda,cudnn]=={onnxruntime.__version__}'\n",
 )
 
 

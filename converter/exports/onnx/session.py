@@ -13,6 +13,7 @@ import contextlib
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +36,8 @@ CUDA_SINCE = "1.24.4"
 """The oldest onnxruntime-gpu with CUDA kernels for opset 21; older ones copy tensors in every layer."""
 OPTIONS: Mapping[str, Mapping[str, str]] = {"cuda": {"use_tf32": "0"}, "cpu": {}}
 """Options of providers. TF32, CUDA's default, multiplies float32 with 10 bits, so results differ by 1e-3."""
-PROBE = '<ir_version: 8, opset_import: ["": 17]> probe (float[1] x) => (float[1] y) { y = Add(x, x) }'
-"""A graph, as text, that shows whether a provider works."""
+PROBE = '<ir_version: 8, opset_import: ["": 17]> probe (float[1] x) => (float[1] y) { y = ReduceL2(x) }'
+"""A graph, as text, that shows whether CUDA works: ReduceL2, which pooled graphs have, needs cuDNN too."""
 
 Array = NDArray[Any]
 Past = dict[str, Any]
@@ -61,8 +62,8 @@ def check_available(provider: str) -> None:
     reason = cuda_fault()
     if reason is not None:
         raise ProviderError(
-            f"onnxruntime-gpu {version} needs CUDA {onnxruntime.cuda_version.partition('.')[0]}, which does "
-            f"not work here ({reason}); for its libraries: pip install "
+            f"onnxruntime-gpu {version} needs CUDA {onnxruntime.cuda_version.partition('.')[0]} and cuDNN, "
+            f"which do not work here ({reason}); for the libraries: pip install "
             f"'onnxruntime-gpu[cuda,cudnn]=={version}'"
         )
 
@@ -80,11 +81,12 @@ def cuda_fault() -> str | None:
         probe.run(None, {"x": np.ones(1, np.float32)})
         if probe.get_providers()[0] == PROVIDERS["cuda"]:
             return None
-        return said.getvalue().partition("\n")[0] or "its libraries or the driver do not load"
+        return said.getvalue().partition("\n")[0] or "the libraries or the driver do not load"
     except Exception as error:
         # Around the reason stand the signature of a C++ function and where the call is.
         text = " ".join(str(error).split())
-        return text[max(text.rfind("CUDA failure"), 0) :].partition(" ; ")[0][:200]
+        found = re.search(r"(CUDA failure \d|cuDNN is unavailable).*", text)
+        return (found[0] if found else text).partition(" ; ")[0][:200]
     finally:
         onnxruntime.set_default_logger_severity(WARNINGS)
 

@@ -588,9 +588,10 @@ def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime, "cuda_version", "13.0")
 
 
+VERSION = onnxruntime.__version__
 NO_CUDA = (
-    f"onnxruntime-gpu {onnxruntime.__version__} needs CUDA 13 and cuDNN, which do not work here (Failed to load lib",
-    f"); for the libraries: pip install 'onnxruntime-gpu[cuda,cudnn]=={onnxruntime.__version__}'\n",
+    f"onnxruntime-gpu {VERSION} needs CUDA 13 and cuDNN, which do not work here (Failed to load lib",
+    f"); for the libraries: pip install 'onnxruntime-gpu[cuda,cudnn]=={VERSION}'\n",
 )
 
 

@@ -32,7 +32,7 @@ ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
 """onnxruntime's name of a dtype -> its number in onnx.proto."""
 ONLY_FATAL, WARNINGS = 4, 2
 """onnxruntime's log levels, the second is its default; errors are raised in any case."""
-CUDA_SINCE = "1.24.4"
+CUDA_SINCE = "1.25.0"
 """The oldest onnxruntime-gpu with CUDA kernels for opset 21; older ones copy tensors in every layer."""
 OPTIONS: Mapping[str, Mapping[str, str]] = {"cuda": {"use_tf32": "0"}, "cpu": {}}
 """Options of providers. TF32, CUDA's default, multiplies float32 with 10 bits, so results differ by 1e-3."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,12 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this wh
 
 import onnxruntime as ort
 
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDERS: dict[str, tuple[str, dict[str, str]]] = {
+    "cpu": ("CPUExecutionProvider", {}),
+    # FlashAttention (1), or memory-efficient attention (2) for cards and heads that it does not take. Else
+    # onnxruntime 1.28 and newer take cuDNN's on an H100, which makes a plan for each length of a prompt.
+    "cuda": ("CUDAExecutionProvider", {"sdpa_kernel": "3"}),
+}
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
@@ -49,9 +56,13 @@ class Model:
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
         # onnxruntime would keep a plan of memory for each shape that it meets, and every step is a new shape.
         options.enable_mem_pattern = False
-        self.session = ort.InferenceSession(path, options, providers=[PROVIDERS[provider]])
-        if PROVIDERS[provider] not in self.session.get_providers():
-            raise RuntimeError(f"{PROVIDERS[provider]} does not work here; see onnxruntime's warnings")
+        with redirect_stdout(sys.stderr):  # onnxruntime prints what it does not find
+            if provider == "cuda":
+                ort.preload_dlls()  # from NVIDIA's pip packages too
+            self.session = ort.InferenceSession(path, options, providers=[PROVIDERS[provider]])
+        name = PROVIDERS[provider][0]
+        if name not in self.session.get_providers():
+            raise RuntimeError(f"{name} does not work here; see onnxruntime's warnings")
         self.caches = [item for item in self.session.get_inputs() if item.name.startswith("past_key_values")]
         if not self.caches:
             raise RuntimeError(

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from converter import OnnxOptions, export
 from converter.exports.onnx.attention_portable import BLOCK
 from converter.exports.onnx.choices import QUANTISED, Profile
+from converter.exports.onnx.session import CUDA_SINCE
 from tests import run_graphs, tiny
 from tests.conftest import edit_json
 from tests.onnx_graphs import POOLING, PROFILES, converted_copy, exported, with_modules
@@ -104,7 +105,10 @@ def error(found: Array, right: Array, mask: Array) -> float:
 
 def test_the_environment_has_the_oldest_version() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert set(re.findall(r'"onnxruntime(?:-gpu)?>=([\d.]+)"', text)) == {OLDEST}
+    assert dict(re.findall(r'"(onnxruntime(?:-gpu)?)>=([\d.]+)"', text)) == {
+        "onnxruntime": OLDEST,
+        "onnxruntime-gpu": CUDA_SINCE,
+    }
     pins = (ROOT / f"constraints-ort-{OLDEST}.txt").read_text(encoding="utf-8").split()
     assert f"onnxruntime=={OLDEST}.0" in pins
     # Exports with it take the other packages from the main environment.

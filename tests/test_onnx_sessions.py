@@ -59,8 +59,8 @@ def test_validation_leaves_the_thread_as_it_was(converted: Convert, monkeypatch:
     seen = []
 
     class Observed(onnxruntime.InferenceSession):
-        def __init__(self, path: str, options: Any, providers: list[str]):
-            super().__init__(path, options, providers=providers)
+        def __init__(self, path: str, options: Any, **others: Any):
+            super().__init__(path, options, **others)
             seen.append(options.get_session_config_entry("session.set_denormal_as_zero"))
 
         def run_with_iobinding(self, binding: Any) -> None:

@@ -7,6 +7,7 @@ import math
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,19 +44,13 @@ from converter.exports.onnx.report import (
     failed,
 )
 from converter.exports.onnx.requirements import for_task
-from converter.exports.onnx.session import Session, check_available
+from converter.exports.onnx.session import Ran, Session, check_available
 from converter.exports.onnx.structure import check_structure
 from converter.progress import steps
 from converter.result.converted import ConvertedRepository
 from converter.source.sentence_transformers import SENTENCES
 
 Array = NDArray[Any]
-HEAVY = (
-    *("GroupQueryAttention", "Gemm", "MatMul", "FusedMatMul", "MatMulNBits"),
-    *("MatMulInteger", "MatMulIntegerToFloat"),
-)
-"""Operators that must run on the provider that was asked for."""
-
 WIDENED = "in float32, since the CPU provider has no bfloat16 kernels"
 
 
@@ -77,11 +72,9 @@ def run(
     import transformers
 
     started = time.monotonic()
-    if provider is not None:
-        check_available(provider)
+    cuda, note = takes_cuda(provider)
     with silent():
         runs = {name: GraphRun(name, path, repository) for name, path in graphs.items()}
-    cuda = provider == "cuda" or (provider is None and cuda_works())
     # A graph that is not what it should be is not run.
     places = {
         name: ["cpu", "cuda"] if cuda and each.on_cuda else ["cpu"]
@@ -90,9 +83,9 @@ def run(
     }
     if provider == "cuda" and places and not any("cuda" in each for each in places.values()):
         raise ProviderError(
-            "the CUDA provider has no float32 GroupQueryAttention, and no products of integers (w8a8); "
-            "export with `OnnxOptions.dtype` fp16 or bf16, or in another dtype with `OnnxOptions.profile` "
-            "portable"
+            "CUDA has no float32 GroupQueryAttention and no products of integers; export with "
+            "`OnnxOptions.dtype` fp16, bf16, int8-fp16 or int4-fp16, or, if it is not w8a8, with "
+            "`OnnxOptions.profile` portable"
         )
     expected: dict[Hashable, Expected] = {}
     reports = []
@@ -112,7 +105,7 @@ def run(
             reports.append(each.report(right.scope.note or "the whole model", right.loss, results))
     modules = (onnx, onnxruntime, torch, transformers)
     versions = {module.__name__: str(module.__version__) for module in modules}
-    return ValidationReport(reports, versions, round(time.monotonic() - started, 3))
+    return ValidationReport(reports, versions, round(time.monotonic() - started, 3), note)
 
 
 @contextmanager
@@ -129,11 +122,18 @@ def silent() -> Iterator[None]:
         log.setLevel(level)
 
 
-def cuda_works() -> bool:
-    """Whether onnxruntime has CUDA and torch sees a device for it."""
-    import torch
-
-    return PROVIDERS["cuda"] in onnxruntime.get_available_providers() and torch.cuda.is_available()
+def takes_cuda(provider: str | None) -> tuple[bool, str | None]:
+    """Whether to run on CUDA, and why not if it is there and nobody asked; raises ``ProviderError``."""
+    if provider is not None:
+        check_available(provider)
+        return provider == "cuda", None
+    if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
+        return False, None
+    try:
+        check_available("cuda")
+    except ProviderError as error:
+        return False, f"no graph was run on CUDA: {error}"
+    return True, None
 
 
 class GraphRun:
@@ -162,7 +162,7 @@ class GraphRun:
     def on_cuda(self) -> bool:
         """Whether the CUDA provider can run it.
 
-        Its GroupQueryAttention has half precision only, and its MatMulInteger takes no unsigned activations.
+        Its GroupQueryAttention has half precision only, and it has no kernels for products of integers.
         """
         made = self.made
         if made.dtype == INTEGER:
@@ -199,9 +199,11 @@ class GraphRun:
             del session
             with failing("provider", checks), tempfile.TemporaryDirectory(prefix="ntk-convert-") as folder:
                 profiled = self.open(provider, right.scope, widened=widened, profile=Path(folder))
-                right.cases[0].run(profiled)
-                ran = profiled.operators()
-                checks.append(check_placement(ran, provider))
+                case = next(case for case in right.cases if len(case.mask) > 1)
+                case.run(profiled)
+                events = profiled.ran()
+                ran = counted(events)
+                checks.append(check_placement(events, provider, case.mask.size))
         return ProviderReport(provider, ran, tolerance, checks, WIDENED if widened else None)
 
     def open(self, provider: str, scope: Extent, *, widened: bool, profile: Path | None = None) -> Session:
@@ -306,17 +308,29 @@ def failing(name: str, checks: list[GraphCheck]) -> Iterator[None]:
         checks.append(failed(name, error))
 
 
-def check_placement(ran: Mapping[str, Mapping[str, int]], provider: str) -> GraphCheck:
-    """Whether the heavy operators ran on the provider that was asked for."""
-    elsewhere = [
-        f"{operator} on {name}"
-        for name, operators in ran.items()
-        for operator in operators
-        if operator in HEAVY and name != PROVIDERS[provider]
-    ]
-    placed = ", ".join(f"{sum(found.values())} on {name}" for name, found in ran.items())
-    detail = "; ".join(elsewhere) or f"operators of a short prompt: {placed}"
+def check_placement(ran: Sequence[Ran], provider: str, tokens: int) -> GraphCheck:
+    """Whether nothing of the size of a batch's tokens was computed on another provider.
+
+    Single numbers and shapes may be: onnxruntime has them on the CPU, and they do not grow with the tokens.
+    """
+    small = [event for event in ran if event.provider == PROVIDERS[provider] or event.elements < tokens]
+    elsewhere = counted([event for event in ran if event not in small])
+    if elsewhere:
+        detail = "; ".join(
+            f"{operator} on {name}" for name, operators in elsewhere.items() for operator in operators
+        )
+    else:
+        placed = ", ".join(f"{sum(found.values())} on {name}" for name, found in counted(ran).items())
+        detail = f"operators of a small batch: {placed}"
     return GraphCheck("provider", not elsewhere, detail)
+
+
+def counted(ran: Sequence[Ran]) -> dict[str, dict[str, int]]:
+    """Provider -> operator -> how often it ran."""
+    counts: dict[str, Counter[str]] = {}
+    for event in ran:
+        counts.setdefault(event.provider, Counter())[event.operator] += 1
+    return {provider: dict(found) for provider, found in counts.items()}
 
 
 def largest(arrays: Sequence[Array]) -> float:

@@ -48,7 +48,7 @@ class ProviderReport:
     provider: str
     """``cpu`` or ``cuda``."""
     ran: Mapping[str, Mapping[str, int]]
-    """onnxruntime's provider -> operator -> count, from the profile of a short prompt."""
+    """onnxruntime's provider -> operator -> count, from the profile of a small batch."""
     tolerance: float
     checks: Sequence[GraphCheck]
     note: str | None
@@ -84,6 +84,8 @@ class ValidationReport:
     graphs: Sequence[GraphReport]
     versions: Mapping[str, str]
     seconds: float
+    note: str | None = None
+    """Why the graphs were not run on CUDA, if onnxruntime has it and it does not work; else None."""
 
     @property
     def passed(self) -> bool:
@@ -113,6 +115,7 @@ class ValidationReport:
                 note = f", {place.note}" if place.note else ""
                 lines.append(f"  on {place.provider}: ran on {', '.join(place.ran) or 'nothing'}{note}")
                 lines += [f"    {check}" for check in place.checks]
+        lines += [f"note: {self.note}"] * (self.note is not None)
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:

@@ -10,15 +10,19 @@ and then sets it back.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-from collections import Counter
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import onnxruntime
 from numpy.typing import NDArray
+from packaging.version import Version
 
 from converter.errors import ProviderError
 from converter.exports.onnx.choices import ENTRIES, PROVIDERS
@@ -26,8 +30,14 @@ from converter.source.sentence_transformers import SENTENCES
 
 ONNX_TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(bfloat16)": 16}
 """onnxruntime's name of a dtype -> its number in onnx.proto."""
-ONLY_FATAL = 4
-"""onnxruntime's log level; errors are raised in any case."""
+ONLY_FATAL, WARNINGS = 4, 2
+"""onnxruntime's log levels, the second is its default; errors are raised in any case."""
+CUDA_SINCE = "1.25.0"
+"""The oldest onnxruntime-gpu with CUDA kernels for opset 21; older ones copy tensors in every layer."""
+OPTIONS: Mapping[str, Mapping[str, str]] = {"cuda": {"use_tf32": "0"}, "cpu": {}}
+"""Options of providers. TF32, CUDA's default, multiplies float32 with 10 bits, so results differ by 1e-3."""
+PROBE = '<ir_version: 8, opset_import: ["": 17]> probe (float[1] x) => (float[1] y) { y = ReduceL2(x) }'
+"""A graph, as text, that shows whether CUDA works: ReduceL2, which pooled graphs have, needs cuDNN too."""
 
 Array = NDArray[Any]
 Past = dict[str, Any]
@@ -35,13 +45,79 @@ Past = dict[str, Any]
 
 
 def check_available(provider: str) -> None:
-    """Raises ``ProviderError`` if onnxruntime has no such provider here; a session may still not get it."""
-    if PROVIDERS[provider] not in onnxruntime.get_available_providers():
+    """Raises ``ProviderError`` if a provider does not work here; for CUDA, a graph of one node is run."""
+    version, available = onnxruntime.__version__, onnxruntime.get_available_providers()
+    if PROVIDERS[provider] not in available:
         raise ProviderError(
-            f"onnxruntime {onnxruntime.__version__} has no {PROVIDERS[provider]} here, only "
-            f"{', '.join(onnxruntime.get_available_providers())}; for CUDA install onnxruntime-gpu in "
-            "place of onnxruntime"
+            f"onnxruntime {version} has no {PROVIDERS[provider]} here, only {', '.join(available)}; "
+            "for CUDA install onnxruntime-gpu in place of onnxruntime"
         )
+    if provider == "cpu":
+        return
+    if Version(version) < Version(CUDA_SINCE):
+        raise ProviderError(
+            f"onnxruntime-gpu {version} copies tensors to the CPU in every layer of these graphs; "
+            f"install onnxruntime-gpu {CUDA_SINCE} or newer"
+        )
+    reason = cuda_fault()
+    if reason is not None:
+        raise ProviderError(
+            f"onnxruntime-gpu {version} needs CUDA {onnxruntime.cuda_version.partition('.')[0]} and cuDNN, "
+            f"which do not work here ({reason}); for the libraries: pip install "
+            f"'onnxruntime-gpu[cuda,cudnn]=={version}'"
+        )
+
+
+def cuda_fault() -> str | None:
+    """Why CUDA does not work, in a few words; None if it does. Loads its libraries and prints nothing."""
+    import torch  # noqa: F401 -- has CUDA libraries of its own
+
+    said = io.StringIO()
+    onnxruntime.set_default_logger_severity(ONLY_FATAL)
+    try:
+        with contextlib.redirect_stdout(said):
+            onnxruntime.preload_dlls()
+        probe = open_session(onnx.parser.parse_model(PROBE).SerializeToString(), "cuda", quiet_options())
+        probe.run(None, {"x": np.ones(1, np.float32)})
+        if probe.get_providers()[0] == PROVIDERS["cuda"]:
+            return None
+        return said.getvalue().partition("\n")[0] or "the libraries or the driver do not load"
+    except Exception as error:
+        # Around the reason stand the signature of a C++ function and where the call is.
+        text = " ".join(str(error).split())
+        found = re.search(r"(CUDA failure \d|cuDNN is unavailable).*", text)
+        return (found[0] if found else text).partition(" ; ")[0][:200]
+    finally:
+        onnxruntime.set_default_logger_severity(WARNINGS)
+
+
+def quiet_options() -> onnxruntime.SessionOptions:
+    """What every session here is given."""
+    options = onnxruntime.SessionOptions()
+    for entry in ENTRIES.items():
+        options.add_session_config_entry(*entry)
+    options.log_severity_level = ONLY_FATAL
+    return options
+
+
+def open_session(
+    source: str | bytes, provider: str, options: onnxruntime.SessionOptions
+) -> onnxruntime.InferenceSession:
+    """A session, which may still have fallen back to the CPU if the CUDA libraries do not load."""
+    names = dict.fromkeys((provider, "cpu"))
+    asked = [(PROVIDERS[name], dict(OPTIONS[name])) for name in names]
+    with denormals_as_zero():
+        return onnxruntime.InferenceSession(source, options, providers=asked, enable_fallback=0)
+
+
+class Ran(NamedTuple):
+    """An operator that ran."""
+
+    provider: str
+    """onnxruntime's name."""
+    operator: str
+    elements: int
+    """Of its largest output."""
 
 
 class Outputs(NamedTuple):
@@ -69,39 +145,24 @@ def denormals_as_zero() -> Iterator[None]:
 class Session:
     """One graph, a file or its bytes, on one provider; an ``Engine`` of the cases.
 
-    ``folder``: of the weights, for bytes. ``profile``: folder for a record of what ran where, for
-    ``operators``. Raises ``ProviderError`` if onnxruntime has no such provider or fell back to another.
+    ``folder``: of the weights, for bytes. ``profile``: folder for a record of what ran where, for ``ran``.
+    ``check_available`` comes first. Raises ``ProviderError`` if onnxruntime fell back to the CPU.
     """
 
     def __init__(
         self, model: Path | bytes, provider: str, *, folder: Path | None = None, profile: Path | None = None
     ):
-        check_available(provider)
-        options = onnxruntime.SessionOptions()
-        for entry in ENTRIES.items():
-            options.add_session_config_entry(*entry)
-        options.log_severity_level = ONLY_FATAL
+        options = quiet_options()
         if folder is not None and isinstance(model, bytes):
             key = "session.model_external_initializers_file_folder_path"
             options.add_session_config_entry(key, str(folder))
         if profile is not None:
             options.enable_profiling = True
             options.profile_file_prefix = str(profile / "run")
-        if provider == "cuda":
-            import torch  # noqa: F401 -- brings the CUDA libraries that onnxruntime needs
-
-            onnxruntime.preload_dlls()
-        asked = list(dict.fromkeys((PROVIDERS[provider], PROVIDERS["cpu"])))
-        source: Any = model if isinstance(model, bytes) else str(model)
-        with denormals_as_zero():
-            self.session = onnxruntime.InferenceSession(source, options, providers=asked)
-        self.session.disable_fallback()
+        self.session = open_session(model if isinstance(model, bytes) else str(model), provider, options)
         found = self.session.get_providers()[0]
-        if found != asked[0]:
-            raise ProviderError(
-                f"onnxruntime was asked for {asked[0]} and fell back to {found}; "
-                "its CUDA libraries do not load here"
-            )
+        if found != PROVIDERS[provider]:
+            raise ProviderError(f"onnxruntime was asked for {PROVIDERS[provider]} and fell back to {found}")
         self.device = provider
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         outputs = [value.name for value in self.session.get_outputs()]
@@ -153,16 +214,17 @@ class Session:
         sentences = results.pop(self.results.index(SENTENCES)) if SENTENCES in self.results else None
         return Outputs(stacked(results, ids.shape[1]), sentences), outputs[count:]
 
-    def operators(self) -> Mapping[str, Mapping[str, int]]:
-        """Provider -> operator -> how often it ran, for a session with a profile, which ends here."""
+    def ran(self) -> list[Ran]:
+        """The operators that ran, for a session with a profile, which ends here."""
         # Names of nodes and values are in there as the graph has them, which may not be UTF-8.
         profile = Path(self.session.end_profiling()).read_text(encoding="utf-8", errors="replace")
-        counts: dict[str, Counter[str]] = {}
+        found = []
         for event in json.loads(profile):
-            arguments = event.get("args", {})
-            if event.get("cat") == "Node" and arguments.get("provider"):
-                counts.setdefault(arguments["provider"], Counter())[arguments["op_name"]] += 1
-        return {provider: dict(found) for provider, found in counts.items()}
+            args = event.get("args", {})
+            if event.get("cat") == "Node" and args.get("provider"):
+                sizes = [math.prod(shape) for value in args["output_type_shape"] for shape in value.values()]
+                found.append(Ran(args["provider"], args["op_name"], max(sizes, default=0)))
+        return found
 
 
 class SharedCache:

@@ -29,8 +29,10 @@ def body(name: str) -> str:
 def main(folder: Path) -> None:
     """Writes one library, and links with the names of the others to it."""
     folder.mkdir(parents=True, exist_ok=True)
-    [package] = find_spec("onnxruntime").submodule_search_locations
-    provider = (Path(package) / "capi/libonnxruntime_providers_cuda.so").read_bytes()
+    onnxruntime = find_spec("onnxruntime")
+    assert onnxruntime
+    assert onnxruntime.origin
+    provider = (Path(onnxruntime.origin).parent / "capi/libonnxruntime_providers_cuda.so").read_bytes()
     libraries = {name.decode() for name in re.findall(LIBRARIES, provider)}
     major = max(name.rsplit(".", 1)[1] for name in libraries if name.startswith("libcudart."))
     written = RUNTIME.read_text(encoding="utf-8")

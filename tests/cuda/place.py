@@ -1,7 +1,7 @@
 """Runs graphs on the stand-in, and stores where onnxruntime put their operators.
 
-It is a program for environments with onnxruntime-gpu and NumPy alone, so it imports nothing else. STAND_IN_LOG
-names the file in which the stand-in notes what is launched and copied.
+It is a program for environments with onnxruntime-gpu and NumPy alone, so it imports nothing else.
+STAND_IN_LOG names the file in which the stand-in notes what is launched and copied.
 
 python place.py FOUND.json GRAPH...
 """
@@ -98,7 +98,7 @@ def place(path: str) -> dict[str, Found] | str:
             found[name] = {"error": str(error)}
         found[name]["log"] = log.read_text().splitlines()
     profile = Path(session.end_profiling())
-    for one, more in zip(found.values(), runs(profile)):
+    for one, more in zip(found.values(), runs(profile), strict=False):
         one |= more
     profile.unlink()
     return found

@@ -32,25 +32,18 @@ COPIES = 3
 SIZES = 64
 """Bytes of an output on the CPU that does not grow with the tokens: a few sizes."""
 HEAVY = {"GroupQueryAttention", "MatMulInteger", "MatMulIntegerToFloat"}
-"""Operators that have no CUDA kernel for some dtypes. Beside them, the small ones around them run there too."""
+"""Operators without a CUDA kernel for some dtypes. Small ones around them run on the CPU too."""
 
 DECODERS, ENCODERS = tuple(tiny.FACTORIES), tuple(tiny.ENCODERS)
+HALF, MIXED, WHOLE = ("fp16", "bf16"), ("int8-fp16", "int4-fp16"), ("fp32", "int8", "int4")
 FORMS: dict[str, tuple[Iterable[str], Profile, tuple[str, ...]]] = {
-    "decoder, `ort`, `fp16`, `bf16`": (DECODERS, "ort", ("fp16", "bf16")),
-    "decoder, `ort`, `int8-fp16`, `int4-fp16`": (DECODERS, "ort", ("int8-fp16", "int4-fp16")),
-    "decoder, `ort`, `fp32`, `int8`, `int4`": (DECODERS, "ort", ("fp32", "int8", "int4")),
+    "decoder, `ort`, `fp16`, `bf16`": (DECODERS, "ort", HALF),
+    "decoder, `ort`, `int8-fp16`, `int4-fp16`": (DECODERS, "ort", MIXED),
+    "decoder, `ort`, `fp32`, `int8`, `int4`": (DECODERS, "ort", WHOLE),
     "decoder, `ort`, `w8a8`": (DECODERS, "ort", ("w8a8",)),
-    "decoder, `portable`, all but `w8a8`": (
-        DECODERS,
-        "portable",
-        ("fp32", "fp16", "bf16", "int8", "int4", "int8-fp16", "int4-fp16"),
-    ),
+    "decoder, `portable`, all but `w8a8`": (DECODERS, "portable", (*HALF, *MIXED, *WHOLE)),
     "decoder, `portable`, `w8a8`": (DECODERS, "portable", ("w8a8",)),
-    "encoder, all but `w8a8`": (
-        ENCODERS,
-        "ort",
-        ("fp32", "fp16", "bf16", "int8", "int4", "int8-fp16", "int4-fp16"),
-    ),
+    "encoder, all but `w8a8`": (ENCODERS, "ort", (*HALF, *MIXED, *WHOLE)),
     "encoder, `w8a8`": (ENCODERS, "ort", ("w8a8",)),
 }
 """Row of the table -> families, profile and dtypes."""
@@ -126,16 +119,24 @@ def test_the_oldest_version_is_the_oldest_allowed() -> None:
     assert re.findall(r'"onnxruntime-gpu>=([\d.]+)"', text) == [VERSIONS[0]]
 
 
-@pytest.mark.slow
-def test_the_table_says_what_runs_where(tmp_path: Path, version: str) -> None:
-    """One graph of each family and dtype runs prompt, batch, decoding, chunk and shared buffer."""
-    converted = {name: made(tmp_path / name, name) for name in (*DECODERS, *ENCODERS)}
-    graphs = {
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, tuple[str, str]]:
+    """Path of a graph -> its row, and its family and dtype."""
+    folder = tmp_path_factory.mktemp("graphs")
+    converted = {name: made(folder / name, name) for name in (*DECODERS, *ENCODERS)}
+    return {
         graph_of(converted[name], profile, dtype): (form, f"{name} {dtype}")
         for form, (names, profile, dtypes) in FORMS.items()
         for name in names
         for dtype in dtypes
     }
+
+
+@pytest.mark.slow
+def test_the_table_says_what_runs_where(
+    tmp_path: Path, version: str, graphs: dict[Path, tuple[str, str]]
+) -> None:
+    """One graph of each family and dtype runs prompt, batch, decoding, chunk and shared buffer."""
     found: dict[str, dict[str, list[str]]] = {form: {} for form in FORMS}
     for path, cases in run_there(version, tmp_path, graphs).items():
         form, graph = graphs[Path(path)]
@@ -143,8 +144,11 @@ def test_the_table_says_what_runs_where(tmp_path: Path, version: str) -> None:
     said = table()[version]
     assert said.keys() == FORMS.keys()
     # An assertion shows the graphs that differ from their row.
-    assert {form: {text: graphs for text, graphs in cells.items() if text != said[form]}
-            for form, cells in found.items()} == {form: {} for form in FORMS}  # fmt: skip
+    wrong = {
+        form: {text: names for text, names in cells.items() if text != said[form]}
+        for form, cells in found.items()
+    }
+    assert wrong == {form: {} for form in FORMS}
 
 
 def on_the_cpu(model: onnx.ModelProto) -> None:
@@ -157,20 +161,17 @@ def on_the_cpu(model: onnx.ModelProto) -> None:
 
 
 def copied(model: onnx.ModelProto) -> None:
-    """One number of each layer goes through the CPU."""
-    attentions = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
-    assert len(attentions) == LAYERS
-    for number, node in enumerate(attentions):
-        one, moved, whole = f"one {number}", f"moved {number}", node.output[0]
-        node.output[0] = f"attended {number}"
-        added = [
-            helper.make_node("ReduceMax", [node.output[0]], [one], keepdims=0),
-            helper.make_node("Atan", [one], [moved]),
-            helper.make_node("Add", [node.output[0], moved], [whole]),
-        ]
-        place = list(model.graph.node).index(node) + 1
-        for offset, node in enumerate(added):
-            model.graph.node.insert(place + offset, node)
+    """A number from the CPU in each layer."""
+    nodes = model.graph.node
+    for number, node in enumerate([node for node in nodes if node.op_type == "GroupQueryAttention"]):
+        output, attended, rows, added = node.output[0], *(f"{name} {number}" for name in "abc")
+        node.output[0] = attended
+        for new in (
+            helper.make_node("Add", [attended, added], [output]),
+            helper.make_node("Cast", [rows], [added], to=onnx.TensorProto.FLOAT16),
+            helper.make_node("Shape", [attended], [rows], start=0, end=1),
+        ):
+            nodes.insert(list(nodes).index(node) + 1, new)
 
 
 @pytest.mark.slow

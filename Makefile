@@ -6,6 +6,7 @@
 #   make test-slow    the tests that take minutes
 #   make test-engines the tests that need servers, packages that quantise, or programs that load graphs
 #   make test-ort-1.22 graphs and exports with the oldest supported onnxruntime
+#   make test-cuda-placement where onnxruntime-gpu puts the operators of graphs; it needs gcc, and no GPU
 #   make test-vllm    the tests of the vLLM plugin, in engines of vLLM on the CPU
 #   make hostile      hostile input and faults, and a table of what was tried and survived
 #   make evidence     train the small models that are missing, measure them, write the tables (hours)
@@ -29,7 +30,10 @@ DEVICE ?= cuda
 OPTIONS ?=
 GIVEN := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 
-.PHONY: demo test lint style types tests test-4.57 test-ort-1.22 test-slow test-engines test-vllm hostile evidence benchmark gpu wheel clean
+# The oldest and the newest onnxruntime-gpu that test-cuda-placement runs.
+CUDA := 1.24.4 1.31.1
+
+.PHONY: demo test lint style types tests test-4.57 test-ort-1.22 test-cuda-placement test-slow test-engines test-vllm hostile evidence benchmark gpu wheel clean
 
 demo: .venv/ready
 	.venv/bin/python examples/demo.py
@@ -67,6 +71,13 @@ test-engines: .venv-engines/ready .venv-optimum/ready
 # The graphs are made in .venv, and run there and in the other environment.
 test-ort-1.22: .venv/ready .venv-ort-1.22/ready
 	.venv/bin/python $(PYTEST) tests/test_oldest_onnxruntime.py
+
+# Where gcc or the linker is missing, this says so and tests nothing.
+test-cuda-placement: .venv/ready
+	@if command -v gcc >/dev/null && command -v ld >/dev/null; then \
+		$(MAKE) --no-print-directory $(CUDA:%=.venv-cuda-%/ready) && \
+		.venv/bin/python -m pytest -q tests/cuda; \
+	else echo "test-cuda-placement is skipped: it needs gcc and binutils"; fi
 
 # In an environment of its own, too: vLLM pins transformers, and takes 3.5 GB. The tests run in one process,
 # because starting one takes longer than most tests.
@@ -120,6 +131,13 @@ wheel: .venv/ready
 	.venv-4.57/bin/python -m pip install --quiet --constraint constraints-4.57.txt --editable ".[dev,onnx]"
 	touch $@
 
+# The stand-in takes the place of CUDA's libraries.
+.venv-cuda-%/ready: constraints-ort-1.22.txt tests/cuda/build.py tests/cuda/runtime.c
+	$(PYTHON) -m venv .venv-cuda-$*
+	.venv-cuda-$*/bin/python -m pip install --quiet --constraint constraints-ort-1.22.txt onnxruntime-gpu==$*
+	.venv-cuda-$*/bin/python tests/cuda/build.py .venv-cuda-$*/stand-in
+	touch $@
+
 # It only runs graphs, so it needs little. Both environments must have the same Python: exports with this
 # onnxruntime take all other packages from .venv.
 .venv-ort-1.22/ready: constraints-ort-1.22.txt
@@ -128,4 +146,4 @@ wheel: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-4.57 .venv-ort-1.22 .venv-engines .venv-optimum .venv-vllm build dist demo-out demo-out.jsonl
+	rm -rf .venv .venv-4.57 .venv-ort-1.22 .venv-cuda-* .venv-engines .venv-optimum .venv-vllm build dist demo-out demo-out.jsonl

@@ -51,7 +51,7 @@ ANY_VERSION = {
     *("onnx_genai", "onnx_tasks", "onnx_quantise"),
     *("oldest_onnxruntime", "onnx_calibrate", "onnx_refusals"),
     *("onnx_server", "onnx_sessions"),
-    *("onnx_validation", "outputs", "pictures", "provenance", "push", "refusals", "repository"),
+    *("onnx_validation", "outputs", "pictures", "placement", "provenance", "push", "refusals", "repository"),
     *("scaling", "set", "slopes"),
     *("staging", "stored", "transfer", "weights", "wheel"),
 }

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 
 from converter import convert
+from converter.exports.onnx import attention_packed, attention_portable
 from converter.exports.onnx.attention_portable import BLOCK
 from tests import tiny
 from tests.dealt import dealt
@@ -267,9 +269,22 @@ def test_long_texts(converted: Convert, runner: MakeRunner, family: str, length:
     assert_close(run.pieces(ids[1:], mask[1:], ends), right[1:], mask[1:], relative=3e-5)
 
 
+LENGTHS = [1, 3 * BLOCK + 5] + [
+    size + more for size in (BLOCK, attention_packed.BLOCK) for more in (-1, 0, 1)
+]
+PADDING = ("left", "right", "among them")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of an encoder in standard operators have ``BLOCK`` queries, though there is memory for more."""
+    monkeypatch.setattr(attention_portable, "SCRATCH", 0)
+
+
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("name", "length", "how"),
-    dealt(tiny.ENCODERS, [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5], ("sdpa", *PROFILES)),
+    dealt(tiny.ENCODERS, LENGTHS, ("sdpa", *PROFILES)),
 )
 def test_long_texts_of_encoders(
     converted: Convert, runner: MakeRunner, name: str, length: int, how: str
@@ -277,6 +292,47 @@ def test_long_texts_of_encoders(
     folder = converted(name, 4, "ntk-position")
     ids = tiny.token_ids(1, length)
     assert_close(runner(how, folder, name).whole(ids), expected(folder, name, ids))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    ("name", "where", "scaling", "how"),
+    dealt(tiny.ENCODERS, PADDING, ("ntk", "ntk-position", "linear-length", "fitted-length"), PROFILES),
+)
+def test_rows_of_unequal_length(
+    converted: Convert, runner: MakeRunner, name: str, where: Any, scaling: str, how: str
+) -> None:
+    """Some in several blocks of queries, and several in a block."""
+    folder = converted(name, 4, scaling)
+    lengths = [600, 300, 20, 7, 1]
+    ids = tiny.token_ids(len(lengths), max(lengths))
+    if where == "among them":
+        mask = (np.random.default_rng(0).random(ids.shape) < 0.7).astype(np.int64)
+    else:
+        mask = tiny.padding_mask(lengths, where)
+    assert_close(runner(how, folder, name).whole(ids, mask), expected(folder, name, ids, mask), mask)
+
+
+@pytest.mark.parametrize("name", tiny.ENCODERS)
+def test_keys_that_matter_to_nobody_are_left_out(converted: Convert, tmp_path: Path, name: str) -> None:
+    """On the CPU; results stay exact, and the probabilities that are computed are fewer than all pairs."""
+    folder, length = converted(name, 12, "ntk"), 1500
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+    session = onnxruntime.InferenceSession(build(folder), options, ["CPUExecutionProvider"])
+    ids = tiny.token_ids(1, length)
+    feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    found = session.run(None, {value.name: feed[value.name] for value in session.get_inputs()})[0]
+    assert_close(found, expected(folder, name, ids))
+    events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    shapes = [
+        shape
+        for event in events
+        if event.get("args", {}).get("op_name") == "Softmax" and "kernel" in event["name"]
+        for shape in event["args"]["output_type_shape"][0].values()
+    ]
+    layers = 2
+    assert 0.3 < sum(map(np.prod, shapes)) / (layers * 12 * length**2) < 0.75
 
 
 # Other dtypes

@@ -1,8 +1,8 @@
 """Attention in standard ONNX operators: a loop over blocks of queries, with a bias for each block.
 
 Memory grows with the length and not with its square, because the scores of only one block exist at a time.
-Decoders use the causal form, which has a cache. Encoders use the symmetric form in every profile: no fused
-operator of onnxruntime computes symmetric ALiBi without a bias for all pairs of tokens.
+Decoders use the causal form, which has a cache. Encoders use the symmetric form, unless attention_packed.py
+has theirs: no fused operator of onnxruntime computes symmetric ALiBi without a bias for all pairs of tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from converter.exports.onnx.graph import Value
 from converter.scaling.scaling import Dynamic
 
 BLOCK = 128
-"""Queries in a block. 256 is as fast and needs more memory."""
+"""Queries in a decoder's block. 256 is as fast and needs more memory."""
+SCRATCH = 1 << 25
+"""Most scores of all rows and heads in an encoder's block, if it has more than ``BLOCK`` queries. In float32
+these are 128 MiB, WebGPU's limit."""
 FAR = -1e30
 """Distance of a key that a query may not see. Times a slope, it outweighs every score. It is finite, so a
 query that may see no key at all averages over all of them instead of giving NaN."""
@@ -46,7 +49,7 @@ class BlockwiseAttention:
             self.hidden = geometry.num_heads * geometry.head_dim
             self.joined = graph.op("Concat", tokens.rows, graph.constant([-1, self.hidden]), axis=0)
             """int64 [3]: the shape [B, queries of all blocks, H * D]."""
-            self.block = graph.op("Min", tokens.new, graph.constant([BLOCK]))
+            self.block = graph.op("Min", tokens.new, self._most_queries())
             """int64 [1]: Q; decoding has a block of one query."""
             whole = graph.op("Sub", graph.op("Add", tokens.new, self.block), one)
             self.blocks = graph.scalar(graph.op("Div", whole, self.block))
@@ -62,6 +65,10 @@ class BlockwiseAttention:
             self.slopes = [self._slopes(alibi, layer) for layer in range(alibi.rows)]
             self.query_factors = [alibi.query_factors(tokens, layer) for layer in range(alibi.rows)]
             """One for all layers, or one per layer; None without temperatures."""
+
+    def _most_queries(self) -> Value:
+        """int64 [1]."""
+        return self.graph.constant([BLOCK])
 
     def _slopes(self, alibi: Alibi, layer: int) -> Value:
         """float32 [1 or B, H, 1 or S, 1]."""
@@ -188,10 +195,19 @@ class SymmetricAttention(BlockwiseAttention):
         super().__init__(tokens, alibi, geometry, softmax_scale)
         graph = self.graph
         with graph.scope("alibi"):
-            self.keys = graph.cast(graph.range(tokens.total), ir.DataType.FLOAT)
-            """float32 [T]: the slots."""
-            self.visible = graph.op("Unsqueeze", self.real, graph.constant([1, 2]))
-            """bool [B, 1, 1, T]."""
+            slots = graph.cast(graph.range(tokens.total), ir.DataType.FLOAT)
+            self.queries = graph.op("Unsqueeze", slots, graph.constant([1]))
+            """float32 [S, 1]: the slots."""
+            self.keys = graph.op("Where", self.real, slots, graph.float32(FAR))
+            self.keys = graph.op("Unsqueeze", self.keys, graph.constant([1, 2]))
+            """float32 [B, 1, 1, T]."""
+
+    def _most_queries(self) -> Value:
+        """As many as ``SCRATCH`` allows: on a GPU, small blocks would take the time for starting kernels."""
+        graph, tokens = self.graph, self.tokens
+        rows = graph.op("Mul", tokens.rows, graph.constant([self.geometry.num_heads]))
+        most = graph.op("Div", graph.constant([SCRATCH]), graph.op("Mul", rows, tokens.total))
+        return graph.op("Max", most, graph.constant([BLOCK]))
 
     def __call__(self, query: Value, key: Value, value: Value, layer: int) -> Value:
         """[N, H * D] of query, key and value [N, H, D]."""
@@ -208,6 +224,5 @@ class SymmetricAttention(BlockwiseAttention):
     def _distance(self, index: Value) -> Value:
         """float32 [B, 1, Q, T]."""
         graph = self.graph
-        slots = graph.op("Unsqueeze", graph.cast(index, ir.DataType.FLOAT), graph.constant([1]))
-        distance = graph.op("Neg", graph.op("Abs", graph.op("Sub", self.keys, slots)))
-        return graph.op("Where", self.visible, distance, graph.float32(FAR))
+        slots = graph.op("Gather", self.queries, index)
+        return graph.op("Neg", graph.op("Abs", graph.op("Sub", self.keys, slots)))

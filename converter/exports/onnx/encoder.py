@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from converter.config import count
 from converter.exports.onnx.alibi import Alibi, Tokens
+from converter.exports.onnx.attention_packed import PackedAttention, PackedTokens
 from converter.exports.onnx.attention_portable import SymmetricAttention
 from converter.exports.onnx.graph import EMBEDDINGS, HEAD, Dimension, Value
 from converter.exports.onnx.network import Network, Residual, unit_length
@@ -56,18 +57,31 @@ class Encoder(Network, ABC):
         )
         tokens = Tokens(graph, ids, mask)
         alibi = Alibi(self.family.stock_slopes(self.config), scaling)
-        attention = SymmetricAttention(tokens, alibi, geometry, float(geometry.head_dim**-0.5))
+        scale = float(geometry.head_dim**-0.5)
+        packed = None
+        attention: PackedAttention | SymmetricAttention
+        if self.fused and graph.dtype == ir.DataType.FLOAT:
+            with graph.scope("packed"):
+                # ColBERT's queries end with mask tokens that no other token sees.
+                packed = PackedTokens(tokens, self.no_padding(tokens) if head == "ForColBERT" else None)
+                ids, types = packed.take(ids), packed.take(types)
+            attention = PackedAttention(packed, alibi, geometry, scale)
+        else:
+            ids, types = graph.reshape(ids, -1), graph.reshape(types, -1)
+            attention = SymmetricAttention(tokens, alibi, geometry, scale)
 
         with graph.scope(EMBEDDINGS):
-            words = self.rows("embeddings.word_embeddings.weight", graph.reshape(ids, -1), self.vocabulary)
+            words = self.rows("embeddings.word_embeddings.weight", ids, self.vocabulary)
             kinds = count(self.config, "type_vocab_size", default=2)
-            added = self.rows("embeddings.token_type_embeddings.weight", graph.reshape(types, -1), kinds)
+            added = self.rows("embeddings.token_type_embeddings.weight", types, kinds)
             states = self.norm(graph.op("Add", words, added), "embeddings.LayerNorm")
         for index in range(geometry.num_layers):
             with graph.scope(f"layers.{index}"):
                 attend = partial(attention, layer=index)
                 states = self.layer(states, f"{self.family.layers}.{index}", attend)
         with graph.scope(HEAD):
+            if packed is not None:
+                states = packed.unpack(states)
             if self.zero_padding:
                 real = graph.reshape(graph.cast(mask), -1, 1)
                 states = graph.op("Mul", states, real)
@@ -104,11 +118,15 @@ class Encoder(Network, ABC):
         """Vectors [N, any] scaled to unit length in float32; those of padding tokens, by their ids, are 0."""
         graph = self.graph
         unit = unit_length(graph, graph.cast(vectors, ir.DataType.FLOAT))
+        shown = graph.reshape(self.no_padding(tokens), -1, 1)
+        return graph.cast(graph.op("Where", shown, unit, graph.float32(0)))
+
+    def no_padding(self, tokens: Tokens) -> Value:
+        """bool [B, S]: which tokens have another id than padding."""
         padding = self.config.get("pad_token_id", 0)
-        if padding is not None:
-            same = graph.op("Equal", graph.reshape(tokens.ids, -1, 1), graph.constant([padding]))
-            unit = graph.op("Where", same, graph.float32(0), unit)
-        return graph.cast(unit)
+        nothing = -1  # no token has this id
+        other = self.graph.constant(nothing if padding is None else padding)
+        return self.graph.op("Not", self.graph.op("Equal", tokens.ids, other))
 
     @property
     def hidden_activation(self) -> str:

@@ -162,7 +162,12 @@ class Graph:
         """
         number = ir.val(self._unique("iteration"), ir.DataType.INT64, [])
         going = ir.val(self._unique("going"), ir.DataType.BOOL, [])
-        body = self._body([number, going], lambda: [self.op("Identity", going), step(number)])
+
+        def once() -> list[Value]:
+            # The condition, as a constant: a GPU's provider would bring any other to the host at every trip.
+            return [self.op("Constant", value=ir.tensor(True)), step(number)]
+
+        body = self._body([number, going], once)
         return self.op("Loop", trips, self.constant(True, ir.DataType.BOOL), body=body)
 
     def choose(self, condition: Value, then: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:

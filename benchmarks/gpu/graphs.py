@@ -34,8 +34,9 @@ OURS, PORTABLE, PEER = "ours-last", "ours-portable-last", "transformers-last"
 EXPORTING = 45.0
 """Seconds that an export may take."""
 RUNS = 3
-COPIES = 3
-"""Most copies between CPU and GPU in a graph whose attention is onnxruntime's, in half precision."""
+COPIES = 5
+"""Most copies between CPU and GPU in a graph whose attention is onnxruntime's, in half precision. Two are for
+the choice of the last token."""
 TF32, QUANTISED = 0.02, 0.5
 """Largest difference from stock where inputs of products have 10 bits, and where weights have 8 or 4."""
 KERNEL_INFO = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
@@ -206,7 +207,7 @@ def tried(
             note(name, f"the kernel of its attention is not {wanted}, but {said}")
             return None
         if max(int(row[4]) for row in ran) > COPIES:
-            note(name, f"{ran[0][4]} copies between CPU and GPU")
+            note(name, f"{ran[0][4]} copies between CPU and GPU, more than {COPIES}")
     return cells, ran
 
 

@@ -34,18 +34,24 @@ PARTS = {"tests": 90, "graphs": 230, "encoders": 60, "attention": 140, "throughp
 PACKAGES = ("accelerate", "flash-attn", "kernels", "onnxruntime", "onnxruntime-gpu", "triton", "vllm")
 SPARE, LATE = 25.0, 4.0
 """Seconds that are not divided, for starting and ending; seconds after its time at which a part is ended."""
-WHEELS = f".ortgpu/onnxruntime_gpu-*-cp{sys.version_info.major}{sys.version_info.minor}-*.whl"
-"""Wheels for machines without a network; git ignores that folder."""
+WHEELS = ".ortgpu"
+"""A folder for wheels, which git ignores; for machines without a network."""
 TRIAL = "A trial on the CPU with tiny sizes: it shows that the parts run, and nothing about a GPU."
 
 
 def unpack_wheel(folder: Path) -> None:
     """Makes all parts import the onnxruntime-gpu whose wheel is here, if any, before an installed one."""
-    for wheel in sorted(report.ROOT.glob(WHEELS))[-1:]:
-        report.say(f"onnxruntime of {wheel.relative_to(report.ROOT)}")
-        zipfile.ZipFile(wheel).extractall(folder)
-        sys.path.insert(0, str(folder))
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    if not (report.ROOT / WHEELS).exists():
+        return
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    wheels = sorted((report.ROOT / WHEELS).glob(f"onnxruntime_gpu-*-{python}-*.whl"))
+    try:
+        zipfile.ZipFile(wheels[-1]).extractall(folder)
+    except (IndexError, zipfile.BadZipFile):
+        raise click.ClickException(f"{WHEELS} has no whole wheel of onnxruntime-gpu for {python}") from None
+    report.say(f"onnxruntime is that of {wheels[-1].name}")
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
 
 def run_part(name: str, settings: Settings) -> None:

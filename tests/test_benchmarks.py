@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click import ClickException
 from click.testing import CliRunner
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -230,25 +231,29 @@ def test_the_wheel_for_this_python_comes_first(
     module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Before the packages that are installed, in the parts' processes and in theirs."""
-    on_gpu, tag = module("on_gpu"), f"cp{sys.version_info.major}{sys.version_info.minor}"
+    on_gpu, python = module("on_gpu"), f"cp{sys.version_info.major}{sys.version_info.minor}"
     monkeypatch.setattr(module("report"), "ROOT", tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", "others")
-    before, unpacked = [*sys.path], tmp_path / "unpacked"
+    before, unpacked, wheels = [*sys.path], tmp_path / "unpacked", tmp_path / ".ortgpu"
     on_gpu.unpack_wheel(unpacked)
     assert (sys.path, unpacked.exists()) == (before, False)
-    (tmp_path / ".ortgpu").mkdir()
-    for python in (tag, "cp27"):
-        wheel = tmp_path / f".ortgpu/onnxruntime_gpu-1.31.1-{python}-{python}-manylinux_2_28_x86_64.whl"
+    wheels.mkdir()
+    for tag in ("cp27", python):
+        wheel = wheels / f"onnxruntime_gpu-1.31.1-{tag}-{tag}-manylinux_2_28_x86_64.whl"
         with zipfile.ZipFile(wheel, "w") as file:
-            file.writestr("onnxruntime/__init__.py", f"found = {python!r}")
+            file.writestr("onnxruntime/__init__.py", f"found = {tag!r}")
+        if tag == "cp27":
+            with pytest.raises(ClickException, match=f"no whole wheel of onnxruntime-gpu for {python}"):
+                on_gpu.unpack_wheel(unpacked)
     on_gpu.unpack_wheel(unpacked)
     command = [sys.executable, "-c", "import onnxruntime; print(onnxruntime.found)"]
-    assert subprocess.check_output(command, text=True).strip() == tag
-    assert (sys.path, os.environ["PYTHONPATH"]) == (
-        [str(unpacked), *before],
-        os.pathsep.join([str(unpacked), "others"]),
-    )
+    assert subprocess.check_output(command, text=True).strip() == python
+    assert sys.path == [str(unpacked), *before]
+    assert os.environ["PYTHONPATH"] == os.pathsep.join([str(unpacked), "others"])
+    wheel.write_bytes(wheel.read_bytes()[:100])  # a part of it
+    with pytest.raises(ClickException, match="no whole wheel"):
+        on_gpu.unpack_wheel(unpacked)
 
 
 # Names as CUDA's profiler gives them, and as torch's CPU operators are called.

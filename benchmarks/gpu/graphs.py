@@ -133,8 +133,7 @@ def missing(device: str) -> str | None:
     try:
         check_installed(OnnxOptions(provider=device))
     except ConverterError as error:
-        python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
-        return f"{error}; or put a wheel of onnxruntime-gpu for {python} into .ortgpu/"
+        return str(error)
     return None
 
 
@@ -159,11 +158,12 @@ def compare_forms(document: Document, settings: Settings, dtype: str, until: flo
         ran += rows
         for length, cell in cells.items():
             results[length][form.name] = cell
-        logits = cells[lengths[0]].logits
-        gap = gaps[form.name] = onnx_speed.difference(right[: len(logits)], logits)
-        if not gap <= (form.limit or max(EXACT, ROUNDING * own)):
-            said = f"logits differ from stock's in float32 by {gap:.1e}, its own by {own:.1e}"
-            document.fail(f"{form.name}, {dtype}", said)
+        if logits := cells[lengths[0]].logits:
+            gap = gaps[form.name] = onnx_speed.difference(right[: len(logits)], logits)
+            if not gap <= (form.limit or max(EXACT, ROUNDING * own)):
+                said = f"logits differ from stock's in float32 by {gap:.1e}, its own by {own:.1e}"
+                note = document.skip if form.folder == PEER else document.fail
+                note(f"{form.name}, {dtype}", said)
         document.put(f"What ran, {dtype}", report.table(RAN_HEAD, ran, texts=4))
         document.put(f"BLOOM's graphs, {dtype}", report.table(TIMES_HEAD, time_rows(results, gaps), texts=2))
 

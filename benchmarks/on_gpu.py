@@ -1,7 +1,7 @@
 """Everything that needs a GPU, in one run of at most 9 minutes on an H100; ``make gpu``.
 
     python benchmarks/on_gpu.py
-    python benchmarks/on_gpu.py --device cpu                # a trial, in a minute or two
+    python benchmarks/on_gpu.py --device cpu                # a trial, in a few minutes
     python benchmarks/on_gpu.py --part attention --part graphs --minutes 5
 
 Each part runs in a process of its own, gets a share of the time, and writes its result file again and again

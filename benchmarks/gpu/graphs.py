@@ -61,11 +61,6 @@ class Form(NamedTuple):
     def graph(self) -> Graph:
         return Graph(self.folder, *([] if self.dtype == "native" else [standalone_graph(self.dtype)]))
 
-    @property
-    def in_half(self) -> bool:
-        """Whether it has onnxruntime's attention, in half precision."""
-        return self.folder == OURS
-
     def open(self, setup: Setup, **options: Any) -> Cached:
         """The graph in a session; other options are those of ``Cached``."""
         cached = Cached(setup, self.graph, provider=self.provider, **options)
@@ -107,10 +102,9 @@ buffer too if it is not portable. Ratios are to `{OURS}`. *Difference*: the larg
 logits from stock's in torch in float32, relative to the largest logit, for the shortest prompt.
 
 {kernels.SAID} *Copies* between CPU and GPU and *nodes on the CPU* are of the graph, not of a run."""
-TIMES = ["prefill ms", "decoding ms"]
 TIMES_HEAD = ["tokens", "graph", *measuring.COLUMNS, "difference"]
 RAN_HEAD = ["graph", "run", "onnxruntime says", "kernels", "copies", "nodes on the CPU"]
-HEADS_HEAD = ["heads", "in the graph", "prefill", "decoding", "tokens", *TIMES]
+HEADS_HEAD = ["heads", "in the graph", "prefill", "decoding", "tokens", "prefill ms", "decoding ms"]
 
 
 def run(settings: Settings, document: Document) -> None:
@@ -200,7 +194,7 @@ def tried(
     except Exception as error:  # the other forms can still be measured; a process may have been killed
         note(name, error)
         return None
-    if setup.device != "cpu" and form.in_half:
+    if setup.device != "cpu" and form.folder == OURS:
         said = " ".join(f"{row[2]} {row[3]}" for row in ran).lower()
         wanted = "cudnn" if form.provider == CUDNN.provider else "flash" if form.provider else "flash|cudnn"
         if not re.search(wanted, said):

@@ -298,6 +298,38 @@ def test_what_onnxruntime_says_about_its_kernels(module: Module) -> None:
     assert graphs.placed(events) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("form", "said", "copies", "failed", "skipped"),
+    [
+        ("ours-last", "FLASH_ATTENTION", 4, [], []),
+        ("ours-last", "CUDNN_FLASH_ATTENTION", 5, [], []),
+        ("ours-last", "MATH", 4, ["the kernel of its attention is not flash|cudnn, but math"], []),
+        ("ours-last, new buffers", "FLASH_ATTENTION", 9, ["9 copies between CPU and GPU, more than 5"], []),
+        ("flash", "MATH", 4, ["the kernel of its attention is not flash, but math"], []),
+        ("cuDNN", "MATH", 4, [], ["the kernel of its attention is not cudnn, but math"]),
+        ("fp32, portable", "-", 9, [], []),
+    ],
+)
+def test_another_kernel_than_wanted_is_noted(
+    module: Module,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    form: str,
+    said: str,
+    copies: int,
+    failed: list[str],
+    skipped: list[str],
+) -> None:
+    graphs, setup = module("gpu.graphs"), module("measuring").Setup(tmp_path, 2, 16, 2, device="cuda")
+    document = module("report").Document("graphs", "a title", tmp_path)
+    chosen = next(each for each in graphs.FORMS["float16"] if each.name == form)
+    monkeypatch.setattr(graphs, "export", lambda setup, form: None)
+    monkeypatch.setattr(graphs, "fresh", lambda *_: ({}, [[form, "prefill", said, "", str(copies), "15"]]))
+    graphs.tried(document, setup, chosen, [8], math.inf)
+    for notes, lines in ((document.failed, failed), (document.skipped, skipped)):
+        assert [note.partition(": ")[2].strip() for note in notes] == lines
+
+
 def test_logits_that_are_too_far_from_stock_s_are_a_failure(module: Module, tmp_path: Path) -> None:
     attention = module("gpu.attention")
     document = module("report").Document("attention", "a title", tmp_path)

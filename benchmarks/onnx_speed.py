@@ -149,9 +149,18 @@ class Cached:
         graph: which one.
         zero: take denormal numbers for zero; it has no effect unless this is the process's first session.
         profile: write onnxruntime's profile to a file whose name starts like this.
+        provider: options of the CUDA provider.
     """
 
-    def __init__(self, setup: Setup, graph: Graph, *, zero: bool = True, profile: Path | None = None):
+    def __init__(
+        self,
+        setup: Setup,
+        graph: Graph,
+        *,
+        zero: bool = True,
+        profile: Path | None = None,
+        provider: Mapping[str, str] | None = None,
+    ):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -164,12 +173,13 @@ class Cached:
         if setup.device == "cuda":
             onnxruntime.preload_dlls()  # those that torch brought
         # On CUDA, onnxruntime would ask for more memory than it needs, in steps of powers of two.
-        settings = {"arena_extend_strategy": "kSameAsRequested"} if setup.device == "cuda" else {}
-        provider = PROVIDERS[setup.device]
+        memory = {"arena_extend_strategy": "kSameAsRequested"}
+        needed = {**memory, **(provider or {})} if setup.device == "cuda" else {}
+        asked = PROVIDERS[setup.device]
         path = str(setup.folder / graph.folder / graph.file)
-        self.session = onnxruntime.InferenceSession(path, options, providers=[(provider, settings)])
-        if self.session.get_providers()[0] != provider:
-            raise RuntimeError(f"onnxruntime fell back from {provider}")
+        self.session = onnxruntime.InferenceSession(path, options, providers=[(asked, needed)])
+        if self.session.get_providers()[0] != asked:
+            raise RuntimeError(f"onnxruntime fell back from {asked}")
         self.device = setup.device
         self.in_place = graph.is_ours
         self.pasts = {slot(value.name): value for value in self.session.get_inputs() if slot(value.name)}

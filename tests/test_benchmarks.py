@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click import ClickException
 from click.testing import CliRunner
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -225,6 +227,35 @@ def test_without_a_device_there_is_one_line(module: Module) -> None:
     assert (result.exit_code, result.output) == (1, line)
 
 
+def test_the_wheel_for_this_python_comes_first(
+    module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before the packages that are installed, in the parts' processes and in theirs."""
+    on_gpu, python = module("on_gpu"), f"cp{sys.version_info.major}{sys.version_info.minor}"
+    monkeypatch.setattr(module("report"), "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "others")
+    before, unpacked, wheels = [*sys.path], tmp_path / "unpacked", tmp_path / ".ortgpu"
+    on_gpu.unpack_wheel(unpacked)
+    assert (sys.path, unpacked.exists()) == (before, False)
+    wheels.mkdir()
+    for tag in ("cp27", python):
+        wheel = wheels / f"onnxruntime_gpu-1.31.1-{tag}-{tag}-manylinux_2_28_x86_64.whl"
+        with zipfile.ZipFile(wheel, "w") as file:
+            file.writestr("onnxruntime/__init__.py", f"found = {tag!r}")
+        if tag == "cp27":
+            with pytest.raises(ClickException, match=f"no whole wheel of onnxruntime-gpu for {python}"):
+                on_gpu.unpack_wheel(unpacked)
+    on_gpu.unpack_wheel(unpacked)
+    command = [sys.executable, "-c", "import onnxruntime; print(onnxruntime.found)"]
+    assert subprocess.check_output(command, text=True).strip() == python
+    assert sys.path == [str(unpacked), *before]
+    assert os.environ["PYTHONPATH"] == os.pathsep.join([str(unpacked), "others"])
+    wheel.write_bytes(wheel.read_bytes()[:100])  # a part of it
+    with pytest.raises(ClickException, match="no whole wheel"):
+        on_gpu.unpack_wheel(unpacked)
+
+
 # Names as CUDA's profiler gives them, and as torch's CPU operators are called.
 @pytest.mark.parametrize(
     ("name", "kind"),
@@ -239,6 +270,7 @@ def test_without_a_device_there_is_one_line(module: Module) -> None:
         ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention<...>)", "memory-efficient"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1", "cuDNN"),
         ("triton_tem_fused_flex_attention_0", "flex"),
+        ("onnxruntime::contrib::cuda::H128::grp1_fp16::kernel_mha(unsigned int, unsigned int, float)", "XQA"),
         ("void (anonymous namespace)::softmax_warp_forward<float, float, 11>(float*)", "softmax of a matrix"),
     ],
 )
@@ -252,11 +284,50 @@ def test_what_onnxruntime_says_about_its_kernels(module: Module) -> None:
     graphs = module("gpu.graphs")
     with graphs.printed() as lines:
         for node in range(2):
-            line = (
-                f"Operator=GroupQueryAttention Node=/attention{node} DataType=fp16 SdpaKernel=FLASH_ATTENTION"
-            )
+            kernel = f"SdpaKernel=FLASH_ATTENTION NumSplits={node}"
+            line = f"Operator=GroupQueryAttention Node=/attention{node} DataType=fp16 {kernel}"
             os.write(1, f"\x1b[36m{line}\x1b[0m\n".encode())
-    assert graphs.kernel_info([*lines, "another line"]) == ["SdpaKernel=FLASH_ATTENTION"]
+    assert graphs.kernel_info([*lines, "another line"]) == "FLASH_ATTENTION"
+    assert graphs.kernel_info(["another line"]) == "-"
+    args = [("MemcpyToHost", "CUDAExecutionProvider"), ("Shape", "CPUExecutionProvider")]
+    events = [
+        {"name": f"{kind}{end}", "args": {"op_name": kind, "provider": provider}}
+        for kind, provider in [*args, *args, ("MatMul", "CUDAExecutionProvider")]
+        for end in ("_fence_before", "_kernel_time")
+    ]
+    assert graphs.placed(events) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("form", "said", "copies", "failed", "skipped"),
+    [
+        ("ours-last", "FLASH_ATTENTION", 4, [], []),
+        ("ours-last", "CUDNN_FLASH_ATTENTION", 5, [], []),
+        ("ours-last", "MATH", 4, ["the kernel of its attention is not flash|cudnn, but math"], []),
+        ("ours-last, new buffers", "FLASH_ATTENTION", 9, ["9 copies between CPU and GPU, more than 5"], []),
+        ("flash", "MATH", 4, ["the kernel of its attention is not flash, but math"], []),
+        ("cuDNN", "MATH", 4, [], ["the kernel of its attention is not cudnn, but math"]),
+        ("fp32, portable", "-", 9, [], []),
+    ],
+)
+def test_another_kernel_than_wanted_is_noted(
+    module: Module,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    form: str,
+    said: str,
+    copies: int,
+    failed: list[str],
+    skipped: list[str],
+) -> None:
+    graphs, setup = module("gpu.graphs"), module("measuring").Setup(tmp_path, 2, 16, 2, device="cuda")
+    document = module("report").Document("graphs", "a title", tmp_path)
+    chosen = next(each for each in graphs.FORMS["float16"] if each.name == form)
+    monkeypatch.setattr(graphs, "export", lambda setup, form: None)
+    monkeypatch.setattr(graphs, "fresh", lambda *_: ({}, [[form, "prefill", said, "", str(copies), "15"]]))
+    graphs.tried(document, setup, chosen, [8], math.inf)
+    for notes, lines in ((document.failed, failed), (document.skipped, skipped)):
+        assert [note.partition(": ")[2].strip() for note in notes] == lines
 
 
 def test_logits_that_are_too_far_from_stock_s_are_a_failure(module: Module, tmp_path: Path) -> None:

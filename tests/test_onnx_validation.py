@@ -29,6 +29,7 @@ from converter.pipeline import convert
 from converter.result.manifest import MANIFEST
 from tests import tiny
 from tests.conftest import Run, edit_json, fingerprint
+from tests.dealt import dealt
 from tests.onnx_graphs import PROFILES, TRAIN_LENGTH, Make, Plant, edit, exported, nodes_of
 
 Command = Callable[..., Run]
@@ -703,18 +704,27 @@ def test_float32_graphs_are_not_asked_of_cuda(
 @pytest.mark.skipif(
     not (CUDA in onnxruntime.get_available_providers() and torch.cuda.is_available()), reason="no CUDA"
 )
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("family", tiny.FACTORIES)
-def test_half_precision_on_cuda(repository: Make, family: str, dtype: str) -> None:
-    stored = {"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+@pytest.mark.parametrize(
+    ("family", "profile", "dtype"),
+    [
+        *dealt(tiny.FACTORIES, ["ort"], ["fp16", "bf16"]),
+        *dealt(tiny.FACTORIES, ["ort"], ["int8-fp16", "int4-fp16"]),
+        *dealt(tiny.FACTORIES, ["portable"], ["fp32", "fp16", "int8", "int4"]),
+        *dealt(tiny.ENCODERS, ["ort"], ["fp32", "fp16", "bf16", "int8", "int4", "int8-fp16", "int4-fp16"]),
+    ],
+)
+def test_graphs_on_cuda(repository: Make, family: str, profile: Profile, dtype: str) -> None:
+    stored = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(dtype.rpartition("-")[2], torch.float32)
     folder = repository(family, dtype=stored)
-    exported(folder)
+    exported(folder, profile, dtype=dtype)
     report = validate(folder, provider="cuda")
     assert report.passed, report.failure
-    [native] = [graph for graph in report.graphs if graph.dtype == dtype]
-    on_cpu, on_cuda = native.providers
+    [graph] = [graph for graph in report.graphs if graph.dtype == dtype]
+    on_cpu, on_cuda = graph.providers
     assert (on_cpu.provider, on_cuda.provider) == ("cpu", "cuda")
-    assert on_cuda.ran[CUDA]["GroupQueryAttention"] == 2
-    assert "GroupQueryAttention" not in on_cuda.ran.get(CPU, {})
+    attentions = 2 if profile == "ort" and family in tiny.FACTORIES else 0
+    assert on_cuda.ran[CUDA].get("GroupQueryAttention", 0) == attentions
+    products = {"GroupQueryAttention", "Gemm", "MatMul", "FusedMatMul", "MatMulNBits"}
+    assert not products & on_cuda.ran.get(CPU, {}).keys()
     assert on_cuda.tolerance == TOLERANCES[dtype]
     assert on_cuda.note is None

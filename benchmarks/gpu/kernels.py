@@ -10,6 +10,7 @@ import torch
 KINDS = {
     "flash": r"flash_fwd|flash_attn|flashattn|flash_attention|::flash::",
     "memory-efficient": r"fmha_cutlass|efficient_attention|attentionkernel",
+    "XQA": r"kernel_mha|xqa",
     "cuDNN": r"cudnn\S*(sdpa|attention|flash)|native_sdpa",
     "flex": r"flex_attention|triton_tem",
     "softmax of a matrix": r"softmax",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import report
 from report import Document
@@ -21,6 +22,8 @@ def run(settings: Settings, document: Document) -> None:
     found = [path for path in sorted((report.ROOT / "tests").rglob("test_*.py")) if MARK in path.read_text()]
     files = [str(path.relative_to(report.ROOT)) for path in found]
     options = ["-q", "-rfEs", "--tb=line", "-m", "gpu", "-p", "no:cacheprovider"]
+    if find_spec("xdist") and not settings.trial:  # most of the time of a tiny model's test is the CPU's
+        options += ["-n", "4"]
     command = [sys.executable, "-m", "pytest", *options, *files]
     seconds = max(1.0, settings.until - time.monotonic())
     try:

@@ -31,7 +31,7 @@ OPTIONS ?=
 GIVEN := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 
 # The oldest and the newest onnxruntime-gpu that test-cuda-placement runs.
-CUDA := 1.24.4 1.31.1
+CUDA := 1.25.0 1.31.1
 
 .PHONY: demo test lint style types tests test-4.57 test-ort-1.22 test-cuda-placement test-slow test-engines test-vllm hostile evidence benchmark gpu wheel clean
 

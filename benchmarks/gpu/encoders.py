@@ -18,6 +18,7 @@ from onnx_speed import Cached, Graph
 from report import Document, number, ratio
 
 from converter import OnnxOptions, convert, export
+from converter.exports.onnx.choices import Profile
 from converter.exports.onnx.files import standalone_graph
 from gpu.graphs import free_memory, missing
 from gpu.part import Settings, shared
@@ -118,7 +119,9 @@ def in_torch(model: Any, device: str, dtype: str) -> Embed:
 def in_graph(settings: Settings, dtype: str) -> Embed:
     """The vectors that a new graph computes."""
     setup = Setup(settings.folder / "encoders", 0, 0, 0, device=settings.device, threads=os.cpu_count() or 1)
-    options = OnnxOptions(pooled=True, dtype=dtype, standalone=True, validate=False)
+    # The profile ort is for CPUs where it computes in float32.
+    profile: Profile = "portable" if dtype in DTYPES["float32"] else "ort"
+    options = OnnxOptions(profile, dtype, pooled=True, standalone=True, validate=False)
     export(setup.folder / "out", options)
     graph = Graph("out", standalone_graph(dtype))
     session = Cached(setup, graph, provider={"use_tf32": "0"}).session

@@ -24,7 +24,7 @@ from tests.cuda import place
 from tests.onnx_graphs import converted_copy, edit, exported
 
 ROOT = Path(__file__).parents[2]
-VERSIONS = ("1.24.4", "1.31.1")
+VERSIONS = ("1.25.0", "1.31.1")
 """The oldest onnxruntime-gpu that pyproject.toml allows, and the newest."""
 LAYERS = 4
 COPIES = 3
@@ -43,8 +43,9 @@ FORMS: dict[str, tuple[Iterable[str], Profile, tuple[str, ...]]] = {
     "decoder, `ort`, `w8a8`": (DECODERS, "ort", ("w8a8",)),
     "decoder, `portable`, all but `w8a8`": (DECODERS, "portable", (*HALF, *MIXED, *WHOLE)),
     "decoder, `portable`, `w8a8`": (DECODERS, "portable", ("w8a8",)),
-    "encoder, all but `w8a8`": (ENCODERS, "ort", (*HALF, *MIXED, *WHOLE)),
-    "encoder, `w8a8`": (ENCODERS, "ort", ("w8a8",)),
+    "encoder, `ort`, `fp16`, `bf16`, `int8-fp16`, `int4-fp16`": (ENCODERS, "ort", (*HALF, *MIXED)),
+    "encoder, `portable`, all but `w8a8`": (ENCODERS, "portable", (*HALF, *MIXED, *WHOLE)),
+    "encoder, `portable`, `w8a8`": (ENCODERS, "portable", ("w8a8",)),
 }
 """Row of the table -> families, profile and dtypes."""
 

@@ -83,7 +83,7 @@ def run(
     }
     if provider == "cuda" and places and not any("cuda" in each for each in places.values()):
         raise ProviderError(
-            "CUDA has no float32 GroupQueryAttention and no products of integers; export with "
+            "graphs of the profile ort that compute in float32 are for CPUs; export with "
             "`OnnxOptions.dtype` fp16, bf16, int8-fp16 or int4-fp16, or, if it is not w8a8, with "
             "`OnnxOptions.profile` portable"
         )
@@ -160,14 +160,13 @@ class GraphRun:
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the CUDA provider can run it.
+        """Whether it is for the CUDA provider too.
 
-        Its GroupQueryAttention has half precision only, and it has no kernels for products of integers.
+        That has no GroupQueryAttention in float32 and no products of integers, and it would wait for the host
+        in every block of an encoder's ``PackedAttention``.
         """
         made = self.made
-        if made.dtype == INTEGER:
-            return False
-        return made.profile != "ort" or made.computes_in != "fp32" or not self.view.decoder
+        return made.dtype != INTEGER and (made.profile, made.computes_in) != ("ort", "fp32")
 
     def report(
         self, extent: str, loss: Sequence[GraphCheck] = (), providers: Sequence[ProviderReport] = ()

@@ -35,7 +35,15 @@ from converter.model import open_model
 from converter.plan import prepare
 from converter.result.converted import ConvertedRepository
 from converter.scaling.request import Request
-from converter.source.checkpoint import BIN, BIN_INDEX, SAFETENSORS, SAFETENSORS_INDEX, target_names
+from converter.source.checkpoint import (
+    BIN,
+    BIN_INDEX,
+    PICKLED,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+    TRAINING,
+    target_names,
+)
 from converter.source.open import open_source
 from converter.source.tokenizer import KNOWN, read_tokenizer
 from converter.verification import tensors
@@ -243,8 +251,8 @@ def test_the_published_files_are_found(family: str, entry: Entry, tmp_path: Path
     files = weight_files(entry["stored"]["files"])
     (tmp_path / "config.json").write_text(json.dumps(entry["config"]))
     names = list(shapes(family, entry))
-    bin_files = files[0].endswith(".bin")
-    if len(files) > 1 or files[0] not in (SAFETENSORS, BIN):
+    bin_files = files[0].endswith(PICKLED)
+    if len(files) > 1 or files[0] not in (SAFETENSORS, BIN, TRAINING):
         weight_map = {name: files[at * len(files) // len(names)] for at, name in enumerate(names)}
         index = BIN_INDEX if bin_files else SAFETENSORS_INDEX
         (tmp_path / index).write_text(json.dumps({"weight_map": weight_map}))

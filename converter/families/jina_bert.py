@@ -153,6 +153,7 @@ FAMILY = Family(
     base_prefix="bert",
     layers="encoder.layer",
     embeddings="embeddings.word_embeddings.weight",
+    head=encoder.DECODER,
     # The first pattern is a second name of cls.predictions.bias.
     unread=(r"^cls\.predictions\.decoder\.bias$", encoder.BUFFERS),
     tokenizer_class="BertTokenizerFast",

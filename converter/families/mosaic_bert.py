@@ -32,7 +32,6 @@ from converter.families.family import Family, Trained
 from converter.source.checkpoint import Tensor
 
 KNOWN_CODE = re.compile(r"(^|--)bert_layers\.Bert(Model|For\w+)$")
-DECODER = "cls.predictions.decoder.weight"
 FOREIGN_KEYS = re.compile(r"rotary|(^|_)rope(_|$)|^(attention|bert|embedding|mlp)_layer$|^normalization$")
 
 
@@ -64,7 +63,7 @@ def check(config: Config) -> None:
 
 def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Ties the decoder unless one is stored, whatever the config says; the rest is ``encoder.fit``."""
-    tied = {} if DECODER in tensors else {"tie_word_embeddings": True}
+    tied = {} if encoder.DECODER in tensors else {"tie_word_embeddings": True}
     return encoder.fit(config, tensors) | tied
 
 
@@ -104,6 +103,7 @@ FAMILY = Family(
     base_prefix="bert",
     layers="encoder.layer",
     embeddings="embeddings.word_embeddings.weight",
+    head=encoder.DECODER,
     unread=(encoder.BUFFERS,),
     tokenizer_class="BertTokenizerFast",
     stock=False,

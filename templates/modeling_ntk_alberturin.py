@@ -2,8 +2,6 @@
 # Copyright 2026 the ntk-convert authors
 """AlBERTurin with scaled ALiBi slopes."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -82,7 +80,8 @@ class NtkAlberturinPreTrainedModel(EncoderSupport, PreTrainedModel):
     config_class = NtkAlberturinConfig
     base_model_prefix = "encoder"
     _no_split_modules = ["NtkAlberturinLayer"]
-    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # of another head
+    # Of another head, and the slopes of the training, which are computed anew.
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"\.attn_kernel\.alibi_slopes$"]
 
 
 class NtkAlberturinModel(AlibiEncoder, NtkAlberturinPreTrainedModel):
@@ -105,7 +104,9 @@ class NtkAlberturinModel(AlibiEncoder, NtkAlberturinPreTrainedModel):
         return self.blocks.layers
 
     def prepare_embeddings(
-        self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor | None  # noqa: ARG002
+        self,
+        inputs_embeds: torch.Tensor,
+        token_type_ids: torch.Tensor | None,  # noqa: ARG002
     ) -> torch.Tensor:
         return inputs_embeds
 

@@ -30,7 +30,7 @@ from converter.source.checkpoint import Tensor
 
 HEAD = "lm_head.weight"
 NESTED = "_matformer_config_dict"
-NONE = (None, False, {}, [])
+NONE: tuple[Any, ...] = (None, False, {}, [])
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "_model_class": (None, "BERTModel"),
     "bias": (False,),
@@ -81,7 +81,8 @@ def rewrite(config: dict[str, Any]) -> dict[str, Any]:
     options = settings(config)
     own = {*OPTIONS, NESTED, "default_layer", "num_key_value_heads", "rope_theta"}
     own |= {"_checkpoint_path", "_tokenizer_name"}
-    return {key: value for key, value in options.items() if key not in own} | {"add_pooling_layer": False}
+    kept = {key: value for key, value in options.items() if key not in own}
+    return {**kept, "add_pooling_layer": False, "tie_word_embeddings": True}  # the latter until ``fit``
 
 
 def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:  # noqa: ARG001 -- the signature of Family.fit
@@ -97,7 +98,7 @@ FAMILY = Family(
     check=check,
     checkpoints=(
         Trained(1024, "card", ("AlBERTurin/AlBERTmini", "AlBERTurin/AlBERTina")),
-        Trained(None, "its card was not read; those of the smaller ones say 1024", ("AlBERTurin/AlBERTone101",)),
+        Trained(None, "its card was not read; the smaller ones have 1024", ("AlBERTurin/AlBERTone101",)),
     ),
     length_hint="max_position_embeddings",
     rewrite=rewrite,

@@ -1,10 +1,10 @@
-"""Reads a ``pytorch_model.bin`` as tensors only, without running any of its code."""
+"""Reads pickled weights as tensors only, without running any of their code."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -44,6 +44,7 @@ def load(path: Path) -> dict[str, torch.Tensor]:
         state = state.get("state_dict")
     if not isinstance(state, dict):
         raise SourceError(f"{path.name} holds a {type(state).__name__}, not a dict of named tensors")
+    state = {name: value for name, value in state.items() if not isinstance(value, Ignored)}
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise SourceError(
@@ -82,9 +83,10 @@ class Ignored:
     def __setstate__(self, state: object) -> None: ...
 
 
-def _ignored(path: Path) -> list[tuple[type[Ignored], str]]:
+def _ignored(path: Path) -> list[Callable[..., object] | tuple[Callable[..., object], str]]:
     """Stand-ins for the classes in a training program's checkpoint; in other files they are refused."""
-    return [(Ignored, name) for name in get_unsafe_globals_in_checkpoint(path)] if path.name == TRAINING else []
+    names = get_unsafe_globals_in_checkpoint(path) if path.name == TRAINING else []
+    return [(Ignored, name) for name in names]
 
 
 def without_tied(state: Mapping[str, torch.Tensor], tied: Collection[str]) -> dict[str, torch.Tensor]:

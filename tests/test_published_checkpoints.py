@@ -140,7 +140,6 @@ REFUSED = {
     "cerebras/Cerebras-GPT-Intermediate (muP checkpoints)": "has no ALiBi",
     "jinaai/jina-embeddings-v2-base-en@first (JBert)": "first revision",
     "jinaai/jina-clip-v1": "a text encoder with ALiBi and an image encoder",
-    "Maxscha/bert-test-base (third party)": "not MosaicBERT's own code",
     "krutrim-ai-labs/Krutrim-1-instruct": "does not say which activation",
     "wtang06/mpt-125m-c4 (no ALiBi)": "alibi is False",
     "insilicomedicine/precious3-gpt-multi-modal": "Custom_MPTForCausalLM",
@@ -152,6 +151,7 @@ READ = [(family, entry) for family, entry in ENTRIES if entry["layout"] and entr
 STORED = [(family, entry) for family, entry in ENTRIES if entry["stored"]]
 TOKENIZERS = [(family, entry) for family, entry in ENTRIES if entry["tokenizer"]]
 NOT_SEEN = {
+    "YYLY66/mRNABERT",
     "inceptionai/jais-family-1p3b",
     "inceptionai/jais-family-1p3b-chat",
     "inceptionai/jais-family-30b-8k",

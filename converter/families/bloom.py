@@ -40,12 +40,16 @@ CHECKPOINTS = (
     ),
     Trained(
         2048,
+        "of BLOOM, their base; their cards were not read",
+        ("cmarkea/bloomz-560m-reranking", "cmarkea/bloomz-3b-guardrail"),
+    ),
+    Trained(
+        2048,
         OF_BLOOM,
         (
             *(f"BelleGroup/BELLE-7B-{data}" for data in ("0.2M", "0.6M", "1M", "2M")),
             "bigscience-data/sgpt-bloom-1b7-nli",
             "bofenghuang/vigogne-bloom-7b1-instruct",
-            *("cmarkea/bloomz-560m-reranking", "cmarkea/bloomz-3b-guardrail"),
             *(f"izhx/udever-bloom-{size}" for size in ("560m", "1b1", "3b", "7b1")),
             *(f"projecte-aina/FLOR-{size}" for size in ("760M", "1.3B", "6.3B")),
             "TigerResearch/tigerbot-7b-base-v2",

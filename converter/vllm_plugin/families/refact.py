@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from converter.vllm_plugin.attention import SelfAttention, Setup
-from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, part
+from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
 from converter.vllm_plugin.layer import MLP, Layer
+from converter.vllm_plugin.model import part
 from converter.vllm_plugin.templates.modeling_ntk_refact import layer_norm, mlp_width
 
 

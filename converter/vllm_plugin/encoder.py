@@ -13,7 +13,6 @@ from torch import nn
 from transformers.activations import get_activation
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
-from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -32,7 +31,7 @@ SHIFT = 30
 """The bit of a token id that says its type, where vLLM's own encoders have it too.
 
 What goes into a compiled backbone must stay in its place, and ids are there already."""
-compiled = support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0, "inputs_embeds": 0})
+compiled = support_torch_compile(dynamic_arg_dims={"input_ids": 0, "inputs_embeds": 0})
 """Decorates a backbone: vLLM compiles its ``forward`` for any number of tokens."""
 
 
@@ -174,7 +173,7 @@ class Encoder(nn.Module):
         return self.embeddings.word_embeddings(input_ids)
 
     def forward(
-        self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None
+        self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None = None
     ) -> torch.Tensor:
         types = None
         if inputs_embeds is None:
@@ -196,8 +195,8 @@ class EncoderModel(Model):
     def forward(
         self,
         input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,  # noqa: ARG002 -- vLLM passes it
+        positions: torch.Tensor,  # noqa: ARG002 -- vLLM passes both
+        intermediate_tensors: IntermediateTensors | None = None,  # noqa: ARG002
         inputs_embeds: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -209,7 +208,7 @@ class EncoderModel(Model):
         if token_type_ids is not None:
             assert input_ids is not None
             input_ids[: len(token_type_ids)].bitwise_or_(token_type_ids << SHIFT)
-        return self.backbone(input_ids, positions, inputs_embeds)
+        return self.backbone(input_ids, inputs_embeds)
 
     def has(self, name: str) -> bool:
         return super().has(name) and (".pooler." not in name or hasattr(self.backbone, "pooler"))

@@ -82,3 +82,17 @@ def classes(vllm_config: VllmConfig, pooling: nn.Module, classifier: nn.Module) 
     """A pooler of classes only: this classifier cannot read tokens that were not pooled."""
     config = vllm_config.model_config.pooler_config
     return DispatchPooler({"classify": pooler_for_classify(config, pooling=pooling, classifier=classifier)})
+
+
+def without_logits(language_model: type[Model]) -> tuple[type, type, type]:
+    """The other classes of a decoder's family: embeddings, and classes of texts and of tokens."""
+    name = language_model.__name__.removesuffix("ForCausalLM")
+    heads = {
+        "Model": Embedding,
+        "ForSequenceClassification": LastTokenClassifier,
+        "ForTokenClassification": TokenClassifier,
+    }
+    # vLLM takes a class with this method for one that generates text.
+    members = {"compute_logits": None, "__module__": language_model.__module__}
+    first, second, third = (type(name + end, (head, language_model), members) for end, head in heads.items())
+    return first, second, third

@@ -1,8 +1,8 @@
 """Bidirectional ALiBi, -slope * |i - j|, for encoders.
 
 No kernel of vLLM computes it on every platform, so attention is the templates' own, text by text. A text is
-whole in its batch: vLLM neither cuts nor caches the texts of an encoder. Slopes that depend on a text's length
-are therefore possible. On NVIDIA GPUs, FlashAttention 2 takes static slopes, and computes all texts at once.
+whole in its batch: vLLM neither cuts nor caches the texts of an encoder. So slopes may depend on a text's
+length. On NVIDIA GPUs, FlashAttention 2 takes static slopes, and computes all texts at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class Texts:
     """The tokens of each."""
     plans: list[list[SymmetricPlan]] = field(default_factory=list)
     """For each text, one plan for all layers or one each; the first layer makes them."""
-
 
 
 class TextsBuilder(AttentionMetadataBuilder[Texts]):
@@ -155,7 +154,7 @@ class EncoderAttention(nn.Module):
 
 
 def in_one_call(setup: Setup, size: int) -> bool:
-    """Whether FlashAttention is there, the one kernel that takes the slopes of an encoder, and can be used."""
+    """Whether FlashAttention, the one kernel that takes the slopes of an encoder, can be used."""
     dtype = torch.get_default_dtype()
     if setup.alibi.dynamic is not None or not current_platform.is_cuda() or dtype == torch.float32:
         return False

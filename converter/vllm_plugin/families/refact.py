@@ -11,6 +11,7 @@ from torch import nn
 
 from converter.vllm_plugin.attention import SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
+from converter.vllm_plugin.heads import without_logits
 from converter.vllm_plugin.layer import MLP, Layer
 from converter.vllm_plugin.model import part
 from converter.vllm_plugin.templates.modeling_ntk_refact import layer_norm, mlp_width
@@ -53,6 +54,11 @@ class NtkRefactForCausalLM(CausalLM):
             if f".attn.{shard}." in name:
                 name, tensor = name.replace(f".attn.{shard}.", ".attn.qkv."), part(tensor, shard)
         yield name, tensor
+
+
+NtkRefactModel, NtkRefactForSequenceClassification, NtkRefactForTokenClassification = without_logits(
+    NtkRefactForCausalLM
+)
 
 
 PACKED = {".attn.kv.": (".attn.k.", ".attn.v."), ".mlp.gate_up_proj.": (".mlp.linear_1.", ".mlp.linear_3.")}

@@ -336,7 +336,9 @@ SCALED = {
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("scaling", "dtype"), dealt(SCALED, [torch.float32, torch.bfloat16, torch.float16, torch.float64]), ids=str
+    ("scaling", "dtype"),
+    dealt(SCALED, [torch.float32, torch.bfloat16, torch.float16, torch.float64]),
+    ids=str,
 )
 def test_attention_at_long_range(scaling: str, dtype: torch.dtype) -> None:
     """Only the format's own rounding is left, over several blocks and an odd length."""

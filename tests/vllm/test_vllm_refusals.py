@@ -56,8 +56,8 @@ def test_a_backend_that_ignores_slopes(refused: Refused, backend: AttentionBacke
 
 def test_another_model_s_class(refused: Refused) -> None:
     message = refused("ntk", hf_overrides={"architectures": ["BloomForCausalLM"]})
-    assert "cannot serve a converted model as BloomForCausalLM" in message
-    assert "drop architectures from --hf-overrides" in message
+    assert "cannot serve this converted model as BloomForCausalLM" in message
+    assert "If --hf-overrides names architectures, drop that" in message
 
 
 def test_weights_that_are_stored_quantised(refused: Refused) -> None:

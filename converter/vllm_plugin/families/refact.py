@@ -35,6 +35,8 @@ class RefactModel(Decoder):
     layer_class = RefactLayer
 
     def final_norm(self, config: Any) -> nn.Module:
+        if config.architectures == ["NtkRefactModel"]:
+            return nn.Identity()  # the heads have the norm
         return layer_norm(config, config.final_norm_bias)
 
 
@@ -45,6 +47,8 @@ class NtkRefactForCausalLM(CausalLM):
     packed_modules_mapping = {"qkv": ["q", "k", "v"]}
 
     def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+        if ".ln_f." in name and isinstance(self.backbone.ln_f, nn.Identity):
+            return
         for packed, parts in PACKED.items():
             if packed in name:
                 for unpacked, half in zip(parts, tensor.chunk(2), strict=True):

@@ -13,8 +13,6 @@ from converter.families import FAMILIES
 from converter.families.family import Family
 from converter.verification.patched import templates
 
-DECODERS = [family for family in FAMILIES if family.kind == "decoder"]
-
 
 def test_importing_it_imports_no_vllm() -> None:
     importlib.reload(vllm_plugin)
@@ -23,7 +21,7 @@ def test_importing_it_imports_no_vllm() -> None:
 
 def test_every_family_has_a_model() -> None:
     folder = Path(vllm_plugin.__file__).parent / "families"
-    assert {path.stem for path in folder.glob("[!_]*.py")} == {family.name for family in DECODERS}
+    assert {path.stem for path in folder.glob("[!_]*.py")} == {family.name for family in FAMILIES}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
@@ -37,7 +35,7 @@ def test_a_repository_s_own_code_refuses_vllm(family: Family, monkeypatch: pytes
         model.is_backend_compatible()
 
 
-@pytest.mark.parametrize("family", DECODERS, ids=[family.name for family in DECODERS])
+@pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
 def test_configs_load_in_transformers_5_19(family: Family) -> None:
     """It adds an entry to the plan for tensor parallelism of every config with tied embeddings."""
     with templates() as load:

@@ -30,7 +30,7 @@ def refuse_families(version: str) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise ValueError(reason)
 
-    for family in (each for each in FAMILIES if each.kind == "decoder"):
+    for family in FAMILIES:
         # In the class itself: transformers would give a subclass another __init__.
         members = {"model_type": family.model_type, "__init__": refuse}
         refused = type("Refused", (PretrainedConfig,), members)

@@ -43,6 +43,18 @@ def check_scaling(config: Any) -> None:
         )
 
 
+def check_whole_texts(vllm_config: Any) -> None:
+    """Raises ValueError for options that would give an encoder a part of a text.
+
+    vLLM switches them off for encoders, and only warns if they are asked for.
+    """
+    for where, name in (("scheduler", "enable_chunked_prefill"), ("cache", "enable_prefix_caching")):
+        if getattr(getattr(vllm_config, f"{where}_config"), name):
+            raise ValueError(
+                f"an encoder needs whole texts; drop --{name.replace('_', '-')}, which would cut them"
+            )
+
+
 def check_backend(name: str, folded: bool) -> None:
     """Raises ValueError for a backend that might ignore the slopes."""
     if not folded and name not in HONOUR_SLOPES:

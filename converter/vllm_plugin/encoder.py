@@ -23,6 +23,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.sequence import IntermediateTensors
 
 from converter.vllm_plugin.attention import Setup, normed
+from converter.vllm_plugin.checks import check_whole_texts
 from converter.vllm_plugin.model import FAMILY, Model
 from converter.vllm_plugin.symmetric import EncoderAttention
 from converter.vllm_plugin.templates.ntk_encoder import layer_norm
@@ -159,6 +160,7 @@ class Encoder(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
+        check_whole_texts(vllm_config)
         config = vllm_config.model_config.hf_config
         head_size = config.hidden_size // config.num_attention_heads
         self.setup = Setup.of(vllm_config, FAMILY[self.family], head_size)

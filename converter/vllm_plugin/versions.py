@@ -13,7 +13,7 @@ from transformers import AutoConfig, PretrainedConfig
 from converter._version import __version__
 from converter.families import FAMILIES
 
-FIRST, BEYOND = Version("0.32"), Version("0.33.dev0")
+FIRST, BEYOND = Version("0.32"), Version("0.34.dev0")
 
 
 def is_supported(version: str) -> bool:

@@ -102,3 +102,12 @@ def test_heads_that_vllm_lacks(tmp_path: Path, head: Any) -> None:
     with pytest.raises(ValueError, match=f"as NtkJinaBertFor{head}; the plugin") as error, engine(folder):
         pass
     assert "NtkJinaBertForSequenceClassification" in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["enable_chunked_prefill", "enable_prefix_caching"])
+def test_options_that_would_cut_the_texts_of_an_encoder(tmp_path: Path, option: str) -> None:
+    """vLLM itself only warns."""
+    folder = converted_tiny(tmp_path, "mosaic_bert", "ntk")
+    options = {"runner": "pooling", option: True, "max_num_batched_tokens": 1024}
+    with pytest.raises((ValueError, RuntimeError), match="drop --enable"), engine(folder, **options) as llm:
+        pooled(llm, "Model", random_prompts(100, 400))

@@ -73,7 +73,7 @@ def test_vllm_s_own_way_to_run_a_repository_s_code(refused: Refused) -> None:
     assert "pip install 'ntk-convert[vllm]'" in message
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0"])
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0"])
 def test_another_version_of_vllm(tmp_path: Path, version: str) -> None:
     folder = converted_tiny(tmp_path, "bloom", "ntk")
     try:

@@ -27,7 +27,8 @@ HEADS = ("lm_head.", "score.", "classifier.", "qa_outputs.", "cls.", "linear.")
 class Model(nn.Module, SupportsQuant):
     """A backbone with a head, which a subclass adds."""
 
-    backbone_class: type[nn.Module]
+    backbone_class: Any
+    """A family's ``Decoder`` or ``Encoder``, which has the name of the family."""
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {}
     """Name of a fused projection -> the stored ones that it is made of, which is how adapters name them.
 

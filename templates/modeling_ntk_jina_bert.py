@@ -25,7 +25,7 @@ from .ntk_encoder import (
     by_slices,
     layer_norm,
 )
-from .ntk_encoder_heads import EncoderHead, MaskedLMHead, Predictions, SequenceClassificationHead
+from .ntk_encoder_heads import BertMaskedLMHead, EncoderHead, Predictions, SequenceClassificationHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 from .ntk_tiles import Tile  # noqa: F401 -- see above
@@ -147,7 +147,7 @@ class NtkJinaBertModel(SentenceEncoding, AlibiEncoder, NtkJinaBertPreTrainedMode
         )
 
 
-class NtkJinaBertForMaskedLM(MaskedLMHead, NtkJinaBertPreTrainedModel):
+class NtkJinaBertForMaskedLM(BertMaskedLMHead, NtkJinaBertPreTrainedModel):
     backbone_class = NtkJinaBertModel
     _tied_weights_keys = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
 

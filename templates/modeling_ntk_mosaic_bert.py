@@ -11,7 +11,7 @@ from .configuration_ntk_mosaic_bert import NtkMosaicBertConfig
 from .ntk_alibi import Alibi, stock_slopes
 from .ntk_config import NtkConfig  # noqa: F401 -- transformers 4.57 copies only what this file imports
 from .ntk_encoder import AlibiEncoder, EncoderAttention, EncoderSupport, GatedMLP
-from .ntk_encoder_heads import EncoderHead, MaskedLMHead, SequenceClassificationHead
+from .ntk_encoder_heads import BertMaskedLMHead, EncoderHead, SequenceClassificationHead
 from .ntk_heads import QuestionAnsweringHead, TokenClassificationHead
 from .ntk_symmetric import SymmetricAttention, SymmetricPlan
 from .ntk_tiles import Tile  # noqa: F401 -- see above
@@ -61,7 +61,7 @@ class NtkMosaicBertModel(AlibiEncoder, NtkMosaicBertPreTrainedModel):
         )
 
 
-class NtkMosaicBertForMaskedLM(MaskedLMHead, NtkMosaicBertPreTrainedModel):
+class NtkMosaicBertForMaskedLM(BertMaskedLMHead, NtkMosaicBertPreTrainedModel):
     backbone_class = NtkMosaicBertModel
     _tied_weights_keys = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
     # Fixed: the original code does not use the config's layer_norm_eps here.

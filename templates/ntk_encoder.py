@@ -168,7 +168,8 @@ class AlibiEncoder:
     """Mixin for a family's backbone; ``layer_class`` is the family's layer.
 
     The family sets ``alibi`` after calling ``__init__``. A layer is called as ``layer(hidden_states,
-    plan=...)`` and returns the hidden states and its attention weights or None.
+    plan=...)`` and returns the hidden states and its attention weights or None. A family with other modules
+    than BERT's overrides what stands before ``forward``.
     """
 
     alibi: Alibi
@@ -181,10 +182,28 @@ class AlibiEncoder:
         super().__init__(config)
         if add_pooling_layer is None:  # a model without a head
             add_pooling_layer = config.add_pooling_layer is not False
-        self.embeddings = EncoderEmbeddings(config)
-        self.encoder = EncoderLayers([self.layer_class(config) for _ in range(config.num_hidden_layers)])
+        self.add_modules(config)
         self.pooler = Pooler(config) if add_pooling_layer else None
         self.post_init()
+
+    def add_modules(self, config: Any) -> None:
+        """Adds all but the pooler."""
+        self.embeddings = EncoderEmbeddings(config)
+        self.encoder = EncoderLayers([self.layer_class(config) for _ in range(config.num_hidden_layers)])
+
+    @property
+    def encoder_layers(self) -> nn.ModuleList:
+        return self.encoder.layer
+
+    def prepare_embeddings(
+        self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The first layer's input [B, L, hidden]; the arguments are those of ``EncoderEmbeddings``."""
+        return self.embeddings(inputs_embeds, token_type_ids)
+
+    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The backbone's output from the last layer's output, both [B, L, hidden]."""
+        return hidden_states
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings.word_embeddings
@@ -231,22 +250,23 @@ class AlibiEncoder:
         check_keywords(self, kwargs)
         check_attention(config._attn_implementation)  # it may have been written into the config
         if inputs_embeds is None:
-            inputs_embeds = self.embeddings.word_embeddings(input_ids)
+            inputs_embeds = self.get_input_embeddings()(input_ids)
 
-        hidden_states = self.embeddings(inputs_embeds, token_type_ids)
+        hidden_states = self.prepare_embeddings(inputs_embeds, token_type_ids)
         eager = output_attentions or config._attn_implementation == "eager"
         plans = plan_attention(self.alibi, hidden_states, attention_mask, eager)
         real = plans[0].real
         if position_ids is not None:
             check_one_text(position_ids, real)
         all_hidden_states, all_attentions = [hidden_states], []
-        for index, layer in enumerate(self.encoder.layer):
+        for index, layer in enumerate(self.encoder_layers):
             hidden_states, weights = layer(hidden_states, plan=plans[index if len(plans) > 1 else 0])
             all_hidden_states.append(hidden_states)
             all_attentions.append(weights)
+        hidden_states = self.final_norm(hidden_states)
         if self.zero_padding and real is not None:
             hidden_states = hidden_states.masked_fill(~real[..., None], 0.0)
-            all_hidden_states[-1] = hidden_states
+        all_hidden_states[-1] = hidden_states
 
         return BaseModelOutputWithPooling(
             last_hidden_state=hidden_states,

@@ -71,7 +71,38 @@ class MaskedLMModule(nn.Module):
 
 
 class MaskedLMHead(EncoderHead):
-    """Logits [B, L, vocabulary] for each position; the decoder is tied if configured."""
+    """Logits [B, L, vocabulary] for each position from one linear layer, tied if configured."""
+
+    def add_head(self, config: Any) -> None:
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+
+    def predict(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Logits [B, L, vocabulary] from the backbone's output [B, L, hidden]."""
+        return self.lm_head(hidden_states)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MaskedLMOutput:
+        """Runs backbone and head. Arguments: the backbone's, and ``labels`` [B, L], token ids or -100."""
+        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+        logits = self.predict(backbone.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=backbone.hidden_states, attentions=backbone.attentions
+        )
+
+
+class BertMaskedLMHead(MaskedLMHead):
+    """The same from BERT's prediction head."""
 
     prediction_epsilon: float | None = None
     """Epsilon of the head's norm; None means the config's."""
@@ -81,6 +112,9 @@ class MaskedLMHead(EncoderHead):
     def add_head(self, config: Any) -> None:
         epsilon = config.layer_norm_eps if self.prediction_epsilon is None else self.prediction_epsilon
         self.cls = MaskedLMModule(Predictions(config, epsilon, self.decoder_bias))
+
+    def predict(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.cls.predictions(hidden_states)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.cls.predictions.decoder
@@ -97,31 +131,12 @@ class MaskedLMHead(EncoderHead):
             self.cls.predictions.bias = nn.Parameter(F.pad(bias.data, (0, added)), bias.requires_grad)
         return embeddings
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> MaskedLMOutput:
-        """Runs backbone and head. Arguments: the backbone's, and ``labels`` [B, L], token ids or -100."""
-        backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
-        logits = self.cls.predictions(backbone.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
-        return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=backbone.hidden_states, attentions=backbone.attentions
-        )
-
 
 class SequenceClassificationHead(EncoderHead):
     """Scores [B, labels] from the pooled first token of each row."""
 
     pools = True
+    """Whether the backbone has a pooler; the scores are otherwise those of the token itself."""
 
     def add_head(self, config: Any) -> None:
         self.add_dropout(config)
@@ -144,7 +159,8 @@ class SequenceClassificationHead(EncoderHead):
                 ``config.problem_type`` is not set, the labels decide the kind of loss.
         """
         backbone = self.run_backbone(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
-        scores = self.classifier(self.dropout(backbone.pooler_output))
+        first = backbone.pooler_output if self.pools else backbone.last_hidden_state[:, 0]
+        scores = self.classifier(self.dropout(first))
         return SequenceClassifierOutput(
             loss=None if labels is None else self.loss_function(labels, scores, self.config),
             logits=scores,

@@ -90,8 +90,9 @@ def toeplitz_attention(
     """The heads' outputs [B, H, L, D] for slopes [1 or B, H, 1]; the keys' slots begin at ``start``."""
     queries, keys = query.shape[2], key.shape[2]
     distances = (torch.arange(queries + keys - 1, device=query.device) + (start - queries + 1)).abs()
-    # float32 for every dtype of the states: the kernel adds the bias to float32 scores.
-    bias = (slopes * -distances).unfold(-1, keys, 1)
+    # float32 for half precision too: the kernel adds the bias to float32 scores. For float64, it would read
+    # the numbers of a float32 bias as others.
+    bias = (slopes * -distances).to(torch.promote_types(query.dtype, torch.float32)).unfold(-1, keys, 1)
     reverse = query.flip(2)
     return F.scaled_dot_product_attention(reverse, key, value, attn_mask=bias, scale=scale).flip(2)
 

@@ -35,6 +35,7 @@ LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
     for layout, changes in {"": {}, **tiny.CHECKPOINTS[name].layouts}.items()
 }
 """Every layer of the encoders: name -> the tiny checkpoint, and changes of its config."""
+BERT_LAYERS = {layer: pair for layer, pair in LAYERS.items() if tiny.CHECKPOINTS[pair[0]].bert}
 OUTPUTS = {"Model": ["last_hidden_state"], "QuestionAnswering": ["start_logits", "end_logits"]}
 """Of the heads that give no ``logits``."""
 

@@ -150,6 +150,16 @@ ACCEPTED: list[tuple[str, Changes, str]] = [
     ("MOSAIC_BERT", {}, "mosaic_bert"),
     ("MOSAIC_BERT", {"auto_map": None}, "mosaic_bert"),
     ("MOSAIC_BERT", {"auto_map": {"AutoModel": "mosaicml/x--bert_layers.BertForMaskedLM"}}, "mosaic_bert"),
+    ("MOSAIC_BERT", {"auto_map": {"AutoModel": "bert_layers_mosa.BertModel"}}, "mosaic_bert"),
+    ("MOSAIC_BERT", {"auto_map": {"AutoModel": "rotary/x--bert_layers.BertModel"}}, "mosaic_bert"),
+    (
+        "MOSAIC_BERT",
+        {
+            "auto_map": {"AutoModel": "automodel.MosaicBertForEmbeddingGeneration"},
+            "architectures": ["MosaicBertForEmbeddingGeneration"],
+        },
+        "mosaic_bert",
+    ),
     ("DNABERT_2", {}, "mosaic_bert"),
     ("MOSAIC_GPT", {}, "mosaic_gpt"),
     ("MOSAIC_GPT", {"model_type": "replit_lm", "architectures": ["ReplitLM"]}, "mosaic_gpt"),
@@ -273,6 +283,19 @@ REFUSED: list[tuple[str, Changes, type[Exception], str]] = [
         "position_embedding_type is 'absolute'",
     ),
     ("JINA", {"feed_forward_type": "swiglu"}, UnsupportedModel, "feed_forward_type is 'swiglu'"),
+    (
+        "JINA",
+        {
+            "architectures": None,
+            "position_embedding_type": None,
+            "auto_map": {
+                "AutoConfig": "jinaai/jina-bert-flash-implementation--configuration_bert.JinaBertConfig",
+                "AutoModel": "jinaai/jina-bert-flash-implementation--modeling_bert.BertModel",
+            },
+        },
+        UnsupportedModel,
+        "packed otherwise .* convert a jina-embeddings-v2",
+    ),
     ("JINA", {"emb_pooler": "cls"}, UnsupportedModel, "emb_pooler is 'cls'"),
     ("JINA", {"hidden_act": "tanh"}, UnsupportedModel, "hidden_act is 'tanh'"),
     ("JINA", {"is_decoder": True}, UnsupportedModel, "is_decoder is True"),

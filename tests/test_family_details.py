@@ -264,6 +264,15 @@ def test_the_stored_names_decide(tmp_path: Path) -> None:
 # MosaicBERT
 
 
+def test_layers_that_are_not_mosaicbert_s_are_refused(tmp_path: Path) -> None:
+    """Its code has copies under many names, so the stored tensors decide."""
+    tiny.ENCODERS["mosaic_bert"](tmp_path / "source", 4)
+    other = tiny.ENCODERS["jina_bert"](tmp_path / "other", 4)
+    (other / "model.safetensors").rename(tmp_path / "source/model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"no tensor \.\.\.\.attention\.self\.Wqkv\.weight"):
+        convert(tmp_path / "source", tmp_path / "out", method="none", verify=False)
+
+
 @torch.no_grad()
 def test_dnabert_2_s_config_is_completed(tmp_path: Path) -> None:
     tiny.ENCODERS["mosaic_bert"](tmp_path / "source", 12)

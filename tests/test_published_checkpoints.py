@@ -35,7 +35,15 @@ from converter.model import open_model
 from converter.plan import prepare
 from converter.result.converted import ConvertedRepository
 from converter.scaling.request import Request
-from converter.source.checkpoint import BIN, BIN_INDEX, SAFETENSORS, SAFETENSORS_INDEX, target_names
+from converter.source.checkpoint import (
+    BIN,
+    BIN_INDEX,
+    PICKLED,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+    TRAINING,
+    target_names,
+)
 from converter.source.open import open_source
 from converter.source.tokenizer import KNOWN, read_tokenizer
 from converter.verification import tensors
@@ -132,7 +140,6 @@ REFUSED = {
     "cerebras/Cerebras-GPT-Intermediate (muP checkpoints)": "has no ALiBi",
     "jinaai/jina-embeddings-v2-base-en@first (JBert)": "first revision",
     "jinaai/jina-clip-v1": "a text encoder with ALiBi and an image encoder",
-    "Maxscha/bert-test-base (third party)": "not MosaicBERT's own code",
     "krutrim-ai-labs/Krutrim-1-instruct": "does not say which activation",
     "wtang06/mpt-125m-c4 (no ALiBi)": "alibi is False",
     "insilicomedicine/precious3-gpt-multi-modal": "Custom_MPTForCausalLM",
@@ -144,6 +151,7 @@ READ = [(family, entry) for family, entry in ENTRIES if entry["layout"] and entr
 STORED = [(family, entry) for family, entry in ENTRIES if entry["stored"]]
 TOKENIZERS = [(family, entry) for family, entry in ENTRIES if entry["tokenizer"]]
 NOT_SEEN = {
+    "YYLY66/mRNABERT",
     "inceptionai/jais-family-1p3b",
     "inceptionai/jais-family-1p3b-chat",
     "inceptionai/jais-family-30b-8k",
@@ -243,8 +251,8 @@ def test_the_published_files_are_found(family: str, entry: Entry, tmp_path: Path
     files = weight_files(entry["stored"]["files"])
     (tmp_path / "config.json").write_text(json.dumps(entry["config"]))
     names = list(shapes(family, entry))
-    bin_files = files[0].endswith(".bin")
-    if len(files) > 1 or files[0] not in (SAFETENSORS, BIN):
+    bin_files = files[0].endswith(PICKLED)
+    if len(files) > 1 or files[0] not in (SAFETENSORS, BIN, TRAINING):
         weight_map = {name: files[at * len(files) // len(names)] for at, name in enumerate(names)}
         index = BIN_INDEX if bin_files else SAFETENSORS_INDEX
         (tmp_path / index).write_text(json.dumps({"weight_map": weight_map}))

@@ -16,7 +16,7 @@ from templates.ntk_attention import AlibiAttention
 from templates.ntk_plan import plan_attention
 from tests import tiny
 from tests.patched import FAMILIES, Convert, assert_logits, batch, load
-from tests.runners import LAYERS, auto_class
+from tests.runners import BERT_LAYERS, LAYERS, auto_class
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 MODELS = {name: (name, {}) for name in FAMILIES} | {
@@ -25,7 +25,7 @@ MODELS = {name: (name, {}) for name in FAMILIES} | {
 """Decoders, and every layer of encoders: name -> the tiny checkpoint, and changes of its config."""
 DROPOUT = [
     *((name, dropout) for name in FAMILIES if (dropout := tiny.CHECKPOINTS[name].dropout)),
-    *((layer, {key: 0.5}) for layer in LAYERS for key in NO_DROPOUT),
+    *((layer, {key: 0.5}) for layer in BERT_LAYERS for key in NO_DROPOUT),
 ]
 
 

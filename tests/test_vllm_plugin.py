@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from pathlib import Path
@@ -12,8 +13,7 @@ from converter import vllm_plugin
 from converter.families import FAMILIES
 from converter.families.family import Family
 from converter.verification.patched import templates
-
-DECODERS = [family for family in FAMILIES if family.kind == "decoder"]
+from converter.vllm_plugin.versions import GUIDES, PRIVATE
 
 
 def test_importing_it_imports_no_vllm() -> None:
@@ -23,7 +23,17 @@ def test_importing_it_imports_no_vllm() -> None:
 
 def test_every_family_has_a_model() -> None:
     folder = Path(vllm_plugin.__file__).parent / "families"
-    assert {path.stem for path in folder.glob("[!_]*.py")} == {family.name for family in DECODERS}
+    assert {path.stem for path in folder.glob("[!_]*.py")} == {family.name for family in FAMILIES}
+
+
+def test_one_file_says_what_it_uses_of_vllm() -> None:
+    used = {
+        node.module
+        for path in Path(vllm_plugin.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm.")
+    }
+    assert used == {*GUIDES, *PRIVATE}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
@@ -37,7 +47,7 @@ def test_a_repository_s_own_code_refuses_vllm(family: Family, monkeypatch: pytes
         model.is_backend_compatible()
 
 
-@pytest.mark.parametrize("family", DECODERS, ids=[family.name for family in DECODERS])
+@pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
 def test_configs_load_in_transformers_5_19(family: Family) -> None:
     """It adds an entry to the plan for tensor parallelism of every config with tied embeddings."""
     with templates() as load:

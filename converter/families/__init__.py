@@ -25,6 +25,7 @@ NAMES = (
     "refact",
     "jina_bert",
     "mosaic_bert",
+    "alberturin",
 )
 """Module names; the first family that recognises a config converts it."""
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in NAMES)

@@ -40,6 +40,11 @@ CHECKPOINTS = (
     ),
     Trained(
         2048,
+        "of BLOOM, their base; their cards were not read",
+        ("cmarkea/bloomz-560m-reranking", "cmarkea/bloomz-3b-guardrail"),
+    ),
+    Trained(
+        2048,
         OF_BLOOM,
         (
             *(f"BelleGroup/BELLE-7B-{data}" for data in ("0.2M", "0.6M", "1M", "2M")),

@@ -14,6 +14,7 @@ from converter.source.checkpoint import Tensor
 # Buffers that old versions of transformers stored.
 BUFFERS = r"(^|\.)embeddings\.(position_ids|token_type_ids)$"
 CLASSIFIER = "classifier.weight"
+DECODER = "cls.predictions.decoder.weight"
 POOLER, PREDICTIONS = re.compile(r"(^|\.)pooler\.dense\."), re.compile(r"^cls\.predictions\.")
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
 # Option -> the values for which the templates compute the right layers; see check_options.

@@ -17,8 +17,6 @@ Kind = Literal["decoder", "encoder"]
 
 LANGUAGE_MODEL: dict[Kind, str] = {"decoder": "ForCausalLM", "encoder": "ForMaskedLM"}
 """The suffix of the class of a model with a language modeling head."""
-HEAD_TENSOR: dict[Kind, str] = {"decoder": "lm_head.weight", "encoder": "cls.predictions.decoder.weight"}
-"""The name of that head's weight."""
 HEADS: dict[Kind, dict[str, str]] = {
     kind: {
         "AutoModel": "Model",
@@ -113,6 +111,8 @@ class Family:
     """Name of the list of layers, without the backbone's prefix."""
     embeddings: str = "word_embeddings.weight"
     """Name of the token embeddings' tensor, without the backbone's prefix."""
+    head: str = "lm_head.weight"
+    """Name of the weight of the language modeling head, which may be tied to the embeddings."""
     stored_slopes: str | None = None
     """Name of the tensor that stores the slopes, without the backbone's prefix; None if there is none. Its
     values replace those of the formula; a conversion writes them into config.json as ``SLOPES``."""
@@ -216,11 +216,6 @@ class Family:
     def language_model(self) -> str:
         """The class of the converted model with a language modeling head."""
         return f"Ntk{self.camel}{LANGUAGE_MODEL[self.kind]}"
-
-    @property
-    def head(self) -> str:
-        """Name of the weight of its language modeling head, which may be tied to the embeddings."""
-        return HEAD_TENSOR[self.kind]
 
     def architectures(self, config: Config) -> list[str]:
         """The converted classes for those that the source's config names; by default the language model.

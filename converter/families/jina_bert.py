@@ -18,6 +18,9 @@ Facts and their sources:
   input. Its default ``feed_forward_type`` is "geglu".
 * config.json reveals the layout only through the name of the repository with the code, so ``fit`` looks
   at the stored tensors' names too.
+* A third layout is only refused: jinaai/jina-bert-flash-implementation (its config.json and file list, commit
+  b78d159), to which ``convert_v2_weights.py`` there carries weights over. Its config has ``num_loras``, and
+  no ``position_embedding_type``. No published model was found to have it but jina-clip-v1's text encoder.
 * The embedding models name ``JinaBertForMaskedLM`` but store no such head (the loaders of vLLM and
   text-embeddings-inference skip it); rerankers store a ``classifier`` on top of the pooler.
 * jina-colbert-v1-en has the class ``HF_ColBERT`` (stanford-futuredata/ColBERT, ``hf_colbert.py`` and
@@ -42,6 +45,7 @@ from converter.source.checkpoint import Tensor
 
 FEED_FORWARD = ("geglu", "reglu", "original")
 QK_CODE = "qk-post-norm"
+FLASH_CODE = "jina-bert-flash-implementation"
 PROJECTION = "linear.weight"
 """The projection of a ColBERT."""
 
@@ -62,6 +66,12 @@ def check(config: Config) -> None:
         raise UnsupportedModel(
             "this is the first revision of a JinaBERT (its classes are called JBert...), whose tensors have "
             "another layout; convert the current revision of the repository"
+        )
+    if any(FLASH_CODE in place for place in encoder.code(config).values() if isinstance(place, str)):
+        raise UnsupportedModel(
+            f"its code is {FLASH_CODE}, whose tensors are packed otherwise than JinaBERT's and may hold "
+            "several adapters, and which is not known here; jina-embeddings-v2, jina-reranker-v1 and "
+            "jina-colbert-v1 can be converted: convert a jina-embeddings-v2 model instead"
         )
     for auto, name in encoder.code(config).items():
         if auto.startswith("AutoModel") and not (isinstance(name, str) and KNOWN_CODE.search(name)):
@@ -153,6 +163,7 @@ FAMILY = Family(
     base_prefix="bert",
     layers="encoder.layer",
     embeddings="embeddings.word_embeddings.weight",
+    head=encoder.DECODER,
     # The first pattern is a second name of cls.predictions.bias.
     unread=(r"^cls\.predictions\.decoder\.bias$", encoder.BUFFERS),
     tokenizer_class="BertTokenizerFast",

@@ -11,9 +11,13 @@ Facts and their sources:
 * The original loss skips label 0 too; here, as everywhere in transformers, it skips only -100.
 * config.json of zhihan1996/DNABERT-2-117M has no model_type, architectures or pad_token_id (so BERT's
   defaults apply, "bert" and 0). Its ``position_embedding_type`` is "absolute", which the code ignores.
-* Many copies of ``bert_layers.py`` were rewritten under an unchanged config (guyiyangyoung/LLM-DNABERT2
-  adds rotary positions). Other class names, options that only such code reads, and stored rotary tensors
-  are refused; a rewrite that left no trace in config or weights cannot be detected.
+* The code was copied under other names of files and classes (ClinicalMosaic: ``automodel.py``,
+  ``bert_layers_mosa.py``), and changed in what it returns (jaandoui/DNABERT2-AttentionExtracted),
+  so the stored tensors decide. Other copies were rewritten under an unchanged config
+  (guyiyangyoung/LLM-DNABERT2 adds rotary positions). Other class names, options that only such code reads,
+  and stored rotary tensors are refused; a rewrite that left no trace in config or weights cannot be detected.
+* ``MosaicBertForEmbeddingGeneration`` (ClinicalMosaic's repository, ``PatientTrajectoryForecasting``) is the
+  backbone, of whose last layers it takes a mean; here only the backbone is converted.
 * Trained lengths: model cards of mosaicml/mosaic-bert-base (128) and its -seqlen- variants. DNABERT-2 was
   trained on 700 base pairs (arXiv 2306.15006), about 5.5 to a token, by MosaicBERT's recipe, whose length is
   128; DNABERT-S was trained further at 2000 tokens.
@@ -31,8 +35,11 @@ from converter.families import encoder
 from converter.families.family import Family, Trained
 from converter.source.checkpoint import Tensor
 
-KNOWN_CODE = re.compile(r"(^|--)bert_layers\.Bert(Model|For\w+)$")
-DECODER = "cls.predictions.decoder.weight"
+KNOWN_CODE = re.compile(r"\.(Mosaic)?Bert(Model|For\w+)$")
+LAYERS = tuple(
+    f".{name}.weight" for name in ("attention.self.Wqkv", "mlp.gated_layers", "mlp.wo", "mlp.layernorm")
+)
+"""How the names of a MosaicBERT's tensors end, in every copy of its code."""
 FOREIGN_KEYS = re.compile(r"rotary|(^|_)rope(_|$)|^(attention|bert|embedding|mlp)_layer$|^normalization$")
 
 
@@ -43,7 +50,8 @@ def claims(config: Config) -> bool:
 
 def check(config: Config) -> None:
     for auto, name in encoder.code(config).items():
-        if not isinstance(name, str) or (auto != "AutoConfig" and not KNOWN_CODE.search(name)):
+        known = isinstance(name, str) and (auto == "AutoConfig" or KNOWN_CODE.search(name))
+        if not known or FOREIGN_KEYS.search(name.rpartition("--")[2]):
             raise UnsupportedModel(
                 f"auto_map.{auto} is {name!r}: this is not MosaicBERT's own code (bert_layers.Bert...), and "
                 "what it computes is not known here"
@@ -64,7 +72,13 @@ def check(config: Config) -> None:
 
 def fit(config: Config, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Ties the decoder unless one is stored, whatever the config says; the rest is ``encoder.fit``."""
-    tied = {} if DECODER in tensors else {"tie_word_embeddings": True}
+    for end in LAYERS:
+        if not any(name.endswith(end) for name in tensors):
+            raise UnsupportedModel(
+                f"the weights have no tensor ...{end}: these layers are not MosaicBERT's, whose config.json "
+                "they have, and what they compute is not known here"
+            )
+    tied = {} if encoder.DECODER in tensors else {"tie_word_embeddings": True}
     return encoder.fit(config, tensors) | tied
 
 
@@ -80,6 +94,13 @@ CHECKPOINTS = (
         "github.com/MAGICS-LAB/DNABERT_2, issue 76)",
         ("zhihan1996/DNABERT-2-117M",),
     ),
+    Trained(
+        128,
+        "of DNABERT-2, whose copies they are",
+        ("czl/dnabert2", "jaandoui/DNABERT2-AttentionExtracted", "MBoemo/DNABERT-2-117M-Flash"),
+    ),
+    Trained(512, "card", ("Sifal/ClinicalMosaic",)),
+    Trained(None, "neither its card nor its paper was read", ("YYLY66/mRNABERT",)),
     Trained(2000, "github.com/MAGICS-LAB/DNABERT_S, its scripts", ("zhihan1996/DNABERT-S",)),
     Trained(
         None,
@@ -96,6 +117,7 @@ FAMILY = Family(
     claims=claims,
     sign="`bert` or none, with `alibi_starting_size`",
     class_prefixes=("Bert",),
+    class_aliases={"MosaicBertForEmbeddingGeneration": "Model"},
     check=check,
     checkpoints=CHECKPOINTS,
     length_hint="max_position_embeddings",
@@ -104,6 +126,7 @@ FAMILY = Family(
     base_prefix="bert",
     layers="encoder.layer",
     embeddings="embeddings.word_embeddings.weight",
+    head=encoder.DECODER,
     unread=(encoder.BUFFERS,),
     tokenizer_class="BertTokenizerFast",
     stock=False,

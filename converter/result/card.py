@@ -132,12 +132,12 @@ Leave out `--trust-remote-code`. Without the plugin, vLLM cannot serve this mode
 
 """
 ENCODER = """\
-## Serve
+{vllm}
+Other servers:
 
 {embeds}* text-embeddings-inference refuses the weights of this model. Never set `model_type` in config.json
   to `bert` so that it takes them: it has a JinaBERT of its own, which reads no scaling, so the model would
   run **unscaled**.
-* vLLM cannot serve this model: the plugin of ntk-convert has no encoders.
 
 """
 EMBEDS = """\
@@ -145,6 +145,8 @@ EMBEDS = """\
 * text-embeddings-inference runs its ONNX graph, on a CPU:
   `ntk-convert export DIR --onnx-standalone --onnx-dtype fp32 --pooled`.
 """
+UNSERVED = ("ForQuestionAnswering", "ForColBERT")
+"""How the names of the classes end that the plugin for vLLM does not have."""
 REFUSED = "## Serve\n\nvLLM cannot serve this model: {why}.\n\n"
 LENGTH_DYNAMIC = (
     "its scaling is length-dynamic, so every new token changes the keys of all tokens before it. Convert the "
@@ -391,14 +393,18 @@ def _where(words: Words, place: str) -> str:
 
 def _serve(repository: ConvertedRepository, place: str, *, embeds: bool) -> str:
     """The section about servers of an ALiBi model; ``embeds``: an encoder that makes vectors of texts."""
-    if not repository.decoder:
-        return ENCODER.format(embeds=EMBEDS if embeds else "")
-    if not repository.has_logits:
-        [name] = repository.config["architectures"]
-        why = f"the plugin of ntk-convert has `{repository.family.language_model}`, not `{name}`"
-        return REFUSED.format(why=why)
+    vllm = _serve_with_vllm(repository, place)
+    if repository.decoder:
+        return vllm
+    return ENCODER.format(vllm=vllm.rstrip("\n") + "\n", embeds=EMBEDS if embeds else "")
+
+
+def _serve_with_vllm(repository: ConvertedRepository, place: str) -> str:
+    [name] = repository.config["architectures"]
+    if name.endswith(UNSERVED):
+        return REFUSED.format(why=f"the plugin of ntk-convert has no `{name}`")
     scaling = repository.scaling
-    if isinstance(scaling, Dynamic) and scaling.dynamic == "length":
+    if repository.decoder and isinstance(scaling, Dynamic) and scaling.dynamic == "length":
         return REFUSED.format(why=LENGTH_DYNAMIC)
     factor = DYNAMIC_REACH if isinstance(scaling, Dynamic) else scaling.factor_at(0)
     length = round((repository.train_length or TRAINED) * factor)

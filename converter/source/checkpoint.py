@@ -22,6 +22,10 @@ from converter.source.jsonfile import check_pointer, parse_object, read_object
 
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+TRAINING = "checkpoint.ckpt"
+"""Weights as a training program stores them, with its own objects beside them: AlBERTurin's."""
+PICKLED = (".bin", ".ckpt")
+"""How the names of weight files end that torch.load reads; here their format is called bin."""
 INDEXES = (SAFETENSORS_INDEX, BIN_INDEX)
 
 ITEM_BYTES = {
@@ -103,7 +107,8 @@ class Checkpoint:
 
 def weight_index(names: Container[str]) -> str | None:
     """The index or single weight file in use, or None; safetensors win over ``.bin``, as in transformers."""
-    return next((name for name in (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX) if name in names), None)
+    known = (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX, TRAINING)
+    return next((name for name in known if name in names), None)
 
 
 def weight_files(index: str, read: Callable[[str], dict[str, Any]]) -> dict[str, str]:
@@ -133,7 +138,7 @@ def quantised(what: str) -> UnsupportedModel:
 def target_names(files: Iterable[str], index: str | None) -> dict[str, str]:
     """Weight file or index -> its name after conversion: safetensors files, and none in a subfolder."""
     files = list(files)
-    if any(name.endswith(".bin") or "/" in name for name in files):
+    if any(name.endswith(PICKLED) or "/" in name for name in files):
         if len(files) == 1:
             return {files[0]: SAFETENSORS}
         shards = {
@@ -162,7 +167,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         if size == 0:
             raise SourceError(f"{file} is empty; download it again")
         check_pointer(folder / file)
-    if first in (BIN, BIN_INDEX):
+    if first in (BIN, BIN_INDEX, TRAINING):
         return Checkpoint("bin", sizes, index, weight_map)
     return Checkpoint("safetensors", sizes, index, weight_map, _tensors(folder, files, weight_map, first))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError
-from converter.source.checkpoint import INDEXES, quantised, weight_files, weight_index
+from converter.source.checkpoint import INDEXES, PICKLED, quantised, weight_files, weight_index
 from converter.source.jsonfile import check_pointer, parse_object, read_bytes, read_object
 
 CONFIG, CARD = "config.json", "README.md"
@@ -60,7 +60,7 @@ class Source:
         Hub's (see ``check``); weights are checked where all of their bytes are read.
         """
         for name in names:
-            weights = name.endswith((".safetensors", ".bin")) or name in INDEXES
+            weights = name.endswith((".safetensors", *PICKLED)) or name in INDEXES
             if self.download is not None:
                 self.download(name)
             elif not weights and not belongs(self.folder / name, self.folder):
@@ -69,7 +69,7 @@ class Source:
                     "replace the link by a copy of the file"
                 )
             check_pointer(self.folder / name)
-            if not name.endswith((".safetensors", ".bin")):
+            if not name.endswith((".safetensors", *PICKLED)):
                 self.check([name])
 
     def digest(self, name: str) -> str | None:

@@ -29,7 +29,8 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.v1.attention.selector import get_attn_backend
 
-from converter.vllm_plugin.checks import check_backend, check_cache, check_scaling, head_size, is_folded
+from converter.families.family import Family
+from converter.vllm_plugin.checks import check_backend, check_cache, head_size, is_folded
 from converter.vllm_plugin.templates.ntk_alibi import CHANNELS, Alibi, key_channels, query_channels
 
 
@@ -51,8 +52,12 @@ class Setup:
     vllm_config: VllmConfig
     alibi: Alibi
 
-    def __post_init__(self) -> None:
-        check_scaling(self.config)
+    @classmethod
+    def of(cls, vllm_config: VllmConfig, family: Family, head_size: int) -> Setup:
+        """The slopes of a converted config, scaled as it says."""
+        config, scale = vllm_config.model_config.hf_config, family.bias_scale(head_size)
+        slopes = [scale * slope for slope in family.stock_slopes(config.to_dict())]
+        return cls(vllm_config, Alibi(slopes, config.alibi_scaling, config.num_hidden_layers))
 
     @property
     def config(self) -> Any:

@@ -18,14 +18,15 @@ FLASHINFER takes slopes and never uses them, and nothing in vLLM says so."""
 def check_architectures(names: Sequence[str], known: Sequence[str]) -> None:
     """Raises ValueError for a class that has no model here.
 
-    Another model's, such as BloomForCausalLM, would ignore the scaling. Those of classifiers have none yet.
+    Another model's, such as BloomForCausalLM, would ignore the scaling. vLLM has no head for others, such as
+    those of question answering; a ColBERT's queries are filled up with tokens that vLLM does not know.
     """
     for name in names:
         if name not in known:
             raise ValueError(
-                f"vLLM cannot serve a converted model as {name}; drop architectures from --hf-overrides, as "
-                "another model's class would ignore the ALiBi scaling. The plugin of ntk-convert has "
-                f"{', '.join(known)}"
+                f"vLLM cannot serve this converted model as {name}; the plugin of ntk-convert has "
+                f"{', '.join(known)}. If --hf-overrides names architectures, drop that: the class of another "
+                "model would ignore the ALiBi scaling"
             )
 
 
@@ -40,6 +41,18 @@ def check_scaling(config: Any) -> None:
             "vLLM cannot serve length-dynamic scaling, where every new token changes the keys of all tokens "
             "before it; convert the model with --dynamic position, or with --scale"
         )
+
+
+def check_whole_texts(vllm_config: Any) -> None:
+    """Raises ValueError for options that would give an encoder a part of a text.
+
+    vLLM switches them off for encoders, and only warns if they are asked for.
+    """
+    for where, name in (("scheduler", "enable_chunked_prefill"), ("cache", "enable_prefix_caching")):
+        if getattr(getattr(vllm_config, f"{where}_config"), name):
+            raise ValueError(
+                f"an encoder needs whole texts; drop --{name.replace('_', '-')}, which would cut them"
+            )
 
 
 def check_backend(name: str, folded: bool) -> None:

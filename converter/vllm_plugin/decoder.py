@@ -1,12 +1,7 @@
-"""The backbone and the language model of a converted decoder; each family adds its layers.
-
-Tensors have the names of the checkpoint. vLLM asks for the names ``embed_input_ids``, ``compute_logits`` and
-``load_weights``.
-"""
+"""The backbone and the language model of a converted decoder; each family adds its layers."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any, ClassVar
@@ -18,23 +13,20 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsPP, SupportsQuant
+from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsPP
 from vllm.model_executor.models.utils import (
-    AutoWeightsLoader,
     make_empty_intermediate_tensors_factory,
     make_layers,
     maybe_prefix,
 )
 from vllm.sequence import IntermediateTensors
 
-from converter.families import FAMILIES
-from converter.families.family import UNREAD
 from converter.vllm_plugin.attention import Setup
-from converter.vllm_plugin.checks import check_weights
+from converter.vllm_plugin.checks import check_scaling
 from converter.vllm_plugin.layer import Layer
-from converter.vllm_plugin.templates.ntk_alibi import CHANNELS, Alibi
+from converter.vllm_plugin.model import FAMILY, Model
+from converter.vllm_plugin.templates.ntk_alibi import CHANNELS
 
-FAMILY = {family.name: family for family in FAMILIES}
 TOKENS = ("input_ids", "positions", "intermediate_tensors", "inputs_embeds")
 compiled = support_torch_compile(dynamic_arg_dims=dict.fromkeys(TOKENS, 0))
 """Decorates a backbone: vLLM compiles its ``forward`` for any number of tokens."""
@@ -53,9 +45,8 @@ class Decoder(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
         config, family = vllm_config.model_config.hf_config, FAMILY[self.family]
-        scale = family.bias_scale(config.head_dim - CHANNELS)
-        slopes = [scale * slope for slope in family.stock_slopes(config.to_dict())]
-        self.setup = Setup(vllm_config, Alibi(slopes, config.alibi_scaling, config.num_hidden_layers))
+        check_scaling(config)
+        self.setup = Setup.of(vllm_config, family, config.head_dim - CHANNELS)
         # A buffer, since a compiled graph cannot copy them to its device.
         values = self.setup.alibi.on(torch.get_default_device())
         self.register_buffer("alibi_values", values, persistent=False)
@@ -106,60 +97,20 @@ class Decoder(nn.Module):
         return getattr(self, self.norm_name)(hidden_states)
 
 
-class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
-    """A backbone with a language modeling head."""
+class DecoderModel(Model, SupportsLoRA, SupportsPP):
+    """A decoder with a head. A family's subclass has the language modeling head; heads.py has the others."""
 
-    backbone_class: type[Decoder]
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {}
-    """Name of a fused projection -> the stored ones that it is made of, which is how adapters name them.
-
-    Without an entry, vLLM leaves an adapter of the projection out, and only warns.
-    """
     by_head: ClassVar[str | None] = None
     """Name of a fused projection that is stored with query, key and value of each head together."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
-        super().__init__()
-        self.config = vllm_config.model_config.hf_config
-        check_weights(self.config)
-        self.family = FAMILY[self.backbone_class.family]
-        backbone = self.backbone_class(
-            vllm_config=vllm_config, prefix=maybe_prefix(prefix, self.family.base_prefix)
-        )
-        self.add_module(self.family.base_prefix, backbone)
-        self.lm_head = ParallelLMHead(
-            self.config.vocab_size,
-            self.config.hidden_size,
-            quant_config=vllm_config.quant_config,
-            prefix=maybe_prefix(prefix, "lm_head"),
-        )
-        if self.config.tie_word_embeddings:
-            self.lm_head = self.lm_head.tie_weights(getattr(backbone, backbone.embeddings))
-        self.logits_processor = LogitsProcessor(self.config.vocab_size, scale=self.logit_scale(self.config))
-        self.make_empty_intermediate_tensors = backbone.make_empty_intermediate_tensors
-
-    @staticmethod
-    def logit_scale(config: Any) -> float:  # noqa: ARG004 -- most families have none
-        """A factor on the logits."""
-        return 1.0
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.make_empty_intermediate_tensors = self.backbone.make_empty_intermediate_tensors
 
     def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-        """The tensors that vLLM's layers want for one that the checkpoint stores.
-
-        Fused projections must be all queries, all keys, all values. A part of one is marked by
-        ``part``.
-        """
         if self.by_head is not None and self.by_head in name and not self.backbone.setup.as_stored:
             tensor = queries_first(tensor, self.config.num_attention_heads)
         yield name, tensor
-
-    @property
-    def backbone(self) -> Decoder:
-        backbone: Decoder = getattr(self, self.family.base_prefix)
-        return backbone
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.backbone.embed_input_ids(input_ids)
 
     def forward(
         self,
@@ -171,27 +122,28 @@ class CausalLM(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant):
         """Hidden states [T, hidden] of the tokens of all requests, from their ids and positions [T]."""
         return self.backbone(input_ids, positions, intermediate_tensors, inputs_embeds)
 
+
+class CausalLM(DecoderModel):
+    """A decoder with a language modeling head."""
+
+    def add_head(self, vllm_config: VllmConfig, prefix: str) -> None:
+        self.lm_head = ParallelLMHead(
+            self.config.vocab_size,
+            self.config.hidden_size,
+            quant_config=vllm_config.quant_config,
+            prefix=maybe_prefix(prefix, "lm_head"),
+        )
+        if self.config.tie_word_embeddings:
+            self.lm_head = self.lm_head.tie_weights(getattr(self.backbone, self.backbone.embeddings))
+        self.logits_processor = LogitsProcessor(self.config.vocab_size, scale=self.logit_scale(self.config))
+
+    @staticmethod
+    def logit_scale(config: Any) -> float:  # noqa: ARG004 -- most families have none
+        """A factor on the logits."""
+        return 1.0
+
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         return self.logits_processor(self.lm_head, hidden_states)
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Loads a checkpoint, whose tensors may lack the backbone's prefix."""
-        return AutoWeightsLoader(self).load_weights(
-            part
-            for name, tensor in weights
-            if not self.unread.search(name)
-            for part in self.stored(self.full_name(name), tensor)
-        )
-
-    @property
-    def unread(self) -> re.Pattern[str]:
-        """Names of stored buffers that no computation uses."""
-        return re.compile("|".join((UNREAD, *self.family.unread)))
-
-    def full_name(self, name: str) -> str:
-        """A tensor's name with the backbone's prefix."""
-        prefix = f"{self.family.base_prefix}."
-        return name if name.startswith((prefix, "lm_head.")) else prefix + name
 
 
 def queries_first(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -202,13 +154,6 @@ def queries_first(tensor: torch.Tensor, heads: int) -> torch.Tensor:
         heads: number of heads.
     """
     return tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
-
-
-def part(tensor: torch.Tensor, shard: str) -> torch.Tensor:
-    """The tensor, marked for vLLM as one part of a fused weight: "q", "k" or "v"."""
-    tensor = tensor.detach()  # the mark is the tensor's own
-    tensor.shard_id = shard  # type: ignore[attr-defined]
-    return tensor
 
 
 def named_scale(scale: float | str | None, width: int) -> float:

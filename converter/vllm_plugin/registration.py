@@ -1,4 +1,4 @@
-"""Tells vLLM about converted decoders: their configs, sizes and models."""
+"""Tells vLLM about converted models: their configs, sizes and classes."""
 
 from __future__ import annotations
 
@@ -12,28 +12,40 @@ from vllm.transformers_utils.model_arch_config_convertor import (
 )
 
 from converter.families import FAMILIES
+from converter.families.family import Family
 from converter.vllm_plugin.checks import check_architectures, check_scaling, head_size
 
 PACKAGE = __package__
 TOKENIZERS = {"baichuan": "NtkBaichuanTokenizer", "mpt": "NtkReplitTokenizer"}
 """Family -> the tokenizer class that its repositories may hold code for, in the templates too."""
-DECODERS = tuple(family for family in FAMILIES if family.kind == "decoder")
+HEADS = ("Model", "ForSequenceClassification", "ForTokenClassification")
+"""The suffixes of the classes that vLLM serves, beside those of the language model."""
+
+
+def classes(family: Family) -> list[str]:
+    """The converted classes of a family that vLLM serves."""
+    return [family.language_model, *(f"Ntk{family.camel}{head}" for head in HEADS)]
 
 
 class Sizes(ModelArchConfigConvertorBase):
     """What vLLM wants to know of a converted config, and the first place that can refuse it."""
 
     def get_architectures(self) -> list[str]:
+        [family] = (each for each in FAMILIES if each.model_type == self.hf_config.model_type)
         architectures: list[str] = super().get_architectures()
-        check_architectures(architectures, [family.language_model for family in DECODERS])
-        check_scaling(self.hf_config)
+        check_architectures(architectures, classes(family))
+        if family.kind == "decoder":
+            check_scaling(self.hf_config)
+        elif getattr(self.hf_config, "projection_dim", 0) is None:
+            del self.hf_config.projection_dim  # vLLM would take it for the size of an embedding
         return architectures
 
     def get_head_size(self) -> int:
-        return head_size(self.hf_config)
+        decodes = hasattr(self.hf_config, "head_dim")
+        return head_size(self.hf_config) if decodes else super().get_head_size()
 
     def get_total_num_kv_heads(self) -> int:
-        heads: int = self.hf_config.num_key_value_heads
+        heads: int = getattr(self.hf_config, "num_key_value_heads", self.hf_config.num_attention_heads)
         return heads
 
     def derive_max_model_len_and_key(self) -> tuple[float, str | None]:
@@ -42,8 +54,8 @@ class Sizes(ModelArchConfigConvertorBase):
 
 
 def register_families() -> None:
-    """Registers every family of decoders; may be called more than once."""
-    for family in DECODERS:
+    """Registers every family; may be called more than once."""
+    for family in FAMILIES:
         configuration = import_module(f"{PACKAGE}.templates.configuration_ntk_{family.name}")
         config_class = getattr(configuration, f"Ntk{family.camel}Config")
         # A registered class wins over the repository's own code, so vLLM needs no --trust-remote-code.
@@ -53,5 +65,5 @@ def register_families() -> None:
             tokenization = import_module(f"{PACKAGE}.templates.tokenization_ntk_sentencepiece")
             tokenizer_class = getattr(tokenization, tokenizer)
             AutoTokenizer.register(config_class, slow_tokenizer_class=tokenizer_class, exist_ok=True)
-        module = f"{PACKAGE}.families.{family.name}"
-        ModelRegistry.register_model(family.language_model, f"{module}:{family.language_model}")
+        for name in classes(family):
+            ModelRegistry.register_model(name, f"{PACKAGE}.families.{family.name}:{name}")

@@ -1,16 +1,17 @@
-"""Reads a ``pytorch_model.bin`` as tensors only, without running any of its code."""
+"""Reads pickled weights as tensors only, without running any of their code."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from converter.errors import SourceError
-from converter.source.checkpoint import LONGEST_NAME, MOST_DIMENSIONS
+from converter.source.checkpoint import LONGEST_NAME, MOST_DIMENSIONS, TRAINING
 from converter.weights.files import is_zip
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
@@ -25,7 +26,8 @@ def load(path: Path) -> dict[str, torch.Tensor]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about unusual pickles: they either load or raise
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip(path))
+            with safe_globals(_ignored(path)):
+                state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip(path))
     except MemoryError:
         raise
     except Exception as error:  # a hostile pickle can raise anything
@@ -38,8 +40,11 @@ def load(path: Path) -> dict[str, torch.Tensor]:
             else f"is damaged or holds more than tensors, and this tool does not run its code ({reason})"
         )
         raise SourceError(f"{path.name} {what}; convert a safetensors version of the checkpoint") from error
+    if path.name == TRAINING and isinstance(state, dict):
+        state = state.get("state_dict")
     if not isinstance(state, dict):
         raise SourceError(f"{path.name} holds a {type(state).__name__}, not a dict of named tensors")
+    state = {name: value for name, value in state.items() if not isinstance(value, Ignored)}
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise SourceError(
@@ -68,6 +73,20 @@ def load(path: Path) -> dict[str, torch.Tensor]:
             f"written; at most {MOST} times the file's size is allowed"
         )
     return state
+
+
+class Ignored:
+    """Stands for an object of a training program, of which nothing is read and no code is run."""
+
+    def __init__(self, *args: object, **keywords: object) -> None: ...
+
+    def __setstate__(self, state: object) -> None: ...
+
+
+def _ignored(path: Path) -> list[Callable[..., object] | tuple[Callable[..., object], str]]:
+    """Stand-ins for the classes in a training program's checkpoint; in other files they are refused."""
+    names = get_unsafe_globals_in_checkpoint(path) if path.name == TRAINING else []
+    return [(Ignored, name) for name in names]
 
 
 def without_tied(state: Mapping[str, torch.Tensor], tied: Collection[str]) -> dict[str, torch.Tensor]:

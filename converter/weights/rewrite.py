@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from converter.errors import SourceError
-from converter.source.checkpoint import ITEM_BYTES, Tensor, read_header, read_metadata
+from converter.source.checkpoint import ITEM_BYTES, PICKLED, Tensor, read_header, read_metadata
 from converter.weights.files import BLOCK, changed, write_all
 from converter.weights.finite import not_finite
 from converter.weights.pickles import load, pieces, without_tied
@@ -69,7 +69,7 @@ def rewrite(
     name. ``unread`` finds the names of tensors that may hold NaN or infinities; None lets all of them. What
     does not fit is a ``SourceError``.
     """
-    if source.suffix == ".bin":
+    if source.suffix in PICKLED:
         tensors, metadata = _of_bin(source, expected, tied), {}
     else:
         tensors, metadata = _of_safetensors(source), read_metadata(source)

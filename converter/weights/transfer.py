@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from converter.errors import SourceError
 from converter.progress import byte_bar
-from converter.source.checkpoint import ITEM_BYTES, Checkpoint, Tensor, read_header, target_names
+from converter.source.checkpoint import ITEM_BYTES, PICKLED, Checkpoint, Tensor, read_header, target_names
 from converter.source.jsonfile import read_object
 from converter.source.source import check_digest
 from converter.weights import journal, worker
@@ -142,7 +142,7 @@ def _do(jobs: Sequence[Job], size: int, title: str, progress: bool) -> None:
         for job in jobs:
             job.do()
         return
-    if any(job.source.endswith(".bin") and not is_zip(Path(job.source)) for job in jobs):
+    if any(job.source.endswith(PICKLED) and not is_zip(Path(job.source)) for job in jobs):
         count = 1  # a file in an older format is held in memory as a whole while it is converted
     with byte_bar(title, size, show=progress) as advance:
         done = 0

@@ -24,9 +24,9 @@ def call(name: str, *arguments: str | bytes) -> bytes:
     return b"c" + f"{module}\n{name}\n".encode() + b"(" + b"".join(pushed) + b"tR"
 
 
-def stored(pushes: bytes) -> bytes:
-    """A pickle of {"w": the pushed value}; torch does not know the opcode ``I``, so numbers are rewritten."""
-    return b"\x80\x02}" + text("w") + re.sub(rb"I(-?\d+)\n", _number, pushes) + b"s."
+def stored(pushes: bytes, name: str = "w") -> bytes:
+    """A pickle of {name: the pushed value}. torch does not know the opcode ``I``: numbers are rewritten."""
+    return b"\x80\x02}" + text(name) + re.sub(rb"I(-?\d+)\n", _number, pushes) + b"s."
 
 
 def _number(found: re.Match[bytes]) -> bytes:
@@ -112,6 +112,8 @@ PAYLOADS = [
     tensor(4, "(I1000000\nI1000000\nt", "(I0\nI0\nt"),
     tensor(offset=10**12),
 ]
+TRAINING = [zipped(stored(stored(pushes)[2:-1], "state_dict")) for pushes in PAYLOADS]
+"""``checkpoint.ckpt``: the same in the checkpoint of a training program."""
 STREAMS = [
     *(b"", b".", b"\x80\x02X\xff\xff\xff\xff.", b"\x80\xff}.", b"\x80\x02h\xff.", b"\x80\x02}I1\nI2\ns."),
     *(b"\x80\x04" + frame + (1 << 60).to_bytes(8, "little") + b"." for frame in (b"\x8e", b"\x95")),

@@ -692,14 +692,20 @@ def vary_options(folder: Path, rng: Random) -> Made:
 # Pickles, and configs whose results are verified, so transformers builds and runs the model
 
 
-def pickled(content: bytes) -> Make:
-    """A ``.bin`` file with this content instead of safetensors."""
+def pickled(content: bytes, name: str = "pytorch_model.bin") -> Make:
+    """A pickle with this content instead of safetensors."""
 
     def make(folder: Path) -> None:
         (folder / WEIGHTS).unlink(missing_ok=True)
-        put("pytorch_model.bin", content)(folder)
+        put(name, content)(folder)
 
     return make
+
+
+PICKLES = [
+    *(pickled(content) for content in pickles.FILES),
+    *(pickled(content, "checkpoint.ckpt") for content in pickles.TRAINING),
+]
 
 
 def vary_pickle(folder: Path, rng: Random) -> None:
@@ -712,7 +718,7 @@ def vary_pickle(folder: Path, rng: Random) -> None:
             worse_bytes(pickles.legacy(pickles.tensor()), rng),
         )
     )
-    pickled(content)(folder)
+    pickled(content, rng.choice(["pytorch_model.bin", "checkpoint.ckpt"]))(folder)
 
 
 def run_config(folder: Path) -> dict[str, Any]:
@@ -759,6 +765,6 @@ KINDS: dict[str, Kind] = {
     "names": Kind(NAMES, vary_name),
     "options": Kind(OPTIONS, vary_options),
     "places": Kind(PLACE_EXAMPLES, vary_place),
-    "pickles": Kind([pickled(content) for content in pickles.FILES], vary_pickle, torch=True),
+    "pickles": Kind(PICKLES, vary_pickle, torch=True),
     "verified": Kind([verified(*pair) for pair in RUN_POOL], vary_run, torch=True, verify=True),
 }

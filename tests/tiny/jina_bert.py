@@ -118,4 +118,5 @@ TINY = own(
         "qk-original": {**QK, "feed_forward_type": "original"},
     },
     layouts={"qk": QK},
+    bert=True,
 )

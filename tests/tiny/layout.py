@@ -175,6 +175,8 @@ class Tiny:
     """Whether the head is the embedding; None where ``tie_word_embeddings`` decides, by default true."""
     refused_ties: tuple[bool, ...] = ()
     """Values of ``tie_word_embeddings`` that the family refuses."""
+    bert: bool = False
+    """Whether an encoder has BERT's modules: token types, dropout, and its prediction head."""
     zeroes_padding: bool = False
     """Whether an encoder returns zeros for padded tokens."""
 

@@ -48,5 +48,6 @@ TINY = own(
     layers="num_hidden_layers",
     queries=("Wqkv",),
     variants={"epsilon": {"layer_norm_eps": 0.3}, "act": {"hidden_act": "relu"}},
+    bert=True,
     zeroes_padding=True,
 )

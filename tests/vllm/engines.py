@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from lines_task import evaluation_prompt
 from safetensors.torch import load_file, save_file
-from vllm import LLM, SamplingParams
+from vllm import LLM, PoolingParams, SamplingParams
 
 from converter import convert
 from tests import tiny
@@ -81,8 +82,8 @@ def next_log_probs(llm: LLM, prompt: Sequence[int]) -> tuple[LogProbs, int]:
 class Reference:
     """The repository in transformers, with its own code."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32):
-        self.model = load(folder, dtype=dtype)
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, **options: Any):
+        self.model = load(folder, dtype=dtype, **options)
 
     @torch.no_grad()
     def __call__(self, prompt: Sequence[int]) -> torch.Tensor:
@@ -99,6 +100,39 @@ class Reference:
         alibi.slopes = slopes
         alibi._tensors.clear()
         return moved
+
+
+class HeadReference(Reference):
+    """Its embeddings or classes, in float64 and with the whole bias written out."""
+
+    def __init__(self, folder: Path, head: str):
+        auto_class = getattr(transformers, f"Auto{head if head == 'Model' else f'ModelFor{head}'}")
+        super().__init__(folder, torch.float64, auto_class=auto_class, attn_implementation="eager")
+
+    @torch.no_grad()
+    def __call__(self, prompt: Sequence[int]) -> torch.Tensor:
+        """[classes], [tokens, classes], or a vector: the mean of an encoder, a decoder's last token's."""
+        output = self.model(torch.tensor([list(prompt)]))
+        if "logits" in output:
+            return output.logits[0]
+        states = output.last_hidden_state[0]
+        return states[-1] if hasattr(self.model.config, "head_dim") else states.mean(0)
+
+
+TASKS = {"Model": "embed", "SequenceClassification": "classify", "TokenClassification": "token_classify"}
+
+
+def pooled(llm: LLM, head: str, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Vectors or scores of the prompts, in one batch, before anything normalises them."""
+    inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    raw = PoolingParams(use_activation=False)
+    outputs = llm.encode(inputs, raw, pooling_task=TASKS[head], use_tqdm=False)
+    return [output.outputs.data for output in outputs]
+
+
+def furthest(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """The largest difference, of pooled results."""
+    return max((a - b).abs().max().item() for a, b in zip(found, expected, strict=True))
 
 
 def differences(found: LogProbs, expected: torch.Tensor) -> list[float]:
@@ -136,8 +170,11 @@ def trained_prompts(*lengths: int) -> list[list[int]]:
     ]
 
 
-def converted_tiny(folder: Path, family: str, scaling: str, **changes: Any) -> Path:
-    source = tiny.FACTORIES[family](folder / "source", 4, **{"use_cache": True, **changes})
+def converted_tiny(
+    folder: Path, family: str, scaling: str, head: tiny.Head | None = None, **changes: Any
+) -> Path:
+    changes = changes if family in tiny.ENCODERS else {"use_cache": True, **changes}
+    source = (tiny.FACTORIES | tiny.ENCODERS)[family](folder / "source", 4, head=head, **changes)
     convert(source, folder / "out", verify=False, **options_for(scaling, 4))
     return folder / "out"
 

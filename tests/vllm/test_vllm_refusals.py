@@ -56,8 +56,8 @@ def test_a_backend_that_ignores_slopes(refused: Refused, backend: AttentionBacke
 
 def test_another_model_s_class(refused: Refused) -> None:
     message = refused("ntk", hf_overrides={"architectures": ["BloomForCausalLM"]})
-    assert "cannot serve a converted model as BloomForCausalLM" in message
-    assert "drop architectures from --hf-overrides" in message
+    assert "cannot serve this converted model as BloomForCausalLM" in message
+    assert "If --hf-overrides names architectures, drop that" in message
 
 
 def test_weights_that_are_stored_quantised(refused: Refused) -> None:
@@ -73,7 +73,7 @@ def test_vllm_s_own_way_to_run_a_repository_s_code(refused: Refused) -> None:
     assert "pip install 'ntk-convert[vllm]'" in message
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0"])
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0"])
 def test_another_version_of_vllm(tmp_path: Path, version: str) -> None:
     folder = converted_tiny(tmp_path, "bloom", "ntk")
     try:

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from tests import tiny
 from tests.patched import FAMILIES, FITTED
 from tests.vllm.engines import BOUND, FELT, converted_tiny
 
@@ -19,6 +21,20 @@ OPTIONS = {
     "replit-two-key-heads": ("replit", {"attn_config": {"kv_n_heads": 2}}),
     "mpt-qk-ln": ("mpt", {"attn_config": {"qk_ln": True}}),
     "refact-first-revision": ("refact", {"packed_projections": False}),
+}
+
+# Both layouts of encoders, fused weights that are split when they are loaded, and heads that are not divided.
+POOLED: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
+    "jina-qk-length": (
+        "jina_bert",
+        "ntk-length",
+        "SequenceClassification",
+        tiny.CHECKPOINTS["jina_bert"].layouts["qk"],
+    ),
+    "jina-fitted": ("jina_bert", "fitted", "Model", {}),
+    "mosaic-length": ("mosaic_bert", "ntk-length", "TokenClassification", {}),
+    "bloom-classes": ("bloom", "ntk", "SequenceClassification", {}),
+    "wrong-encoder": ("mosaic_bert", "ntk", "TokenClassification", {}),
 }
 
 
@@ -38,11 +54,16 @@ def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
         models[name] = converted_tiny(tmp_path / name, family, ("ntk-position", "ntk")[number % 2], **changes)
     for family, scaling in zip(("mpt", "bloom"), FITTED, strict=True):
         models[scaling] = converted_tiny(tmp_path / scaling, family, scaling)
+    heads = {}
+    for name, (family, scaling, head, changes) in POOLED.items():
+        models[name] = converted_tiny(tmp_path / name, family, scaling, head, **changes)
+        heads[name] = head
     models["wrong-ntk"] = converted_tiny(tmp_path / "wrong-ntk", "bloom", "ntk")
     models["wrong-position"] = converted_tiny(tmp_path / "wrong-position", "mpt", "ntk-position")
     jobs = tmp_path / "jobs.json"
-    pairs = zip(map(str, models.values()), free_ports(len(models)), strict=True)
-    jobs.write_text(json.dumps(dict(zip(models, pairs, strict=True))), encoding="utf-8")
+    ports = dict(zip(models, free_ports(len(models)), strict=True))
+    each = {name: (str(folder), ports[name], heads.get(name)) for name, folder in models.items()}
+    jobs.write_text(json.dumps(each), encoding="utf-8")
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     result = subprocess.run(
         [sys.executable, "-m", *launcher, "-m", "tests.vllm.ranks", str(jobs)],

@@ -71,15 +71,14 @@ class Encoder(Network, ABC):
             attention = SymmetricAttention(tokens, alibi, geometry, scale)
 
         with graph.scope(EMBEDDINGS):
-            words = self.rows("embeddings.word_embeddings.weight", ids, self.vocabulary)
-            kinds = count(self.config, "type_vocab_size", default=2)
-            added = self.rows("embeddings.token_type_embeddings.weight", types, kinds)
-            states = self.norm(graph.op("Add", words, added), "embeddings.LayerNorm")
+            words = self.rows(self.family.embeddings, ids, self.vocabulary)
+            states = self.prepare_embeddings(words, types)
         for index in range(geometry.num_layers):
             with graph.scope(f"layers.{index}"):
                 attend = partial(attention, layer=index)
                 states = self.layer(states, f"{self.family.layers}.{index}", attend)
         with graph.scope(HEAD):
+            states = self.final(states)
             if packed is not None:
                 states = packed.unpack(states)
             if self.zero_padding:
@@ -91,12 +90,9 @@ class Encoder(Network, ABC):
         """From the last layer [N, hidden] to the graph's outputs."""
         graph = self.graph
         if head == "ForMaskedLM":
-            name = "cls.predictions.transform"
-            inner = self.linear(states, f"{name}.dense", self.hidden, self.hidden)
-            inner = self.activation(inner, self.hidden_activation)
-            inner = self.norm(inner, f"{name}.LayerNorm", epsilon=self.prediction_epsilon)
+            inner = self.prediction_transform(states)
             tied = self.config.get("tie_word_embeddings", True)
-            table = "embeddings.word_embeddings.weight" if tied else "cls.predictions.decoder.weight"
+            table = self.family.embeddings if tied else self.family.head
             weight = self.parameter(table, self.vocabulary, self.hidden)
             bias = self.parameter(self.prediction_bias, self.vocabulary)
             self.token_output(
@@ -105,14 +101,37 @@ class Encoder(Network, ABC):
         elif head == "ForSequenceClassification":
             shape = graph.op("Concat", tokens.rows, graph.constant([-1, self.hidden]), axis=0)
             first = graph.op("Gather", graph.op("Reshape", states, shape), graph.constant(0), axis=1)
-            pooled = graph.op("Tanh", self.linear(first, "pooler.dense", self.hidden, self.hidden))
-            self.row_output(self.linear(pooled, "classifier", self.hidden, self.labels), self.labels)
+            scores = self.linear(self.pooled(first), "classifier", self.hidden, self.labels)
+            self.row_output(scores, self.labels)
         elif head == "ForColBERT":
             size = count(self.config, "projection_dim")
             vectors = self.linear(states, "linear", self.hidden, size, bias=False)
             self.token_output(self.token_vectors(vectors, tokens), "last_hidden_state", tokens, size)
         else:
             super().finish(head, states, tokens, pooling)
+
+    # What a family with other modules than BERT's overrides, besides ``layer``.
+
+    def prepare_embeddings(self, words: Value, types: Value) -> Value:
+        """The first layer's input from the word embeddings, both [N, hidden], and token types [N]."""
+        kinds = count(self.config, "type_vocab_size", default=2)
+        added = self.rows("embeddings.token_type_embeddings.weight", types, kinds)
+        return self.norm(self.graph.op("Add", words, added), "embeddings.LayerNorm")
+
+    def final(self, states: Value) -> Value:
+        """The backbone's output from the last layer's, both [N, hidden]."""
+        return states
+
+    def prediction_transform(self, states: Value) -> Value:
+        """What the decoder of a masked language model is applied to, [N, hidden]."""
+        name = "cls.predictions.transform"
+        inner = self.linear(states, f"{name}.dense", self.hidden, self.hidden)
+        inner = self.activation(inner, self.hidden_activation)
+        return self.norm(inner, f"{name}.LayerNorm", epsilon=self.prediction_epsilon)
+
+    def pooled(self, first: Value) -> Value:
+        """What a classifier of rows is applied to, from their first tokens' states, both [B, hidden]."""
+        return self.graph.op("Tanh", self.linear(first, "pooler.dense", self.hidden, self.hidden))
 
     def token_vectors(self, vectors: Value, tokens: Tokens) -> Value:
         """Vectors [N, any] scaled to unit length in float32; those of padding tokens, by their ids, are 0."""

@@ -209,6 +209,7 @@ TINY = float(np.finfo(np.float32).tiny)
 """What differences are compared with if the right results are all 0."""
 VOCABULARY_TENSORS = (
     "lm_head.weight",
+    "lm_head.bias",
     "cls.predictions.bias",
     "cls.predictions.decoder.weight",
     "cls.predictions.decoder.bias",

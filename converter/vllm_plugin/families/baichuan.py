@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from converter.vllm_plugin.attention import SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
+from converter.vllm_plugin.heads import without_logits
 from converter.vllm_plugin.layer import MLP, Layer
 from converter.vllm_plugin.templates.modeling_ntk_baichuan import NtkBaichuanRMSNorm
 
@@ -41,3 +42,8 @@ class NtkBaichuanForCausalLM(CausalLM):
             # Baichuan2 computes logits with the head's rows at unit length.
             tensor = F.normalize(tensor.float()).to(tensor.dtype)
         yield name, tensor
+
+
+NtkBaichuanModel, NtkBaichuanForSequenceClassification, NtkBaichuanForTokenClassification = without_logits(
+    NtkBaichuanForCausalLM
+)

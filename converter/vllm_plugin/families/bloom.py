@@ -8,6 +8,7 @@ from vllm.config import VllmConfig
 
 from converter.vllm_plugin.attention import Channels, SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
+from converter.vllm_plugin.heads import without_logits
 from converter.vllm_plugin.layer import MLP, Layer, gelu, layer_norm
 
 
@@ -54,3 +55,8 @@ class BloomModel(Decoder):
 class NtkBloomForCausalLM(CausalLM):
     backbone_class = BloomModel
     by_head = "query_key_value"
+
+
+NtkBloomModel, NtkBloomForSequenceClassification, NtkBloomForTokenClassification = without_logits(
+    NtkBloomForCausalLM
+)

@@ -6,6 +6,7 @@ from transformers.activations import get_activation
 
 from converter.vllm_plugin.attention import SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
+from converter.vllm_plugin.heads import without_logits
 from converter.vllm_plugin.layer import MLP, Layer
 
 
@@ -34,3 +35,8 @@ class FalconModel(Decoder):
 class NtkFalconForCausalLM(CausalLM):
     backbone_class = FalconModel
     by_head = "query_key_value"
+
+
+NtkFalconModel, NtkFalconForSequenceClassification, NtkFalconForTokenClassification = without_logits(
+    NtkFalconForCausalLM
+)

@@ -11,6 +11,7 @@ from vllm.distributed import get_tensor_model_parallel_world_size
 
 from converter.vllm_plugin.attention import SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
+from converter.vllm_plugin.heads import without_logits
 from converter.vllm_plugin.layer import MLP, Layer
 
 
@@ -57,3 +58,8 @@ class NtkJaisForCausalLM(CausalLM):
         elif missing and name.endswith(".mlp.c_proj.weight"):
             tensor = F.pad(tensor, (0, missing))
         yield name, tensor
+
+
+NtkJaisModel, NtkJaisForSequenceClassification, NtkJaisForTokenClassification = without_logits(
+    NtkJaisForCausalLM
+)

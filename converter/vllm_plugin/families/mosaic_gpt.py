@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from converter.vllm_plugin.attention import SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, named_scale
+from converter.vllm_plugin.heads import without_logits
 from converter.vllm_plugin.layer import MLP, Layer
 from converter.vllm_plugin.templates.modeling_ntk_mosaic_gpt import layer_norm
 
@@ -47,3 +48,8 @@ class NtkMosaicGptForCausalLM(CausalLM):
     @staticmethod
     def logit_scale(config: Any) -> float:
         return named_scale(config.logit_scale, config.d_model)
+
+
+NtkMosaicGptModel, NtkMosaicGptForSequenceClassification, NtkMosaicGptForTokenClassification = without_logits(
+    NtkMosaicGptForCausalLM
+)

@@ -6,6 +6,7 @@ from typing import Any
 
 from converter.vllm_plugin.attention import SelfAttention, Setup
 from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, named_scale
+from converter.vllm_plugin.heads import without_logits
 from converter.vllm_plugin.layer import MLP, Layer
 from converter.vllm_plugin.templates.modeling_ntk_mpt import ACTIVATIONS, layer_norm, norm
 
@@ -57,3 +58,6 @@ class NtkMptForCausalLM(CausalLM):
     @staticmethod
     def logit_scale(config: Any) -> float:
         return named_scale(config.logit_scale, config.d_model)
+
+
+NtkMptModel, NtkMptForSequenceClassification, NtkMptForTokenClassification = without_logits(NtkMptForCausalLM)

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from converter.vllm_plugin.attention import SelfAttention, Setup
-from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled, part
+from converter.vllm_plugin.decoder import CausalLM, Decoder, compiled
+from converter.vllm_plugin.heads import without_logits
 from converter.vllm_plugin.layer import MLP, Layer
+from converter.vllm_plugin.model import part
 from converter.vllm_plugin.templates.modeling_ntk_refact import layer_norm, mlp_width
 
 
@@ -33,6 +35,8 @@ class RefactModel(Decoder):
     layer_class = RefactLayer
 
     def final_norm(self, config: Any) -> nn.Module:
+        if config.architectures == ["NtkRefactModel"]:
+            return nn.Identity()  # the heads have the norm
         return layer_norm(config, config.final_norm_bias)
 
 
@@ -43,6 +47,8 @@ class NtkRefactForCausalLM(CausalLM):
     packed_modules_mapping = {"qkv": ["q", "k", "v"]}
 
     def stored(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+        if ".ln_f." in name and isinstance(self.backbone.ln_f, nn.Identity):
+            return
         for packed, parts in PACKED.items():
             if packed in name:
                 for unpacked, half in zip(parts, tensor.chunk(2), strict=True):
@@ -52,6 +58,11 @@ class NtkRefactForCausalLM(CausalLM):
             if f".attn.{shard}." in name:
                 name, tensor = name.replace(f".attn.{shard}.", ".attn.qkv."), part(tensor, shard)
         yield name, tensor
+
+
+NtkRefactModel, NtkRefactForSequenceClassification, NtkRefactForTokenClassification = without_logits(
+    NtkRefactForCausalLM
+)
 
 
 PACKED = {".attn.kv.": (".attn.k.", ".attn.v."), ".mlp.gate_up_proj.": (".mlp.linear_1.", ".mlp.linear_3.")}

@@ -58,6 +58,8 @@ class Inspection:
     """Weight files and their sizes in bytes; None where the size is not known."""
     train_length: int | None
     train_length_origin: str
+    input_limit: int | None
+    """Of an encoder with a scaling: the tokens after which programs cut a text."""
     overrides: Mapping[str, Any]
     """The given values for keys of the source's config."""
     alibi_scaling: dict[str, Any] | None
@@ -107,6 +109,7 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
         **_weights(opened),
         train_length=opened.trained.tokens,
         train_length_origin=opened.trained.origin,
+        input_limit=None if recipe.decoder else opened.input_limit(scaling),
         overrides=opened.overrides,
         alibi_scaling=None if rotary else scaling.to_json(),
         slopes=EMPTY if rotary else found,

@@ -55,7 +55,7 @@ This is [{source}]({link}) with its {scaled}.
 |---|---|
 | scaling | {scaling} |
 | trained length | {train_length} |
-| commit of the source | {commit} |
+{limit}| commit of the source | {commit} |
 {picture}
 ## Load
 
@@ -203,6 +203,7 @@ def describe(
 
     scaling = repository.scaling
     scaled, alibi = not isinstance(scaling, Unscaled), isinstance(repository.recipe, AlibiRecipe)
+    limit = None if repository.decoder else repository.recipe.input_limit(scaling, None, None)
     embeds = sentence_encoder
     if embeds is None:  # then sentence-transformers takes the mean of an encoder's hidden states
         embeds = alibi and not repository.decoder and repository.head == "Model"
@@ -227,6 +228,7 @@ def describe(
         changed=changed,
         scaling=scaling,
         train_length=f"{repository.train_length} tokens" if repository.train_length else "not known",
+        limit="" if limit is None else f"| input limit | texts are cut after {limit} tokens |\n",
         commit=f"`{_plain(origin.commit)}`" if origin.commit else "(local folder)",
         picture=SHOWN.format(title=words.kind) if picture else "",
         load=_load(words, tokenizer, place),

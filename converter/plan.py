@@ -34,6 +34,10 @@ from converter.weights.transfer import STORED, TORCH, Dtype, Order, transfer
 
 SMALL = 16 << 20
 """Bytes reserved for everything but the weights when free disk space is checked."""
+FLOAT16 = (
+    "the weights load as float16, which is several times slower than float32 on a CPU: load them there with "
+    "`dtype=torch.float32` (sentence-transformers: `model_kwargs={'dtype': torch.float32}`)"
+)
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ def prepare(
     if model.overrides:
         config[PROVENANCE] |= {OVERRIDES: dict(model.overrides)}
         notes.append(f"the source's config.json was read with {shlex.join(words(model.overrides))}")
-    notes += [*recipe.notes, *filter(None, [tokenizer.note, note]), *model.nested.notes]
+    notes += [*recipe.notes, *filter(None, [model.trained.note, tokenizer.note, note]), *model.nested.notes]
     if dtype is not None:
         set_dtype(config, TORCH[dtype])
         notes.append(f"the weights were converted to {TORCH[dtype]}")
@@ -183,6 +187,8 @@ def prepare(
     rewritten |= {**limited, **cleaned}
     copied = {name: size for name, size in copied.items() if name not in rewritten}
     notes += filter(None, [removed])
+    if not recipe.decoder and _loads_as_float16(model, config):
+        notes.append(FLOAT16)
     if onnx is not None:
         check_conversion(onnx, recipe, config, source.folder)
     if source.local:
@@ -194,6 +200,16 @@ def prepare(
     order = Order(dtype, link, keep=keep, tied=tied, unread=unread, digests=digests)
     given = (onnx, base_model, max_length, limit)
     return Plan(model, request, scaling, config, weights, copied, rewritten, order, *given, notes)
+
+
+def _loads_as_float16(model: Model, config: Mapping[str, Any]) -> bool:
+    """Whether transformers 5 loads the weights as float16, unless it is told otherwise."""
+    declared = config.get("dtype") or config.get("torch_dtype")
+    if declared is not None:
+        return declared == "float16"
+    source = model.source
+    elements = model.checkpoint.elements if source.local else source.parameters or {}
+    return max(elements, key=lambda name: elements[name], default="") == "F16"
 
 
 @dataclass(frozen=True)

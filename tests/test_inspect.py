@@ -106,6 +106,7 @@ def trained(name: Any, **changes: Any) -> dict[str, Any]:
 
 
 BLOOM, STORYWRITER = "bigscience/bloom-1b7", "mosaicml/mpt-7b-storywriter"
+JINA = "jinaai/jina-embeddings-v2-base-en"
 SEQ_LENGTH = "not known; config.json has seq_length 4096, but that key is absent or"
 
 
@@ -116,7 +117,8 @@ SEQ_LENGTH = "not known; config.json has seq_length 4096, but that key is absent
         ("bloom", {"seq_length": 4096}, 77, 77, "as given"),
         ("bloom", trained(BLOOM), None, 2048, "_name_or_path is the known checkpoint"),
         ("bloom", trained(BLOOM, seq_length=2048), None, 2048, "_name_or_path"),
-        ("bloom", trained(BLOOM, seq_length=8192), None, None, "trained at 2048; config"),
+        ("bloom", trained(BLOOM, seq_length=8192), None, 2048, "_name_or_path"),
+        ("jina_bert", trained(JINA, max_position_embeddings=8192), None, 512, "_name_or_path"),
         ("bloom", trained("someone/else"), None, None, "not known"),
         ("bloom", trained(["bigscience/bloom"]), None, None, "not known"),
         ("mpt", {"max_seq_len": 8192}, None, None, "not known; config.json has max_seq_len 8192"),
@@ -130,6 +132,16 @@ def test_trained_length(
     found = inspect(make_source(family, changes), train_length=given)
     assert found.train_length == tokens
     assert origin in found.train_length_origin
+
+
+@pytest.mark.parametrize(("seq_length", "told"), [(None, False), (2048, False), (8192, True)])
+def test_a_length_key_that_speaks_against_the_trained_length_is_told(
+    make_source: MakeSource, tmp_path: Path, seq_length: int | None, told: bool
+) -> None:
+    source = make_source("bloom", trained(BLOOM, seq_length=seq_length))
+    result = convert(source, tmp_path / "out", dry_run=True)
+    assert result.train_length == 2048
+    assert any("seq_length 8192" in note for note in result.notes) == told
 
 
 def test_a_config_without_a_model_type(make_source: MakeSource, run: Callable[..., Run]) -> None:

@@ -95,8 +95,8 @@ class AlibiRecipe:
     def trained_length(self, source: Source, given: int | None) -> TrainLength:
         """The first that there is: given, recorded by a conversion, of a known checkpoint, in the config.
 
-        The config's usual length key is not trusted. But a copy that names a known checkpoint as its origin
-        (``_name_or_path``) counts as that checkpoint unless its length key has another value.
+        The config's usual length key is not trusted. A copy that names a known checkpoint as its origin
+        (``_name_or_path``) counts as that checkpoint, with a note if its length key has another value.
         """
         family, config = self.family, self.config
         recorded = recorded_length(config, given)
@@ -115,9 +115,15 @@ class AlibiRecipe:
         origin = config.get("_name_or_path")
         if isinstance(origin, str) and origin in family.train_lengths:
             known = family.train_lengths[origin]
-            if hint in (None, known):
-                return TrainLength(known, f"config's _name_or_path is the known checkpoint {origin}")
-            return TrainLength(None, f"not known: made from {origin}, which was trained at {known}{says}")
+            note = (
+                f"{known} tokens are taken for the trained length, as of {origin}, which _name_or_path names"
+            )
+            agrees = hint in (None, known)
+            return TrainLength(
+                known,
+                f"config's _name_or_path is the known checkpoint {origin}",
+                None if agrees else f"{note}{says}",
+            )
         return TrainLength(None, f"not known{says}")
 
     def check_scaling(self, scaling: Scaling) -> None:

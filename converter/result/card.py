@@ -142,8 +142,8 @@ ENCODER = """\
 """
 EMBEDS = """\
 * infinity runs this model through sentence-transformers: `--engine torch --no-bettertransformer`.
-* text-embeddings-inference runs its ONNX graph, on a CPU:
-  `ntk-convert export DIR --onnx-standalone --onnx-dtype fp32 --pooled`.
+* text-embeddings-inference runs its ONNX graph, on a CPU. In a copy of this repository, write it with
+  `ntk-convert export . --onnx-standalone --onnx-dtype fp32 --pooled{pooling}`.
 """
 REFUSED = "## Serve\n\nvLLM cannot serve this model: {why}.\n\n"
 LENGTH_DYNAMIC = (
@@ -204,9 +204,9 @@ def describe(
     scaling = repository.scaling
     scaled, alibi = not isinstance(scaling, Unscaled), isinstance(repository.recipe, AlibiRecipe)
     limit = None if repository.decoder else repository.recipe.input_limit(scaling, None, None)
-    embeds = sentence_encoder
+    embeds, pooling = sentence_encoder, ""
     if embeds is None:  # then sentence-transformers takes the mean of an encoder's hidden states
-        embeds = alibi and not repository.decoder and repository.head == "Model"
+        embeds, pooling = alibi and not repository.decoder and repository.head == "Model", " --pooling mean"
     if weights == "fine-tuned":
         changed = "It was fine-tuned after the conversion, so its weights are its own"
     else:
@@ -217,7 +217,7 @@ def describe(
     use = _use(words, tokenizer, place, sentence_encoder=embeds)
     more = USE.format(code=use) if use else ""
     if alibi:
-        more += _serve(repository, place, embeds=bool(embeds))
+        more += _serve(repository, place, EMBEDS.format(pooling=pooling) if embeds else "")
         more += LORA.format(names=json.dumps(repository.linear_layers))
     body = BODY.format(
         name=_plain(origin.name),
@@ -391,10 +391,10 @@ def _where(words: Words, place: str) -> str:
     return _literal(place) + (TRUST if words.code else "")
 
 
-def _serve(repository: ConvertedRepository, place: str, *, embeds: bool) -> str:
-    """The section about servers of an ALiBi model; ``embeds``: an encoder that makes vectors of texts."""
+def _serve(repository: ConvertedRepository, place: str, embeds: str) -> str:
+    """The section about servers of an ALiBi model; ``embeds``: how to serve an encoder's vectors of texts."""
     if not repository.decoder:
-        return ENCODER.format(embeds=EMBEDS if embeds else "")
+        return ENCODER.format(embeds=embeds)
     if not repository.has_logits:
         [name] = repository.config["architectures"]
         why = f"the plugin of ntk-convert has `{repository.family.language_model}`, not `{name}`"

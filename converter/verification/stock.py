@@ -16,7 +16,7 @@ from converter.verification.patched import Patched, build
 from converter.verification.slice import TOLERANCE, Slice
 
 NAME = "stock model"
-LEFT = "that the layers compute what the source's code does was tested for its family, but not with these weights"
+LEFT = "that the layers compute what the source's code does was tested for the family, not with these weights"
 """What a skipped check leaves unverified."""
 PADDING = 5
 

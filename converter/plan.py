@@ -206,7 +206,7 @@ def _loads_as_float16(model: Model, config: Mapping[str, Any]) -> bool:
     """Whether transformers 5 loads the weights as float16, unless it is told otherwise."""
     declared = config.get("dtype") or config.get("torch_dtype")
     if declared is not None:
-        return declared == "float16"
+        return bool(declared == "float16")
     source = model.source
     elements = model.checkpoint.elements if source.local else source.parameters or {}
     return max(elements, key=lambda name: elements[name], default="") == "F16"

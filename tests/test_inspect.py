@@ -61,6 +61,31 @@ def test_scaled_slopes_are_shown_beside_the_stock_ones(
     assert (slopes["factor"], slopes["at_length"]) == (scaling.factor, at_length)
 
 
+@pytest.mark.parametrize(
+    ("family", "options", "shown"),
+    [
+        ("bloom", {"train_length": 64}, {"type": "by-parts", "dynamic": "position"}),
+        ("jina_bert", {"train_length": 64}, {"type": "ntk", "dynamic": "length"}),
+        ("bloom", {}, {}),  # a conversion would ask for the trained length
+        ("llama", {}, {}),
+    ],
+)
+def test_the_default_conversion_is_shown(
+    pristine: Callable[..., Path], tmp_path: Path, family: str, options: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    source = pristine(family)
+    found = inspect(source, **options)
+    assert found.by_default == bool(shown)
+    if not shown:
+        assert found.alibi_scaling is None
+        return
+    result = convert(source, tmp_path / "out", dry_run=True, **options)
+    assert result.scaling.to_json() == found.alibi_scaling
+    assert found.alibi_scaling.items() >= shown.items()
+    assert found.slopes.scaled != found.slopes.stock
+    assert found.input_limit == result.input_limit
+
+
 def test_a_converted_repository(
     pristine: Callable[..., Path], tmp_path: Path, run: Callable[..., Run]
 ) -> None:

@@ -260,7 +260,8 @@ def inspection(found: Inspection) -> str:
         **({"input limit": f"{found.input_limit} tokens"} if found.input_limit else {}),
         **({"set": " ".join(words(found.overrides)[1::2])} if found.overrides else {}),
         "converted": "yes" if found.converted else "no",
-        "scaling": str(read_scaling(found.rotary.scaling if found.rotary else found.alibi_scaling)),
+        "scaling": "none; a conversion gives it by default: " * found.by_default
+        + str(read_scaling(found.rotary.scaling if found.rotary else found.alibi_scaling)),
     }
     if found.rotary:
         rows["rotary"] = f"{found.rotary.channels} channels a head, {found.rotary}"

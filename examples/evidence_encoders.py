@@ -3,7 +3,7 @@
     python examples/evidence_encoders.py            # train and measure what is missing; a quarter of an hour
     python examples/evidence_encoders.py --tables    # write only the tables, from the stored results
 
-Models are kept in .evidence/, and results in examples/evidence/encoders.json.
+Models are kept in .evidence/, and results in examples/evidence/encoders.json and index.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from converter.evaluation.runner import choose
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks.beir import Beir
-from converter.scaling.scaling import UNSCALED
+from converter.evaluation.tasks.scores import ndcg
+from converter.evaluation.tasks.task import Collection
+from converter.scaling.request import Request
+from converter.scaling.scaling import UNSCALED, Scaling, Static
 
 RESULTS = EXAMPLES / "evidence" / "encoders.json"
 DOCUMENT = EXAMPLES / "evidence" / "encoders.md"
@@ -44,6 +47,11 @@ MULTIPLES = (1, 2, 4, 8, 16)
 LENGTHS = tuple(multiple * TRAINED_LENGTH for multiple in MULTIPLES)
 PAIRS = {128: 64, 256: 64, 512: 64, 1024: 64, 2048: 32}
 """Queries, and documents, of each length."""
+INDEX = EXAMPLES / "evidence" / "index.json"
+INDEX_LENGTHS = (32, 64, *LENGTHS)
+IN_INDEX = 48
+"""Documents of each length in the index that has them all."""
+OLD = "old vectors"
 WINDOWS = 12
 SCALE = 4.0
 NONE = str(UNSCALED)
@@ -184,6 +192,72 @@ def in_chunks(folder: Path, task: Beir, length: int) -> Measurement:
         scores = tuple(map(task.score, ranked, texts.relevant))
         value, low, high = summarise(task.metric, scores)
         return Measurement(subject.name, CHUNKS, task.name, task.metric, length, scores, value, low, high)
+
+
+def texts_of_all_lengths() -> tuple[Collection, list[int]]:
+    """Documents of all lengths, each with its query; and the length of each document."""
+    found: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
+    for length in INDEX_LENGTHS:
+        queries, documents = pairs_task.draw(np.random.default_rng([2000, length]), pairs=64, length=length)
+        fresh = [
+            (tuple(query), (tuple(document), length))
+            for query, document in zip(queries.tolist(), documents.tolist(), strict=True)
+            if tuple(query) not in found
+        ]
+        found |= fresh[:IN_INDEX]
+    documents = [document for document, _ in found.values()]
+    relevant = [{place: 1} for place in range(len(documents))]
+    return Collection([*found], documents, relevant), [length for _, length in found.values()]
+
+
+def in_index(model: Model, models: Path) -> Results:
+    """What a model finds in an index of vectors from before and after a conversion, by document length.
+
+    The queries are those of the converted model. In a mixed index, every second document has its old vector.
+    """
+    hardware = choose("cpu", "fp32", None)
+    texts, lengths = texts_of_all_lengths()
+    measured: list[Measurement] = []
+    with open_subject(train(model, models), hardware, train_length=TRAINED_LENGTH) as subject:
+
+        def vectors(scaling: Scaling, rows: Sequence[Any]) -> Any:
+            return embed(subject.scaled(scaling), subject.pooling, hardware, rows)
+
+        def add(name: str, queries: Any, documents: Any) -> None:
+            ranked = rank(queries, documents, texts)
+            scores = [ndcg(places, grades) for places, grades in zip(ranked, texts.relevant, strict=True)]
+            for length in INDEX_LENGTHS:
+                own = tuple(score for score, at in zip(scores, lengths, strict=True) if at == length)
+                old = next((each for each in measured if (each.scaling, each.length) == (OLD, length)), None)
+                pair = None if old is None else compare("ndcg@10", own, old.scores)
+                numbers = summarise("ndcg@10", own)
+                measured.append(
+                    Measurement(model.name, name, "index", "ndcg@10", length, own, *numbers, comparison=pair)
+                )
+
+        asked, old = vectors(UNSCALED, texts.queries), vectors(UNSCALED, texts.documents)
+        about = subject.describe(subject.scaled(UNSCALED))
+        add(OLD, asked, old)
+        ends = [
+            (*row[: TRAINED_LENGTH - 1], row[-1]) if len(row) > TRAINED_LENGTH else row
+            for row in texts.documents
+        ]
+        add(f"{OLD}, texts cut at {TRAINED_LENGTH} tokens", asked, vectors(UNSCALED, ends))
+        for options in ({"dynamic": "length"}, {"method": "by-parts", "dynamic": "length"}, {"scale": SCALE}):
+            scaling = subject.resolve(Request(**{"method": "ntk", **options}))
+            asked, new = vectors(scaling, texts.queries), vectors(scaling, texts.documents)
+            mixed = np.where(np.arange(len(new))[:, None] % 2, old, new)
+            name = scaling.method + ("" if isinstance(scaling, Static) else ", length-dynamic")
+            for what, documents in ((OLD, old), ("half old, half new", mixed), ("new vectors", new)):
+                add(f"{name}: {what}", asked, documents)
+            same = (new * old).sum(axis=1)
+            about[name] = {
+                str(length): round(float(np.mean(same[np.equal(lengths, length)])), 4)
+                for length in INDEX_LENGTHS
+            }
+    return Results(
+        measured, {model.name: about}, {"lengths": list(INDEX_LENGTHS), "documents": IN_INDEX}, 0.0
+    )
 
 
 def joined(found: Sequence[Results]) -> Results:

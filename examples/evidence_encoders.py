@@ -248,8 +248,12 @@ def in_index(model: Model, models: Path) -> Results:
             asked, new = vectors(scaling, texts.queries), vectors(scaling, texts.documents)
             mixed = np.where(np.arange(len(new))[:, None] % 2, old, new)
             name = scaling.method + ("" if isinstance(scaling, Static) else ", length-dynamic")
-            for what, documents in ((OLD, old), ("half old, half new", mixed), ("new vectors", new)):
-                add(f"{name}: {what}", asked, documents)
+            if isinstance(
+                scaling, Static
+            ):  # others leave the queries as they are, so this would be the first row
+                add(f"{name}: {OLD}", asked, old)
+            add(f"{name}: half old, half new", asked, mixed)
+            add(f"{name}: new vectors", asked, new)
             same = (new * old).sum(axis=1)
             about[name] = {
                 str(length): round(float(np.mean(same[np.equal(lengths, length)])), 4)
@@ -257,6 +261,16 @@ def in_index(model: Model, models: Path) -> Results:
             }
     return Results(
         measured, {model.name: about}, {"lengths": list(INDEX_LENGTHS), "documents": IN_INDEX}, 0.0
+    )
+
+
+def together(found: Sequence[Results]) -> Results:
+    """The results of several models as one."""
+    return Results(
+        [each for results in found for each in results.measurements],
+        {name: about for results in found for name, about in results.models.items()},
+        found[0].settings,
+        sum(results.seconds for results in found),
     )
 
 
@@ -269,17 +283,14 @@ def joined(found: Sequence[Results]) -> Results:
             pair = compare(each.metric, each.scores, unscaled[each.length])
             each = replace(each, comparison=None if each.scaling == NONE else pair)
             measurements.append(replace(each, depths=(), positions=()))
-    return Results(
-        measurements,
-        {name: about for results in found for name, about in results.models.items()},
-        {**found[0].settings, "items": {"pairs": dict(PAIRS), "masked": WINDOWS}},
-        sum(results.seconds for results in found),
-    )
+    settings = {**found[0].settings, "items": {"pairs": dict(PAIRS), "masked": WINDOWS}}
+    return replace(together(found), measurements=measurements, settings=settings)
 
 
 def table(results: Results, task: str) -> str:
     """A row for each scaling, with one number a model in each cell; a star marks a difference from none."""
-    names = [model.name for model in MODELS if model.task == task]
+    names = [model.name for model in MODELS if model.task == {"index": "pairs"}.get(task, task)]
+    lengths = INDEX_LENGTHS if task == "index" else LENGTHS
     found = {
         (each.model, each.scaling, each.length): each for each in results.measurements if each.model in names
     }
@@ -299,17 +310,28 @@ def table(results: Results, task: str) -> str:
     rows = [
         [
             scaling,
-            *(" / ".join(cell(name, scaling, length) for name in names) for length in LENGTHS),
+            *(" / ".join(cell(name, scaling, length) for name in names) for length in lengths),
         ]
         for scaling in scalings
     ]
-    what = "nDCG@10, %" if task == "pairs" else "perplexity of masked bytes"
-    return markdown([f"{what}: {' / '.join(names)}", *(f"{multiple}x" for multiple in MULTIPLES)], rows)
+    what = "perplexity of masked bytes" if task == "masked" else "nDCG@10, %"
+    multiples = (f"{length / TRAINED_LENGTH:g}x" for length in lengths)
+    return markdown([f"{what}: {' / '.join(names)}", *multiples], rows)
 
 
-def with_tables(document: str, results: Results) -> str:
+def with_tables(document: str, results: Results, index: Results) -> str:
     """The document with the tables between its markers replaced."""
-    return BLOCK.sub(lambda block: block["start"] + table(results, block["name"]) + block["end"], document)
+
+    def block(found: re.Match[str]) -> str:
+        name = found["name"]
+        return found["start"] + table(index if name == "index" else results, name) + found["end"]
+
+    return BLOCK.sub(block, document)
+
+
+def read(file: Path) -> Results:
+    """Results that were stored."""
+    return Results.from_json(json.loads(file.read_text(encoding="utf-8")))
 
 
 def main() -> None:
@@ -326,8 +348,14 @@ def main() -> None:
             stored = arguments.models / f"encoders-{model.name}.json"
             found.append(kept(stored, partial(measure, model, arguments.models)))
         RESULTS.write_text(to_text(joined(found)), encoding="utf-8")
-    results = Results.from_json(json.loads(RESULTS.read_text(encoding="utf-8")))
-    DOCUMENT.write_text(with_tables(DOCUMENT.read_text(encoding="utf-8"), results), encoding="utf-8")
+        found = [
+            kept(arguments.models / f"index-{model.name}.json", partial(in_index, model, arguments.models))
+            for model in MODELS
+            if model.task == "pairs"
+        ]
+        INDEX.write_text(to_text(together(found)), encoding="utf-8")
+    page = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(with_tables(page, read(RESULTS), read(INDEX)), encoding="utf-8")
     print(DOCUMENT)
 
 

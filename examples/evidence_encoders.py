@@ -205,9 +205,9 @@ def texts_of_all_lengths() -> tuple[Collection, list[int]]:
             if tuple(query) not in found
         ]
         found |= fresh[:IN_INDEX]
-    documents = [document for document, _ in found.values()]
-    relevant = [{place: 1} for place in range(len(documents))]
-    return Collection([*found], documents, relevant), [length for _, length in found.values()]
+    chosen = [document for document, _ in found.values()]
+    relevant = [{place: 1} for place in range(len(chosen))]
+    return Collection([*found], chosen, relevant), [length for _, length in found.values()]
 
 
 def in_index(model: Model, models: Path) -> Results:
@@ -243,8 +243,12 @@ def in_index(model: Model, models: Path) -> Results:
             for row in texts.documents
         ]
         add(f"{OLD}, texts cut at {TRAINED_LENGTH} tokens", asked, vectors(UNSCALED, ends))
-        for options in ({"dynamic": "length"}, {"method": "by-parts", "dynamic": "length"}, {"scale": SCALE}):
-            scaling = subject.resolve(Request(**{"method": "ntk", **options}))
+        for request in (
+            Request("ntk", dynamic="length"),
+            Request("by-parts", dynamic="length"),
+            Request("ntk", scale=SCALE),
+        ):
+            scaling = subject.resolve(request)
             asked, new = vectors(scaling, texts.queries), vectors(scaling, texts.documents)
             mixed = np.where(np.arange(len(new))[:, None] % 2, old, new)
             name = scaling.method + ("" if isinstance(scaling, Static) else ", length-dynamic")
@@ -289,7 +293,8 @@ def joined(found: Sequence[Results]) -> Results:
 
 def table(results: Results, task: str) -> str:
     """A row for each scaling, with one number a model in each cell; a star marks a difference from none."""
-    names = [model.name for model in MODELS if model.task == {"index": "pairs"}.get(task, task)]
+    of = "pairs" if task == "index" else task
+    names = [model.name for model in MODELS if model.task == of and model.name in results.models]
     lengths = INDEX_LENGTHS if task == "index" else LENGTHS
     found = {
         (each.model, each.scaling, each.length): each for each in results.measurements if each.model in names

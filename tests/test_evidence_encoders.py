@@ -24,6 +24,7 @@ def test_the_page_is_what_the_results_give() -> None:
     page = evidence_encoders.DOCUMENT.read_text(encoding="utf-8")
     assert evidence_encoders.with_tables(page, results, index) == page
     assert {len(each.scores) for each in index.measurements} == {evidence_encoders.IN_INDEX}
+    assert {about["ntk, length-dynamic"]["128"] for about in index.models.values()} == {1}
     assert list(results.models) == [model.name for model in evidence_encoders.MODELS]
     check_cells(results, evidence_encoders.PAIRS, evidence_encoders.WINDOWS)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.config import Config
+from converter.errors import UsageError
 from converter.model import Model, ModelOptions, open_with_request
 from converter.recipes import Recipe
 from converter.rotary.settings import Change
@@ -58,10 +59,14 @@ class Inspection:
     """Weight files and their sizes in bytes; None where the size is not known."""
     train_length: int | None
     train_length_origin: str
+    input_limit: int | None
+    """Of an encoder with a scaling: the tokens after which programs cut a text."""
     overrides: Mapping[str, Any]
     """The given values for keys of the source's config."""
     alibi_scaling: dict[str, Any] | None
-    """The scaling in the config, or the one that the given options would write there."""
+    """The scaling in the config, or the one that ``convert`` would write there."""
+    by_default: bool
+    """Whether that is the scaling of a conversion without options."""
     slopes: SlopeTable
     """The slopes of an ALiBi model; empty for a rotary one."""
     frequencies: SlopeTable
@@ -83,8 +88,9 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
     Args:
         model: a local folder, or a Hub id.
         options: the scaling and the source, see ``ScalingOptions`` and ``SourceOptions``. If none of scale,
-            target_length, dynamic and slopes is given, a converted repository shows its own scaling. For a
-            dynamic scaling, the scaled slopes are those at twice the trained length.
+            target_length, dynamic and slopes is given, a checkpoint with a scaling shows its own, and another
+            one that of a conversion without options, if it needs none. For a dynamic scaling, the scaled
+            slopes are those at twice the trained length.
 
     Raises:
         UsageError: options that contradict each other.
@@ -95,6 +101,12 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
     opened, request = open_with_request(model, **options)
     source, config, recipe = opened.source, opened.config, opened.recipe
     scaling = opened.scaling(request) if request.asked else recipe.own_scaling
+    by_default = not (request.asked or recipe.converted) and isinstance(scaling, Unscaled)
+    if by_default:
+        try:
+            scaling = opened.scaling(request)
+        except UsageError:  # a conversion needs a trained length, or the strength of a rotary model
+            by_default = False
     found = _slopes(recipe, opened.stored, scaling)
     rotary = recipe.positions == "rotary"
     return Inspection(
@@ -107,8 +119,10 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
         **_weights(opened),
         train_length=opened.trained.tokens,
         train_length_origin=opened.trained.origin,
+        input_limit=None if recipe.decoder else opened.input_limit(scaling),
         overrides=opened.overrides,
         alibi_scaling=None if rotary else scaling.to_json(),
+        by_default=by_default,
         slopes=EMPTY if rotary else found,
         frequencies=found if rotary else EMPTY,
         rotary=recipe.change(scaling),

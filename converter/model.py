@@ -19,7 +19,8 @@ from converter.scaling.request import Request, ScalingOptions, TrainLength
 from converter.scaling.scaling import Scaling
 from converter.source.checkpoint import Checkpoint, read_checkpoint
 from converter.source.open import open_source
-from converter.source.sentence_transformers import Nested, nested_files
+from converter.source.remote_code import read_json
+from converter.source.sentence_transformers import LIMITS, Nested, nested_files, stated_limit
 from converter.source.slopes_file import read_slopes_file
 from converter.source.source import Source
 from converter.source.tokenizer import Tokenizer, read_tokenizer
@@ -75,6 +76,14 @@ class Model:
         scaling = request.resolve(self.trained, self.name, self.recipe.defaults)
         self.recipe.check_scaling(scaling)
         return scaling
+
+    def input_limit(self, scaling: Scaling) -> int | None:
+        """The tokens after which a conversion lets programs cut a text, see ``AlibiRecipe.input_limit``.
+
+        From the Hub, the files that have the source's limit are downloaded.
+        """
+        stated = stated_limit(read_json(self.source, LIMITS.keys() & self.source.files.keys()))
+        return self.recipe.input_limit(scaling, self.trained.tokens, stated)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -53,6 +53,8 @@ class ConversionResult:
     train_length: int | None
     """In tokens; None if it is not known and was not needed."""
     train_length_origin: str
+    input_limit: int | None
+    """Of an encoder: the tokens after which programs cut a text; None if that is as in the source."""
     overrides: Mapping[str, Any]
     """The given values for keys of the source's config."""
     files: Mapping[str, int | None]
@@ -97,6 +99,7 @@ def convert(
     out: str | Path,
     *,
     base_model: str | None = None,
+    max_length: int | None = None,
     dtype: Dtype | None = None,
     link: Link | None = None,
     resume: bool = False,
@@ -120,6 +123,8 @@ def convert(
         model: a local folder if one of that name exists, else a Hub id.
         out: folder to write; it must be empty or not exist.
         base_model: Hub id that the model card names as the source's, for a local copy of it.
+        max_length: the input limit of an encoder in tokens: programs cut texts after as many. By default what
+            a static scaling reaches, or 8 times the trained length, and never less than the source's.
         dtype: round floating point weights to this type; by default their bytes are kept.
         link: ``reflink``: share the weights' disk blocks with the source if the file system can, else
             copy them. ``hard``: fall back to hard links; editing one file then edits both. ``symbolic``:
@@ -163,7 +168,16 @@ def convert(
     if not dry_run:
         restore(out_path(out))
     place = check_output(Path(out), opened.source.folder, overwrite=overwrite)
-    plan = prepare(opened, request, dtype=dtype, link=link, onnx=onnx, base_model=base_model, verify=verify)
+    plan = prepare(
+        opened,
+        request,
+        dtype=dtype,
+        link=link,
+        onnx=onnx,
+        base_model=base_model,
+        max_length=max_length,
+        verify=verify,
+    )
     target = None
     if push_to_hub is not None:
         target = PushOptions(push_to_hub, private, branch, create_pr, overwrite, options.get("token"))
@@ -171,6 +185,7 @@ def convert(
     if dry_run:
         files = plan.files(picture=verify and not isinstance(plan.scaling, Unscaled))
         return _result(plan, place, files, started)
+    place.parent.mkdir(parents=True, exist_ok=True)
     plan.check_download(place, resume=resume)
 
     opened.source.fetch(plan.wanted)
@@ -255,6 +270,7 @@ def _result(
         scaling=plan.scaling,
         train_length=model.trained.tokens,
         train_length_origin=model.trained.origin,
+        input_limit=None if model.recipe.decoder else plan.input_limit,
         overrides=model.overrides,
         files=files,
         weights={} if written is None else written.weights,

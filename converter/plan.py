@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from converter import recipes
-from converter.config import OVERRIDES, PROVENANCE
-from converter.errors import SourceError, VerificationError
+from converter.config import LONGEST, OVERRIDES, PROVENANCE, is_count
+from converter.errors import SourceError, UsageError, VerificationError
 from converter.exports.onnx.files import NOT_COPIED, graph_bytes, planned_files
 from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.requirements import check_conversion
@@ -19,13 +19,14 @@ from converter.recipes.overrides import words
 from converter.result import manifest
 from converter.result.card import PICTURE
 from converter.result.converted import ConvertedRepository
-from converter.result.repository import own_code_only, raise_limits, set_dtype, small_files, write_repository
+from converter.result.repository import own_code_only, set_dtype, small_files, write_repository
 from converter.result.staging import check_space
 from converter.scaling.request import SLOPES_FILE, Request, command_line
 from converter.scaling.scaling import Scaling
 from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, target_names
 from converter.source.hub import bytes_to_download
 from converter.source.remote_code import read_json
+from converter.source.sentence_transformers import set_limits
 from converter.source.source import CARD, CONFIG
 from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.weights.files import Link
@@ -33,6 +34,10 @@ from converter.weights.transfer import STORED, TORCH, Dtype, Order, transfer
 
 SMALL = 16 << 20
 """Bytes reserved for everything but the weights when free disk space is checked."""
+FLOAT16 = (
+    "the weights load as float16, which is several times slower than float32 on a CPU: load them there with "
+    "`dtype=torch.float32` (sentence-transformers: `model_kwargs={'dtype': torch.float32}`)"
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,10 @@ class Plan:
     """What ONNX graph is written beside the model."""
     base_model: str | None
     """Hub id that the card names as the source's, as the user gave it."""
+    max_length: int | None
+    """The input limit that the user gave."""
+    input_limit: int | None
+    """The input limit in tokens; None if the source's files stay as they are."""
     notes: Sequence[str]
     """What users of the result should know, each one sentence without its full stop."""
 
@@ -122,6 +131,7 @@ class Plan:
         more = words(model.overrides)
         more += ["--dtype", self.order.dtype] if self.order.dtype else []
         more += ["--base-model", self.base_model] if self.base_model else []
+        more += ["--max-length", str(self.max_length)] if self.max_length else []
         more += [] if self.onnx is None else self.onnx.words
         more += [] if verify else ["--no-verify"]
         name = source.repo_id or f"./{source.name}"
@@ -136,6 +146,7 @@ def prepare(
     link: Link | None = None,
     onnx: OnnxOptions | None = None,
     base_model: str | None = None,
+    max_length: int | None = None,
     verify: bool = True,
 ) -> Plan:
     """Reads the source and decides what to write. Nothing is written, and no weights are downloaded.
@@ -144,7 +155,12 @@ def prepare(
     """
     source, recipe = model.source, model.recipe
     scaling = model.scaling(request)
-    config = recipe.scaled_config(scaling, model.trained.tokens, source, model.tokenizer)
+    if max_length is not None and not is_count(max_length, LONGEST):
+        raise UsageError(f"`max_length` {max_length} is out of range; give a number from 1 to {LONGEST}")
+    if max_length is not None and recipe.decoder:
+        raise UsageError(
+            f"`max_length` is where the texts of an encoder are cut, and {model.name} is none; leave it out"
+        )
     weights = source.weights()
     if not weights:
         raise SourceError(f"{source.name} has no weights (safetensors or .bin) to convert")
@@ -154,22 +170,25 @@ def prepare(
     rewritten = {} if tokenizer.settings is None else {TOKENIZER_CONFIG: tokenizer.settings}
     rewritten |= {} if request.slopes is None else {SLOPES_FILE: request.slopes.to_json()}
     contents = {**read_json(source, copied), **rewritten}
-    reach = recipe.reach(scaling, model.trained.tokens)
-    raised, note = raise_limits(contents, reach, decoder=recipe.decoder)
+    limit = max_length or model.input_limit(scaling)
+    limited, note = set_limits(contents, limit, decoder=recipe.decoder)
+    config = recipe.scaled_config(scaling, model.trained.tokens, source, tokenizer, limit)
     notes = []
     if model.overrides:
         config[PROVENANCE] |= {OVERRIDES: dict(model.overrides)}
         notes.append(f"the source's config.json was read with {shlex.join(words(model.overrides))}")
-    notes += [*recipe.notes, *filter(None, [tokenizer.note, note]), *model.nested.notes]
+    notes += [*recipe.notes, *filter(None, [model.trained.note, tokenizer.note, note]), *model.nested.notes]
     if dtype is not None:
         set_dtype(config, TORCH[dtype])
         notes.append(f"the weights were converted to {TORCH[dtype]}")
     code = (*recipe.templates, *tokenizer.templates)
-    cleaned, removed = own_code_only({CONFIG: config, **contents, **raised}, code)
+    cleaned, removed = own_code_only({CONFIG: config, **contents, **limited}, code)
     config = cleaned.pop(CONFIG, config)
-    rewritten |= {**raised, **cleaned}
+    rewritten |= {**limited, **cleaned}
     copied = {name: size for name, size in copied.items() if name not in rewritten}
     notes += filter(None, [removed])
+    if not recipe.decoder and _loads_as_float16(model, config):
+        notes.append(FLOAT16)
     if onnx is not None:
         check_conversion(onnx, recipe, config, source.folder)
     if source.local:
@@ -179,7 +198,18 @@ def prepare(
     digests = {name: digest for name in weights if (digest := source.digest(name))}
     keep, tied = recipe.exact_tensors, recipe.tied_tensors
     order = Order(dtype, link, keep=keep, tied=tied, unread=unread, digests=digests)
-    return Plan(model, request, scaling, config, weights, copied, rewritten, order, onnx, base_model, notes)
+    given = (onnx, base_model, max_length, limit)
+    return Plan(model, request, scaling, config, weights, copied, rewritten, order, *given, notes)
+
+
+def _loads_as_float16(model: Model, config: Mapping[str, Any]) -> bool:
+    """Whether transformers 5 loads the weights as float16, unless it is told otherwise."""
+    declared = config.get("dtype") or config.get("torch_dtype")
+    if declared is not None:
+        return bool(declared == "float16")
+    source = model.source
+    elements = model.checkpoint.elements if source.local else source.parameters or {}
+    return max(elements, key=lambda name: elements[name], default="") == "F16"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     python examples/evidence_encoders.py            # train and measure what is missing; a quarter of an hour
     python examples/evidence_encoders.py --tables    # write only the tables, from the stored results
 
-Models are kept in .evidence/, and results in examples/evidence/encoders.json.
+Models are kept in .evidence/, and results in examples/evidence/encoders.json and index.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from converter.evaluation.runner import choose
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks.beir import Beir
-from converter.scaling.scaling import UNSCALED
+from converter.evaluation.tasks.scores import ndcg
+from converter.evaluation.tasks.task import Collection
+from converter.scaling.request import Request
+from converter.scaling.scaling import UNSCALED, Scaling, Static
 
 RESULTS = EXAMPLES / "evidence" / "encoders.json"
 DOCUMENT = EXAMPLES / "evidence" / "encoders.md"
@@ -44,6 +47,11 @@ MULTIPLES = (1, 2, 4, 8, 16)
 LENGTHS = tuple(multiple * TRAINED_LENGTH for multiple in MULTIPLES)
 PAIRS = {128: 64, 256: 64, 512: 64, 1024: 64, 2048: 32}
 """Queries, and documents, of each length."""
+INDEX = EXAMPLES / "evidence" / "index.json"
+INDEX_LENGTHS = (32, 64, *LENGTHS)
+IN_INDEX = 48
+"""Documents of each length in the index that has them all."""
+OLD = "old vectors"
 WINDOWS = 12
 SCALE = 4.0
 NONE = str(UNSCALED)
@@ -186,6 +194,90 @@ def in_chunks(folder: Path, task: Beir, length: int) -> Measurement:
         return Measurement(subject.name, CHUNKS, task.name, task.metric, length, scores, value, low, high)
 
 
+def texts_of_all_lengths() -> tuple[Collection, list[int]]:
+    """Documents of all lengths, each with its query; and the length of each document."""
+    found: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
+    for length in INDEX_LENGTHS:
+        queries, documents = pairs_task.draw(np.random.default_rng([2000, length]), pairs=64, length=length)
+        fresh = [
+            (tuple(query), (tuple(document), length))
+            for query, document in zip(queries.tolist(), documents.tolist(), strict=True)
+            if tuple(query) not in found
+        ]
+        found |= fresh[:IN_INDEX]
+    chosen = [document for document, _ in found.values()]
+    relevant = [{place: 1} for place in range(len(chosen))]
+    return Collection([*found], chosen, relevant), [length for _, length in found.values()]
+
+
+def in_index(model: Model, models: Path) -> Results:
+    """What a model finds in an index of vectors from before and after a conversion, by document length.
+
+    The queries are those of the converted model. In a mixed index, every second document has its old vector.
+    """
+    hardware = choose("cpu", "fp32", None)
+    texts, lengths = texts_of_all_lengths()
+    measured: list[Measurement] = []
+    with open_subject(train(model, models), hardware, train_length=TRAINED_LENGTH) as subject:
+
+        def vectors(scaling: Scaling, rows: Sequence[Any]) -> Any:
+            return embed(subject.scaled(scaling), subject.pooling, hardware, rows)
+
+        def add(name: str, queries: Any, documents: Any) -> None:
+            ranked = rank(queries, documents, texts)
+            scores = [ndcg(places, grades) for places, grades in zip(ranked, texts.relevant, strict=True)]
+            for length in INDEX_LENGTHS:
+                own = tuple(score for score, at in zip(scores, lengths, strict=True) if at == length)
+                old = next((each for each in measured if (each.scaling, each.length) == (OLD, length)), None)
+                pair = None if old is None else compare("ndcg@10", own, old.scores)
+                numbers = summarise("ndcg@10", own)
+                measured.append(
+                    Measurement(model.name, name, "index", "ndcg@10", length, own, *numbers, comparison=pair)
+                )
+
+        asked, old = vectors(UNSCALED, texts.queries), vectors(UNSCALED, texts.documents)
+        about = subject.describe(subject.scaled(UNSCALED))
+        add(OLD, asked, old)
+        ends = [
+            (*row[: TRAINED_LENGTH - 1], row[-1]) if len(row) > TRAINED_LENGTH else row
+            for row in texts.documents
+        ]
+        add(f"{OLD}, texts cut at {TRAINED_LENGTH} tokens", asked, vectors(UNSCALED, ends))
+        for request in (
+            Request("ntk", dynamic="length"),
+            Request("by-parts", dynamic="length"),
+            Request("ntk", scale=SCALE),
+        ):
+            scaling = subject.resolve(request)
+            asked, new = vectors(scaling, texts.queries), vectors(scaling, texts.documents)
+            mixed = np.where(np.arange(len(new))[:, None] % 2, old, new)
+            name = scaling.method + ("" if isinstance(scaling, Static) else ", length-dynamic")
+            if isinstance(
+                scaling, Static
+            ):  # others leave the queries as they are, so this would be the first row
+                add(f"{name}: {OLD}", asked, old)
+            add(f"{name}: half old, half new", asked, mixed)
+            add(f"{name}: new vectors", asked, new)
+            same = (new * old).sum(axis=1)
+            about[name] = {
+                str(length): round(float(np.mean(same[np.equal(lengths, length)])), 4)
+                for length in INDEX_LENGTHS
+            }
+    return Results(
+        measured, {model.name: about}, {"lengths": list(INDEX_LENGTHS), "documents": IN_INDEX}, 0.0
+    )
+
+
+def together(found: Sequence[Results]) -> Results:
+    """The results of several models as one."""
+    return Results(
+        [each for results in found for each in results.measurements],
+        {name: about for results in found for name, about in results.models.items()},
+        found[0].settings,
+        sum(results.seconds for results in found),
+    )
+
+
 def joined(found: Sequence[Results]) -> Results:
     """Joins the results of all models and compares each scaling with none."""
     measurements = []
@@ -195,17 +287,15 @@ def joined(found: Sequence[Results]) -> Results:
             pair = compare(each.metric, each.scores, unscaled[each.length])
             each = replace(each, comparison=None if each.scaling == NONE else pair)
             measurements.append(replace(each, depths=(), positions=()))
-    return Results(
-        measurements,
-        {name: about for results in found for name, about in results.models.items()},
-        {**found[0].settings, "items": {"pairs": dict(PAIRS), "masked": WINDOWS}},
-        sum(results.seconds for results in found),
-    )
+    settings = {**found[0].settings, "items": {"pairs": dict(PAIRS), "masked": WINDOWS}}
+    return replace(together(found), measurements=measurements, settings=settings)
 
 
 def table(results: Results, task: str) -> str:
     """A row for each scaling, with one number a model in each cell; a star marks a difference from none."""
-    names = [model.name for model in MODELS if model.task == task]
+    of = "pairs" if task == "index" else task
+    names = [model.name for model in MODELS if model.task == of and model.name in results.models]
+    lengths = INDEX_LENGTHS if task == "index" else LENGTHS
     found = {
         (each.model, each.scaling, each.length): each for each in results.measurements if each.model in names
     }
@@ -225,17 +315,28 @@ def table(results: Results, task: str) -> str:
     rows = [
         [
             scaling,
-            *(" / ".join(cell(name, scaling, length) for name in names) for length in LENGTHS),
+            *(" / ".join(cell(name, scaling, length) for name in names) for length in lengths),
         ]
         for scaling in scalings
     ]
-    what = "nDCG@10, %" if task == "pairs" else "perplexity of masked bytes"
-    return markdown([f"{what}: {' / '.join(names)}", *(f"{multiple}x" for multiple in MULTIPLES)], rows)
+    what = "perplexity of masked bytes" if task == "masked" else "nDCG@10, %"
+    multiples = (f"{length / TRAINED_LENGTH:g}x" for length in lengths)
+    return markdown([f"{what}: {' / '.join(names)}", *multiples], rows)
 
 
-def with_tables(document: str, results: Results) -> str:
+def with_tables(document: str, results: Results, index: Results) -> str:
     """The document with the tables between its markers replaced."""
-    return BLOCK.sub(lambda block: block["start"] + table(results, block["name"]) + block["end"], document)
+
+    def block(found: re.Match[str]) -> str:
+        name = found["name"]
+        return found["start"] + table(index if name == "index" else results, name) + found["end"]
+
+    return BLOCK.sub(block, document)
+
+
+def read(file: Path) -> Results:
+    """Results that were stored."""
+    return Results.from_json(json.loads(file.read_text(encoding="utf-8")))
 
 
 def main() -> None:
@@ -252,8 +353,14 @@ def main() -> None:
             stored = arguments.models / f"encoders-{model.name}.json"
             found.append(kept(stored, partial(measure, model, arguments.models)))
         RESULTS.write_text(to_text(joined(found)), encoding="utf-8")
-    results = Results.from_json(json.loads(RESULTS.read_text(encoding="utf-8")))
-    DOCUMENT.write_text(with_tables(DOCUMENT.read_text(encoding="utf-8"), results), encoding="utf-8")
+        found = [
+            kept(arguments.models / f"index-{model.name}.json", partial(in_index, model, arguments.models))
+            for model in MODELS
+            if model.task == "pairs"
+        ]
+        INDEX.write_text(to_text(together(found)), encoding="utf-8")
+    page = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(with_tables(page, read(RESULTS), read(INDEX)), encoding="utf-8")
     print(DOCUMENT)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from converter import convert
 from converter.result.card import with_place
 from tests import forks, tiny
-from tests.conftest import edit_json
+from tests.conftest import Run, edit_json
 from tests.runners import LAYERS
 from tests.test_sentence_transformers import source as sentence_encoder
 from tests.tiny import rotary as tiny_rotary
@@ -93,6 +95,33 @@ def test_the_code_of_every_card_runs(tmp_path: Path) -> None:
     assert printed.keys() == SHOWN.keys()
     for name, (*_, pattern) in SHOWN.items():
         assert re.search(pattern, printed[name], re.MULTILINE), (name, printed[name])
+
+
+COMMAND = re.compile(r"^ *(?:`|)ntk-convert (.*?)`?\.?$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("modules", [True, False])
+def test_the_commands_of_an_encoder_s_card_run(
+    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: bool
+) -> None:
+    """The export stands in the folder itself, and the conversion beside its source."""
+    source = sentence_encoder(tmp_path / "source")
+    if not modules:
+        (source / "modules.json").unlink()
+    options: dict[str, Any] = {"train_length": 64, "max_length": 600, "dtype": "fp16"}
+    result = convert(source, tmp_path / "out", verify=False, base_model="me/jina", **options)
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    exported, made = COMMAND.findall(card)
+    (tmp_path / "again").mkdir()
+    shutil.copytree(source, tmp_path / "again/source")
+    monkeypatch.chdir(tmp_path / "again")
+    assert run(*shlex.split(made)).code == 0
+    for name in ("config.json", "sentence_bert_config.json", "model.safetensors"):
+        assert Path("out", name).read_bytes() == (result.path / name).read_bytes()
+    monkeypatch.chdir(result.path)
+    done = run(*shlex.split(exported), "--no-validate")
+    assert done.code == 0, done.err
+    assert Path("onnx/model.onnx").exists()
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,29 @@ def test_overwrite(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "out"]
 
 
+@pytest.mark.parametrize(
+    ("out", "words", "code"),
+    [
+        ("a/b/out", FAST, 0),
+        ("a/b/out", [*FAST, "--dry-run"], 0),
+        ("a/b/out", ["--scale", "0.5"], 2),
+        ("file/out", FAST, 1),
+        ("file/b/out", FAST, 1),
+    ],
+)
+def test_the_parents_of_out(
+    pristine: Pristine, run: RunCli, tmp_path: Path, out: str, words: list[str], code: int
+) -> None:
+    """They are made, once it is sure that something will be written there."""
+    (tmp_path / "file").write_text("mine")
+    done = run(pristine("bloom"), *words, "--out", tmp_path / out)
+    assert done.code == code
+    assert (tmp_path / out / "config.json").exists() == (words == FAST and code == 0)
+    made = ["a"] if (tmp_path / out).exists() else []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*made, "file"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_python_and_command_line_give_the_same(pristine: Pristine, run: RunCli, tmp_path: Path) -> None:
     source = pristine("bloom")
     result = convert(source, tmp_path / "out", scale=2, verify=False)

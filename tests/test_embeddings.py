@@ -346,16 +346,18 @@ def test_texts_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, me
 # Neighbours
 
 
-def test_an_index_stays_valid_where_nothing_is_scaled(source: Path, tmp_path: Path, run: RunCli) -> None:
+def test_an_index_stays_valid_up_to_the_trained_length(source: Path, tmp_path: Path, run: RunCli) -> None:
     path = beir(tmp_path / "beir") / "corpus.jsonl"
     options = ("--train-length", TRAINED, "--neighbours", path, "--json")
     scalings = ("--methods", "none,ntk", "--scales", "8", "--dynamic", "length")
     done = run("eval", source, *options, *scalings)
     assert done.code == 0, done.err
-    none, static, dynamic = done.json["measurements"]
-    assert {(each["task"], each["length"]) for each in (none, static, dynamic)} == {("neighbours", TRAINED)}
-    assert none["value"] == dynamic["value"] == 1.0  # texts of 40 words are cut
-    assert 0.1 < static["value"] < 1.0
+    found = {(each["scaling"][:9], each["length"]): each["value"] for each in done.json["measurements"]}
+    none, static, dynamic = dict.fromkeys(scaling for scaling, _ in found)
+    assert {length for _, length in found} == {TRAINED, 2 * TRAINED, 4 * TRAINED}
+    assert found[none, TRAINED] == found[none, 2 * TRAINED] == found[dynamic, TRAINED] == 1.0
+    assert 0.1 < found[static, TRAINED] < 1.0
+    assert 0.1 < found[dynamic, 2 * TRAINED] < 1.0
     assert Neighbours(()).score([4, 2, 9], {2: 1, 9: 1, 7: 1, 8: 1}) == 0.5
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import evidence_encoders
@@ -14,7 +13,6 @@ from safetensors.numpy import load_file
 
 from converter.evaluation.embeddings import MEAN
 from converter.evaluation.evaluate import evaluate
-from converter.evaluation.results import Results
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks.beir import Beir
 from tests.test_evaluation import CPU
@@ -22,9 +20,11 @@ from tests.test_evidence import check_cells
 
 
 def test_the_page_is_what_the_results_give() -> None:
-    results = Results.from_json(json.loads(evidence_encoders.RESULTS.read_text(encoding="utf-8")))
+    results, index = map(evidence_encoders.read, (evidence_encoders.RESULTS, evidence_encoders.INDEX))
     page = evidence_encoders.DOCUMENT.read_text(encoding="utf-8")
-    assert evidence_encoders.with_tables(page, results) == page
+    assert evidence_encoders.with_tables(page, results, index) == page
+    assert {len(each.scores) for each in index.measurements} == {evidence_encoders.IN_INDEX}
+    assert {about["ntk, length-dynamic"]["128"] for about in index.models.values()} == {1}
     assert list(results.models) == [model.name for model in evidence_encoders.MODELS]
     check_cells(results, evidence_encoders.PAIRS, evidence_encoders.WINDOWS)
 

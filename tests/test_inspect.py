@@ -61,6 +61,31 @@ def test_scaled_slopes_are_shown_beside_the_stock_ones(
     assert (slopes["factor"], slopes["at_length"]) == (scaling.factor, at_length)
 
 
+@pytest.mark.parametrize(
+    ("family", "options", "shown"),
+    [
+        ("bloom", {"train_length": 64}, {"type": "by-parts", "dynamic": "position"}),
+        ("jina_bert", {"train_length": 64}, {"type": "ntk", "dynamic": "length"}),
+        ("bloom", {}, {}),  # a conversion would ask for the trained length
+        ("llama", {}, {}),
+    ],
+)
+def test_the_default_conversion_is_shown(
+    pristine: Callable[..., Path], tmp_path: Path, family: str, options: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    source = pristine(family)
+    found = inspect(source, **options)
+    assert found.by_default == bool(shown)
+    if not shown:
+        assert found.alibi_scaling is None
+        return
+    result = convert(source, tmp_path / "out", dry_run=True, **options)
+    assert result.scaling.to_json() == found.alibi_scaling
+    assert found.alibi_scaling.items() >= shown.items()
+    assert found.slopes.scaled != found.slopes.stock
+    assert found.input_limit == result.input_limit
+
+
 def test_a_converted_repository(
     pristine: Callable[..., Path], tmp_path: Path, run: Callable[..., Run]
 ) -> None:
@@ -106,6 +131,7 @@ def trained(name: Any, **changes: Any) -> dict[str, Any]:
 
 
 BLOOM, STORYWRITER = "bigscience/bloom-1b7", "mosaicml/mpt-7b-storywriter"
+JINA = "jinaai/jina-embeddings-v2-base-en"
 SEQ_LENGTH = "not known; config.json has seq_length 4096, but that key is absent or"
 
 
@@ -116,7 +142,8 @@ SEQ_LENGTH = "not known; config.json has seq_length 4096, but that key is absent
         ("bloom", {"seq_length": 4096}, 77, 77, "as given"),
         ("bloom", trained(BLOOM), None, 2048, "_name_or_path is the known checkpoint"),
         ("bloom", trained(BLOOM, seq_length=2048), None, 2048, "_name_or_path"),
-        ("bloom", trained(BLOOM, seq_length=8192), None, None, "trained at 2048; config"),
+        ("bloom", trained(BLOOM, seq_length=8192), None, 2048, "_name_or_path"),
+        ("jina_bert", trained(JINA, max_position_embeddings=8192), None, 512, "_name_or_path"),
         ("bloom", trained("someone/else"), None, None, "not known"),
         ("bloom", trained(["bigscience/bloom"]), None, None, "not known"),
         ("mpt", {"max_seq_len": 8192}, None, None, "not known; config.json has max_seq_len 8192"),
@@ -130,6 +157,16 @@ def test_trained_length(
     found = inspect(make_source(family, changes), train_length=given)
     assert found.train_length == tokens
     assert origin in found.train_length_origin
+
+
+@pytest.mark.parametrize(("seq_length", "told"), [(None, False), (2048, False), (8192, True)])
+def test_a_length_key_that_speaks_against_the_trained_length_is_told(
+    make_source: MakeSource, tmp_path: Path, seq_length: int | None, told: bool
+) -> None:
+    source = make_source("bloom", trained(BLOOM, seq_length=seq_length))
+    result = convert(source, tmp_path / "out", dry_run=True)
+    assert result.train_length == 2048
+    assert any("seq_length 8192" in note for note in result.notes) == told
 
 
 def test_a_config_without_a_model_type(make_source: MakeSource, run: Callable[..., Run]) -> None:

@@ -1,4 +1,4 @@
-"""The limits on input in sentence_bert_config.json and tokenizer_config.json follow a static scaling."""
+"""The input limit, after which programs cut a text: in files, in the card, and where it is told."""
 
 from __future__ import annotations
 
@@ -56,46 +56,77 @@ def converted(folder: Path, tmp_path: Path, **options: Any) -> tuple[list[str], 
     return list(result.notes), files, differ
 
 
-RAISED: dict[str, tuple[str, tuple[object, object], dict[str, Any], tuple[int | None, int | None]]] = {
-    "encoder": ("jina_bert", (512, 1000), {}, (2048, 2048)),
-    # Without a trained length, the config's own limit takes its place in both.
-    "by the config": ("jina_bert", (8192, 8192), {"train_length": None, "scale": 2.0}, (16384, 16384)),
+Limits = tuple[object, object]
+OUTCOMES: dict[str, tuple[str, Limits, dict[str, Any], Limits, int | None]] = {
+    "reach": ("mosaic_bert", (512, 1000), {}, (2048, 2048), 2048),
+    # Without a trained length, the config's own limit takes its place.
+    "by the config": ("jina_bert", (8192, 8192), {"train_length": None, "scale": 2.0}, (16384,) * 2, 16384),
     # Of a decoder, only the tokenizer's. BLOOM's own config has no limit; MPT's has.
-    "bloom": ("bloom", (512, 1000), {}, (None, 2048)),
-    "mpt": ("mpt", (512, 1000), {}, (None, 2048)),
-    # Other values are left as they are.
-    "reached": ("jina_bert", (2048, 4096), {}, (None, None)),
-    "absent": ("jina_bert", (None, None), {}, (None, None)),
-    "no limit": ("jina_bert", ("512", VERY_LARGE), {}, (None, None)),
-    "no integer": ("jina_bert", (512.0, "2147483648"), {}, (None, None)),
-    "boolean": ("jina_bert", (True, False), {}, (None, None)),
-    "not positive": ("jina_bert", (0, -1), {}, (None, None)),
-    "list": ("jina_bert", ([512], {"tokens": 512}), {}, (None, None)),
-    # Only a static scaling has a reach, and a decoder's needs the trained length.
-    "unscaled": ("jina_bert", (100, 100), {"method": "none", "scale": None}, (None, None)),
-    "dynamic": ("jina_bert", (100, 100), {"scale": None}, (None, None)),
-    "not known": ("falcon", (100, 100), {"train_length": None}, (None, None)),
+    "bloom": ("bloom", (512, 1000), {}, (512, 2048), None),
+    "mpt": ("mpt", (512, 1000), {}, (512, 2048), None),
+    "decoder, reached": ("mpt", (512, 4096), {}, (512, 4096), None),
+    "decoder without a limit": ("bloom", (512, VERY_LARGE), {}, (512, VERY_LARGE), None),
+    # Never below the source: its config (8192), or what sentence-transformers or the tokenizer read.
+    "config": ("jina_bert", (512, 1000), {}, (8192, 8192), 8192),
+    "sentences": ("mosaic_bert", (4096, 512), {}, (4096, 4096), 4096),
+    "tokenizer": ("mosaic_bert", (None, 4096), {}, (4096, 4096), 4096),
+    # A tokenizer without a limit: fastembed needs one.
+    "absent": ("mosaic_bert", (None, None), {}, (2048, 2048), 2048),
+    "no limit": ("mosaic_bert", ("512", VERY_LARGE), {}, (2048, 2048), 2048),
+    "no integer": ("mosaic_bert", (512.0, "2147483648"), {}, (2048, 2048), 2048),
+    "boolean": ("mosaic_bert", (True, False), {}, (2048, 2048), 2048),
+    "not positive": ("mosaic_bert", (0, -1), {}, (2048, 2048), 2048),
+    "list": ("mosaic_bert", ([512], {"tokens": 512}), {}, (2048, 2048), 2048),
+    # Nobody chose the end of a dynamic scaling, so it is 8 times the trained length.
+    "dynamic": ("mosaic_bert", (512, 512), {"train_length": 128, "scale": None}, (1024, 1024), 1024),
+    "dynamic, as jina": ("jina_bert", (8192, 2147483648), {"scale": None}, (8192, 8192), 8192),
+    "dynamic decoder": ("bloom", (512, 1000), {"scale": None}, (512, 1000), None),
+    "chosen": ("jina_bert", (8192, 8192), {"scale": None, "max_length": 1500}, (1500, 1500), 1500),
+    "chosen, static": ("mosaic_bert", (512, 512), {"max_length": 9000}, (9000, 9000), 9000),
+    "unscaled": ("jina_bert", (100, 100), {"method": "none", "scale": None}, (100, 100), None),
+    "not known": ("falcon", (100, 100), {"train_length": None}, (100, 100), None),
 }
-"""Family, limits in the source, options, and to what each limit is raised."""
+"""Family, limits in the source, options, limits in the result, and the one that is told."""
 
 
-@pytest.mark.parametrize("case", RAISED)
-def test_limits_follow_the_reach(tmp_path: Path, case: str) -> None:
-    name, before, options, after = RAISED[case]
+@pytest.mark.parametrize("case", OUTCOMES)
+def test_the_input_limit(tmp_path: Path, case: str, run: Callable[..., Run]) -> None:
+    name, before, options, after, limit = OUTCOMES[case]
     folder = source(tmp_path / "source", name, *before)
     notes, files, differ = converted(folder, tmp_path, **options)
-    raised = []
+    changed = []
     for file, key, old, new in zip(files, ("max_seq_length", "model_max_length"), before, after, strict=True):
-        if new is not None:
-            raised.append(f"{key} in {file} from {old}")
-            assert [*files[file].items()] == [*{**read(folder, file), key: new}.items()]
+        content = {**read(folder, file), key: new} if new is not None else read(folder, file)
+        assert [*files[file].items()] == [*content.items()]
+        if (old, type(old)) != (new, type(new)):
+            changed.append(file)
             text = (tmp_path / "out" / file).read_text(encoding="utf-8")
             assert text == json.dumps(files[file], indent=2) + "\n"
-    start = f"the input limit was raised to the {after[1]} tokens that the scaling reaches: "
-    assert notes == ([start + " and ".join(raised)] if raised else [])
-    assert differ == {file for file, new in zip(files, after, strict=True) if new is not None}
-    if after[0] is not None:
-        assert read(tmp_path / "out", "config.json")["max_position_embeddings"] >= after[0]
+    assert differ == set(changed)
+    assert len(notes) == bool(changed)
+    for file in changed:
+        assert file in notes[0]
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    shown = run("inspect", tmp_path / "out", "--json").json["input_limit"]
+    assert shown == limit
+    assert (limit is not None) == ("| input limit |" in card)
+    if limit is not None:
+        assert f"after {limit} tokens" in card
+        assert read(tmp_path / "out", "config.json")["max_position_embeddings"] == limit
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [("bloom", "100", "is none"), ("llama", "100", "is none"), ("jina_bert", "0", "out of range")],
+)
+def test_a_limit_that_cannot_be(
+    pristine: Callable[..., Path], run: Callable[..., Run], tmp_path: Path, name: str, value: str, error: str
+) -> None:
+    words = ("--max-length", value, "--scale", "2", "--train-length", "64", "--out", tmp_path / "out")
+    done = run(pristine(name), *words)
+    assert (done.code, done.out) == (2, "")
+    assert error in done.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_rotary_models_tokenizer_is_copied(tmp_path: Path) -> None:
@@ -109,15 +140,21 @@ def test_a_rotary_models_tokenizer_is_copied(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["[512]", "{", '{"max_seq_length": 512'])
 def test_a_file_that_cannot_be_read_is_copied(tmp_path: Path, content: str) -> None:
-    folder = source(tmp_path / "source", "jina_bert", 512, 4096)
+    folder = source(tmp_path / "source", "jina_bert", 512, 8192)
     (folder / SENTENCE).write_text(content, encoding="utf-8")
     result = convert(folder, tmp_path / "out", verify=False, train_length=512, scale=4.0)
     assert result.notes == []
     assert (tmp_path / "out" / SENTENCE).read_text(encoding="utf-8") == content
 
 
-def test_the_plan_of_a_dry_run_shows_it(run: Callable[..., Run], tmp_path: Path) -> None:
-    folder = source(tmp_path / "source", "jina_bert", 512, 1000)
-    shown = run(folder, "--train-length", "512", "--scale", "4", "--dry-run", "--out", tmp_path / "out")
-    assert shown.code == 0
-    assert "note: the input limit was raised to the 2048 tokens that the scaling reaches: " in shown.out
+@pytest.mark.parametrize("words", [["--dry-run"], ["--no-verify"]])
+def test_convert_prints_the_limit(run: Callable[..., Run], tmp_path: Path, words: list[str]) -> None:
+    folder = source(tmp_path / "source", "mosaic_bert", 512, 1000)
+    done = run(folder, "--train-length", "128", *words, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert "texts are cut after 1024 tokens; --max-length N" in done.out + done.err
+    if words == ["--no-verify"]:
+        again = run(folder, "--train-length", "128", "--max-length", "300", *words, "--out", tmp_path / "b")
+        card = (tmp_path / "b" / "README.md").read_text(encoding="utf-8")
+        assert "after 300 tokens" in again.err
+        assert "--max-length 300" in card

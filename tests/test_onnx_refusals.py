@@ -167,7 +167,7 @@ BROKEN: dict[str, Row] = {
         f"pooling {number}": Row(message, change, ("--pooled",), ENCODER)
         for number, (message, change) in enumerate(
             (
-                ("--pooled needs modules.json and 1_Pooling/config", nothing),
+                ("add --pooling mean", nothing),
                 ("lists Transformer, Pooling, Dense; what can", lambda f: with_modules(f, POOLING, "Dense")),
                 (
                     "mode median is not one of cls, max, mean",
@@ -181,6 +181,14 @@ BROKEN: dict[str, Row] = {
             )
         )
     },
+    "pooling twice": Row(
+        "modules.json says how to pool already (mean); leave it out\n",
+        with_modules,
+        ("--pooled", "--pooling", "cls"),
+        ENCODER,
+        2,
+    ),
+    "pooling of nothing": Row("add it, or drop --pooling", words=("--pooling", "cls"), model=ENCODER, code=2),
     "calibrated int8": Row(
         "give --onnx-dtype int4 with it",
         written("text", b"a few words"),

@@ -197,6 +197,24 @@ def test_every_dtype_is_validated_and_checked_again(run: Any, repository: Make, 
     assert wrong in run("validate", out).err
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_pooling_that_is_given(run: Any, repository: Make, pooling: str) -> None:
+    """The repository has no files that say how to pool."""
+    out = repository("mosaic_bert", head="Model")
+    done = run("export", out, "--pooled", "--pooling", pooling)
+    assert done.code == 0, done.err
+    ids, mask = tiny.token_ids(3, 30), tiny.padding_mask([30, 17, 1], "right", 30)
+    states, vectors = outputs(str(out / "model.onnx"), ids, mask).values()
+    means = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+    right = means if pooling == "mean" else states[:, 0]
+    assert np.abs(vectors - right).max() <= 1e-5 * np.abs(right).max()
+    assert f"one vector of each text: {pooling}" in (out / "README.md").read_text()
+    assert run("validate", out).code == 0
+    # Files that say otherwise make the graph wrong.
+    with_modules(out, {"word_embedding_dimension": 32, "pooling_mode": "max"})
+    assert "made for the pooling" in run("validate", out).err
+
+
 def test_a_wrong_vector_is_found(run: Any, repository: Make, plant: Plant) -> None:
     """The hidden states alone would pass."""
 
@@ -213,7 +231,7 @@ def test_a_wrong_vector_is_found(run: Any, repository: Make, plant: Plant) -> No
 
 def test_settings_of_sentence_transformers_in_old_and_new_spellings(tmp_path: Path) -> None:
     def read(settings: dict[str, Any], *more: str) -> Pooling:
-        return graph_pooling(with_modules(tmp_path, settings, *more))
+        return graph_pooling(with_modules(tmp_path, settings, *more), None)
 
     for flag, mode in FLAGS.items():
         assert read({"word_embedding_dimension": 32, flag: True}) == Pooling((mode,), normalised=False)

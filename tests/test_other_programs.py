@@ -102,7 +102,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
     sizes = {"hidden_size": 64, "intermediate_size": 128}
     source = tiny.ENCODERS["jina_bert"](folder / "source", 4, head="Model", **sizes)
-    edit_json(source / "tokenizer_config.json", {"padding_side": "right", "model_max_length": 512})
+    edit_json(source / "tokenizer_config.json", {"padding_side": "right"})
     with_modules(source, {**POOLING, "word_embedding_dimension": 64})
     convert(source, folder / "out", scale=4.0, verify=False)
     for dtype in FILES:

@@ -63,6 +63,16 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert contents(place) == {"a.json": b"old"}
 
 
+def test_parents_are_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"mine")
+    place = check_folder(tmp_path / "a/b", overwrite=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    write_files(place, {"a.json": b"new"})
+    assert contents(place) == {"a.json": b"new"}
+    with pytest.raises(OutputError, match="not a folder"):
+        check_folder(tmp_path / "file/b", overwrite=False)
+
+
 def test_what_is_written_to_is_what_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "out"
     place.mkdir()

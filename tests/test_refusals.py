@@ -417,7 +417,6 @@ OUTPUTS: list[tuple[Callable[[Path], object], str, dict[str, Any], str]] = [
     (lambda place: (place / "out").write_text("keep me"), "out", {"overwrite": True}, "is a file"),
     (lambda place: (place / "loop").symlink_to("loop"), "loop", {}, "points back to itself"),
     (lambda _: None, "x" * 201, {}, "longer than 200 bytes"),
-    (lambda _: None, "no/such/folder", {}, "does not exist"),
     (lambda _: None, "source", {"overwrite": True}, "overlap"),
     (lambda _: None, "source/out", {"overwrite": True}, "overlap"),
     (lambda _: None, ".", {"overwrite": True}, "overlap"),

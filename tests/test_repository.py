@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
@@ -399,3 +400,27 @@ def test_a_card_of_rounded_weights_says_so(make_source: MakeSource, tmp_path: Pa
     card = (tmp_path / "out/README.md").read_text()
     assert "converted to float16" in card
     assert "Weights, tokenizer" not in card
+
+
+@pytest.mark.parametrize(
+    ("family", "stored", "declared", "dtype", "told"),
+    [
+        ("jina_bert", torch.float16, True, None, True),
+        ("mosaic_bert", torch.float16, False, None, True),
+        ("jina_bert", torch.float32, True, "fp16", True),
+        ("jina_bert", torch.float16, True, "fp32", False),
+        ("jina_bert", torch.bfloat16, True, None, False),
+        ("mosaic_bert", torch.float32, False, None, False),
+    ],
+)
+def test_an_encoder_of_float16_says_how_to_load_it_on_a_cpu(
+    tmp_path: Path, family: str, stored: torch.dtype, declared: bool, dtype: Any, told: bool
+) -> None:
+    """transformers 5 loads it as it is stored, and CPUs are slow at float16."""
+    source = tiny.ENCODERS[family](tmp_path / "source", 4, dtype=stored)
+    if not declared:
+        edit_json(source / "config.json", {"torch_dtype": None, "dtype": None})
+    result = convert(source, tmp_path / "out", train_length=64, dtype=dtype, verify=False)
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    assert any("dtype=torch.float32" in note for note in result.notes) == told
+    assert ("dtype=torch.float32" in card) == told

@@ -56,12 +56,9 @@ def load(folder: Path) -> Any:
 @pytest.mark.parametrize(("scaling", "changes"), [("ntk", QK), ("ntk-length", {})])
 def test_embeddings(tmp_path: Path, scaling: str, changes: dict[str, Any]) -> None:
     result = convert(source(tmp_path / "source", **changes), tmp_path / "out", **SCALINGS[scaling])
-    raised = scaling == "ntk"
-    assert [note.split(":")[0] for note in result.notes] == [
-        "the input limit was raised to the 32768 tokens that the scaling reaches"
-    ] * raised
     encoder = load(tmp_path / "out")
-    assert encoder.max_seq_length == (32768 if raised else 100)
+    # A static scaling without a trained length multiplies the config's limit, which is 8192.
+    assert encoder.max_seq_length == result.input_limit == (32768 if scaling == "ntk" else 8192)
     found = encoder.encode(TEXTS)
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
@@ -81,28 +78,31 @@ def test_embeddings(tmp_path: Path, scaling: str, changes: dict[str, Any]) -> No
         assert np.abs(model.encode(TEXTS) - found).max() < 1e-4
 
 
-def test_a_text_up_to_the_reach_is_not_truncated(tmp_path: Path) -> None:
-    """The limits of sentence-transformers and of the tokenizer follow a static scaling."""
-    folder = source(tmp_path / "source")
+@pytest.mark.parametrize(
+    "options", [{"target_length": 300}, {}, {"max_length": 300}], ids=["static", "default", "chosen"]
+)
+def test_a_text_up_to_the_limit_is_not_truncated(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The limits of sentence-transformers, of the tokenizer and of ``encode`` follow the scaling."""
+    folder = source(tmp_path / "source", max_position_embeddings=100)
     edit_json(folder / "tokenizer_config.json", {"model_max_length": 100})
     before = fingerprint(folder)
-    result = convert(folder, tmp_path / "out", train_length=50, target_length=300)
+    result = convert(folder, tmp_path / "out", train_length=50, **options)
     assert fingerprint(folder) == before
-    assert result.notes == [
-        "the input limit was raised to the 300 tokens that the scaling reaches: max_seq_length in "
-        "sentence_bert_config.json from 100 and model_max_length in tokenizer_config.json from 100"
-    ]
+    limit = 300 if options else 400
+    assert result.input_limit == limit
     text = " ".join(f"w{4 + index % 90}" for index in range(250))
     short, long = (load(path) for path in (_truncating(tmp_path), tmp_path / "out"))
-    assert (short.max_seq_length, long.max_seq_length) == (100, 300)
+    assert (short.max_seq_length, long.max_seq_length) == (100, limit)
     found = long.encode(text)
     assert np.abs(short.encode(text) - found).max() > 1e-2 * np.abs(found).max()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
-    assert tokenizer.model_max_length == 300
+    assert tokenizer.model_max_length == limit
     assert len(tokenizer(text, truncation=True)["input_ids"]) == 251
     model = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
     with torch.no_grad():
         assert np.abs(model.encode([text])[0] - found).max() < 1e-4
+        longer = text.replace(" ", " w5 ")
+        assert np.abs(model.encode([longer])[0] - long.encode(longer)).max() < 1e-4
 
 
 def _truncating(folder: Path) -> Path:

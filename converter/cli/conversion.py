@@ -55,6 +55,13 @@ from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
     metavar="ID",
     help="Hub id that the model card names as the source's, for a local copy.",
 )
+@output_option(
+    "--max-length",
+    type=int,
+    metavar="N",
+    help="Let programs cut the texts of an encoder after N tokens. By default what a static scaling reaches, "
+    "or 8 times the trained length, and never less than the source's limit.",
+)
 @output_option("--dtype", type=click.Choice(WEIGHT_DTYPES), help="Round the weights to this type.")
 @output_option(
     "--link",

@@ -10,7 +10,7 @@ import click
 
 from converter.cli.click_additions import PATH, F, argument, folders, section
 from converter.errors import UsageError
-from converter.exports.onnx.choices import DTYPES, PROFILES, PROVIDERS, TASKS
+from converter.exports.onnx.choices import DTYPES, POOLINGS, PROFILES, PROVIDERS, TASKS
 from converter.exports.onnx.options import OnnxOptions
 from converter.scaling.scaling import BASES, METHODS
 
@@ -213,6 +213,12 @@ onnx_options = options(
         is_flag=True,
         help="Also compute one vector of each text (sentence_embedding), pooled as the model's files for "
         "sentence-transformers say.",
+    ),
+    export_option(
+        "--pooling",
+        "onnx_pooling",
+        type=click.Choice(POOLINGS),
+        help="With --pooled, how to pool a model without such files: the mean of all tokens, or the first.",
     ),
     export_option(
         "--onnx-standalone",

@@ -51,7 +51,8 @@ def plan(result: ConversionResult) -> str:
     for key, (before, after) in result.config_changes.items():
         lines += [f"- {key}: {json.dumps(before)}"] if before is not None else []
         lines += [f"+ {key}: {json.dumps(after)}"] if after is not None else []
-    lines += ["", *_notes(result)] if result.notes else []
+    more = [*_notes(result), *_limit(result.input_limit)]
+    lines += ["", *more] if more else []
     return "\n".join(lines)
 
 
@@ -66,9 +67,14 @@ def summary(result: ConversionResult, *, verbose: bool) -> str:
         *_sizes(result, verbose=verbose),
     ]
     lines += _checked(result) or ["not verified (--no-verify)"]
-    lines += _notes(result)
+    lines += [*_notes(result), *_limit(result.input_limit)]
     how = "load it with an Auto class and trust_remote_code=True; other classes may run it unscaled"
     return "\n".join([*lines, "load it like the source; only config.json differs" if result.rotary else how])
+
+
+def _limit(tokens: int | None) -> list[str]:
+    """The input limit of an encoder."""
+    return [] if tokens is None else [f"texts are cut after {tokens} tokens; --max-length N changes that"]
 
 
 def _notes(result: ConversionResult | AdoptionResult) -> list[str]:
@@ -251,9 +257,11 @@ def inspection(found: Inspection) -> str:
         "parameters": count + (f" ({found.dtype})" if found.dtype else ""),
         "weights": weights,
         "trained length": length + found.train_length_origin,
+        **({"input limit": f"{found.input_limit} tokens"} if found.input_limit else {}),
         **({"set": " ".join(words(found.overrides)[1::2])} if found.overrides else {}),
         "converted": "yes" if found.converted else "no",
-        "scaling": str(read_scaling(found.rotary.scaling if found.rotary else found.alibi_scaling)),
+        "scaling": "none; a conversion gives it by default: " * found.by_default
+        + str(read_scaling(found.rotary.scaling if found.rotary else found.alibi_scaling)),
     }
     if found.rotary:
         rows["rotary"] = f"{found.rotary.channels} channels a head, {found.rotary}"

@@ -166,10 +166,11 @@ class Family:
         """The config with the keys and values that the template reads."""
         return self.rewrite(respelled(config, self.spellings))
 
-    def raise_length(self, config: dict[str, Any], length: int) -> None:
-        """Raises the config's own length limit, if it has one, to this number of tokens."""
+    def set_length(self, config: dict[str, Any], length: int) -> None:
+        """Gives the config's own length limit this number of tokens; that of a decoder is only raised."""
         if self.limited and self.length_hint is not None:
-            config[self.length_hint] = max(count(config, self.length_hint, default=1), length)
+            own = count(config, self.length_hint, default=1) if self.kind == "decoder" else 1
+            config[self.length_hint] = max(own, length)
 
     @property
     def model_type(self) -> str:

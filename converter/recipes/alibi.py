@@ -19,7 +19,15 @@ from converter.families.family import UNREAD
 from converter.families.refusals import check_source
 from converter.recipes.words import Words, alibi_words
 from converter.scaling.request import BY_PARTS, NTK, RAMP, Defaults, TrainLength, recorded_length
-from converter.scaling.scaling import Scaling, Static, read_scaling, stretched
+from converter.scaling.scaling import (
+    DYNAMIC_REACH,
+    Dynamic,
+    Scaling,
+    Static,
+    Unscaled,
+    read_scaling,
+    stretched,
+)
 from converter.scaling.slopes import NATS, Slopes
 from converter.source.checkpoint import Checkpoint, Tensor
 from converter.source.source import Source
@@ -87,8 +95,8 @@ class AlibiRecipe:
     def trained_length(self, source: Source, given: int | None) -> TrainLength:
         """The first that there is: given, recorded by a conversion, of a known checkpoint, in the config.
 
-        The config's usual length key is not trusted. But a copy that names a known checkpoint as its origin
-        (``_name_or_path``) counts as that checkpoint unless its length key has another value.
+        The config's usual length key is not trusted. A copy that names a known checkpoint as its origin
+        (``_name_or_path``) counts as that checkpoint, with a note if its length key has another value.
         """
         family, config = self.family, self.config
         recorded = recorded_length(config, given)
@@ -107,9 +115,15 @@ class AlibiRecipe:
         origin = config.get("_name_or_path")
         if isinstance(origin, str) and origin in family.train_lengths:
             known = family.train_lengths[origin]
-            if hint in (None, known):
-                return TrainLength(known, f"config's _name_or_path is the known checkpoint {origin}")
-            return TrainLength(None, f"not known: made from {origin}, which was trained at {known}{says}")
+            note = (
+                f"{known} tokens are taken for the trained length, as of {origin}, which _name_or_path names"
+            )
+            agrees = hint in (None, known)
+            return TrainLength(
+                known,
+                f"config's _name_or_path is the known checkpoint {origin}",
+                None if agrees else f"{note}{says}",
+            )
         return TrainLength(None, f"not known{says}")
 
     def check_scaling(self, scaling: Scaling) -> None:
@@ -138,20 +152,35 @@ class AlibiRecipe:
             return f"exponents for {len(fitted)} layers, and the model has {layers}"
         return None
 
-    def reach(self, scaling: Scaling, train_length: int | None) -> int | None:
-        """The tokens to which a static scaling raises the limits on input; None if it raises none.
+    def input_limit(self, scaling: Scaling, train_length: int | None, stated: int | None) -> int | None:
+        """The tokens after which programs should cut a text; None if the source's limits stay as they are.
 
-        The trained length, or else the config's own limit, times the factor.
+        A static scaling reaches the trained length, or else the config's own limit, times the factor. A
+        dynamic one has no end; an encoder's is ``DYNAMIC_REACH``, since texts are cut without a warning. The
+        limit of an encoder is never below the source's: the config's own, and ``stated``. A converted encoder
+        has its limit in its config.
         """
-        trained = train_length or self.config.get(self.family.length_hint or "")
-        if not (isinstance(scaling, Static) and isinstance(trained, int)):
+        own = self.config.get(self.family.length_hint or "")
+        own = own if is_count(own, LONGEST) else None
+        if self.converted and not self.decoder and not isinstance(scaling, Unscaled):
+            return own
+        if isinstance(scaling, Dynamic) and not self.decoder:
+            reach = DYNAMIC_REACH * scaling.train_length
+        elif isinstance(scaling, Static) and (trained := train_length or own):
+            reach = round(trained * scaling.factor)
+        else:
             return None
-        return round(min(trained * scaling.factor, LONGEST))
+        return min(reach if self.decoder else max(reach, own or 0, stated or 0), LONGEST)
 
     def scaled_config(
-        self, scaling: Scaling, train_length: int | None, source: Source, tokenizer: Tokenizer
+        self,
+        scaling: Scaling,
+        train_length: int | None,
+        source: Source,
+        tokenizer: Tokenizer,
+        limit: int | None,
     ) -> dict[str, Any]:
-        """The result's config.json, without the keys that ``stored`` adds."""
+        """The result's config.json, without the keys that ``stored`` adds; ``limit`` is the input limit."""
         family = self.family
         result = family.normalise(self.config)
         if tokenizer.here and (tokenizer.ours or "tokenizer_class" not in result):
@@ -164,10 +193,9 @@ class AlibiRecipe:
             "alibi_scaling": scaling.to_json(),
             PROVENANCE: Provenance(source.name, source.commit, train_length).to_json(),
         }
-        reach = self.reach(scaling, train_length)
-        if reach is not None:
+        if limit is not None:
             result = copy.deepcopy(result)  # the length may be inside an object shared with the source
-            family.raise_length(result, reach)
+            family.set_length(result, limit)
         return result
 
     def stored(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:

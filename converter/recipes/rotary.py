@@ -102,11 +102,16 @@ class RotaryRecipe:
     def check_scaling(self, scaling: Scaling) -> None:
         settings.check_scaling(self.rotary, scaling)
 
-    def reach(self, scaling: Scaling, train_length: int | None) -> None:
+    def input_limit(self, scaling: Scaling, train_length: int | None, stated: int | None) -> None:
         """None: only config.json changes, so the tokenizer keeps its limit."""
 
     def scaled_config(
-        self, scaling: Scaling, train_length: int | None, source: Source, tokenizer: Tokenizer
+        self,
+        scaling: Scaling,
+        train_length: int | None,
+        source: Source,
+        tokenizer: Tokenizer,
+        limit: int | None,
     ) -> dict[str, Any]:
         result = settings.scaled_config(self.config, self.rotary, scaling, train_length)
         keys = [key for key in {**self.config, **result} if self.config.get(key) != result.get(key)]

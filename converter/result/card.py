@@ -55,7 +55,7 @@ This is [{source}]({link}) with its {scaled}.
 |---|---|
 | scaling | {scaling} |
 | trained length | {train_length} |
-| commit of the source | {commit} |
+{limit}| commit of the source | {commit} |
 {picture}
 ## Load
 
@@ -142,8 +142,8 @@ Other servers:
 """
 EMBEDS = """\
 * infinity runs this model through sentence-transformers: `--engine torch --no-bettertransformer`.
-* text-embeddings-inference runs its ONNX graph, on a CPU:
-  `ntk-convert export DIR --onnx-standalone --onnx-dtype fp32 --pooled`.
+* text-embeddings-inference runs its ONNX graph, on a CPU. In a copy of this repository, write it with
+  `ntk-convert export . --onnx-standalone --onnx-dtype fp32 --pooled{pooling}`.
 """
 UNSERVED = ("ForQuestionAnswering", "ForColBERT")
 """How the names of the classes end that the plugin for vLLM does not have."""
@@ -205,9 +205,10 @@ def describe(
 
     scaling = repository.scaling
     scaled, alibi = not isinstance(scaling, Unscaled), isinstance(repository.recipe, AlibiRecipe)
-    embeds = sentence_encoder
+    limit = None if repository.decoder else repository.recipe.input_limit(scaling, None, None)
+    embeds, pooling = sentence_encoder, ""
     if embeds is None:  # then sentence-transformers takes the mean of an encoder's hidden states
-        embeds = alibi and not repository.decoder and repository.head == "Model"
+        embeds, pooling = alibi and not repository.decoder and repository.head == "Model", " --pooling mean"
     if weights == "fine-tuned":
         changed = "It was fine-tuned after the conversion, so its weights are its own"
     else:
@@ -218,7 +219,7 @@ def describe(
     use = _use(words, tokenizer, place, sentence_encoder=embeds)
     more = USE.format(code=use) if use else ""
     if alibi:
-        more += _serve(repository, place, embeds=bool(embeds))
+        more += _serve(repository, place, EMBEDS.format(pooling=pooling) if embeds else "")
         more += LORA.format(names=json.dumps(repository.linear_layers))
     body = BODY.format(
         name=_plain(origin.name),
@@ -229,6 +230,7 @@ def describe(
         changed=changed,
         scaling=scaling,
         train_length=f"{repository.train_length} tokens" if repository.train_length else "not known",
+        limit="" if limit is None else f"| input limit | texts are cut after {limit} tokens |\n",
         commit=f"`{_plain(origin.commit)}`" if origin.commit else "(local folder)",
         picture=SHOWN.format(title=words.kind) if picture else "",
         load=_load(words, tokenizer, place),
@@ -391,12 +393,12 @@ def _where(words: Words, place: str) -> str:
     return _literal(place) + (TRUST if words.code else "")
 
 
-def _serve(repository: ConvertedRepository, place: str, *, embeds: bool) -> str:
-    """The section about servers of an ALiBi model; ``embeds``: an encoder that makes vectors of texts."""
+def _serve(repository: ConvertedRepository, place: str, embeds: str) -> str:
+    """The section about servers of an ALiBi model; ``embeds``: how to serve an encoder's vectors of texts."""
     vllm = _serve_with_vllm(repository, place)
     if repository.decoder:
         return vllm
-    return ENCODER.format(vllm=vllm.rstrip("\n") + "\n", embeds=EMBEDS if embeds else "")
+    return ENCODER.format(vllm=vllm.rstrip("\n") + "\n", embeds=embeds)
 
 
 def _serve_with_vllm(repository: ConvertedRepository, place: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from converter.errors import OutputError
-from converter.paths import name_output, out_path
+from converter.paths import check_parents, name_output, out_path
 
 
 def check_folder(out: str | Path, *, overwrite: bool) -> Path:
@@ -17,12 +17,12 @@ def check_folder(out: str | Path, *, overwrite: bool) -> Path:
     place = out_path(out)
     if place.exists() and not place.is_dir():
         raise OutputError(f"`out` {out} is a file; name a folder")
-    if not place.parent.is_dir():
-        raise OutputError(f"the folder {place.parent} does not exist; create it or change `out` {out}")
-    folder = place if place.is_dir() else place.parent
-    if not os.access(folder, os.W_OK | os.X_OK) or (folder == place and not os.access(place, os.R_OK)):
-        raise OutputError(f"no permission to read and write in {folder}; change `out` {out}")
-    if folder == place and any(place.iterdir()) and not overwrite:
+    if not place.is_dir():
+        check_parents(place, out)
+        return place
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+        raise OutputError(f"no permission to read and write in {place}; change `out` {out}")
+    if any(place.iterdir()) and not overwrite:
         raise OutputError(f"`out` {out} exists and is not empty; name another folder or give `overwrite`")
     return place
 
@@ -35,7 +35,7 @@ def write_files(place: Path, files: Mapping[str, bytes]) -> list[Path]:
     within its file system.
     """
     made = not place.exists()
-    place.mkdir(exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryDirectory(prefix=".ntk-convert-", dir=place) as hidden:
             work = Path(hidden)

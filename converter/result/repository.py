@@ -1,7 +1,4 @@
-"""The files of a converted repository except its weights and card: config, templates, small files.
-
-Some small files have limits beyond which programs truncate texts, in tokens; they follow the scaling.
-"""
+"""The files of a converted repository except its weights and card: config, templates, small files."""
 
 from __future__ import annotations
 
@@ -10,12 +7,11 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from converter.config import Config, is_count
+from converter.config import Config
 from converter.families.refusals import ADAPTER
 from converter.families.templates import templates_folder
 from converter.source.remote_code import without_references
 from converter.source.source import CARD, CONFIG, Source
-from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.weights.files import copy_file
 
 KEPT_ENDS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
@@ -34,10 +30,6 @@ LEFT_NAMES = (
     "train_results.json",
     "ntk_convert.json",
 )
-
-SENTENCE_CONFIG = "sentence_bert_config.json"
-LIMITS = {SENTENCE_CONFIG: "max_seq_length", TOKENIZER_CONFIG: "model_max_length"}
-"""File -> key of its limit: of sentence-transformers for an encoder, and of the tokenizer."""
 
 
 def small_files(names: Iterable[str], *, but: Collection[str] = ()) -> list[str]:
@@ -76,28 +68,6 @@ def write_repository(
     for name in copied:
         (folder / name).parent.mkdir(exist_ok=True)
         copy_file(source.folder / name, folder / name)
-
-
-def raise_limits(
-    contents: Mapping[str, Any], reach: int | None, *, decoder: bool
-) -> tuple[dict[str, Any], str | None]:
-    """Raises limits that are lower than ``reach`` tokens; of a decoder, only the tokenizer's.
-
-    ``contents`` are those of JSON files, by name. Returns the new content of each whose limit is raised, and
-    a note, or None.
-    """
-    files: dict[str, Any] = {}
-    raised = []
-    for name in (TOKENIZER_CONFIG,) if decoder else LIMITS:
-        content, key = contents.get(name), LIMITS[name]
-        before = content.get(key) if isinstance(content, dict) else None
-        if reach is not None and is_count(before) and before < reach:
-            files[name] = {**contents[name], key: reach}
-            raised.append(f"{key} in {name} from {before}")
-    what = (
-        f"the input limit was raised to the {reach} tokens that the scaling reaches: {' and '.join(raised)}"
-    )
-    return files, what if raised else None
 
 
 def own_code_only(contents: Mapping[str, Any], code: Collection[str]) -> tuple[dict[str, Any], str | None]:

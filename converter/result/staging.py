@@ -21,7 +21,7 @@ from pathlib import Path
 from converter.bytesize import bytes_text
 from converter.errors import OutputError, SourceError, Unfinished
 from converter.interrupts import Interrupted, came, held
-from converter.paths import name_output, out_path
+from converter.paths import check_parents, name_output, out_path
 from converter.result.manifest import MANIFEST
 from converter.source.jsonfile import read_object
 from converter.weights import journal
@@ -53,8 +53,6 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
     """The absolute path to write to; ``OutputError`` if it cannot be written or replaced."""
     place = out_path(out)
     origin = Path(os.path.realpath(source))
-    if not place.parent.is_dir():
-        raise OutputError(f"the folder {place.parent} does not exist; create it or change `out` {out}")
     if place.is_symlink():
         raise OutputError(f"`out` {out} is a symbolic link that points back to itself; name another folder")
     if len(os.fsencode(place.name)) > LONGEST:
@@ -75,9 +73,9 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
         )
     if place.is_dir() and any(place.iterdir()) and not overwrite:
         raise OutputError(f"`out` {out} exists and is not empty; name another folder or give `overwrite`")
-    for folder in (place.parent, place):
-        if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
-            raise OutputError(f"no permission to write in {folder}; change `out` {out}")
+    check_parents(place, out)
+    if place.exists() and not os.access(place, os.W_OK | os.X_OK):
+        raise OutputError(f"no permission to write in {place}; change `out` {out}")
     return place
 
 

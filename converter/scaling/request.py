@@ -46,6 +46,8 @@ class TrainLength:
     """None if it is not known."""
     origin: str
     """Where the number comes from, or why it is not known."""
+    note: str | None = None
+    """What in the config speaks against it."""
 
 
 def recorded_length(config: Config, given: int | None) -> TrainLength | None:

@@ -3,19 +3,24 @@
 ``modules.json`` lists the parts of a sentence encoder in order, each with the folder of its settings, such as
 ``1_Pooling`` (github.com/UKPLab/sentence-transformers, SentenceTransformer.save, modules/pooling.py and
 modules/normalize.py). ``additional_chat_templates/*.jinja`` are named chat templates of transformers.
+
+The input limit is the number of tokens after which programs cut a text: that of sentence-transformers, if it
+has a file for it, and the tokenizer's (transformers, fastembed) are two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from converter.config import LONGEST, is_count
 from converter.errors import SourceError, UnsupportedModel
 from converter.source.jsonfile import parse, read_bytes, read_object
 from converter.source.remote_code import NOT_COPIED
 from converter.source.source import CONFIG, PLAIN, Source, plain_text
+from converter.source.tokenizer import TOKENIZER_CONFIG
 
 CHAT_TEMPLATES = "additional_chat_templates"
 MODULES = "modules.json"
@@ -37,6 +42,9 @@ FLAGS = {
 }
 """Older key of 1_Pooling/config.json -> mode, in the order in which several vectors are joined."""
 MODES = tuple(FLAGS.values())
+SENTENCE_CONFIG = "sentence_bert_config.json"
+LIMITS = {SENTENCE_CONFIG: "max_seq_length", TOKENIZER_CONFIG: "model_max_length"}
+"""File -> key of its input limit: of sentence-transformers for an encoder, and of the tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -153,3 +161,35 @@ def _modes(settings: dict[str, Any]) -> tuple[str, ...]:
         if mode not in MODES:
             raise UnsupportedModel(f"the pooling mode {plain_text(mode)} is not one of {', '.join(MODES)}")
     return tuple(modes)
+
+
+def stated_limit(contents: Mapping[str, Any]) -> int | None:
+    """The input limit that the JSON files of a source state, by name; sentence-transformers' comes first."""
+    for name, key in LIMITS.items():
+        content = contents.get(name)
+        limit = content.get(key) if isinstance(content, dict) else None
+        if is_count(limit, LONGEST - 1):  # larger ones, such as 1e30, stand for none
+            return limit
+    return None
+
+
+def set_limits(
+    contents: Mapping[str, Any], limit: int | None, *, decoder: bool
+) -> tuple[dict[str, Any], str | None]:
+    """Gives an encoder's files the input limit; the tokenizer of a decoder, if its own is lower.
+
+    ``contents`` are those of JSON files, by name. Returns the new content of each that changes, and a note,
+    or None.
+    """
+    files: dict[str, Any] = {}
+    changed = []
+    for name in (TOKENIZER_CONFIG,) if decoder else LIMITS:
+        content, key = contents.get(name), LIMITS[name]
+        before = content.get(key) if isinstance(content, dict) else limit
+        if limit is None or before == limit:  # a JSON file that is not an object stays as it is
+            continue
+        own = before if is_count(before, LONGEST - 1) else None
+        if not decoder or (own is not None and own < limit):
+            files[name] = {**contents[name], key: limit}
+            changed.append(f"{key} in {name} was {own or 'not set'}")
+    return files, f"the input limit is {limit} tokens: {' and '.join(changed)}" if changed else None

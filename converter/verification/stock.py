@@ -16,6 +16,8 @@ from converter.verification.patched import Patched, build
 from converter.verification.slice import TOLERANCE, Slice
 
 NAME = "stock model"
+LEFT = "that the layers compute what the source's code does was tested for the family, not with these weights"
+"""What a skipped check leaves unverified."""
 PADDING = 5
 
 
@@ -29,7 +31,7 @@ def check(patched: Patched, source_config: Config) -> Check:
     family = patched.family
     unfit = family.stock_unfit(source_config) if family.stock else "transformers has no class for this model"
     if unfit is not None:
-        return Check(NAME, unfit, skipped=True)
+        return Check(NAME, f"{unfit}; {LEFT}", skipped=True)
     import transformers
 
     stock_config_class = getattr(transformers, f"{family.camel}Config")
@@ -39,7 +41,8 @@ def check(patched: Patched, source_config: Config) -> Check:
         stock_config = stock_config_class(**settings)
     except Exception as error:  # transformers 5 rejects types that older versions and other code accept
         reason = " ".join(str(error).split())
-        return Check(NAME, f"transformers' own class rejects this config ({reason})", skipped=True)
+        why = f"transformers' own class rejects this config ({reason})"
+        return Check(NAME, f"{why}; {LEFT}", skipped=True)
     part, models = Slice.of(patched), []
     patched_config = patched.build_config(alibi_scaling=None)
     for model_class, config in ((stock_class, stock_config), (patched.backbone, patched_config)):

@@ -111,9 +111,14 @@ class Neighbours(Retrieval):
     def items(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
     ) -> Mapping[int, Collection]:
-        """The texts, cut to the shortest length; which are relevant, only the unscaled model can tell."""
-        texts = texts_in_tokens(tokenizer, self.lines, min(lengths))
-        return {min(lengths): Collection(texts, texts, [{} for _ in texts], range(len(texts)))}
+        """The texts, as ``Beir`` cuts its documents; which are relevant, only the unscaled model can tell."""
+        found: dict[int, Collection] = {}
+        for length in sorted(lengths):
+            texts = texts_in_tokens(tokenizer, self.lines, length)
+            if found and texts == list(found[max(found)].documents):
+                break
+            found[length] = Collection(texts, texts, [{} for _ in texts], range(len(texts)))
+        return found
 
     def score(self, ranked: Sequence[int], grades: Mapping[int, int]) -> float:
         """The share of the ten nearest that are the same."""
@@ -174,7 +179,7 @@ TYPES = (
     ),
     TaskType(
         name="neighbours",
-        prompt="your texts, `--neighbours FILE`, cut to the shortest length",
+        prompt="your texts, `--neighbours FILE`, cut to the length",
         right="the share of the ten nearest that are the same as without scaling",
         origin="you",
         read=Neighbours.read,

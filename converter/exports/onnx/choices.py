@@ -18,6 +18,8 @@ QUANTISED: dict[str, Literal[4, 8]] = {"int8": 8, "int4": 4, "int8-fp16": 8, "in
 """dtype -> bits of the layers' weights."""
 INTEGER = "w8a8"
 """The dtype whose products are of integers: activations have 8 bits too."""
+POOLINGS = ("mean", "cls")
+"""How a model without files for sentence-transformers can be pooled."""
 ENTRIES = {"session.set_denormal_as_zero": "1"}
 """Entries of the configuration of every onnxruntime session, name -> value.
 

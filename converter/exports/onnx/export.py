@@ -19,6 +19,7 @@ from converter.exports.onnx.files import (
     FLOAT32_GRAPH,
     GENAI,
     GRAPH,
+    NAMED_OTHERWISE,
     REPORT,
     STANDALONE,
     graphs_in,
@@ -59,7 +60,8 @@ class ExportResult:
 
     def summary(self) -> str:
         """What was written and what validation found, for people."""
-        lines = [f"{name}  {bytes_text(size)}" for name, size in self.files.items()]
+        other = {standalone_graph(dtype): f"  ({dtype}; transformers.js' name)" for dtype in NAMED_OTHERWISE}
+        lines = [f"{name}  {bytes_text(size)}{other.get(name, '')}" for name, size in self.files.items()]
         lines += [self.report.summary() if self.report else "not validated"]
         return "\n".join([*lines, f"in {self.seconds:.1f} s"])
 
@@ -103,7 +105,7 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
     """Writes an ONNX graph of a converted repository; see ``export``."""
     started = time.monotonic()
     repository = for_task(repository, options.computes, last_logits=options.last_logits)
-    pooling = graph_pooling(repository.folder) if options.pooled else None
+    pooling = graph_pooling(repository.folder, options.pooling) if options.pooled else None
     check_no_links(repository, options)
     folder, report, obsolete = repository.folder, None, []
     if not os.access(folder, os.W_OK | os.X_OK):

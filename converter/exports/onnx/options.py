@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converter.errors import UsageError
-from converter.exports.onnx.choices import BACKBONE, DTYPES, PROFILES, PROVIDERS, QUANTISED, TASKS, Profile
+from converter.exports.onnx.choices import (
+    BACKBONE,
+    DTYPES,
+    POOLINGS,
+    PROFILES,
+    PROVIDERS,
+    QUANTISED,
+    TASKS,
+    Profile,
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,8 @@ class OnnxOptions:
     model with a head has a graph of its backbone as well, and a model without that head has none of it."""
     pooled: bool = False
     """Compute one vector of each text as well, as the repository's files for sentence-transformers say."""
+    pooling: str | None = None
+    """``mean`` or ``cls``: how to compute it, for a repository without these files."""
     standalone: bool = False
     """Copy the weights into ``onnx/``, into the graph's file or beside it; quantised graphs always do."""
     last_logits: bool = False
@@ -44,6 +55,7 @@ class OnnxOptions:
             ("`OnnxOptions.profile`", self.profile, PROFILES),
             ("`OnnxOptions.dtype`", self.dtype, DTYPES),
             ("`OnnxOptions.task`", self.task, (None, *TASKS)),
+            ("`pooling`", self.pooling, (None, *POOLINGS)),
             ("`provider`", self.provider, (None, *PROVIDERS)),
         ):
             if value not in known:
@@ -51,6 +63,10 @@ class OnnxOptions:
                 raise UsageError(f"{name} {value!r} is unknown; choose one of {choices}")
         if self.calibrate and QUANTISED.get(self.dtype) != 4:
             raise UsageError("`calibrate` is for int4 weights; give `OnnxOptions.dtype` int4 with it")
+        if self.pooling and not self.pooled:
+            raise UsageError(
+                "`pooling` says how to compute the vectors of `pooled`; add it, or drop `pooling`"
+            )
         if self.pooled and self.task not in (None, BACKBONE):
             raise UsageError(
                 f"`pooled` is for graphs of hidden states; give `OnnxOptions.task` {BACKBONE} with it"
@@ -74,6 +90,7 @@ class OnnxOptions:
         words += ["--onnx-dtype", self.dtype] if self.dtype != "native" else []
         words += ["--onnx-task", self.task] if self.task else []
         words += ["--pooled"] if self.pooled else []
+        words += ["--pooling", self.pooling] if self.pooling else []
         words += ["--onnx-standalone"] if self.standalone else []
         words += ["--last-logits"] if self.last_logits else []
         return words + [word for file in self.calibrate for word in ("--calibrate", str(file))]

@@ -15,14 +15,13 @@ from converter.families import Family
 from converter.families.family import TASKS
 from converter.recipes import AlibiRecipe, Recipe
 from converter.source.sentence_transformers import MODULES, Pooling, read_pooling
-from converter.source.source import CONFIG
 
 if TYPE_CHECKING:
     from converter.result.converted import ConvertedRepository
 
 PACKAGES = ("onnx", "onnx_ir", "onnxruntime")
 OPTIMUM = "optimum-cli export onnx --model DIR"
-INSTEAD = "export without `pooled` and pool the hidden states as the model's card says"
+INSTEAD = "leave out `pooled`, and pool the hidden states in your own program"
 
 
 def check_installed(options: OnnxOptions | None = None) -> None:
@@ -49,7 +48,7 @@ def check_conversion(options: OnnxOptions, recipe: Recipe, config: Config, folde
     """
     class_for(options.computes, check_recipe(recipe, config), config, last_logits=options.last_logits)
     if options.pooled:
-        graph_pooling(folder)
+        graph_pooling(folder, options.pooling)
 
 
 def check_recipe(recipe: Recipe, config: Config) -> Family:
@@ -117,15 +116,22 @@ def has_cache(named: str, family: Family) -> bool:
     return family.kind == "decoder" and named == family.language_model
 
 
-def graph_pooling(folder: Path) -> Pooling:
-    """How the graph of a repository makes one vector of a text; raises what ``read_pooling`` raises."""
+def graph_pooling(folder: Path, given: str | None) -> Pooling:
+    """How the graph of a repository makes one vector of a text: as its files say, or else as was given.
+
+    Raises what ``read_pooling`` raises, ``UnsupportedModel`` without both, and ``UsageError`` for both.
+    """
     try:
         found = read_pooling(folder)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"`pooled`: {error}; {INSTEAD}") from error
+    if given is not None:
+        if found is not None:
+            raise UsageError(f"`pooling` {given}: {MODULES} says how to pool already ({found}); leave it out")
+        return Pooling((given,), normalised=False)
     if found is None:
         raise UnsupportedModel(
-            f"`pooled` needs {MODULES} and 1_Pooling/{CONFIG} of sentence-transformers, which say how to "
-            f"pool, and the repository has no {MODULES}; {INSTEAD}"
+            f"`pooled`: the repository has no {MODULES} of sentence-transformers, which says how to pool; "
+            "add `pooling` mean (of all tokens, the usual one) or cls (the first token)"
         )
     return found

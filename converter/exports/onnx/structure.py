@@ -18,8 +18,8 @@ from converter.errors import SourceError, UnsupportedModel
 from converter.exports.onnx.build import build_graph
 from converter.exports.onnx.describe import Description
 from converter.exports.onnx.report import AGAIN, GraphCheck, failed
-from converter.exports.onnx.requirements import graph_pooling
 from converter.result.converted import ConvertedRepository
+from converter.source.sentence_transformers import read_pooling
 
 
 def check_structure(model: ir.Model, made: Description, repository: ConvertedRepository) -> GraphCheck:
@@ -27,7 +27,8 @@ def check_structure(model: ir.Model, made: Description, repository: ConvertedRep
     scaling, pooling = repository.config.get("alibi_scaling"), None
     try:
         if made.pooling is not None:
-            pooling = graph_pooling(repository.folder).to_json()
+            found = read_pooling(repository.folder)
+            pooling = made.pooling if found is None else found.to_json()  # without files, it was given
         for what, own, now in (
             ("alibi_scaling", made.alibi_scaling, scaling),
             ("pooling", made.pooling, pooling),

@@ -46,15 +46,8 @@ COMMANDS = [
 OPTIONS = {name for command in cli.commands.values() for option in command.params for name in option.opts}
 THEIRS = {
     *("--continuous-batching", "--attention-backend", "--hf-overrides", "--kv-cache-dtype", "--pooling"),
-    *(
-        "--max-model-len",
-        "--model-impl",
-        "--convert",
-        "--pooler-config",
-        "--enable-lora",
-        "--lora-modules",
-        "--quantization",
-    ),
+    *("--max-model-len", "--model-impl", "--enable-lora", "--lora-modules", "--quantization"),
+    *("--convert", "--pooler-config"),
     *("--max-batch-tokens", "--length", "--queue", "--chunk", "--trust-remote-code", "--hypothesis-profile"),
 }
 """Options of other programs, and of the examples."""

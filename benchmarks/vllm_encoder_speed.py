@@ -3,8 +3,8 @@
     .venv-vllm/bin/python benchmarks/vllm_encoder_speed.py
 
 JinaBERT's layout without a gate has the matrices of BERT, so only attention differs. Weights are random. All
-sides embed the same texts, on the CPU in float32, none of them compiled. Each is loaded once, in a process of its own with one
-thread, and then they take turns; the table shows medians of the processor's time.
+sides embed the same texts, on the CPU in float32, and nothing is compiled. Each is loaded once, in a process of
+its own with one thread, and then they take turns; the table shows medians of the processor's time.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ def main(count: int, lengths: list[int], repeats: int, write: bool, **options: A
         rows.append([*row, same])
     head = ["side", *(f"{n}: s" for n in lengths), *(f"{n}: speed" for n in lengths), "difference"]
     sections = [
-        f"JinaBERT's layout without a gate, {setup.said()}, random weights, not compiled; {repeats} "
-        "turns of each side. Times are those of the processor. *Static* is ntk with factor 4, *by length* is ntk from "
+        f"JinaBERT's layout without a gate, {setup.said()}, random weights, not compiled; {repeats} turns of "
+        "each side. Times are those of the processor. *Static* is ntk with factor 4, *by length* is ntk from "
         f"{TRAIN_LENGTH} tokens. {count} texts of a thirty-second of the longest to the longest. vLLM gets "
         f"all at once, transformers {ROWS} of similar length at a time. *Speed* is relative to vLLM's own "
         "BERT, which has no ALiBi. *Difference*: the largest one of a vector's numbers from those of "

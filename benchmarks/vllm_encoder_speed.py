@@ -2,9 +2,9 @@
 
     .venv-vllm/bin/python benchmarks/vllm_encoder_speed.py
 
-JinaBERT's layout without a gate has the matrices of BERT, so only attention differs. Weights are random. All
-sides embed the same texts, on the CPU in float32, and nothing is compiled. Each is loaded once, in a process of
-its own with one thread, and then they take turns; the table shows medians of the processor's time.
+JinaBERT's layout without a gate has the matrices of BERT, so only attention differs. Weights are random.
+All sides embed the same texts, on the CPU in float32, and nothing is compiled. Each is loaded once, in a
+process of its own with one thread, and then they take turns; the table shows medians of the processor's time.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ OPTIONS = {name for command in cli.commands.values() for option in command.param
 THEIRS = {
     *("--continuous-batching", "--attention-backend", "--hf-overrides", "--kv-cache-dtype", "--pooling"),
     *("--max-model-len", "--model-impl", "--enable-lora", "--lora-modules", "--quantization"),
+    *("--convert", "--pooler-config", "--runner", "--enable-chunked-prefill", "--enable-prefix-caching"),
     *("--max-batch-tokens", "--length", "--queue", "--chunk", "--trust-remote-code", "--hypothesis-profile"),
 }
 """Options of other programs, and of the examples."""

@@ -150,8 +150,8 @@ class Alibi:
         else:
             self.exponents = [exponents(scaling["type"], slopes, scaling.get("ramp", ()))]
             if "temperature" in scaling:
-                temperature = float(scaling["temperature"])
-                if not 0 < temperature <= TEMPERATURES[1]:
+                temperature = scaling["temperature"]
+                if not (isinstance(temperature, int | float) and 0 < temperature <= TEMPERATURES[1]):
                     raise ValueError(f"alibi_scaling: cannot honour {dict(scaling)}")
                 self.temperatures = [[temperature * t for t in self.exponents[0]]]
         self.slopes = [list(slopes) for _ in self.exponents]

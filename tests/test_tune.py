@@ -46,7 +46,8 @@ def test_what_is_tried(trained: int, more: int) -> None:
     target = trained + more
     found = candidates(recipe_of(EXAMPLE), trained, target)
     assert found[0] == UNSCALED
-    assert [each.dynamic for each in found if isinstance(each, Dynamic)] == ["position"] * 4
+    assert [each.dynamic for each in found if isinstance(each, Dynamic)] == ["position"] * 5
+    assert [each.temperature for each in found if each.temperature] == [0.2]
     assert len(set(found)) == len(found)
     factors = [each.factor for each in found if isinstance(each, Static) and each.method == "ntk"]
     assert target / trained in factors

@@ -11,6 +11,8 @@ Stock slopes: Press et al., ICLR 2022 (arXiv 2108.12409) and MosaicML's llm-foun
 NTK scaling: github.com/keezen/ntk_alibi, generalised to slopes of any number and order.
 Linear scaling: Al-Khateeb et al. 2023 (arXiv 2310.13017).
 Scaling by parts: the counterpart of "NTK by parts" for rotary frequencies (u/bloc97, July 2023).
+Temperatures: a factor on the content that grows with the length, as in YaRN (arXiv 2309.00071) and InfoScale
+(arXiv 2501.08570), but for each head as far as it is scaled.
 
 Shapes below: B rows, H heads, T tokens, D head size.
 This file is part of a converted repository and imports only torch.
@@ -99,8 +101,9 @@ def fitted_rows(
 class Alibi:
     """The slopes of one model, scaled as ``alibi_scaling`` in its config says, and its temperatures.
 
-    A fitted scaling may have temperatures u. They multiply the content of a query, not its bias, so the
-    score is ``s * a ** u * q.k - m * a ** -t * (i - j)``.
+    A scaling may have temperatures u: those of a fitted one are given, those of ntk and by-parts are C * t.
+    They multiply the content of a query, not its bias, so the score is
+    ``s * a ** u * q.k - m * a ** -t * (i - j)``.
 
     Do not change an instance: its slopes are copied to a device once and reused. Make a new one.
 
@@ -109,7 +112,8 @@ class Alibi:
         scaling: None (no scaling); ``{"type", "factor"}`` (static); or ``{"type", "train_seq_len"}``
             with optional ``"dynamic"`` ("length", the default, or "position") and ``"rate"`` (1.0). The type
             by-parts, and no other, has a ``"ramp"``; the type fitted, and no other, has ``"exponents"``,
-            and may have ``"temperatures"`` in as many rows.
+            and may have ``"temperatures"`` in as many rows. ntk and by-parts may have a ``"temperature"`` C
+            above 0, at most 1.
         layers: the number of layers, which fitted exponents may tell apart.
 
     Raises:
@@ -126,7 +130,11 @@ class Alibi:
         self._tensors: dict[torch.device, torch.Tensor] = {}
         if scaling is None:
             return
-        own = {"fitted": {"exponents", "temperatures"}, "by-parts": {"ramp"}}.get(scaling.get("type"), set())
+        own = {
+            "fitted": {"exponents", "temperatures"},
+            "by-parts": {"ramp", "temperature"},
+            "ntk": {"temperature"},
+        }.get(scaling.get("type"), set())
         known = {"type", "factor", "train_seq_len", "dynamic", "rate"} | own
         fitted = scaling.get("type") == "fitted"
         if "type" not in scaling or set(scaling) - known:
@@ -141,6 +149,11 @@ class Alibi:
                 self.temperatures = fitted_rows("temperatures", rows, heads, same, TEMPERATURES)
         else:
             self.exponents = [exponents(scaling["type"], slopes, scaling.get("ramp", ()))]
+            if "temperature" in scaling:
+                temperature = scaling["temperature"]
+                if not (isinstance(temperature, int | float) and 0 < temperature <= TEMPERATURES[1]):
+                    raise ValueError(f"alibi_scaling: cannot honour {dict(scaling)}")
+                self.temperatures = [[temperature * t for t in self.exponents[0]]]
         self.slopes = [list(slopes) for _ in self.exponents]
         if "factor" in scaling:
             factor = float(scaling["factor"])

@@ -43,7 +43,11 @@ DYNAMIC = {
     for method in SCALED
     for dynamic in ("length", "position")
 }
-SCALINGS: dict[str, dict[str, Any]] = {**STATIC, **DYNAMIC}
+TEMPERED = {
+    f"{scaling}-tempered": {**(STATIC | DYNAMIC)[scaling], "temperature": 0.5}
+    for scaling in ("by-parts", "by-parts-position", "ntk-length")
+}
+SCALINGS: dict[str, dict[str, Any]] = {**STATIC, **DYNAMIC, **TEMPERED}
 
 # With a row of exponents per layer; converted with ``options_for``.
 FITTED = ("fitted", "fitted-position")

@@ -347,6 +347,12 @@ def test_the_scalings_are_the_cross_product() -> None:
         ("ntk", None),
         *(("by-parts", ramp) for ramp in ramps),
     ]
+    temperatures = [0, 0.2]  # of ntk and by-parts
+    found = trials(["none", "linear", "by-parts", "ntk"], [4], ["position"], temperatures=temperatures)
+    assert [(each.method, each.temperature) for each in found] == [
+        *(("none", None), ("linear", None), ("linear", None)),
+        *((method, value) for method in ("by-parts", "ntk") for value in temperatures for _ in range(2)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -357,6 +363,8 @@ def test_the_scalings_are_the_cross_product() -> None:
         ({"methods": [], "dynamics": ["length"]}, "`methods` ntk"),
         ({"methods": ["ntk"], "scales": [2], "rates": [2]}, "`rates` belongs to `dynamics`"),
         ({"methods": ["ntk"], "scales": [2], "ramps": [(0.1, 1)]}, "`ramps` belongs to by-parts"),
+        ({"methods": ["linear"], "scales": [2], "temperatures": [0.2]}, "`temperatures` belongs to ntk and"),
+        ({"methods": ["ntk"], "scales": [2], "temperatures": [2]}, "`temperature` 2 is out of range"),
         ({"methods": ["ntk"], "scales": [0.5]}, "from 1 to"),
     ],
 )

@@ -99,6 +99,8 @@ def begin(model: Any, prompts: np.ndarray, **options: Any) -> Any:
         ("mpt", "ntk-length", True, True),
         ("refact", "ntk-position", False, False),
         ("jais", "fitted-position", True, True),
+        ("baichuan", "by-parts-tempered", False, True),
+        ("falcon", "by-parts-position-tempered", True, False),
     ],
 )
 def test_greedy_tokens(converted: Convert, family: str, scaling: str, share: bool, last_logits: bool) -> None:

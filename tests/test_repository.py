@@ -348,6 +348,13 @@ def test_what_of_the_source_s_card_is_kept(
                 "ramp 100 to 333.3333333333333 tokens",
             ],
         ),
+        (
+            {"scale": None, "dynamic": "position", "temperature": 0.2, "train_length": 2048},
+            [
+                "ntk-convert ./source --dynamic position --temperature 0.2 --train-length 2048 --out ",
+                "ramp 256 to 1024 tokens, temperature 0.2 |",
+            ],
+        ),
     ],
 )
 def test_the_card_states_how_it_was_made(

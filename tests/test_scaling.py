@@ -58,6 +58,13 @@ def by_parts(basis: str, rate: float = 1.0) -> dict[str, Any]:
         ({"rate": 2.0}, by_parts("position", 2.0)),
         ({"method": "by-parts"}, by_parts("position")),
         ({"method": "ntk"}, dynamic("ntk", "position")),
+        ({"temperature": 0.2}, {**by_parts("position"), "temperature": 0.2}),
+        ({"scale": 2.0, "temperature": 1}, static("ntk", 2.0, temperature=1.0)),
+        (
+            {"method": "by-parts", "target_length": 4096, "temperature": 0.1},
+            static("by-parts", 2.0, ramp=[256.0, 1024.0], temperature=0.1),
+        ),
+        ({"method": "ntk", "dynamic": "length", "temperature": 0}, dynamic("ntk", "length")),
     ],
 )
 def test_request_to_config(options: dict[str, Any], expected: dict[str, Any] | None) -> None:
@@ -97,6 +104,20 @@ NO_RAMP = "is not a ramp; give two parts of the trained length"
         ({"scale": 2.0, "train_length": 1 << 40}, f"`train_length` {1 << 40}"),
         ({"scale": 2.0, "ramp": (0.1, 0.5)}, "`ramp` needs `method` by-parts"),
         ({"method": "none", "ramp": (0.1, 0.5)}, "`ramp` needs `method` by-parts"),
+        *(
+            (
+                {"scale": 2.0, "temperature": value},
+                f"`temperature` {value} is out of range; give a number from",
+            )
+            for value in (-0.1, 1.01, NAN, INF, True)
+        ),
+        *(
+            (
+                {"method": method, "temperature": 0.2, **more},
+                "`temperature` needs `method` ntk or by-parts; give",
+            )
+            for method, more in (("linear", {"scale": 2.0}), ("ntk-published", {"scale": 2.0}), ("none", {}))
+        ),
         *(
             ({"method": "by-parts", "scale": 2.0, "ramp": ramp}, NO_RAMP)
             for ramp in [
@@ -168,6 +189,9 @@ def test_what_btlm_and_jais_write_is_understood(value: dict[str, Any], expected:
         *({"type": "ntk", "train_seq_len": 2048, "rate": rate} for rate in (0, 1e308)),
         {"type": "ntk", "train_seq_len": 2048, "dynamic": "sometimes"},
         {"type": "ntk", "factor": 2.0, "ramp": [128, 512]},
+        *({"type": "ntk", "factor": 2.0, "temperature": value} for value in (0, -0.1, 1.5, "1", True, None)),
+        *({"type": method, "factor": 2.0, "temperature": 0.2} for method in ("linear", "ntk-published")),
+        {"type": "fitted", "factor": 2.0, "exponents": [[0, 1]], "temperature": 0.2},
         {"type": "by-parts", "factor": 2.0},
         {"type": "by-parts", "train_seq_len": 2048, "ramp": None},
         *(
@@ -217,6 +241,17 @@ def test_dynamic_factor_grows_from_one(tokens: int, rate: float, basis: Any) -> 
             Dynamic("by-parts", "position", 4 / 3, 2048, (128.0, 512.0)),
             "by-parts, position-dynamic, rate 1.3333333333333333 from 2048 tokens, ramp 128 to 512 tokens",
             "--method by-parts --dynamic position --rate 1.3333333333333333 --ramp 0.0625 0.25",
+        ),
+        (
+            Static("ntk", 2.0, temperature=0.25),
+            "ntk, factor 2, temperature 0.25",
+            "--scale 2 --temperature 0.25",
+        ),
+        (
+            Dynamic("by-parts", "position", 1.0, 2048, (256.0, 1024.0), temperature=1 / 3),
+            "by-parts, position-dynamic, rate 1 from 2048 tokens, ramp 256 to 1024 tokens, "
+            "temperature 0.3333333333333333",
+            "--method by-parts --dynamic position --rate 1 --temperature 0.3333333333333333 --ramp 0.125 0.5",
         ),
     ],
 )

@@ -75,7 +75,8 @@ def wrong(results: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 def test_two_processes_give_the_logits_of_one(tmp_path: Path) -> None:
     right = {name: ("tensor_parallel", build(tmp_path, name, name)) for name in ("bloom", "replit")}
-    right["fitted"] = ("tensor_parallel", build(tmp_path, "fitted", "bloom", scaling="fitted-position"))
+    for scaling in ("fitted-position", "by-parts-position-tempered"):
+        right[scaling] = ("tensor_parallel", build(tmp_path, scaling, "bloom", scaling=scaling))
     others = {
         "rows": ("tensor_parallel", build(tmp_path, "rows", "replit")),
         "channels": ("tensor_parallel", build(tmp_path, "channels", "bloom")),

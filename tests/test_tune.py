@@ -46,7 +46,8 @@ def test_what_is_tried(trained: int, more: int) -> None:
     target = trained + more
     found = candidates(recipe_of(EXAMPLE), trained, target)
     assert found[0] == UNSCALED
-    assert [each.dynamic for each in found if isinstance(each, Dynamic)] == ["position"] * 4
+    assert [each.dynamic for each in found if isinstance(each, Dynamic)] == ["position"] * 5
+    assert [each.temperature for each in found if each.temperature] == [0.2]
     assert len(set(found)) == len(found)
     factors = [each.factor for each in found if isinstance(each, Static) and each.method == "ntk"]
     assert target / trained in factors
@@ -269,7 +270,7 @@ def test_one_half_chooses_and_the_other_judges(run: RunCli, prompts: Path, tmp_p
     words = ("--target-length", 1024, "--prompts", prompts, "--train-length", 256, "--items", 8)
     found = run("tune", EXAMPLE, *words, "--out", out)
     assert found.code == 0, found.err
-    assert "measuring 12 scalings takes about " in found.err
+    assert "measuring 13 scalings takes about " in found.err
     written = json.loads((out / "tuning.json").read_text())
     curve = Results.from_json(json.loads((out / "results.json").read_text()))
     assert curve.settings["items"] == 8

@@ -54,7 +54,8 @@ def test_right_repositories_pass(
 
 
 @pytest.mark.parametrize(
-    ("layer", "scaling"), dealt(LAYERS, ["ntk", "by-parts", "linear-length", "ntk-position", *FITTED])
+    ("layer", "scaling"),
+    dealt(LAYERS, ["ntk", "by-parts", "linear-length", "ntk-position", *FITTED, "by-parts-tempered"]),
 )
 def test_right_encoders_pass(converted: Convert, tmp_path: Path, layer: str, scaling: str) -> None:
     family, changes = LAYERS[layer]
@@ -316,6 +317,23 @@ def test_wrong_temperatures_are_caught(
     with pytest.raises(
         VerificationError, match=rf"head \d+ of layer [01] runs with {told} .* at \d+ tokens, not"
     ):
+        run(folder, tmp_path / "source")
+
+
+@pytest.mark.parametrize(
+    ("family", "scaling", "mistake"),
+    [
+        ("falcon", "by-parts-tempered", "temperature * bool(t) for t"),
+        ("bloom", "by-parts-position-tempered", "temperature * t * t for t"),
+        ("mosaic_bert", "ntk-length-tempered", "temperature for t"),
+    ],
+)
+def test_a_temperature_that_goes_to_other_heads_is_caught(
+    converted: Convert, mistaken: Mistaken, tmp_path: Path, family: str, scaling: str, mistake: str
+) -> None:
+    mistaken("ntk_alibi.py", "temperature * t for t", mistake)
+    folder = converted(family, 12, scaling)
+    with pytest.raises(VerificationError, match=r"head \d+ runs with queries .* at \d+ tokens, not"):
         run(folder, tmp_path / "source")
 
 

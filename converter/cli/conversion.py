@@ -274,6 +274,7 @@ def plot(
     dynamics: tuple[Basis, ...],
     rates: tuple[float, ...],
     ramps: tuple[Parts, ...],
+    temperatures: tuple[float, ...],
     train_length: int | None,
     **arguments: Any,
 ) -> None:
@@ -291,8 +292,9 @@ def plot(
     from converter.pictures.plotting import plot as run
 
     # Without any of these options, a converted model's own scaling is drawn.
-    asked = methods or scales or dynamics or rates or ramps
-    scalings = trials(methods or ("ntk",), scales, dynamics, rates, train_length, ramps) if asked else []
+    asked = methods or scales or dynamics or rates or ramps or temperatures
+    tried = (methods or ("ntk",), scales, dynamics, rates, train_length, ramps, temperatures)
+    scalings = trials(*tried) if asked else []
     files = [str(path) for path in run(subject, scalings=scalings, train_length=train_length, **arguments)]
     show({"files": files}, *files)
 

@@ -182,6 +182,11 @@ def _problem(rotary: Rotary, scaling: Scaling) -> str | None:
             f"`method` {method} scales slopes only and cannot scale the rotary {model_type!r}; "
             "give `method` ntk"
         )
+    if scaling.temperature:
+        return (
+            f"`temperature` belongs to slopes, and the rotary {model_type!r} has none; drop it "
+            "(`method` by-parts, which is YaRN, has its own)"
+        )
     if method == "ntk" and rotary.dim == 2:
         return (
             "the model rotates a single pair of channels, whose frequency does not depend on the base; "

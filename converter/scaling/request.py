@@ -12,6 +12,7 @@ from converter.errors import UsageError
 from converter.scaling.scaling import (
     BASES,
     METHODS,
+    TEMPERED,
     UNSCALED,
     Basis,
     Dynamic,
@@ -19,6 +20,7 @@ from converter.scaling.scaling import (
     Scaling,
     Static,
     Unscaled,
+    is_temperature,
     number_text,
 )
 
@@ -110,8 +112,11 @@ class ScalingOptions(TypedDict, total=False):
     ramp: Parts | None
     """Start and end of the ramp of ``by-parts``, in parts of the trained length; by default 1/8 and 1/2, or
     for rotary models 1/32 and 1."""
+    temperature: float | None
+    """C of ``by-parts`` and ``ntk``, from 0 to 1: the content of queries is multiplied by a^(C * t), where t
+    is the exponent of the head. 0, the default, leaves it as it is."""
     slopes: str | Path | Mapping[str, Any] | None
-    """A JSON file of fitted slopes, or its content, instead of the six options above."""
+    """A JSON file of fitted slopes, or its content, instead of the seven options above."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,8 @@ class Request:
     train_length: int | None = None
     ramp: Parts | None = None
     """Of ``by-parts``; None for the model's default."""
+    temperature: float | None = None
+    """Of ``by-parts`` and ``ntk``; None for 0."""
     slopes: GivenSlopes | None = None
     """Fitted slopes, instead of a method and its strength."""
 
@@ -173,6 +180,8 @@ class Request:
             )
         if self.ramp is not None:
             self._check_ramp(self.ramp)
+        if self.temperature is not None:
+            self._check_temperature(self.temperature)
         for name, length in (("`target_length`", self.target_length), ("`train_length`", self.train_length)):
             if length is not None and not is_count(length, LONGEST):
                 raise UsageError(
@@ -185,6 +194,7 @@ class Request:
             **{name: value is not None for name, value in self._strengths.items()},
             "`rate`": self.rate is not None,
             "`ramp`": self.ramp is not None,
+            "`temperature`": self.temperature is not None,
         }
         for name in (name for name, given in others.items() if given):
             raise UsageError(f"`slopes` cannot be combined with {name}; drop one of them")
@@ -197,6 +207,16 @@ class Request:
             raise UsageError(
                 f"`ramp` {' '.join(map(str, ramp))} is not a ramp; give two parts of the trained length, "
                 f"from {1 / LONGEST:.2g} to {LONGEST:.2g} and the smaller first"
+            )
+
+    def _check_temperature(self, temperature: float) -> None:
+        if self.method not in (None, *TEMPERED):
+            raise UsageError(
+                f"`temperature` needs `method` {' or '.join(TEMPERED)}; give one of the two, or drop it"
+            )
+        if not is_temperature(temperature):
+            raise UsageError(
+                f"`temperature` {temperature} is out of range; give a number from 0 to 1, usually 0.1 to 0.3"
             )
 
     @property
@@ -212,7 +232,8 @@ class Request:
     @property
     def asked(self) -> bool:
         """Whether the user gave any option other than a trained length."""
-        return not self.by_default or self.method is not None or self.rate is not None
+        given = (self.method, self.rate, self.temperature)
+        return not self.by_default or any(value is not None for value in given)
 
     @property
     def words(self) -> list[str]:
@@ -223,6 +244,7 @@ class Request:
             "--target-length": self.target_length,
             "--dynamic": self.dynamic,
             "--rate": None if self.rate is None else number_text(self.rate),
+            "--temperature": number_text(self.temperature) if self.temperature else None,
             "--train-length": self.train_length,
             "--slopes": None if self.slopes is None else self.slopes.name,
         }
@@ -256,8 +278,9 @@ class Request:
             length = self._needed(trained, name, option)
             start, end = self.ramp or defaults.ramp
             ramp = (start * length, end * length)
+        more: dict[str, Any] = {"ramp": ramp, "temperature": float(self.temperature or 0.0)}
         if self.scale is not None:
-            return Static(method, float(self.scale), ramp)
+            return Static(method, float(self.scale), **more)
         if self.target_length is not None:
             length = self._needed(trained, name, "`target_length`")
             if self.target_length < length:
@@ -265,7 +288,7 @@ class Request:
                     f"`target_length` {self.target_length} is below the trained length {length}; "
                     "no scaling is needed up to there, so give a longer one"
                 )
-            return Static(method, self.target_length / length, ramp)
+            return Static(method, self.target_length / length, **more)
         basis = self.dynamic or defaults.dynamic
         if basis is None:
             raise UsageError(
@@ -273,7 +296,7 @@ class Request:
             )
         option = "`dynamic`" if self.dynamic else _BY_DEFAULT
         rate = 1.0 if self.rate is None else float(self.rate)
-        return Dynamic(method, basis, rate, self._needed(trained, name, option), ramp)
+        return Dynamic(method, basis, rate, self._needed(trained, name, option), **more)
 
     def _given(self, slopes: GivenSlopes, trained: TrainLength) -> Scaling:
         scaling = slopes.scaling
@@ -303,12 +326,12 @@ def request_for(scaling: Scaling, trained: int | None, *, told: bool = True) -> 
         return Request("none", train_length=length)
     if scaling.exponents is not None:
         return Request(train_length=length, slopes=GivenSlopes(SLOPES_FILE, scaling))
-    ramp = None
+    more: dict[str, Any] = {"train_length": length, "temperature": scaling.temperature or None}
     if scaling.ramp is not None and trained is not None:
-        ramp = (scaling.ramp[0] / trained, scaling.ramp[1] / trained)
+        more["ramp"] = (scaling.ramp[0] / trained, scaling.ramp[1] / trained)
     if isinstance(scaling, Static):
-        return Request(scaling.method, scale=scaling.factor, train_length=length, ramp=ramp)
-    return Request(scaling.method, dynamic=scaling.dynamic, rate=scaling.rate, train_length=length, ramp=ramp)
+        return Request(scaling.method, scale=scaling.factor, **more)
+    return Request(scaling.method, dynamic=scaling.dynamic, rate=scaling.rate, **more)
 
 
 def command_line(

@@ -24,6 +24,8 @@ EXPONENTS = (-1.0, 4.0)
 """The least and the largest exponent of a fitted scaling; below 0, a head gets steeper."""
 TEMPERATURES = (-1.0, 1.0)
 """The least and the largest temperature; below 0, a head looks less closely at the content of the keys."""
+TEMPERED: tuple[Method, ...] = ("ntk", "by-parts")
+"""The methods that can have one temperature for all heads, which each gets as far as it is scaled."""
 LARGEST_FACTOR, LARGEST_RATE = 65536.0, 16.0
 """Of a fitted scaling. With ``EXPONENTS``, they keep all slopes within float32."""
 
@@ -42,6 +44,7 @@ class Unscaled:
     ramp: ClassVar[Ramp | None] = None
     exponents: ClassVar[Exponents | None] = None
     temperatures: ClassVar[Exponents | None] = None
+    temperature: ClassVar[float] = 0.0
 
     def factor_at(self, tokens: int) -> float:  # noqa: ARG002 -- the same signature as the other kinds
         """The scale factor a: 1."""
@@ -71,6 +74,8 @@ class Static:
     """Of ``fitted``; None for other methods."""
     temperatures: Exponents | None = None
     """Of ``fitted``, in as many rows as the exponents; None if it has none."""
+    temperature: float = 0.0
+    """C of ``ntk`` and ``by-parts``, from 0 to 1: a head's temperature is C times its exponent."""
 
     def factor_at(self, tokens: int) -> float:  # noqa: ARG002
         """The scale factor a, whatever the length."""
@@ -104,6 +109,8 @@ class Dynamic:
     """Of ``fitted``; None for other methods."""
     temperatures: Exponents | None = None
     """Of ``fitted``, in as many rows as the exponents; None if it has none."""
+    temperature: float = 0.0
+    """C of ``ntk`` and ``by-parts``, from 0 to 1: a head's temperature is C times its exponent."""
 
     def factor_at(self, tokens: int) -> float:
         """The scale factor a for a sequence of ``tokens`` tokens, or a query at position ``tokens - 1``."""
@@ -144,15 +151,27 @@ def exponents_of(scaling: Static | Dynamic, stock: Slopes, layer: int = 0) -> tu
     return exponents(scaling.method, stock, scaling.ramp)
 
 
-def query_factors(scaling: Scaling, heads: int, tokens: int = 0, layer: int = 0) -> tuple[float, ...]:
+def temperatures_of(scaling: Scaling, stock: Slopes, layer: int = 0) -> tuple[float, ...] | None:
+    """The temperature u of each head of a layer: C times its exponent, or the fitted one; None without any.
+
+    C is this project's, from small models (docs/how-it-works.md). That the content needs a factor which
+    grows with the length is from InfoScale (arXiv 2501.08570) and YaRN (arXiv 2309.00071), which have one
+    for all heads.
+    """
+    if scaling.temperatures is not None:
+        return scaling.temperatures[layer if len(scaling.temperatures) > 1 else 0]
+    if isinstance(scaling, Unscaled) or not scaling.temperature:
+        return None
+    return tuple(scaling.temperature * t for t in exponents_of(scaling, stock, layer))
+
+
+def query_factors(scaling: Scaling, stock: Slopes, tokens: int = 0, layer: int = 0) -> tuple[float, ...]:
     """``a ** u`` of each head of a layer, which multiplies its queries; 1 without temperatures.
 
     ``tokens`` are those in the sequence, or the query's position + 1.
     """
-    if scaling.temperatures is None:
-        return (1.0,) * heads
-    row = scaling.temperatures[layer if len(scaling.temperatures) > 1 else 0]
-    return tuple(scaling.factor_at(tokens) ** u for u in row)
+    found = temperatures_of(scaling, stock, layer)
+    return tuple(scaling.factor_at(tokens) ** u for u in found or (0.0,) * len(stock))
 
 
 def rows(scaling: Scaling) -> int:
@@ -182,6 +201,8 @@ def _each(scaling: Scaling, change: Callable[[Exponents], Exponents]) -> Scaling
 
 def _details(scaling: Static | Dynamic) -> dict[str, Any]:
     found: dict[str, Any] = {} if scaling.ramp is None else {"ramp": list(scaling.ramp)}
+    if scaling.temperature:
+        found["temperature"] = scaling.temperature
     if scaling.exponents is not None:
         found["exponents"] = [list(row) for row in scaling.exponents]
     if scaling.temperatures is not None:
@@ -190,10 +211,9 @@ def _details(scaling: Static | Dynamic) -> dict[str, Any]:
 
 
 def _details_text(scaling: Static | Dynamic) -> str:
-    if scaling.ramp is not None:
-        return f", ramp {number_text(scaling.ramp[0])} to {number_text(scaling.ramp[1])} tokens"
     if scaling.exponents is None:
-        return ""
+        ramp = "" if scaling.ramp is None else f", ramp {' to '.join(map(number_text, scaling.ramp))} tokens"
+        return ramp + (f", temperature {number_text(scaling.temperature)}" if scaling.temperature else "")
     layers, heads = len(scaling.exponents), len(scaling.exponents[0])
     found = f", {heads} heads, {'all layers alike' if layers == 1 else f'{layers} layers'}"
     return found if scaling.temperatures is None else f"{found}, with temperatures"
@@ -251,6 +271,13 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
     fitted, temperatures = _read_fitted(value, where) if method == FITTED else (None, None)
     if fitted is None and not {"exponents", "temperatures"}.isdisjoint(value):
         raise problem
+    temperature = value.get("temperature", 0.0)
+    tempered = method in TEMPERED and is_temperature(temperature) and temperature != 0
+    if "temperature" in value and not tempered:
+        raise SourceError(
+            f"{where} has temperature {temperature!r:.{LONGEST_SHOWN}}, expected a number above 0, at most "
+            f"1, beside the type {' or '.join(TEMPERED)}"
+        )
     if (factor is None) == (length is None):
         raise SourceError(f"{where} needs a factor or train_seq_len, and not both")
     if factor is not None:
@@ -259,10 +286,17 @@ def read_scaling(value: object, where: str = "config.json: alibi_scaling") -> Sc
                 f"{where} has factor {factor:g}; a fitted scaling needs one above 1, "
                 f"and at most {LARGEST_FACTOR:g}"
             )
-        return Static(method, float(factor), ramp, fitted, temperatures)
+        return Static(method, float(factor), ramp, fitted, temperatures, float(temperature))
     if fitted is not None and rate > LARGEST_RATE:
         raise SourceError(f"{where} has rate {rate:g}; that of a fitted scaling is at most {LARGEST_RATE:g}")
-    return Dynamic(method, dynamic, float(rate), cast(int, length), ramp, fitted, temperatures)
+    return Dynamic(
+        method, dynamic, float(rate), cast(int, length), ramp, fitted, temperatures, float(temperature)
+    )
+
+
+def is_temperature(value: object) -> bool:
+    """Whether the value is a temperature C of all heads: a number from 0, which is none, to 1."""
+    return is_number(value) and 0 <= value <= TEMPERATURES[1]
 
 
 def _read_fitted(value: Mapping[str, object], where: str) -> tuple[Exponents, Exponents | None]:

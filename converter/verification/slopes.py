@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicCache
 
 from converter.errors import VerificationError
 from converter.families.family import Kind
-from converter.scaling.scaling import Dynamic, query_factors, rows
+from converter.scaling.scaling import Dynamic, query_factors, rows, stretched
 from converter.verification.check import Check
 from converter.verification.patched import PROBE_HEAD_DIM, Patched, build
 
@@ -57,6 +57,7 @@ def check(patched: Patched) -> Check:
     family = patched.family
     scaling = patched.repository.scaling
     stock = family.stock_slopes(patched.config)
+    tempered = scaling.temperatures is not None or scaling.temperature > 0
     layers = rows(scaling)
     lengths = [2 * SPAN]
     if isinstance(scaling, Dynamic):
@@ -79,9 +80,10 @@ def check(patched: Patched) -> Check:
         wrong = ~((differences < TOLERANCE * expected) | (differences * SPAN < ROUNDING))
         refuse(wrong, measured, expected, f"slope {{}} at {tokens} tokens, not {{}}", len(stock))
         worst = max(worst, float((differences / expected).max()))
-        if scaling.temperatures is None:
+        if not tempered:
             continue
-        expected = np.array([query_factors(scaling, len(stock), tokens, layer) for layer in range(layers)])
+        same = stretched(scaling, family.bias_scale(patched.repository.geometry.head_dim))
+        expected = np.array([query_factors(same, stock, tokens, layer) for layer in range(layers)])
         measured = measure_query_factors(model, family.kind, tokens, expected)
         differences = np.abs(measured / expected - 1)
         told = f"queries {{}} times as large at {tokens} tokens, not {{}}"
@@ -89,7 +91,7 @@ def check(patched: Patched) -> Check:
         worst = max(worst, float(differences.max()))
     where = " and ".join(str(tokens) for tokens in lengths)
     each = f" in each of {layers} layers" if layers > 1 else ""
-    and_temperatures = "" if scaling.temperatures is None else " and temperatures"
+    and_temperatures = " and temperatures" if tempered else ""
     return Check(
         NAME,
         f"{len(stock)} slopes{and_temperatures}{each} measured from attention weights at {where} tokens; "

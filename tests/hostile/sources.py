@@ -630,6 +630,7 @@ STRENGTHS: tuple[tuple[str, ...], ...] = (
     ("--dynamic=length", "--train-length=64", "--rate={}"),
     ("--method=by-parts", "--scale=2", "--train-length=64", "--ramp", "{}", "2147483648"),
     ("--method=by-parts", "--scale=2", "--train-length=64", "--ramp", "0.1", "{}"),
+    ("--scale=2", "--temperature={}"),
 )
 """Options of a scaling, of which one has an absurd number."""
 TEXTS = (

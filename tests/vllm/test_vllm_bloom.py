@@ -35,6 +35,10 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "ntk": {"scale": 4.0},
     "ntk-position": {"dynamic": "position", "train_length": 256},
     "by-parts": {"method": "by-parts", "scale": 4.0, "ramp": (0.25, 2.0), "train_length": 256},
+    **{
+        f"tempered{basis}": {"method": "by-parts", "train_length": 256, "temperature": 0.5, **strength}
+        for basis, strength in (("", {"scale": 4.0}), ("-position", {"dynamic": "position"}))
+    },
     "fitted": {"slopes": fitted_scaling(8, 2)},
     "fitted-position": {"slopes": fitted_scaling(8, 2, "position") | {"train_seq_len": 256}},
 }
@@ -103,7 +107,7 @@ def test_weights_that_are_quantised_when_they_are_loaded(converted_wide: Any) ->
     assert changes[0] < 0.2 < changes[1] < 1
 
 
-@pytest.mark.parametrize("scaling", ["fitted", "fitted-position"])
+@pytest.mark.parametrize("scaling", ["fitted", "fitted-position", "tempered", "tempered-position"])
 def test_dropped_temperatures_are_noticed(converted_wide: Any, scaling: str) -> None:
     from converter.vllm_plugin.templates.ntk_alibi import Alibi
 

@@ -25,6 +25,9 @@ TEMPERATURES = {
     f"{family}-{scaling}": (family, scaling, {})
     for number, family in enumerate(FAMILIES)
     for scaling in (FITTED[number % 2],)
+} | {
+    f"falcon-{scaling}": ("falcon", scaling, {})  # its bias has a factor, which the ramp follows
+    for scaling in ("by-parts-tempered", "by-parts-position-tempered")
 }
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {**PLAIN, **OPTIONS, **TEMPERATURES}
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from converter.exports.onnx.graph import Graph, Value
-from converter.scaling.scaling import Dynamic, Scaling, exponents_of, query_factors, rows
+from converter.scaling.scaling import Dynamic, Scaling, exponents_of, query_factors, rows, temperatures_of
 from converter.scaling.slopes import Slopes
 
 
@@ -127,12 +127,13 @@ class Alibi:
     def query_factors(self, tokens: Tokens, layer: int) -> Value | None:
         """float32 [1 or N, H, 1]: what to multiply the queries by; None without temperatures."""
         graph, scaling, heads = tokens.graph, self.scaling, len(self.slopes)
-        if scaling.temperatures is None:
+        temperatures = temperatures_of(scaling, self.slopes, layer)
+        if temperatures is None:
             return None
         if not isinstance(scaling, Dynamic):
-            return graph.float32(np.reshape(query_factors(scaling, heads, layer=layer), (1, heads, 1)))
-        row = scaling.temperatures[layer if len(scaling.temperatures) > 1 else 0]
-        factors = graph.op("Pow", self._factor(tokens, scaling), graph.float32(row))
+            static = query_factors(scaling, self.slopes, layer=layer)
+            return graph.float32(np.reshape(static, (1, heads, 1)))
+        factors = graph.op("Pow", self._factor(tokens, scaling), graph.float32(temperatures))
         shape = graph.op("Concat", tokens.rows, tokens.new, graph.constant([heads]), axis=0)
         return graph.reshape(graph.op("Expand", factors, shape), -1, heads, 1)
 

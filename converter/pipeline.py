@@ -185,7 +185,8 @@ def convert(
     if dry_run:
         files = plan.files(picture=verify and not isinstance(plan.scaling, Unscaled))
         return _result(plan, place, files, started)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.parent.is_dir():
+        place.parent.mkdir(parents=True, exist_ok=True)
     plan.check_download(place, resume=resume)
 
     opened.source.fetch(plan.wanted)

@@ -152,7 +152,6 @@ PLACES: dict[str, Callable[[Path], Path]] = {
         (f"{PLOT} --heads ,", "--heads", 2),
         (f"{PLOT} --nats 0", "--nats", 2),
         (f"{PLOT} --dynamic length", "--train-length", 2),
-        (f"{PLOT} --out NOWHERE", "does not exist", 1),
         (f"{PLOT} --out SOURCE/pictures", "only read", 1),
         (f"{PLOT} --out SOURCE", "not empty", 1),
         (f"{PLOT} --out SOURCE/config.json", "is a file", 1),

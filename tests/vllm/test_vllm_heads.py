@@ -26,7 +26,7 @@ BOUND, FELT = 1e-4, 2e-3
 """Largest difference in float32, and what unscaled slopes must change, at least."""
 # The tiny models are scaled for 24 tokens.
 LENGTHS = (5, 24, 100, 400)
-SCALINGS = ("ntk", "ntk-length", "ntk-position", "fitted", "fitted-length")
+SCALINGS = ("ntk", "ntk-length", "ntk-position", "by-parts-tempered", "fitted", "fitted-length")
 
 ENCODERS = {name: (name, {}) for name in tiny.ENCODERS} | {
     f"{name}-{variant}": (name, changes)

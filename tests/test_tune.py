@@ -22,9 +22,9 @@ from scipy import stats
 
 from converter import evaluate, make_task, recipes, tune
 from converter.cli import report
-from converter.evaluation.results import Results
+from converter.evaluation.results import WORTH, Results
 from converter.evaluation.scalings import candidates, command, ladder
-from converter.evaluation.statistics import WORTH, compare, judge, paired_interval
+from converter.evaluation.statistics import compare, judge, paired_interval
 from converter.evaluation.tune import Choice, Tuning
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
 from tests import tiny

@@ -157,12 +157,14 @@ def tuning(found: Tuning) -> str:
 
 def fitted(found: Fit) -> str:
     """What ``fit`` gained, on what was kept back."""
-    lines = [f"fitted in {found.steps} steps, {found.seconds:.0f} s" + ", interrupted" * found.interrupted]
-    for each in found.verdicts:
-        items = "windows" if each.measure == "text" else "prompts"
+    from converter.evaluation.fit import ENDS
+    from converter.evaluation.held_out import ITEMS
+
+    lines = [f"fitted in {found.steps} steps, {found.seconds:.0f} s; {ENDS[found.ended]}"]
+    for each in found.judged:
         lines.append(
             f"kept back, {each.measure} at {each.length} tokens: loss {each.before:.4f} -> {each.after:.4f}; "
-            f"{each.better} of {each.items} {items} better, p = {each.p:.2g}"
+            f"{each.better} of {each.items} {ITEMS[each.measure]} better, p = {each.p:.2g}"
         )
     return "\n".join(lines)
 

@@ -212,7 +212,7 @@ def choice(measure: str, scores: Any, other: Any = None, short: Any = None) -> C
                 "at the target: perplexity x 1.000 (0.998 to 1.001)",
                 "at 200 tokens: retrieval +0.0 (",
                 "Verdict: helps. Of 100 prompts that took no part in the choice, 30 are answered better with "
-                "ntk, factor 4 than without scaling, and 3 worse; perplexity is not measurably worse. To convert",
+                "ntk, factor 4 than without scaling, and 3 worse; perplexity is not measurably worse. To",
                 "ntk-convert org/m --scale 4 --out DIR",
             ],
         ),

@@ -7,6 +7,7 @@ import json
 import math
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -396,10 +397,10 @@ def test_answers_are_learned(written: tuple[Path, Path], tmp_path: Path) -> None
     )
 
 
-def kept(changes: Sequence[float]) -> Judged:
+def kept(changes: Sequence[float], measure: str = "text") -> Judged:
     stock = np.linspace(1, 2, len(changes))
     batch = next_tokens(np.zeros((1, 8), dtype=np.int64))
-    return judged("prompts", [batch], tuple(stock), tuple(stock + np.array(changes)))
+    return judged(measure, [batch], tuple(stock), tuple(stock + np.array(changes)))
 
 
 SPREAD = np.linspace(0.9, 1.1, 20)
@@ -426,26 +427,44 @@ SPREAD = np.linspace(0.9, 1.1, 20)
 def test_what_is_a_gain(changes: Sequence[float], verdict: str) -> None:
     found = kept(changes)
     assert found.verdict == verdict
-    assert found.loses == (verdict == "does not help" and not np.mean(changes) <= 0)
+    assert found.harms == (verdict == "does not help" and not np.mean(changes) <= 0)
     assert found.needed >= 6
     if verdict == "cannot tell":
         assert found.needed > found.items
 
 
+@pytest.mark.parametrize(
+    ("changes", "text", "prompts"),
+    [
+        ([*(-0.5 * SPREAD), 6.0], "cannot tell", "helps"),
+        ([*(-0.5 * SPREAD), 60.0], "cannot tell", "cannot tell"),  # the mean loss rises
+        ([*(0.5 * SPREAD), -1.9], "does not help", "does not help"),
+        ([*(-0.5 * SPREAD), math.inf], "does not help", "does not help"),
+    ],
+)
+def test_one_prompt_does_not_outweigh_all_others(changes: Sequence[float], text: str, prompts: str) -> None:
+    assert kept(changes).verdict == text
+    assert kept(changes, "prompts").verdict == prompts
+    assert kept(changes, "prompts").harms == (prompts == "does not help")
+
+
 def test_what_is_written() -> None:
     better, equal, worse = (kept(change * SPREAD) for change in (-0.1, 0.0, 0.1))
     check_gain([better, equal], "")
-    for found in ([better, worse], [equal], [worse]):  # what loses outweighs what gains
+    for found in ([better, worse], [equal], [worse]):  # harm outweighs gain
         with pytest.raises(
             NoGain, match=r"no fitted slopes are better .* so nothing was written \(9 steps\)"
         ):
             check_gain(found, "9 steps")
     few = kept([-1.2] * 5 + [0.001] * 10)
     message = (
-        f"cannot tell .* {few.needed} prompts would most likely show it, so give about {3 * few.needed}:"
+        f"cannot tell .* {few.needed} windows would most likely show it, give about {3 * few.needed}: one in"
     )
     with pytest.raises(NoGain, match=message):
         check_gain([few, equal], "9 steps")
+    at_most = r"cannot tell .* would most likely show it, but at most \d+ judge: give"
+    with pytest.raises(NoGain, match=at_most):
+        check_gain([replace(few, needed=10**6)], "9 steps")
 
 
 @pytest.mark.parametrize("items", [6, 15, 40])

@@ -39,7 +39,7 @@ STOP_TOKENS, JUDGE_TOKENS = 1 << 15, 1 << 17
 ITEMS = {"text": "windows", "prompts": "prompts"}
 """What judges, by measure."""
 SMALL = -math.log(WORTH_RATIO)
-"""The fall of the loss that is worth a fit, in nats."""
+"""The gain that is worth a fit: of the loss in nats, and of an answer's probability."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,15 @@ class Judged:
     better: int
     """Items with less loss."""
     p: float
-    """Of the two-sided permutation test (Fisher 1935) of the mean: the items' changes keep their sizes, and
-    get random signs. So prompts that stay right hardly count, however many there are."""
+    """Of the two-sided permutation test (Fisher 1935) of the mean change: the items' changes keep their
+    sizes, and get random signs. So prompts that stay right hardly count, however many there are. In text, the
+    loss is tested; in prompts the probability exp(-loss) of an answer's tokens, so that one prompt that stays
+    wrong cannot outweigh all others."""
     verdict: Verdict
     needed: int
     """Items that would show the gain that was seen, or one of ``SMALL`` if none was."""
-
-    @property
-    def loses(self) -> bool:
-        """Whether they are worse by more than chance, or not a number."""
-        return not self.after < math.inf or (self.after > self.before and self.p < SIGNIFICANT)
+    harms: bool
+    """Whether they are worse by more than chance, or not a number."""
 
 
 def samples_of(
@@ -193,30 +192,35 @@ def judge(subject: Subject, samples: Sequence[Samples], scaling: Scaling, traine
 
 def judged(name: str, batches: Sequence[Batch], before: Sequence[float], after: Sequence[float]) -> Judged:
     """From the losses of all rows of the batches."""
-    changes = np.subtract(after, before)
-    mean, p = float(np.mean(changes)), _p(changes)
-    small = len(changes) >= FEWEST and (t_interval(changes)[0] > -SMALL or not changes.any())
-    verdict: Verdict = "does not help" if small or not mean < math.inf else "cannot tell"
-    if p < SIGNIFICANT:
-        verdict = "helps" if mean < 0 else "does not help"
-    gain = max(SMALL, -mean)  # if the mean is not a number, the first
+    stock, fitted = float(np.mean(before)), float(np.mean(after))
+    falls = np.subtract(before, after)
+    gains = np.exp(np.negative(after)) - np.exp(np.negative(before)) if name == "prompts" else falls
+    mean, p = float(np.mean(gains)), _p(gains)
+    harms = not fitted < math.inf or (p < SIGNIFICANT and mean < 0)
+    small = len(gains) >= FEWEST and (t_interval(gains)[1] < SMALL or not gains.any())
+    verdict: Verdict = "does not help" if harms or small else "cannot tell"
+    if p < SIGNIFICANT and mean > 0 and fitted < stock:
+        verdict = "helps"
+    spread = float(np.std(gains)) if math.isfinite(mean) else 0.0
+    needed = items_to_show(spread, max(SMALL, mean))  # of a mean that is not a number, the first
     return Judged(
         measure=name,
         length=max(batch.ids.shape[1] for batch in batches),
-        items=len(changes),
-        before=float(np.mean(before)),
-        after=float(np.mean(after)),
-        better=int((changes < 0).sum()),
+        items=len(gains),
+        before=stock,
+        after=fitted,
+        better=int((falls > 0).sum()),
         p=p,
         verdict=verdict,
-        needed=items_to_show(float(np.std(changes)) if math.isfinite(mean) else 0.0, gain),
+        needed=max(needed, len(gains) + 1) if verdict == "cannot tell" else needed,
+        harms=harms,
     )
 
 
 def _p(changes: NDArray[np.float64]) -> float:
     """Of the permutation test: exact for up to 13 changes, from 9999 draws for more."""
     if not np.isfinite(changes).all():
-        return 1.0  # no test is needed then, see ``Verdict.loses``
+        return 1.0  # no test is needed then
     test = stats.permutation_test(
         (changes,), np.mean, permutation_type="samples", vectorized=True, random_state=0
     )
@@ -224,24 +228,26 @@ def _p(changes: NDArray[np.float64]) -> float:
 
 
 def check_gain(found: Sequence[Judged], how: str) -> None:
-    """Raises ``NoGain`` unless one gains and none loses; ``how`` says how the fit ended."""
-    loses = any(each.loses for each in found)
-    if any(each.verdict == "helps" for each in found) and not loses:
+    """Raises ``NoGain`` unless the slopes help by one measure and harm by none; ``how``: how the fit ended."""
+    harms = any(each.harms for each in found)
+    if any(each.verdict == "helps" for each in found) and not harms:
         return
     said = "; ".join(
         f"{each.measure} at {each.length} tokens: loss {each.before:.4f} with the stock slopes, "
         f"{each.after:.4f} fitted, {each.better} of {each.items} better, p = {each.p:.2g}"
         for each in found
     )
-    open_ = [each for each in found if each.verdict == "cannot tell" and each.needed <= _most(each.length)]
-    if loses or not open_:
+    undecided = [each for each in found if each.verdict == "cannot tell"]
+    if harms or not undecided:
         raise NoGain(
             f"no fitted slopes are better than the stock ones on what was kept back ({said}), so nothing was "
             f"written ({how}); give other text or prompts, or a formula (tune)"
         )
-    each = min(open_, key=lambda each: each.needed / each.items)
+    each = min(undecided, key=lambda each: each.needed / each.items)
+    more = f"give about {PARTS * each.needed}: one in {PARTS} judges"
+    if each.needed > _most(each.length):
+        more = f"but at most {_most(each.length)} judge: give other ones, more steps, or a formula (tune)"
     raise NoGain(
         f"cannot tell whether the fitted slopes are better on what was kept back ({said}), so nothing was "
-        f"written ({how}); {each.needed} {ITEMS[each.measure]} would most likely show it, so give about "
-        f"{PARTS * each.needed}: one in {PARTS} judges"
+        f"written ({how}); {each.needed} {ITEMS[each.measure]} would most likely show it, {more}"
     )

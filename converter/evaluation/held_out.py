@@ -228,7 +228,7 @@ def _p(changes: NDArray[np.float64]) -> float:
 
 
 def check_gain(found: Sequence[Judged], how: str) -> None:
-    """Raises ``NoGain`` unless the slopes help by one measure and harm by none; ``how``: how the fit ended."""
+    """Raises ``NoGain`` unless the slopes help by one measure and harm by none; ``how`` says how it ended."""
     harms = any(each.harms for each in found)
     if any(each.verdict == "helps" for each in found) and not harms:
         return

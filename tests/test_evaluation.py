@@ -484,6 +484,32 @@ def test_the_table_has_every_value(results: Results) -> None:
     assert len(re.findall(rf"\d, {ratio}", results.table("perplexity").splitlines()[3])) == 2
 
 
+@pytest.mark.parametrize(
+    ("metric", "scores", "stock", "mark", "verdict"),
+    [
+        ("accuracy", [1.0] * 8, [0.0] * 8, " *", "helps"),
+        ("accuracy", [0.0] * 8, [1.0] * 8, " *", "does not help"),
+        ("accuracy", [1.0] * 8, [1.0] * 8, " ?", "cannot tell"),
+        ("accuracy", [1.0] * 80, [1.0] * 80, ")", "does not help"),
+        (PERPLEXITY, [2.0, 2.1], [2.1, 2.2], " ?", "cannot tell"),
+        (PERPLEXITY, [2.0] * 8, [2.0] * 8, "the same", "cannot tell"),
+    ],
+)
+def test_what_a_difference_shows_is_marked(
+    metric: Any, scores: list[float], stock: list[float], mark: str, verdict: str
+) -> None:
+    def measured(scaling: str, found: list[float], comparison: Any = None) -> Measurement:
+        values = summarise(metric, found)
+        return Measurement("m", scaling, metric, metric, 8, tuple(found), *values, comparison=comparison)
+
+    results = Results([measured("none", stock), measured("ntk", scores, compare(metric, scores, stock))], {})
+    cells = [line.strip(" |") for line in results.table(metric).splitlines()]
+    assert cells[3].endswith(mark)
+    assert [each["verdict"] for each in results.to_json()["measurements"]] == [None, verdict]
+    assert ("\n? too few items" in results.report()) == (mark == " ?")
+    assert ("\n* differs" in results.report()) == (mark == " *")
+
+
 @pytest.mark.parametrize(("trained", "lengths"), [(256, {20}), (10, {20, 40})])
 def test_a_task_without_a_right_answer_stops_where_it_should_be_possible(
     trained: int, lengths: set[int]

@@ -125,7 +125,7 @@ PLACES: dict[str, Callable[[Path], Path]] = {
         ("tune SOURCE --target-length 64 --train-length 64", "not above the trained length", 2),
         ("tune SOURCE --target-length 16777217 --train-length 24", "at most 16777216", 2),
         (f"{TUNE} --items 1", "--items 1 is out of range", 2),
-        (TUNE, "give longer lengths (at least", 2),
+        (TUNE, "tokens, but takes at least 120; give --text, or prompts of your own", 2),
         (f"{TUNE} --text WINDOW", "only one window of 64", 2),
         ("tune SOURCE --target-length 500 --train-length 256 --prompts PROMPTS", "no prompts between", 2),
         ("tune SOURCE --target-length 1024 --train-length 256 --prompts ONE", "at least two", 2),

@@ -7,6 +7,7 @@ import json
 import math
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from converter import convert, evaluate, fit
 from converter.errors import NoGain, UsageError
-from converter.evaluation.held_out import Verdict, check_gain, verdict
+from converter.evaluation.held_out import Judged, check_gain, judged
 from converter.evaluation.losses import masked_positions
+from converter.evaluation.statistics import fewest_shown, items_to_show
 from converter.evaluation.tasks import make_task
 from converter.fitting import descent
 from converter.fitting.descent import Descent, descend
@@ -184,7 +186,7 @@ def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Descent]:
     """``down(seen, steps)``: a descent that sees these losses of what it stops by, one after another."""
     form = Static("fitted", 4.0, exponents=((0.0, 0.0),), temperatures=((0.0, 0.0),))
 
-    def run(seen: Sequence[Any], steps: int) -> Descent:
+    def run(seen: Sequence[Any], steps: int, seconds: float = math.inf) -> Descent:
         given = iter(seen)
 
         def row_losses(*_: Any) -> tuple[float, ...]:
@@ -201,7 +203,7 @@ def down(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Descent]:
         model: Any = torch.nn.Module()
         model.base_model = torch.nn.Module()
         model.base_model.alibi = None
-        return descend(model, alibi, [Known()], steps=steps)
+        return descend(model, alibi, [Known()], steps=steps, seconds=seconds)
 
     return run
 
@@ -226,15 +228,22 @@ def test_the_kept_part_decides_which_step_is_best_and_when_to_stop(
     seen: list[float], steps: int, stopped: int, best: int, down: Callable[..., Descent]
 ) -> None:
     found = down(seen, steps)
-    assert (found.steps, found.best.step, found.interrupted) == (stopped, best, False)
+    assert (found.steps, found.best.step) == (stopped, best)
+    assert found.ended == ("steps" if stopped == steps else "converged")
     [[ours, _]], [[last, _]] = found.best.scaling.exponents, found.looks[-1].scaling.exponents
     assert last <= ours < 0
     assert (last == ours) == (best == stopped or ours == -1.0)
 
 
+def test_when_the_time_is_up(down: Callable[..., Descent]) -> None:
+    found = down([2.0, 1.5], steps=10, seconds=0.0)
+    assert (found.ended, found.steps, found.best.step) == ("time", 1, 1)
+    assert down([2.0, 1.5], steps=1, seconds=0.0).ended == "steps"
+
+
 def test_ctrl_c_keeps_the_best_so_far_and_numbers_stay_in_their_range(down: Callable[..., Descent]) -> None:
     found = down([2.0, 1.5, KeyboardInterrupt()], steps=10)
-    assert found.interrupted
+    assert found.ended == "interrupted"
     assert found.best.losses == (1.5,)
     found = down(range(100, 0, -1), steps=60)  # and numbers stay in their range
     assert found.looks[-1].scaling.exponents == found.looks[-1].scaling.temperatures == ((-1.0, -1.0),)
@@ -285,10 +294,10 @@ def test_what_was_changed_is_found_again(written: tuple[Path, Path]) -> None:
     exponents = np.array(found.scaling.exponents)
     assert exponents.shape == (2, 4)
     assert np.corrcoef(exponents.ravel(), np.ravel(EXPONENTS))[0, 1] > 0.5
-    verdict, at_trained = found.verdicts
-    assert (verdict.measure, verdict.length, verdict.items) == ("text", TARGET, 10)
-    assert (at_trained.length, at_trained.items) == (TRAIN_LENGTH, 40)
-    assert verdict.gains
+    verdict, at_trained = found.judged
+    assert (verdict.measure, verdict.length, verdict.items) == ("text", TARGET, 26)
+    assert (at_trained.length, at_trained.items) == (TRAIN_LENGTH, 4 * 26)
+    assert verdict.verdict == "helps"
     assert verdict.after < verdict.before
     assert found.looks[0].scaling.exponents == ((0.0,) * 4,) * 2
     assert found.scaling.temperatures is None
@@ -346,7 +355,7 @@ def test_ctrl_c_writes_the_best_so_far_or_nothing(
     if looks:
         assert result.code == 0, result.err
         assert "fitted in 6 steps" in result.err
-        assert ", interrupted" in result.err
+        assert "; interrupted" in result.err
         assert config_of(tmp_path / "out")["alibi_scaling"]["type"] == "fitted"
     else:
         assert result.code == 1
@@ -372,37 +381,102 @@ def test_answers_are_learned(written: tuple[Path, Path], tmp_path: Path) -> None
     rows = [line.split() for line in text.read_text().splitlines()]
     half = TARGET // 2  # one token less in all, for the start that the tokenizer adds to a prompt
     prompts = [{"prompt": " ".join(row[:half]), "answer": " ".join(row[half:-1])} for row in rows]
+    prompts += [{"prompt": " ".join(row[:9]), "answer": " ".join(row[9:20])} for row in rows[:24]]
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(map(json.dumps, prompts)))
-    found = fit(source, TARGET, prompts=[make_task("prompts", file)], static=True, **OPTIONS)
-    [verdict] = found.verdicts
-    assert (verdict.measure, verdict.length, verdict.items) == ("prompts", TARGET, 10)
-    assert verdict.gains
+    said: list[str] = []
+    options = {**OPTIONS, "prompts": [make_task("prompts", file)], "say": said.append}
+    found = fit(source, TARGET, static=True, **options)
+    verdict, near = found.judged
+    assert (verdict.measure, verdict.length, verdict.items) == ("prompts", TARGET, 26)
+    assert (near.measure, near.length, near.items) == ("prompts", 21, 8)  # they judge harm
+    assert verdict.verdict == "helps"
+    assert said[1] == (
+        "kept back to judge by: 26 prompts, which can show that 8 of them get better; 8 within the trained "
+        "length, which can show harm"
+    )
 
 
-def judged(changes: Sequence[float]) -> Verdict:
+def kept(changes: Sequence[float], measure: str = "text") -> Judged:
     stock = np.linspace(1, 2, len(changes))
     batch = next_tokens(np.zeros((1, 8), dtype=np.int64))
-    return verdict("text", [batch], tuple(stock), tuple(stock + np.array(changes)))
+    return judged(measure, [batch], tuple(stock), tuple(stock + np.array(changes)))
 
 
 SPREAD = np.linspace(0.9, 1.1, 20)
 
 
-def test_what_is_a_gain() -> None:
-    assert judged([*(-1.0 * SPREAD), *(0.001 * SPREAD)]).gains
-    assert judged([*(1.0 * SPREAD), *(-0.001 * SPREAD)]).loses
-    assert judged([-0.1, -0.2, -0.3, -0.4, -0.5, -0.6]).gains
-    assert not judged([-0.1, -0.2, -0.3, -0.4, -0.5]).gains
-    assert judged([-0.1, math.nan, -0.2]).loses
-    # Prompts that were right already say nothing, though most of them got a little worse.
-    assert judged([*(-0.8 * SPREAD[:8]), *(1e-5 * SPREAD), *(1e-6 * SPREAD)]).gains
-    assert not judged([*(-0.8 * SPREAD[:4]), *(1e-5 * SPREAD)]).gains
-    better, equal, worse = (judged(change * SPREAD) for change in (-0.1, 0.0, 0.1))
-    check_gain([better, equal])
-    for found in ([better, worse], [equal], [worse]):  # what loses outweighs what gains
-        with pytest.raises(NoGain, match="so nothing was written"):
-            check_gain(found)
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ([*(-1.0 * SPREAD), *(0.001 * SPREAD)], "helps"),
+        ([*(1.0 * SPREAD), *(-0.001 * SPREAD)], "does not help"),
+        ([-0.1, -0.2, -0.3, -0.4, -0.5, -0.6], "helps"),
+        ([-0.1, -0.2, -0.3, -0.4, -0.5], "cannot tell"),
+        ([-0.1, math.nan, -0.2], "does not help"),
+        # Prompts that were right already say nothing, though most of them got a little worse.
+        ([*(-0.8 * SPREAD[:8]), *(1e-5 * SPREAD), *(1e-6 * SPREAD)], "helps"),
+        ([*(-0.8 * SPREAD[:4]), *(1e-5 * SPREAD)], "cannot tell"),
+        ([-1.2] * 5 + [0.001] * 10, "cannot tell"),  # as seen: p = 0.06
+        ([-1.2] * 13 + [0.001] * 27, "helps"),  # the same of more
+        ([0.001, -0.001] * 10, "does not help"),
+        ([0.0] * 20, "does not help"),
+        ([0.1, -0.1], "cannot tell"),
+    ],
+)
+def test_what_is_a_gain(changes: Sequence[float], verdict: str) -> None:
+    found = kept(changes)
+    assert found.verdict == verdict
+    assert found.harms == (verdict == "does not help" and not np.mean(changes) <= 0)
+    assert found.needed >= 6
+    if verdict == "cannot tell":
+        assert found.needed > found.items
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "prompts"),
+    [
+        ([*(-0.5 * SPREAD), 6.0], "cannot tell", "helps"),
+        ([*(-0.5 * SPREAD), 60.0], "cannot tell", "cannot tell"),  # the mean loss rises
+        ([*(-0.5 * SPREAD), math.inf], "does not help", "does not help"),
+    ],
+)
+def test_one_prompt_does_not_outweigh_all_others(changes: Sequence[float], text: str, prompts: str) -> None:
+    assert kept(changes).verdict == text
+    assert kept(changes, "prompts").verdict == prompts
+    assert kept(changes, "prompts").harms == (prompts == "does not help")
+
+
+def test_what_is_written() -> None:
+    better, equal, worse = (kept(change * SPREAD) for change in (-0.1, 0.0, 0.1))
+    check_gain([better, equal], "")
+    for found in ([better, worse], [equal], [worse]):  # harm outweighs gain
+        with pytest.raises(
+            NoGain, match=r"no fitted slopes are better .* so nothing was written \(9 steps\)"
+        ):
+            check_gain(found, "9 steps")
+    few = kept([-1.2] * 5 + [0.001] * 10)
+    message = (
+        f"cannot tell .* {few.needed} windows would most likely show it, give about {3 * few.needed}: one in"
+    )
+    with pytest.raises(NoGain, match=message):
+        check_gain([few, equal], "9 steps")
+    at_most = r"cannot tell .* would most likely show it, but at most \d+ judge: give"
+    with pytest.raises(NoGain, match=at_most):
+        check_gain([replace(few, needed=10**6)], "9 steps")
+
+
+@pytest.mark.parametrize("items", [6, 15, 40])
+def test_the_gain_that_is_promised_is_shown(items: int) -> None:
+    """In about four of five trials."""
+    rng, share = np.random.default_rng(0), fewest_shown(items) / items
+    shown = [
+        kept(-rng.uniform(0.5, 1.5, items) * (rng.random(items) < share)).verdict == "helps"
+        for _ in range(50)
+    ]
+    assert np.mean(shown) > 0.65
+    assert np.mean(shown) < 0.95 or share == 1
+    assert items_to_show(math.sqrt(share * (1 - share)), share) <= items
 
 
 @pytest.mark.slow
@@ -413,7 +487,7 @@ def test_a_trained_model_finds_more(tmp_path: Path) -> None:
     prompts = [make_task("prompts", file)]
     options = {"train_length": 256, "steps": 20, "device": "cpu", "batch_size": 4}
     found = fit(EXAMPLE, 768, prompts=prompts, **options)
-    assert found.verdicts[0].after < 0.8 * found.verdicts[0].before
+    assert found.judged[0].after < 0.8 * found.judged[0].before
     convert(EXAMPLE, tmp_path / "out", slopes=found.slopes, train_length=256, verify=False)
     file.write_text(lines_task.prompts_as_json([1024], 40, seed=2), encoding="utf-8")
     results = evaluate(

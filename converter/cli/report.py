@@ -133,42 +133,54 @@ def _filled(text: str, start: str) -> list[str]:
 
 def tuning(found: Tuning) -> str:
     """What ``tune`` found: the half that chose, the half that judged, and the verdict."""
-    lines = [
-        f"{found.model}, trained at {found.train_length} tokens, to reach {found.target_length}",
-        "",
-        f"One half of the prompts and windows chooses, at {found.target_length} tokens:",
-        "",
-        found.candidates.report(),
-        "",
-        "The other half judges the best:",
-        "",
-        found.curve.report(),
-        "",
-        *map(_choice, found.choices),
-        f"Time: {found.seconds:.0f} s",
-        "",
-    ]
+    lines = [f"{found.model}, trained at {found.train_length} tokens, to reach {found.target_length}", ""]
+    if found.choices:
+        what = f"One half of the prompts and windows chooses, at {found.target_length} tokens:"
+        lines += [what, "", found.candidates.report(), "", "The other half judges the best:", ""]
+    lines += [found.curve.report(), "", *map(_choice, found.choices), f"Time: {found.seconds:.0f} s", ""]
+    verdict = f"Verdict: {found.verdict}. "
+    if not found.choices:
+        verdict += "Give prompts of your own, of a kind that the model can answer."
+        return "\n".join([*lines, verdict])
+    decisive = next(each for each in found.choices if each.verdict == found.verdict)
+    verdict += _reason(decisive)
     if found.command is not None:
-        return "\n".join(
-            [*lines, "Verdict: helps. To convert the model this way:", "", f"    {found.command}"]
-        )
+        return "\n".join([*lines, f"{verdict}. To convert the model this way:", "", f"    {found.command}"])
     if found.verdict == "cannot tell":
-        more = "more prompts, queries or text, or a higher --items; half of them judge"
-        more = more if found.choices else "prompts of your own, of a kind that the model can answer"
-        return "\n".join([*lines, f"Verdict: cannot tell. Give {more}."])
-    harm = any(each.judgement.verdict == "helps" for each in found.choices)
-    why = "What helps by one measure harms by the other" if harm else "No gain that is worth a scaling"
-    return "\n".join([*lines, f"Verdict: does not help. {why}: leave the model as it is."])
+        more = "Give more prompts, queries or text, or a higher --items; half of them judge"
+        verdict += f", which is too little to tell. {more}."
+    else:
+        verdict += ": leave the model as it is."
+    return "\n".join([*lines, verdict])
+
+
+def _reason(choice: Choice) -> str:
+    """Why a scaling is advised or not, in a sentence without its full stop."""
+    from converter.evaluation.results import PERPLEXITY
+
+    judged, read = choice.judgement, choice.measure == PERPLEXITY
+    what, done = ("windows", "predicted") if read else ("prompts", "answered")
+    found = judged.comparison
+    said = (
+        f"Of {judged.items} {what} that took no part in the choice, {found.better} are {done} better with "
+        f"{choice.scaling} than without scaling, and {found.worse} worse"
+    )
+    if choice.other is None:
+        return said
+    state = "better too" if choice.other.gains else "worse" if choice.other.loses else "not measurably worse"
+    return f"{said}; {'retrieval' if read else PERPLEXITY} is {state}"
 
 
 def fitted(found: Fit) -> str:
     """What ``fit`` gained, on what was kept back."""
-    lines = [f"fitted in {found.steps} steps, {found.seconds:.0f} s" + ", interrupted" * found.interrupted]
-    for each in found.verdicts:
-        items = "windows" if each.measure == "text" else "prompts"
+    from converter.evaluation.fit import ENDS
+    from converter.evaluation.held_out import ITEMS
+
+    lines = [f"fitted in {found.steps} steps, {found.seconds:.0f} s; {ENDS[found.ended]}"]
+    for each in found.judged:
         lines.append(
             f"kept back, {each.measure} at {each.length} tokens: loss {each.before:.4f} -> {each.after:.4f}; "
-            f"{each.better} of {each.items} {items} better, p = {each.p:.2g}"
+            f"{each.better} of {each.items} {ITEMS[each.measure]} better, p = {each.p:.2g}"
         )
     return "\n".join(lines)
 

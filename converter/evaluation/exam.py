@@ -179,7 +179,7 @@ def _readable(subject: Subject, length: int, seed: int) -> list[AnyTask]:
             drawn = task.items(subject.tokenizer, [length], 1, seed)[length]
             ids = drawn.documents[0] if TYPES[name].embeds else drawn[0].ids
         except UsageError as error:
-            why = str(error)
+            why = str(error).partition(";")[0]  # it names longer lengths, which tune does not take
             continue
         if ids.count(getattr(subject.tokenizer, "unk_token_id", None)) > MOST_UNKNOWN * len(ids):
             why = f"the tokenizer of {subject.name} does not know the words of {name}"

@@ -13,12 +13,13 @@ from converter import interrupts
 from converter.bytesize import bytes_text
 from converter.errors import UsageError
 from converter.evaluation.evaluate import run_settings
-from converter.evaluation.held_out import Verdict, check_gain, judge, rows_of, samples_of
+from converter.evaluation.held_out import ITEMS, Judged, check_gain, judge, judging, rows_of, samples_of
 from converter.evaluation.results import finite
 from converter.evaluation.runner import Hardware, choose, free_memory
+from converter.evaluation.statistics import fewest_shown
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks.task import Task
-from converter.fitting.descent import Look, descend
+from converter.fitting.descent import End, Look, descend
 from converter.fitting.samples import Samples
 from converter.fitting.trainable import TrainableAlibi, memory
 from converter.progress import steps as step_bar
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
     from converter.model import SourceOptions
 
 STEPS, MINUTES = 200, 10.0
+ENDS: dict[End, str] = {
+    "converged": "more steps gained nothing",
+    "steps": "all steps were made",
+    "time": "the time was up",
+    "not a number": "a gradient was not a number",
+    "interrupted": "interrupted",
+}
+"""Why a fit ended, in words."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +49,13 @@ class Fit:
     train_length: int
     target_length: int
     scaling: Static | Dynamic
-    verdicts: Sequence[Verdict]
-    """At the target length; for a static scaling and text, also at the trained length."""
+    judged: Sequence[Judged]
+    """Up to the target length; then, for a static scaling, within the trained length, where it may harm."""
     looks: Sequence[Look]
     """The losses by which the descent stopped."""
     steps: int
-    interrupted: bool
-    """Whether the user stopped the fit; the best slopes until then are in ``scaling``."""
+    ended: End
+    """Why there were no more steps; the best slopes until then are in ``scaling``."""
     settings: Mapping[str, Any]
     seconds: float
 
@@ -57,7 +66,7 @@ class Fit:
             "model": self.model,
             "target_length": self.target_length,
             "steps": self.steps,
-            "judged": [asdict(each) for each in self.verdicts],
+            "judged": [asdict(each) for each in self.judged],
             **self.settings,
         }
         return {**self.scaling.to_json(), "fitted": {key: finite(value) for key, value in record.items()}}
@@ -68,7 +77,7 @@ class Fit:
             **self.slopes,
             "train_length": self.train_length,
             "looks": [{"step": each.step, "losses": finite(each.losses)} for each in self.looks],
-            "interrupted": self.interrupted,
+            "ended": self.ended,
             "seconds": round(self.seconds, 1),
         }
 
@@ -110,7 +119,8 @@ def fit(
         steps: most steps.
         minutes: most time for the steps, approximately.
         dtype: ``fp32`` or ``bf16``; by default bf16 on CUDA and fp32 on a CPU.
-        say: called with a line about what is fitted and the memory that it takes, before it starts.
+        say: called before the fit starts, with a line about what is fitted and the memory that it takes, and
+            one about what judges, and what gain it can show.
         seed, device, batch_size, progress: as for ``evaluate``. On a CPU, a seed gives the same slopes.
         source: see ``SourceOptions``.
 
@@ -150,29 +160,30 @@ def fit(
         form = _starting_form(subject, trained, target_length if static else None, shared, temperatures)
         samples = samples_of(subject, files, prompts, form, trained, target_length, seed)
         say(_announcement(subject, form, samples, target_length))
+        say(_promise(samples, trained, static=static))
         with step_bar("fitting", steps, show=progress) as advance:
             bare = subject.scaled(UNSCALED)
             alibi = TrainableAlibi(subject.stock, form, bare.device)
             found = descend(
                 bare, alibi, samples, steps=steps, seconds=minutes * 60, seed=seed, advance=advance
             )
-        if found.interrupted:
+        if found.ended == "interrupted":
             if found.best is found.looks[0]:
                 raise interrupts.Interrupted(
                     "no slopes were better than the stock ones yet, so nothing was written"
                 )
             interrupts.forget()
         verdicts = judge(subject, samples, found.best.scaling, trained)
-    check_gain(verdicts)
+    check_gain(verdicts, f"{found.steps} steps; {ENDS[found.ended]}")
     return Fit(
         model=subject.name,
         train_length=trained,
         target_length=target_length,
         scaling=found.best.scaling,
-        verdicts=verdicts,
+        judged=verdicts,
         looks=found.looks,
         steps=found.steps,
-        interrupted=found.interrupted,
+        ended=found.ended,
         settings=settings,
         seconds=time.monotonic() - started,
     )
@@ -221,3 +232,15 @@ def _announcement(subject: Subject, form: Static | Dynamic, samples: Sequence[Sa
         f"fitting {numbers} numbers to {learned}; memory: about {bytes_text(weights)} for the weights and "
         f"{bytes_text(needed)} for a step"
     )
+
+
+def _promise(samples: Sequence[Samples], trained: int, *, static: bool) -> str:
+    """What judges, and what gain it can show."""
+    parts = judging(samples, trained, static=static)
+    shown = (
+        f"{len(items)} {ITEMS[each.name]}, which can show that {fewest_shown(len(items))} of them get better"
+        for each, items in parts[: len(samples)]
+    )
+    harm = sum(len(items) for _, items in parts[len(samples) :])
+    more = f"; {harm} within the trained length, which can show harm" if harm else ""
+    return f"kept back to judge by: {', '.join(shown)}{more}"

@@ -14,9 +14,10 @@ from scipy import stats
 
 from converter.errors import NoGain, UsageError
 from converter.evaluation.losses import pieces
-from converter.evaluation.results import SIGNIFICANT
+from converter.evaluation.results import FEWEST, SIGNIFICANT, WORTH_RATIO, Verdict
 from converter.evaluation.runner import Hardware
 from converter.evaluation.scalings import ladder
+from converter.evaluation.statistics import items_to_show, t_interval
 from converter.evaluation.subject import Subject
 from converter.evaluation.tasks.task import Item, Task
 from converter.fitting.samples import Answered, Prompts, Samples, Windows
@@ -27,17 +28,22 @@ from converter.texts import read_windows
 TOKENS_PER_STEP = 8192
 MOST_TOKENS = 1 << 22
 """Of text that is read; more would not be looked at in the steps there are."""
-STOP, JUDGE = 2, 6
-"""Fewest windows or prompts to stop by, and to judge by: six that all get better are the fewest that are more
-than chance."""
+LEARN, STOP, JUDGE = 8, 2, FEWEST
+"""Fewest windows or prompts to learn from, to stop by, and to judge by."""
+PARTS = 3
+"""One window or prompt of so many judges: a fit needs few of them, and a test many."""
+ENOUGH = 48
+"""Windows or prompts that judge even if they take more than ``JUDGE_TOKENS``."""
 STOP_TOKENS, JUDGE_TOKENS = 1 << 15, 1 << 17
-"""Most tokens of either, beyond the fewest windows or prompts."""
-LEARN = 8
-"""Fewest windows or prompts to learn from."""
+"""Most tokens to stop by, beyond the fewest items; and to judge by, beyond ``ENOUGH`` items."""
+ITEMS = {"text": "windows", "prompts": "prompts"}
+"""What judges, by measure."""
+SMALL = -math.log(WORTH_RATIO)
+"""The gain that is worth a fit: of the loss in nats, and of an answer's probability."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judged:
     """The fitted slopes against the stock ones, on windows or prompts that took no part in the fit."""
 
     measure: str
@@ -53,18 +59,15 @@ class Verdict:
     better: int
     """Items with less loss."""
     p: float
-    """Of the two-sided permutation test (Fisher 1935) of the mean: the items' changes keep their sizes, and
-    get random signs. So prompts that stay right hardly count, however many there are."""
-
-    @property
-    def gains(self) -> bool:
-        """Whether the fitted slopes are better by more than chance."""
-        return self.after < self.before and self.p < SIGNIFICANT
-
-    @property
-    def loses(self) -> bool:
-        """Whether they are worse by more than chance, or not a number."""
-        return not self.after < math.inf or (self.after > self.before and self.p < SIGNIFICANT)
+    """Of the two-sided permutation test (Fisher 1935) of the mean change: the items' changes keep their
+    sizes, and get random signs. So prompts that stay right hardly count, however many there are. In text, the
+    loss is tested; in prompts the probability exp(-loss) of an answer's tokens, so that one prompt that stays
+    wrong cannot outweigh all others."""
+    verdict: Verdict
+    needed: int
+    """Items that would show the gain that was seen, or one of ``SMALL`` if none was."""
+    harms: bool
+    """Whether they are worse by more than chance, or not a number."""
 
 
 def samples_of(
@@ -95,10 +98,17 @@ def samples_of(
         shortest = 0 if isinstance(form, Static) else trained
         cases = answered(subject.tokenizer, items, shortest, target)
         cases = [cases[index] for index in rng.permutation(len(cases))]
-        what = f"`prompts` has {len(cases)} prompts with {shortest + 1} to {target} tokens"
-        judge, stop = _kept(len(cases), target, what)
-        kept = cases[judge + stop :], cases[judge : judge + stop], cases[:judge]
-        found.append(Prompts(*kept, rows_of(subject.hardware)))
+        far, near = _split(cases, trained)
+        what = f"`prompts` has {len(far)} prompts with {trained + 1} to {target} tokens"
+        (judge, stop), more = _kept(len(far), target, what), _shares(len(near), target)
+        found.append(
+            Prompts(
+                learned=far[judge + stop :] + near[sum(more) :],
+                stopping=far[judge : judge + stop] + near[more[0] : sum(more)],
+                judging=far[:judge] + near[: more[0]],
+                rows=rows_of(subject.hardware),
+            )
+        )
     return found
 
 
@@ -124,10 +134,25 @@ def rows_of(hardware: Hardware) -> Callable[[int], int]:
     return lambda length: min(hardware.rows(length), max(1, TOKENS_PER_STEP // length))
 
 
+def _split(cases: Sequence[Answered], trained: int) -> tuple[list[Answered], list[Answered]]:
+    """Those beyond the trained length, and those within it."""
+    far = [case for case in cases if len(case.ids) > trained]
+    return far, [case for case in cases if len(case.ids) <= trained]
+
+
+def _most(length: int) -> int:
+    """Most items that judge."""
+    return max(ENOUGH, JUDGE_TOKENS // length)
+
+
+def _shares(count: int, length: int) -> tuple[int, int]:
+    """How many of so many items judge, and how many stop."""
+    return min(count // PARTS, _most(length)), min(count // 8, STOP_TOKENS // length)
+
+
 def _kept(count: int, length: int, what: str) -> tuple[int, int]:
-    """How many items to judge by, and to stop by."""
-    judge = max(JUDGE, min(count // 8, JUDGE_TOKENS // length))
-    stop = max(STOP, min(count // 8, STOP_TOKENS // length))
+    """As ``_shares``, but at least the fewest that there must be; raises ``UsageError`` if there are not."""
+    judge, stop = map(max, (JUDGE, STOP), _shares(count, length))
     if count < LEARN + judge + stop:
         raise UsageError(
             f"{what}, and fitting needs {LEARN + judge + stop}: to learn from, to stop by and to judge by; "
@@ -136,53 +161,93 @@ def _kept(count: int, length: int, what: str) -> tuple[int, int]:
     return judge, stop
 
 
-def judge(subject: Subject, samples: Sequence[Samples], scaling: Scaling, trained: int) -> list[Verdict]:
+def judging(samples: Sequence[Samples], trained: int, *, static: bool) -> list[tuple[Samples, Any]]:
+    """The items that judge, and whose they are. Those within the trained length, which judge harm, come last.
+
+    Position-dynamic slopes change nothing there, so only static ones have any.
+    """
+    far: list[tuple[Samples, Any]] = []
+    near: list[tuple[Samples, Any]] = []
+    for each in samples:
+        if isinstance(each, Prompts):
+            beyond, within = _split(each.judging, trained)
+            far.append((each, beyond))
+            near += [(each, within)] if within else []
+        else:
+            far.append((each, each.judging))
+            near += [(each, pieces(each.judging, trained))] if static else []
+    return far + near
+
+
+def judge(subject: Subject, samples: Sequence[Samples], scaling: Scaling, trained: int) -> list[Judged]:
     """Runs both slopes as the converted model would, on what took no part in the fit."""
-    parts = [(each, each.judging) for each in samples]
-    if isinstance(scaling, Static):
-        parts += [(each, pieces(each.judging, trained)) for each in samples if isinstance(each, Windows)]
+    parts = judging(samples, trained, static=isinstance(scaling, Static))
     batches = [each.kept(items) for each, items in parts]
     before, after = (
         [row_losses(subject.scaled(wanted), each) for each in batches] for wanted in (UNSCALED, scaling)
     )
     kept = zip(parts, batches, before, after, strict=True)
-    return [verdict(each.name, found, stock, fitted) for (each, _), found, stock, fitted in kept]
+    return [judged(each.name, found, stock, fitted) for (each, _), found, stock, fitted in kept]
 
 
-def verdict(name: str, batches: Sequence[Batch], before: Sequence[float], after: Sequence[float]) -> Verdict:
+def judged(name: str, batches: Sequence[Batch], before: Sequence[float], after: Sequence[float]) -> Judged:
     """From the losses of all rows of the batches."""
-    changes = np.subtract(after, before)
-    return Verdict(
+    stock, fitted = float(np.mean(before)), float(np.mean(after))
+    falls = np.subtract(before, after)
+    gains = np.exp(np.negative(after)) - np.exp(np.negative(before)) if name == "prompts" else falls
+    mean, p = float(np.mean(gains)), _p(gains)
+    harms = not fitted < math.inf or (p < SIGNIFICANT and mean < 0)
+    small = len(gains) >= FEWEST and (t_interval(gains)[1] < SMALL or not gains.any())
+    verdict: Verdict = "does not help" if harms or small else "cannot tell"
+    if p < SIGNIFICANT and mean > 0 and fitted < stock:
+        verdict = "helps"
+    spread = float(np.std(gains)) if math.isfinite(mean) else 0.0
+    needed = items_to_show(spread, max(SMALL, mean))  # of a mean that is not a number, the first
+    return Judged(
         measure=name,
         length=max(batch.ids.shape[1] for batch in batches),
-        items=len(changes),
-        before=float(np.mean(before)),
-        after=float(np.mean(after)),
-        better=int((changes < 0).sum()),
-        p=_p(changes),
+        items=len(gains),
+        before=stock,
+        after=fitted,
+        better=int((falls > 0).sum()),
+        p=p,
+        verdict=verdict,
+        needed=max(needed, len(gains) + 1) if verdict == "cannot tell" else needed,
+        harms=harms,
     )
 
 
 def _p(changes: NDArray[np.float64]) -> float:
     """Of the permutation test: exact for up to 13 changes, from 9999 draws for more."""
     if not np.isfinite(changes).all():
-        return 1.0  # no test is needed then, see ``Verdict.loses``
+        return 1.0  # no test is needed then
     test = stats.permutation_test(
         (changes,), np.mean, permutation_type="samples", vectorized=True, random_state=0
     )
     return float(test.pvalue)
 
 
-def check_gain(verdicts: Sequence[Verdict]) -> None:
-    """Raises ``NoGain`` unless one gains and none loses."""
-    if any(each.gains for each in verdicts) and not any(each.loses for each in verdicts):
+def check_gain(found: Sequence[Judged], how: str) -> None:
+    """Raises ``NoGain`` unless the slopes help by one measure and harm by none; ``how`` says how it ended."""
+    harms = any(each.harms for each in found)
+    if any(each.verdict == "helps" for each in found) and not harms:
         return
     said = "; ".join(
         f"{each.measure} at {each.length} tokens: loss {each.before:.4f} with the stock slopes, "
         f"{each.after:.4f} fitted, {each.better} of {each.items} better, p = {each.p:.2g}"
-        for each in verdicts
+        for each in found
     )
+    undecided = [each for each in found if each.verdict == "cannot tell"]
+    if harms or not undecided:
+        raise NoGain(
+            f"no fitted slopes are better than the stock ones on what was kept back ({said}), so nothing was "
+            f"written ({how}); give other text or prompts, or a formula (tune)"
+        )
+    each = min(undecided, key=lambda each: each.needed / each.items)
+    more = f"give about {PARTS * each.needed}: one in {PARTS} judges"
+    if each.needed > _most(each.length):
+        more = f"but at most {_most(each.length)} judge: give other ones, more steps, or a formula (tune)"
     raise NoGain(
-        f"no fitted slopes are better than the stock ones on what was kept back ({said}), so nothing was "
-        "written; give more text or prompts, or a formula (tune)"
+        f"cannot tell whether the fitted slopes are better on what was kept back ({said}), so nothing was "
+        f"written ({how}); {each.needed} {ITEMS[each.measure]} would most likely show it, {more}"
     )

@@ -19,7 +19,12 @@ SIGNIFICANT = 0.05
 """A difference with a smaller p is marked as significant."""
 FAILS = 0.1
 """Mean score below which a model counts as unable to do a task."""
+WORTH, WORTH_RATIO = 0.1, 0.98
+"""The gain that is worth a scaling: in the mean score, and as a ratio of perplexities."""
+FEWEST = 6
+"""Items that must all get better for p < 0.05; fewer show nothing."""
 Metric = Literal["accuracy", "f1", "score", "ndcg@10", "perplexity"]
+Verdict = Literal["helps", "does not help", "cannot tell"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,17 @@ class Comparison:
     def loses(self) -> bool:
         """Whether significantly more items got worse than better."""
         return self.significant and self.worse > self.better
+
+    def verdict(self, metric: str, items: int) -> Verdict:
+        """What it shows, as a comparison of so many items with no scaling.
+
+        The scaling helps if significantly more items got better than worse. It does not help if significantly
+        more got worse, or if the interval leaves out a gain of ``WORTH`` (for perplexity ``WORTH_RATIO``).
+        """
+        if self.gains:
+            return "helps"
+        small = self.low > WORTH_RATIO if metric == PERPLEXITY else self.high < WORTH
+        return "does not help" if self.loses or (small and items >= FEWEST) else "cannot tell"
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,11 @@ class Measurement:
         """The number of prompts, or of the longest windows."""
         return len(self.scores)
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the comparison shows; None without one."""
+        return None if self.comparison is None else self.comparison.verdict(self.metric, self.items)
+
 
 @dataclass(frozen=True)
 class Results:
@@ -109,12 +130,12 @@ class Results:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON; a number that is not finite (the interval of a single item) becomes null."""
+        """All fields as JSON, and each measurement's verdict; numbers that are not finite become null."""
         return {
             "format": FORMAT,
             "settings": dict(self.settings),
             "models": {name: dict(model) for name, model in self.models.items()},
-            "measurements": [finite(asdict(each)) for each in self.measurements],
+            "measurements": [{**finite(asdict(each)), "verdict": each.verdict} for each in self.measurements],
             "seconds": round(self.seconds, 1),
         }
 
@@ -144,7 +165,7 @@ class Results:
 
         Scores are in per cent. A cell of the first row has the value and its 95 % confidence interval; the
         others have the difference from it on the same items (for perplexity, the ratio) with the interval of
-        the difference, and ``*`` if it is significant (p < 0.05).
+        the difference, and ``*`` if it is significant (p < 0.05), or ``?`` if the items are too few to tell.
         """
         cells = {
             (each.model, each.scaling, each.length): _cell(each)
@@ -178,6 +199,9 @@ class Results:
             parts += [title, "", self.table(task), ""]
         if any(each.comparison and each.comparison.significant for each in self.measurements):
             parts += ["* differs from the first row on the same items (sign test, p < 0.05)", ""]
+        if any(_open(each) for each in self.measurements):
+            gain = f"{100 * WORTH:g} points, or {100 * (1 - WORTH_RATIO):.0f} % of perplexity"
+            parts += [f"? too few items to tell whether there is a gain of {gain}", ""]
         for line in self._doubts():
             parts += [line, ""]
         return "\n".join(parts[:-1])
@@ -216,9 +240,16 @@ def _cell(each: Measurement) -> str:
     unit = 1 if each.metric == PERPLEXITY else 100
     value, low, high = (text(unit * number) for number in (each.value, each.low, each.high))
     if each.comparison is not None:
-        star = " *" if each.comparison.significant else ""
+        star = " *" if each.comparison.significant else " ?" if _open(each) else ""
         return f"{value}, {difference_text(each.metric, each.comparison)}{star}"
     return f"{value} ({low} to {high})" if each.items > 1 else value
+
+
+def _open(each: Measurement) -> bool:
+    """Whether the items cannot tell; equal losses of all tokens leave no question."""
+    found = each.comparison
+    same = each.metric == PERPLEXITY and found is not None and not found.better + found.worse
+    return each.verdict == "cannot tell" and not same
 
 
 def difference_text(measure: str, found: Comparison) -> str:

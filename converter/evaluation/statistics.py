@@ -5,27 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from converter.evaluation.results import PERPLEXITY, Comparison
+from converter.evaluation.results import FEWEST, PERPLEXITY, WORTH, WORTH_RATIO, Comparison, Verdict
 
 CONFIDENCE = 0.95
 WORST_LOSS = 700.0
 """Loss in nats above which the perplexity counts as infinite, since it nears the largest float64."""
-WORTH, WORTH_RATIO = 0.1, 0.98
-"""The gain that is worth a scaling: in the mean score, and as a ratio of perplexities."""
 POWER = 0.8
 """The chance that ``needed`` items show the gain."""
-FEWEST = 6
-"""Items that must all get better for p < 0.05; fewer show nothing."""
 MOST_DIFFERING = 20_000
 
 Interval = tuple[float, float]
-Verdict = Literal["helps", "does not help", "cannot tell"]
+QUANTILES = float(stats.norm.isf((1 - CONFIDENCE) / 2) + stats.norm.ppf(POWER))
+"""How many standard errors a gain must be for ``POWER``."""
 
 
 @dataclass(frozen=True)
@@ -94,24 +90,29 @@ def paired_interval(better: int, worse: int, items: int) -> Interval:
 
 
 def judge(metric: str, scores: Sequence[float], baseline: Sequence[float]) -> Judgement:
-    """Whether a scaling helps, does not, or whether these items, the same for none, cannot tell.
-
-    It helps if significantly more items got better than worse. It does not help if significantly more got
-    worse, or if the interval leaves out a gain of ``WORTH`` (for perplexity ``WORTH_RATIO``).
-    """
+    """Whether a scaling helps, does not, or whether these items, the same for none, cannot tell."""
     found = compare(metric, scores, baseline)
-    small = found.low > WORTH_RATIO if metric == PERPLEXITY else found.high < WORTH
-    small = small and len(scores) >= FEWEST
-    verdict: Verdict = "cannot tell"
-    if found.gains:
-        verdict = "helps"
-    elif found.loses or small:
-        verdict = "does not help"
     gain = 1 - WORTH_RATIO if metric == PERPLEXITY else WORTH
     differences = _differences(metric, scores, baseline)
     while (count := _needed(metric, differences, gain)) <= len(scores):
         gain /= 2
-    return Judgement(verdict, found, len(scores), gain, count)
+    return Judgement(found.verdict(metric, len(scores)), found, len(scores), gain, count)
+
+
+def items_to_show(spread: float, gain: float) -> int:
+    """About how many items show a mean gain in ``POWER`` of all trials, if they differ by ``spread``.
+
+    That is the size for a normal mean, and ``FEWEST`` more: an exact test of few items needs as many.
+    """
+    return FEWEST + math.ceil((QUANTILES * spread / gain) ** 2)
+
+
+def fewest_shown(items: int) -> int:
+    """How many items must get better, while the others stay, to show it in ``POWER`` of all trials.
+
+    This solves ``items_to_show`` for the share that gets better.
+    """
+    return math.ceil(items / (1 + (items - FEWEST) / QUANTILES**2))
 
 
 def t_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
@@ -136,8 +137,7 @@ def _needed(metric: str, differences: NDArray[np.float64], gain: float) -> int:
     if spread == 0:
         return max(FEWEST, 2 * count)
     size = -math.log(1 - gain) if metric == PERPLEXITY else gain
-    quantiles = float(stats.norm.isf((1 - CONFIDENCE) / 2) + stats.norm.ppf(POWER))
-    return max(FEWEST, math.ceil((quantiles * spread / size) ** 2))
+    return items_to_show(spread, size)
 
 
 def _clopper_pearson(successes: int, count: int) -> Interval:

@@ -18,10 +18,10 @@ import numpy as np
 from converter.errors import UsageError
 from converter.evaluation.evaluate import compared, run_settings
 from converter.evaluation.exam import Exam
-from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results, finite
+from converter.evaluation.results import PERPLEXITY, Comparison, Measurement, Results, Verdict, finite
 from converter.evaluation.runner import choose
 from converter.evaluation.scalings import candidates, command, ladder
-from converter.evaluation.statistics import Judgement, Verdict, compare, judge
+from converter.evaluation.statistics import Judgement, compare, judge
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask
 from converter.evaluation.tasks.beir import Neighbours

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,11 @@ PATIENCE = 60
 """Steps without a gain after which it stops; more where these are fewer than ``LOOKS`` looks."""
 LOOKS = 3
 """Looks without a gain before which it does not stop; one alone may be chance."""
+
+
+End = Literal["converged", "steps", "time", "not a number", "interrupted"]
+"""Why a descent ended: ``PATIENCE`` steps gained nothing, all steps were made, the time was up, a gradient
+was not a number, or the user stopped it."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,7 @@ class Descent:
     """The first one is at the starting slopes."""
     steps: int
     """How many were begun."""
-    interrupted: bool
-    """Whether the user stopped it."""
+    ended: End
 
     @property
     def best(self) -> Look:
@@ -87,6 +91,7 @@ def descend(
     optimizer = torch.optim.Adam(alibi.parameters().values(), lr=RATE)
     looks: list[Look] = []
     step = 0
+    ended: End = "steps"
     try:
         with attached(model, alibi):
             looks.append(_look(model, alibi, samples, 0))
@@ -94,18 +99,20 @@ def descend(
                 # Constant, then down to 0: the last few batches should not decide.
                 optimizer.param_groups[0]["lr"] = RATE * min(1.0, 2 * (1 - (step - 1) / steps))
                 if not _step(model, alibi, samples, optimizer, rng):
+                    ended = "not a number"
                     break
                 advance(1)
                 late = time.monotonic() - started > seconds
                 if step % every == 0 or step == steps or late:
                     looks.append(_look(model, alibi, samples, step))
-                if late or step - _best(looks).step >= patience:
+                if step < steps and (late or step - _best(looks).step >= patience):
+                    ended = "time" if late else "converged"
                     break
     except KeyboardInterrupt:
         if not looks:
             raise
-        return Descent(looks, step, interrupted=True)
-    return Descent(looks, step, interrupted=False)
+        ended = "interrupted"
+    return Descent(looks, step, ended)
 
 
 def _best(looks: Sequence[Look]) -> Look:

@@ -66,8 +66,8 @@ def fill(
 def too_short(task: Task | Retrieval, length: int, least: int) -> UsageError:
     """The error for a length that is too short for a prompt of ``task``."""
     return UsageError(
-        f"{task.name} does not fit into {length} tokens; give longer lengths (at least {least}), "
-        "or other `tasks`"
+        f"{task.name} does not fit into {length} tokens, but takes at least {least}; give other `tasks`, or "
+        "longer lengths"
     )
 
 

@@ -188,7 +188,7 @@ def test_the_layers_for_lora_are_those_of_the_model(tmp_path: Path, layer: str) 
         ("mpt", "CausalLM", {"dynamic": "length", "train_length": 24}, "serve this model: its scaling is"),
         ("bloom", "SequenceClassification", {"scale": 4}, "vllm serve ./out --max-model-len 8192\n"),
         ("bloom", "QuestionAnswering", {"scale": 4}, "no `NtkBloomForQuestionAnswering`.\n"),
-        ("jina_bert", "Model", {"dynamic": "length", "train_length": 24}, "./out --max-model-len 192\n"),
+        ("jina_bert", "Model", {"train_length": 24, "max_length": 300}, "./out --max-model-len 300\n"),
     ],
 )
 def test_vllm(tmp_path: Path, family: str, head: Any, options: dict[str, Any], said: str) -> None:

@@ -205,7 +205,7 @@ def describe(
 
     scaling = repository.scaling
     scaled, alibi = not isinstance(scaling, Unscaled), isinstance(repository.recipe, AlibiRecipe)
-    limit = None if repository.decoder else repository.recipe.input_limit(scaling, None, None)
+    limit = _input_limit(repository)
     embeds, pooling = sentence_encoder, ""
     if embeds is None:  # then sentence-transformers takes the mean of an encoder's hidden states
         embeds, pooling = alibi and not repository.decoder and repository.head == "Model", " --pooling mean"
@@ -393,6 +393,11 @@ def _where(words: Words, place: str) -> str:
     return _literal(place) + (TRUST if words.code else "")
 
 
+def _input_limit(repository: ConvertedRepository) -> int | None:
+    """The tokens after which programs cut a text of a scaled encoder."""
+    return None if repository.decoder else repository.recipe.input_limit(repository.scaling, None, None)
+
+
 def _serve(repository: ConvertedRepository, place: str, embeds: str) -> str:
     """The section about servers of an ALiBi model; ``embeds``: how to serve an encoder's vectors of texts."""
     vllm = _serve_with_vllm(repository, place)
@@ -409,7 +414,7 @@ def _serve_with_vllm(repository: ConvertedRepository, place: str) -> str:
     if repository.decoder and isinstance(scaling, Dynamic) and scaling.dynamic == "length":
         return REFUSED.format(why=LENGTH_DYNAMIC)
     factor = DYNAMIC_REACH if isinstance(scaling, Dynamic) else scaling.factor_at(0)
-    length = round((repository.train_length or TRAINED) * factor)
+    length = _input_limit(repository) or round((repository.train_length or TRAINED) * factor)
     return SERVE.format(command=_serve_command(place), length=length)
 
 

@@ -28,6 +28,8 @@ BOUND = 1e-3
 FELT = 0.1
 """What a wrong slope must change, at least."""
 
+LONGEST = 1024
+"""Tokens of a prompt and its answer."""
 BLOCKS = 32
 """Blocks of 128 tokens in the cache; filling one with zeros takes time."""
 
@@ -42,7 +44,7 @@ def engine(folder: Path, **options: Any) -> Iterator[LLM]:
         str(folder),
         **{
             "dtype": "float32",
-            "max_model_len": 1024,
+            "max_model_len": LONGEST,
             "max_logprobs": 20,
             "num_gpu_blocks_override": BLOCKS,
             "enforce_eager": True,
@@ -173,9 +175,12 @@ def trained_prompts(*lengths: int) -> list[list[int]]:
 def converted_tiny(
     folder: Path, family: str, scaling: str, head: tiny.Head | None = None, **changes: Any
 ) -> Path:
-    changes = changes if family in tiny.ENCODERS else {"use_cache": True, **changes}
+    """A converted tiny checkpoint; an encoder's input limit is the longest text that an engine here reads."""
+    encoder = family in tiny.ENCODERS
+    changes = changes if encoder else {"use_cache": True, **changes}
     source = (tiny.FACTORIES | tiny.ENCODERS)[family](folder / "source", 4, head=head, **changes)
-    convert(source, folder / "out", verify=False, **options_for(scaling, 4))
+    limit = LONGEST if encoder else None
+    convert(source, folder / "out", verify=False, max_length=limit, **options_for(scaling, 4))
     return folder / "out"
 
 

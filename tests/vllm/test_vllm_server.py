@@ -96,7 +96,7 @@ def encoder(folder: Path, family: str, head: Any, **changes: Any) -> Path:
     tokenizer.save(str(source / "tokenizer.json"))
     names = ["input_ids", "token_type_ids", "attention_mask"]
     edit_json(source / "tokenizer_config.json", {"model_input_names": names})
-    convert(source, folder / "out", verify=False, dynamic="length", train_length=24)
+    convert(source, folder / "out", verify=False, dynamic="length", train_length=24, max_length=600)
     return folder / "out"
 
 

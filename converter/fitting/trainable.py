@@ -129,8 +129,8 @@ def losses(model: Any, batch: Batch) -> torch.Tensor:
     """The negative log-likelihood of every target that is not ``IGNORE``, float32 [targets], in nats."""
     if hasattr(model, "project"):  # a decoder of this tool's templates
         states, head = model.base_model(batch.ids, use_cache=False).last_hidden_state, model.project
-    elif hasattr(model, "cls"):  # an encoder
-        states, head = model.base_model(batch.ids).last_hidden_state, model.cls.predictions
+    elif hasattr(model, "predict"):  # an encoder of theirs
+        states, head = model.base_model(batch.ids).last_hidden_state, model.predict
     else:  # a class of transformers; some scale or cap their logits, so use them as they are
         states, head = model(batch.ids, use_cache=False).logits, torch.nn.Identity()
     # With a vocabulary of 250,000, the logits of 8192 tokens take 8 GB: compute a few tokens at a time.

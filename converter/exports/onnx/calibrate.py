@@ -121,7 +121,7 @@ class Layers:
     def _modules(self) -> nn.ModuleList:
         backbone = self._backbone
         modules: nn.ModuleList = (
-            backbone.decoder_layers if self._patched.repository.decoder else backbone.encoder.layer
+            backbone.decoder_layers if self._patched.repository.decoder else backbone.encoder_layers
         )
         return modules
 

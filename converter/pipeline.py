@@ -201,7 +201,7 @@ def convert(
         if verify:
             from converter.verification import verify as check
 
-            checks = check(written.repository, opened.config)
+            checks = check(written.repository, opened.config, progress=progress)
         _write_card(plan, written, checks, f"./{place.name}")
         graph = None
         if onnx is not None:

@@ -271,7 +271,7 @@ def plot(
     subject: str,
     methods: tuple[Method, ...],
     scales: tuple[float, ...],
-    dynamics: tuple[Basis, ...],
+    dynamic: tuple[Basis, ...],
     rates: tuple[float, ...],
     ramps: tuple[Parts, ...],
     temperatures: tuple[float, ...],
@@ -292,8 +292,8 @@ def plot(
     from converter.pictures.plotting import plot as run
 
     # Without any of these options, a converted model's own scaling is drawn.
-    asked = methods or scales or dynamics or rates or ramps or temperatures
-    tried = (methods or ("ntk",), scales, dynamics, rates, train_length, ramps, temperatures)
+    asked = methods or scales or dynamic or rates or ramps or temperatures
+    tried = (methods or ("ntk",), scales, dynamic, rates, train_length, ramps, temperatures)
     scalings = trials(*tried) if asked else []
     files = [str(path) for path in run(subject, scalings=scalings, train_length=train_length, **arguments)]
     show({"files": files}, *files)

@@ -98,7 +98,6 @@ trial_options = options(
     ),
     scaling_option(
         "--dynamic",
-        "dynamics",
         type=Listed("LIST", str, BASES),
         default="",
         help="Also dynamic scaling: length, position or both.",

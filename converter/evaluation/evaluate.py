@@ -40,7 +40,7 @@ def evaluate(
     text: Sequence[str | Path] = (),
     methods: Sequence[Method] = (),
     scales: Sequence[float] = (),
-    dynamics: Sequence[Basis] = (),
+    dynamic: Sequence[Basis] = (),
     rates: Sequence[float] = (),
     ramps: Sequence[Parts] = (),
     temperatures: Sequence[float] = (),
@@ -64,7 +64,7 @@ def evaluate(
         text: UTF-8 files for perplexity (in encoders, of masked tokens). Without ``tasks`` and ``text``, the
             tasks without a file that the model's tokenizer can read are measured.
         methods: scaling methods to try on each model, each with all ``scales`` (static factors) and all
-            ``dynamics`` (each with all ``rates``). Without methods, each model is measured as it is.
+            ``dynamic`` (each with all ``rates``). Without methods, each model is measured as it is.
         ramps: ramps of ``by-parts`` to try, each in parts of the trained length; by default the model's own.
         temperatures: temperatures of ``ntk`` and ``by-parts`` to try, each from 0, the default, to 1.
         lengths: tokens of prompts and windows; by default 1, 2 and 4 times the trained length.
@@ -89,7 +89,7 @@ def evaluate(
         raise UsageError("there is no model to measure; give a folder or a Hub id")
     if items < 1:
         raise UsageError(f"`items` {items} is out of range; give at least 1")
-    requests = trials(methods, scales, dynamics, rates, source.get("train_length"), ramps, temperatures)
+    requests = trials(methods, scales, dynamic, rates, source.get("train_length"), ramps, temperatures)
     hardware = choose(device, dtype, batch_size)
     files = [Path(path) for path in text]
     settings = run_settings(seed, files, items=items)

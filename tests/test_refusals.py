@@ -49,6 +49,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     # Falcon divides its bias by the root of the head's size.
     ("falcon", by_parts(train_length=2048, ramp=(2, 4)), "the longest span is 3620 tokens, and the ramp"),
     ("bloom", {"scale": 2, "revision": "main"}, "local folder"),
+    ("bloom", {"scale": 2, "subfolder": ".."}, "not a folder inside MODEL"),
     # Rotary models
     ("llama", {"scale": 2, "method": "ntk-published"}, "rotary 'llama'; give `method` ntk"),
     ("llama", {"scale": 2, "temperature": 0.2}, "`temperature` belongs to slopes, and the rotary 'llama'"),

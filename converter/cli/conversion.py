@@ -33,7 +33,7 @@ from converter.cli.options import (
     push_option,
     push_options,
     scaling_options,
-    set_option,
+    source_options,
     take_onnx,
     token_option,
     trial_options,
@@ -89,7 +89,7 @@ from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
     callback=negated,
     help="Do not run and check the result before it is put in place.",
 )
-@set_option
+@source_options
 @hub_options
 @push_option("--push-to-hub", metavar="USER/NAME", help="Push the result there, as push does.")
 @push_options
@@ -126,7 +126,7 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
 @click.command(cls=Command)
 @model_argument
 @scaling_options
-@set_option
+@source_options
 @hub_options
 def inspect(**arguments: Any) -> None:
     """Show the family, size, trained length and slopes of MODEL.
@@ -265,7 +265,7 @@ def validate(folder: Path, provider: str | None) -> None:
 )
 @out_option
 @output_option("--overwrite", is_flag=True, help="Write into a folder that is not empty.")
-@set_option
+@source_options
 @hub_options
 def plot(
     subject: str,

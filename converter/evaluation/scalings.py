@@ -125,4 +125,5 @@ def command(
     if request.slopes is not None and slopes is not None:
         request = replace(request, slopes=replace(request.slopes, name=slopes))
     more = words(source.get("overrides") or {})
-    return command_line(str(model), request, "DIR", revision=source.get("revision"), more=more)
+    place = {"revision": source.get("revision"), "subfolder": source.get("subfolder")}
+    return command_line(str(model), request, "DIR", **place, more=more)

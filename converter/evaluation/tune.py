@@ -192,6 +192,7 @@ def tune(
     )
     if result.advice == UNSCALED:
         return result
+    source["revision"] = subject.model.source.commit  # what was measured
     bake = command(model, result.advice, trained, source, slopes=None if slopes is None else str(slopes))
     return replace(result, command=bake)
 

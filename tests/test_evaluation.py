@@ -403,7 +403,7 @@ def test_results_survive_their_json(results: Results, known_words: Path) -> None
     assert Results.from_json(json.loads(json.dumps(results.to_json(), allow_nan=False))).measurements == list(
         results.measurements
     )
-    alone = evaluate([EXAMPLE], tasks=[Words()], text=[known_words], lengths=[20], items=1)
+    alone = evaluate(EXAMPLE, tasks=[Words()], text=str(known_words), lengths=[20], items=1)
     again = Results.from_json(json.loads(json.dumps(alone.to_json(), allow_nan=False)))
     assert again.measurements == list(alone.measurements)
     assert again.measurements[-1].high == math.inf

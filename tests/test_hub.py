@@ -138,6 +138,18 @@ def test_a_subfolder_gives_what_its_folder_gives(
     assert again_by_its_card(command, hub, work / "out").code == 0
 
 
+def test_a_known_id_says_nothing_of_its_subfolders(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command
+) -> None:
+    """A trained length is that of the checkpoint in the root."""
+    shutil.copytree(pristine("bloom"), tmp_path / "models")
+    shutil.copytree(pristine("bloom"), tmp_path / "models" / "last")
+    hub.commit("bigscience/bloom", tmp_path / "models")
+    words = ("inspect", "bigscience/bloom", "--json")
+    found = [command(*words, *more).json["train_length"] for more in ((), ("--subfolder", "last"))]
+    assert found == [2048, None]
+
+
 def again_by_its_card(command: Command, hub: HubServer, folder: Path) -> Run:
     """Converts with the command of a card, after its branch has moved, and compares all bytes."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -279,6 +291,28 @@ def test_code_in_another_repository_is_left_there(
     }
 
 
+GOOD = (
+    "-c",
+    "from converter.evaluation.tune import Tuning\nfrom converter.scaling.scaling import Static\n"
+    "Tuning.advice = Static('ntk', 2.0)\nfrom converter.cli import main; main()",
+)
+"""Starts the command line with a ``tune`` to which this scaling seems to help."""
+
+
+@pytest.mark.slow
+def test_a_tuned_command_names_the_commit_that_was_measured(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
+) -> None:
+    shutil.copytree(pristine("bloom"), tmp_path / "models" / "last")
+    commit = hub.commit(ID, tmp_path / "models")
+    (work / "text.txt").write_text(" ".join(f"w{4 + number % 60}" for number in range(1000)))
+    words = ("--subfolder", "last", "--train-length", "24", "--text", "text.txt", "--items", "2", "--json")
+    found = command("tune", ID, "--target-length", "64", *words, start=GOOD)
+    assert found.code == 0, found.err
+    start = f"ntk-convert {ID} --revision {commit} --subfolder last --scale 2 "
+    assert found.json["command"].startswith(start)
+
+
 @pytest.mark.slow
 def test_an_id_is_measured_as_its_folder(
     pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
@@ -415,13 +449,18 @@ def test_what_is_refused(
     [
         ("quantize_config.json", ("the checkpoint is quantised (it has quantize_config.json)",)),
         ("q4.gguf", (f"{ID} has q4.gguf: GGUF files cannot be converted",)),
+        ("runs/last/config.json", (f"{ID} has no config.json", "give --subfolder runs/last")),
     ],
 )
 def test_what_a_listing_shows(
     make_source: Pristine, hub: HubServer, command: Command, work: Path, name: str, parts: tuple[str, ...]
 ) -> None:
     source = make_source("bloom")
-    (source / "config.json").rename(source / name) if name == "q4.gguf" else (source / name).write_text("{}")
+    if name == "quantize_config.json":
+        (source / name).write_text("{}")
+    else:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / "config.json").rename(source / name)
     hub.commit(ID, source)
     refused(command(*CONVERT), work, *parts)
     assert not [request for request in hub.requests if request.host == "storage"]

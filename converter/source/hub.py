@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError, UsageError
-from converter.source.source import CONFIG, Source, check_gguf
+from converter.source.source import CONFIG, Source, check_others
 
 DEFAULT_REVISION = "main"
 HEXADECIMAL = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
@@ -126,7 +126,7 @@ def open_repository(
     # First, because this fails at once, where a download would retry for half a minute.
     listing = list_files(revision)
     if listing is not None and CONFIG not in listing["files"]:
-        check_gguf(name, listing["files"])
+        check_others(name, [*listing["files"], *listing["nested"]])
     # By commit from here on. For a branch that moves meanwhile, the client would get the size of a file
     # from one commit and its content from another.
     at = listing["commit"] if listing else revision

@@ -140,7 +140,8 @@ class Source:
             audio = "; a model of FunASR such as emotion2vec (config.yaml) cannot be converted" * (
                 "config.yaml" in self.files
             )
-            check_gguf(self.name, self.files)
+            inner = [f"{path.parent.name}/{CONFIG}" for path in sorted(self.folder.glob(f"*/{CONFIG}"))]
+            check_others(self.name, [*self.files, *inner])
             raise SourceError(f"{self.name} has no {CONFIG}, so it is not a checkpoint{adapter}{audio}")
         for name in QUANTISED_BY:
             if name in self.files:
@@ -164,7 +165,7 @@ class Source:
                     f"the cache has no weights of {self.name}, and the Hub cannot be reached; check the "
                     "connection (and HF_HUB_OFFLINE, HF_ENDPOINT)"
                 )
-            check_gguf(self.name, self.files)
+            check_others(self.name, self.files)
             return {}
         names, found = [first], dict(self.files)
         if first in INDEXES:
@@ -185,9 +186,17 @@ class Source:
         return {name: found.get(name) for name in names}
 
 
-def check_gguf(source: str, names: Iterable[str]) -> None:
-    """Raises ``SourceError`` for a file in llama.cpp's format, where others are missing."""
+def check_others(source: str, names: Iterable[str]) -> None:
+    """Raises ``SourceError`` for files that say more than that others are missing.
+
+    They are files in llama.cpp's format, and the config of a checkpoint in a subfolder.
+    """
     for name in names:
+        folder, _, file = name.rpartition("/")
+        if file == CONFIG and all(map(PLAIN.fullmatch, folder.split("/"))):
+            raise SourceError(
+                f"{source} has no {CONFIG}, but its folder {folder} has one; give `subfolder` {folder}"
+            )
         if name.lower().endswith(".gguf"):
             raise SourceError(
                 f"{source} has {name}: GGUF files cannot be converted; give the repository with the original "

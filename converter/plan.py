@@ -27,7 +27,7 @@ from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, target_name
 from converter.source.hub import bytes_to_download
 from converter.source.remote_code import read_json
 from converter.source.sentence_transformers import set_limits
-from converter.source.source import CARD, CONFIG
+from converter.source.source import CARD, CONFIG, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.weights.files import Link
 from converter.weights.transfer import STORED, TORCH, Dtype, Order, transfer
@@ -182,10 +182,8 @@ def prepare(
         config[PROVENANCE] |= {OVERRIDES: dict(model.overrides)}
         notes.append(f"the source's config.json was read with {shlex.join(words(model.overrides))}")
     if source.subfolder is not None:
-        notes.append(
-            f"the source is the folder {source.subfolder} of {source.root}; files outside it, such as a "
-            "licence, were not copied"
-        )
+        name = plain_text(source.name)
+        notes.append(f"the source is the folder {name}; files outside it, such as a licence, were not copied")
     notes += [*recipe.notes, *filter(None, [model.trained.note, tokenizer.note, note]), *model.nested.notes]
     if dtype is not None:
         set_dtype(config, TORCH[dtype])

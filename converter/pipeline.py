@@ -125,7 +125,7 @@ def convert(
         base_model: Hub id that the model card names as the source's, for a local copy of it.
         max_length: the input limit of an encoder in tokens: programs cut texts after as many. By default what
             a static scaling reaches, or 8 times the trained length, and never less than the source's.
-        dtype: round floating point weights to this type; by default their bytes are kept.
+        dtype: round floating point weights to this type; by default, and if they have it, their bytes are kept.
         link: ``reflink``: share the weights' disk blocks with the source if the file system can, else
             copy them. ``hard``: fall back to hard links; editing one file then edits both. ``symbolic``:
             symbolic links to the source, for a result that is not kept.
@@ -162,8 +162,6 @@ def convert(
         raise UsageError("`private`, `branch` and `create_pr` need `push_to_hub`; add it, or drop them")
     if push_to_hub is not None and not verify:
         raise UsageError("only a verified result can be pushed; drop `verify=False` or `push_to_hub`")
-    if dtype is not None and link is not None:
-        raise UsageError("`dtype` rewrites the weights, so they cannot be linked; drop `dtype` or the link")
     opened, request = open_with_request(model, progress=progress, converted=False, **options)
     if not dry_run:
         restore(out_path(out))
@@ -181,7 +179,7 @@ def convert(
     target = None
     if push_to_hub is not None:
         target = PushOptions(push_to_hub, private, branch, create_pr, overwrite, options.get("token"))
-        preflight(target, opened.name)
+        preflight(target, opened.source.root)
     if dry_run:
         files = plan.files(picture=verify and not isinstance(plan.scaling, Unscaled))
         return _result(plan, place, files, started)

@@ -27,10 +27,10 @@ from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, target_name
 from converter.source.hub import bytes_to_download
 from converter.source.remote_code import read_json
 from converter.source.sentence_transformers import set_limits
-from converter.source.source import CARD, CONFIG
+from converter.source.source import CARD, CONFIG, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.weights.files import Link
-from converter.weights.transfer import STORED, TORCH, Dtype, Order, transfer
+from converter.weights.transfer import FLOATS, STORED, TORCH, Dtype, Order, transfer
 
 SMALL = 16 << 20
 """Bytes reserved for everything but the weights when free disk space is checked."""
@@ -59,6 +59,8 @@ class Plan:
     """How to write the weights."""
     onnx: OnnxOptions | None
     """What ONNX graph is written beside the model."""
+    asked_dtype: Dtype | None
+    """The dtype that the user gave; ``order`` has it unless the weights have it already."""
     base_model: str | None
     """Hub id that the card names as the source's, as the user gave it."""
     max_length: int | None
@@ -126,16 +128,20 @@ class Plan:
             check_space(source.folder, lacking, "download and result need", remedy)
 
     def command(self, out: str, *, verify: bool) -> str:
-        """The command line for the model card, with ``out`` as it is; a local source is cut to its name."""
+        """The command line for the model card, with ``out`` as it is; a local source is cut to its name.
+
+        Of a Hub repository it names the commit, so that it makes the same files again.
+        """
         model, source = self.model, self.model.source
         more = words(model.overrides)
-        more += ["--dtype", self.order.dtype] if self.order.dtype else []
+        more += ["--dtype", self.asked_dtype] if self.asked_dtype else []
         more += ["--base-model", self.base_model] if self.base_model else []
         more += ["--max-length", str(self.max_length)] if self.max_length else []
         more += [] if self.onnx is None else self.onnx.words
         more += [] if verify else ["--no-verify"]
-        name = source.repo_id or f"./{source.name}"
-        return command_line(name, self.request, out, revision=model.revision, more=more)
+        name = source.repo_id or f"./{source.root}"
+        place = {"revision": source.commit, "subfolder": source.subfolder}
+        return command_line(name, self.request, out, **place, more=more)
 
 
 def prepare(
@@ -177,9 +183,19 @@ def prepare(
     if model.overrides:
         config[PROVENANCE] |= {OVERRIDES: dict(model.overrides)}
         notes.append(f"the source's config.json was read with {shlex.join(words(model.overrides))}")
+    if source.subfolder is not None:
+        name = plain_text(source.name)
+        notes.append(f"the source is the folder {name}; files outside it, such as a licence, were not copied")
     notes += [*recipe.notes, *filter(None, [model.trained.note, tokenizer.note, note]), *model.nested.notes]
+    asked_dtype = dtype
     if dtype is not None:
         set_dtype(config, TORCH[dtype])
+        dtype = None if _stored_dtypes(model) == {STORED[dtype]} else dtype
+    if dtype is not None:
+        if link is not None:
+            raise UsageError(
+                "`dtype` rewrites the weights, so they cannot be linked; drop `dtype` or the link"
+            )
         notes.append(f"the weights were converted to {TORCH[dtype]}")
     code = (*recipe.templates, *tokenizer.templates)
     cleaned, removed = own_code_only({CONFIG: config, **contents, **limited}, code)
@@ -198,8 +214,17 @@ def prepare(
     digests = {name: digest for name in weights if (digest := source.digest(name))}
     keep, tied = recipe.exact_tensors, recipe.tied_tensors
     order = Order(dtype, link, keep=keep, tied=tied, unread=unread, digests=digests)
-    given = (onnx, base_model, max_length, limit)
+    given = (onnx, asked_dtype, base_model, max_length, limit)
     return Plan(model, request, scaling, config, weights, copied, rewritten, order, *given, notes)
+
+
+def _stored_dtypes(model: Model) -> set[str]:
+    """The safetensors dtypes of the weights that ``dtype`` would change, as far as they are known."""
+    source, keep = model.source, model.recipe.exact_tensors
+    if not source.local:
+        return {kind for kind in source.parameters or {} if kind in FLOATS}
+    tensors = model.checkpoint.tensors.values()
+    return {tensor.dtype for tensor in tensors if tensor.dtype in FLOATS and tensor.name not in keep}
 
 
 def _loads_as_float16(model: Model, config: Mapping[str, Any]) -> bool:

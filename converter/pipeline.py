@@ -125,7 +125,7 @@ def convert(
         base_model: Hub id that the model card names as the source's, for a local copy of it.
         max_length: the input limit of an encoder in tokens: programs cut texts after as many. By default what
             a static scaling reaches, or 8 times the trained length, and never less than the source's.
-        dtype: round floating point weights to this type; by default, and if they have it, their bytes are kept.
+        dtype: round floating point weights to this type; those that have it keep their bytes.
         link: ``reflink``: share the weights' disk blocks with the source if the file system can, else
             copy them. ``hard``: fall back to hard links; editing one file then edits both. ``symbolic``:
             symbolic links to the source, for a result that is not kept.

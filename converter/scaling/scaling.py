@@ -37,6 +37,11 @@ def number_text(value: float) -> str:
     return short if float(short) == value else repr(value).removesuffix(".0")
 
 
+def typed(value: object) -> str:
+    """An option's value for messages; whoever types 2 need not find 2.0 there."""
+    return str(value).removesuffix(".0")
+
+
 @dataclass(frozen=True)
 class Unscaled:
     """The slopes or frequencies as trained."""

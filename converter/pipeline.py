@@ -158,8 +158,9 @@ def convert(
         check_installed(onnx)
     if base_model is not None and not is_repo_id(base_model):
         raise UsageError(f"`base_model` {base_model[:100]!r} is not a Hub id; give one such as USER/NAME")
-    if push_to_hub is None and (private or branch is not None or create_pr):
-        raise UsageError("`private`, `branch` and `create_pr` need `push_to_hub`; add it, or drop them")
+    given = {"`private`": private, "`branch`": branch is not None, "`create_pr`": create_pr}
+    for name in (name for name, asked in given.items() if asked and push_to_hub is None):
+        raise UsageError(f"{name} needs `push_to_hub`; add it, or drop {name}")
     if push_to_hub is not None and not verify:
         raise UsageError("only a verified result can be pushed; drop `verify=False` or `push_to_hub`")
     opened, request = open_with_request(model, progress=progress, converted=False, **options)

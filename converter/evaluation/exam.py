@@ -233,8 +233,8 @@ def default_lengths(name: str, train_length: int | None, lengths: Sequence[int])
         if not 2 <= length <= LONGEST:
             if not lengths:
                 raise UsageError(
-                    f"{name} would be measured at {length} tokens, from its trained length {train_length}; give "
-                    f"`lengths` from 2 to {LONGEST}"
+                    f"{name} would be measured at {length} tokens, from its trained length "
+                    f"{train_length}; give `lengths` from 2 to {LONGEST}"
                 )
             raise UsageError(f"`lengths` {length} is out of range; give numbers of tokens, 2 to {LONGEST}")
     return wanted

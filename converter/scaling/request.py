@@ -178,8 +178,8 @@ class Request:
             )
         if self.rate is not None and (not is_number(self.rate) or not 0 < self.rate <= LONGEST):
             raise UsageError(
-                f"`rate` {typed(self.rate)} is out of range; give a number above 0, usually 1 to 2, and at most "
-                f"{LONGEST}"
+                f"`rate` {typed(self.rate)} is out of range; give a number above 0, usually 1 to 2, "
+                f"and at most {LONGEST}"
             )
         if self.ramp is not None:
             self._check_ramp(self.ramp)
@@ -219,7 +219,8 @@ class Request:
             )
         if not is_temperature(temperature):
             raise UsageError(
-                f"`temperature` {typed(temperature)} is out of range; give a number from 0 to 1, usually 0.1 to 0.3"
+                f"`temperature` {typed(temperature)} is out of range; give a number from 0 to 1, "
+                "usually 0.1 to 0.3"
             )
 
     @property

@@ -626,6 +626,15 @@ def test_the_command(run: RunCli, tmp_path: Path) -> None:
     assert "--overwrite" in refused.err
 
 
+def test_the_bars_say_what_runs(pristine: Pristine, capfd: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"methods": ["none", "ntk"], "dynamic": ["position"], "train_length": 16}
+    evaluate([pristine("bloom")], tasks=[Words()], lengths=[20], items=2, progress=True, **options)
+    said = capfd.readouterr().err
+    for title in ("verifying: ", "none: ", "ntk by position: "):
+        assert title in said
+    assert "verifying: 100%" in said
+
+
 def test_messages_name_parameters_in_python(pristine: Pristine) -> None:
     with pytest.raises(UsageError, match="give `lengths` or `train_length`"):
         evaluate([pristine("bloom")], tasks=[Words()], items=2)

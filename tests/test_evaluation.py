@@ -359,8 +359,12 @@ def test_the_scalings_are_the_cross_product() -> None:
     ("arguments", "message"),
     [
         ({"methods": ["ntk"]}, "`scales`"),
-        ({"methods": ["none"], "scales": [2]}, "`methods` ntk"),
-        ({"methods": [], "dynamic": ["length"]}, "`methods` ntk"),
+        ({"methods": ["ntk"], "rates": [2]}, "^`rates` belongs to `dynamic`"),
+        (
+            {"methods": ["none"], "scales": [2]},
+            "^`scales` needs a method that scales; add e.g. `methods` ntk",
+        ),
+        ({"methods": [], "dynamic": ["length"]}, "^`dynamic` needs a method"),
         ({"methods": ["ntk"], "scales": [2], "rates": [2]}, "`rates` belongs to `dynamic`"),
         ({"methods": ["ntk"], "scales": [2], "ramps": [(0.1, 1)]}, "`ramps` belongs to by-parts"),
         ({"methods": ["linear"], "scales": [2], "temperatures": [0.2]}, "`temperatures` belongs to ntk and"),

@@ -362,7 +362,7 @@ def test_the_scalings_are_the_cross_product() -> None:
         ({"methods": ["ntk"], "rates": [2]}, "^`rates` belongs to `dynamic`"),
         (
             {"methods": ["none"], "scales": [2]},
-            "^`scales` needs a method that scales; add e.g. `methods` ntk",
+            "^`scales` needs a method that scales; add e.g. `methods`",
         ),
         ({"methods": [], "dynamic": ["length"]}, "^`dynamic` needs a method"),
         ({"methods": ["ntk"], "scales": [2], "rates": [2]}, "`rates` belongs to `dynamic`"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from converter.result.repository import own_code_only, set_dtype, small_files, w
 from converter.result.staging import check_space
 from converter.scaling.request import SLOPES_FILE, Request, command_line
 from converter.scaling.scaling import Scaling
-from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, target_names
+from converter.source.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
 from converter.source.hub import bytes_to_download
 from converter.source.remote_code import read_json
 from converter.source.sentence_transformers import set_limits
@@ -220,11 +220,14 @@ def prepare(
 
 def _stored_dtypes(model: Model) -> set[str]:
     """The safetensors dtypes of the weights that ``dtype`` would change, as far as they are known."""
-    source, keep = model.source, model.recipe.exact_tensors
-    if not source.local:
-        return {kind for kind in source.parameters or {} if kind in FLOATS}
-    tensors = model.checkpoint.tensors.values()
-    return {tensor.dtype for tensor in tensors if tensor.dtype in FLOATS and tensor.name not in keep}
+    if not model.source.local:
+        return set(model.source.parameters or {}).intersection(FLOATS)
+    return _dtypes(model.checkpoint, model.recipe.exact_tensors)
+
+
+def _dtypes(checkpoint: Checkpoint, keep: Collection[str]) -> set[str]:
+    tensors = checkpoint.tensors.values()
+    return {tensor.dtype for tensor in tensors if tensor.name not in keep}.intersection(FLOATS)
 
 
 def _loads_as_float16(model: Model, config: Mapping[str, Any]) -> bool:
@@ -257,7 +260,12 @@ def write(
     model, recipe = plan.model, plan.model.recipe
     source = model.source
     how = transfer(model.checkpoint, source.folder, folder, plan.order, space=space, progress=progress)
-    checkpoint = read_checkpoint(folder)
+    checkpoint, asked = read_checkpoint(folder), plan.asked_dtype
+    if asked is not None and _dtypes(checkpoint, recipe.exact_tensors) != {STORED[asked]}:
+        # The Hub counts the weights by their dtype before they are downloaded.
+        raise SourceError(
+            f"not all weights of {source.name} are {TORCH[asked]}, as the Hub says; drop `dtype`"
+        )
     config = {**plan.config, **recipe.stored(folder, checkpoint, plan.config)}
     templates = (*recipe.templates, *model.tokenizer.templates)
     write_repository(folder, config, templates, source, plan.copied, plan.rewritten)

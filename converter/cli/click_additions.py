@@ -176,7 +176,7 @@ def write_sections(
 def as_typed(message: str, words: Iterable[str]) -> str:
     """The message with the relative paths among a command's words in place of the absolute ones."""
     for word in words:
-        if not os.path.isabs(word) and "\0" not in word:  # noqa: PTH117 -- most words are no paths
+        if word and not os.path.isabs(word) and "\0" not in word:  # noqa: PTH117 -- most words are no paths
             whole = re.escape(os.path.realpath(word))
             message = re.sub(rf"{whole}(?![^\s/;:,)])", lambda _, word=word: word.rstrip("/"), message)
     return message

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 from converter.config import is_count
@@ -256,7 +257,8 @@ class Results:
 def legend(labels: Labels) -> str:
     """What labels stand for: a Markdown list of those that are shorter than the scaling's full name."""
     lines = (f"- {label}: {scaling}" for (_, scaling), label in labels.items() if label != scaling)
-    return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in lines)
+    fill = partial(textwrap.fill, width=WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(map(fill, lines))
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

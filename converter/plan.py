@@ -262,9 +262,9 @@ def write(
     how = transfer(model.checkpoint, source.folder, folder, plan.order, space=space, progress=progress)
     checkpoint, asked = read_checkpoint(folder), plan.asked_dtype
     if asked is not None and _dtypes(checkpoint, recipe.exact_tensors) != {STORED[asked]}:
-        # The Hub counts the weights by their dtype before they are downloaded.
+        # Before the download, only the Hub says which dtypes there are.
         raise SourceError(
-            f"not all weights of {source.name} are {TORCH[asked]}, as the Hub says; drop `dtype`"
+            f"the weights of {source.name} are not {TORCH[asked]}, as the Hub says; convert a local copy"
         )
     config = {**plan.config, **recipe.stored(folder, checkpoint, plan.config)}
     templates = (*recipe.templates, *model.tokenizer.templates)

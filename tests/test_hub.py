@@ -680,6 +680,16 @@ def test_a_listing_of_no_hub(
     assert not [*tmp_path.rglob("x")]
 
 
+def test_a_dtype_that_the_hub_s_weights_have_is_no_conversion(
+    pristine: Pristine, hub: HubServer, command: Command, work: Path
+) -> None:
+    """The Hub says before the download which dtype they have; a wrong word is refused after it."""
+    hub.commit(ID, pristine("bloom"))
+    assert command(*CONVERT, "--dtype", "fp32", "--dry-run").json["notes"] == []
+    hub.after = other_json("/api/models/", {"safetensors": {"parameters": {"F16": 9}, "total": 9}})
+    refused(command(*CONVERT, "--dtype", "fp16"), work, f"the weights of {ID} are not float16, as the Hub")
+
+
 @pytest.mark.version
 @pytest.mark.parametrize("commit", ["main", "../../../x"])
 def test_a_download_of_no_commit(

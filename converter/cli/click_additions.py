@@ -178,7 +178,7 @@ def as_typed(message: str, words: Iterable[str]) -> str:
     for word in words:
         if word and not os.path.isabs(word) and "\0" not in word:  # noqa: PTH117 -- most words are no paths
             whole = re.escape(os.path.realpath(word))
-            message = re.sub(rf"{whole}(?![^\s/;:,)])", lambda _, word=word: word.rstrip("/"), message)
+            message = word.rstrip("/").join(re.split(rf"{whole}(?![^\s/;:,)])", message))
     return message
 
 

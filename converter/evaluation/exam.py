@@ -177,7 +177,7 @@ def _readable(subject: Subject, length: int, seed: int) -> list[AnyTask]:
         task = make_task(name)
         try:
             drawn = task.items(subject.tokenizer, [length], 1, seed)[length]
-            ids = drawn.documents[0] if TYPES[name].embeds else drawn[0].ids
+            ids = drawn.documents[0] if isinstance(drawn, Collection) else drawn[0].ids
         except UsageError as error:
             why = str(error).partition(";")[0]  # it names longer lengths, which tune does not take
             continue

@@ -124,13 +124,8 @@ def test_a_subfolder_gives_what_its_folder_gives(
     assert "additional_chat_templates/short.jinja" in made
     assert command(*CONVERT, *words, "--overwrite", HF_HUB_OFFLINE="1").code == 0
     assert contents(work / "out") == made
-    for model, more in (
-        (source, ("--subfolder", "runs/last one/")),
-        (last, ()),
-        (source, ("--subfolder", "runs")),
-    ):
-        run = command(model, *CONVERT[1:4], "local", *CONVERT[5:], *more, "--overwrite")
-        assert (run.code == 0) == (more != ("--subfolder", "runs")), run.err
+    for model, more in ((source, ("--subfolder", "runs/last one/")), (last, ())):
+        assert command(model, *CONVERT[1:4], "local", *CONVERT[5:], *more, "--overwrite").code == 0
         assert contents(work / "local") == made
 
     found = config(work / "out")["ntk_convert"]

@@ -199,6 +199,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
 CONVERSIONS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("bloom", {"n_layer": 1}, {}, "config.json says 1 layers, but the weights have 2"),
     ("bloom", {"model_type": "ntk_bloom"}, {}, "already converted"),
+    ("bloom", {}, {"subfolder": "last"}, "cannot read the folder"),
     (
         "bloom",
         {"alibi_scaling": {}, "ntk_convert": {"source": "x/y"}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 
 from converter.errors import SourceError, UsageError
 from converter.scaling.request import RAMP, Defaults, Request, TrainLength, request_for
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static, read_scaling, stretched
+from converter.scaling.scaling import (
+    UNSCALED,
+    Dynamic,
+    Scaling,
+    Static,
+    read_scaling,
+    short_names,
+    stretched,
+)
 from converter.scaling.slopes import exponents, stock_slopes, with_exponents
 
 TRAINED, UNKNOWN = TrainLength(2048, "told"), TrainLength(None, "not known")
@@ -264,6 +273,39 @@ def test_descriptions_make_the_same_scaling_again(scaling: Scaling, text: str, w
     assert untold.resolve(TRAINED, "a model", DECODER) == scaling
     told = request_for(scaling, 2048)
     assert told.resolve(TrainLength(told.train_length, "told"), "a model", DECODER) == scaling
+
+
+BY_PARTS = Dynamic("by-parts", "position", 1.0, 2048, (256.0, 1024.0))
+
+
+@pytest.mark.parametrize(
+    ("scalings", "short"),
+    [
+        ([UNSCALED, Static("ntk", 2.5)], ["none", "ntk, factor 2.5"]),
+        (
+            [BY_PARTS, replace(BY_PARTS, rate=2.0), replace(BY_PARTS, temperature=0.2)],
+            ["by-parts by position", "by-parts by position, rate 2", "by-parts by position, temperature 0.2"],
+        ),
+        (
+            [BY_PARTS, replace(BY_PARTS, ramp=(512.0, 1024.0)), Dynamic("ntk", "length", 0.5, 2048)],
+            [
+                "by-parts by position, ramp 256 to 1024 tokens",
+                "by-parts by position, ramp 512 to 1024 tokens",
+                "ntk by length, rate 0.5",
+            ],
+        ),
+        (
+            [Dynamic("ntk", "length", 1.0, length) for length in (1024, 2048)],
+            ["ntk by length, from 1024 tokens", "ntk by length, from 2048 tokens"],
+        ),
+        ([Static("fitted", 4.0, exponents=((0.5, 1.0),))], ["fitted, factor 4"]),
+        (["another text", "", "ntk by length"], ["another text", "", "ntk by length"]),
+        (["ntk by length", "ntk, length-dynamic"], ["ntk by length", "ntk, length-dynamic"]),
+    ],
+)
+def test_short_names_are_distinct(scalings: list[Scaling], short: list[str]) -> None:
+    """Of stored results too, whose names may be any text."""
+    assert list(short_names(map(str, scalings)).values()) == short
 
 
 @given(st.floats(0.01, 100), st.integers(1, 64))

@@ -16,19 +16,21 @@ from numpy.typing import NDArray
 from converter.config import LONGEST
 from converter.errors import UsageError
 from converter.pictures.per_head import spans
-from converter.pictures.positions import Positions, dynamic_lengths, shown
+from converter.pictures.positions import Positions, dynamic_lengths
 from converter.pictures.style import HEADING, plain, styled
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling
 from converter.scaling.slopes import NATS
 
 POINTS = 256
-"""Queries and keys of a matrix that are drawn, evenly spread."""
+"""Most queries, and most distances, that a panel has; they are evenly spread."""
 DARKEST = -8.0
 """Nats. All lower biases leave less than e^-8 = 0.03 % of the weight and get the same colour."""
 COLOURS = "cividis"
 MOST_HEADS = 16
 SIDE = 2.1
 """Width and height of a panel in inches."""
+PARTS = (1 / 16, 1 / 4, 1)
+"""By default, the heads whose spans are nearest to these parts of the trained length are drawn."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +53,26 @@ def query_slopes(
     return drawn.bias_scale * np.array(slopes)
 
 
-def bias_matrix(
-    drawn: Positions, scaling: Scaling, head: int, tokens: int, positions: NDArray[np.int64]
+def bias_rows(
+    drawn: Positions,
+    scaling: Scaling,
+    head: int,
+    tokens: int,
+    positions: NDArray[np.int64],
+    offsets: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """The bias of one head in a row of ``tokens`` tokens, in nats: -slope * bias_scale * |query - key|.
+    """The bias of one head in a row of ``tokens`` tokens, in nats: -slope * bias_scale * |key - query|.
 
-    ``positions`` are those of both queries and keys, from 0; int64 [N]. The result is float64 [N queries, N
-    keys], with NaN beyond the row, and where a decoder's query does not see the key.
+    ``positions`` are those of the queries, from 0, int64 [N]; ``offsets`` say where keys are, seen from a query,
+    int64 [M]. The result is float64 [N, M], with NaN where there is no query or key, or a decoder's query does
+    not see the key.
     """
-    queries, keys = positions[:, None], positions[None, :]
+    queries, keys = positions[:, None], positions[:, None] + offsets
     slopes = query_slopes(drawn, scaling, head, tokens, positions)
-    seen = (queries < tokens) & (keys < tokens)
+    seen = (queries < tokens) & (keys >= 0) & (keys < tokens)
     if drawn.decoder:
         seen &= keys <= queries
-    return np.where(seen, -slopes[:, None] * np.abs(queries - keys), np.nan)
+    return np.where(seen, -slopes[:, None] * np.abs(offsets), np.nan)
 
 
 @styled
@@ -73,56 +81,82 @@ def draw_bias(
 ) -> Figure:
     """Draws the bias of some heads, one row of panels per head: stock beside scaled, in the same colours.
 
-    A length-dynamic scaling gets a panel for each of several row lengths. By default the heads are the
-    steepest, the middle and the flattest. A line marks where the bias reaches -``nats``: how far a head sees.
+    A length-dynamic scaling gets a panel for each of several row lengths. By default the heads are those whose
+    spans are nearest to ``PARTS`` of the trained length. A line marks where the bias reaches -``nats``: how
+    far a head sees.
     """
-    chosen = _heads(drawn, heads)
-    panels = _panels(drawn, scaling)
-    return draw_panels(drawn, panels, chosen, nats, f"{plain(drawn.name)}: bias under {shown(scaling)}")
+    title = f"{plain(drawn.name)}\nbias under {plain(drawn.labels[scaling])}"
+    return draw_panels(drawn, _panels(drawn, scaling), _heads(drawn, heads), nats, title)
 
 
 @styled
 def draw_panels(
     drawn: Positions, panels: Sequence[Panel], heads: Sequence[int], nats: float, title: str
 ) -> Figure:
-    """Draws a row of panels per head; every panel spans the tokens of the longest one."""
+    """Draws a row of panels per head, from each query's own key to the keys that get next to no weight."""
     shape = (1.2 + SIDE * len(panels) + 0.9, 0.75 + SIDE * len(heads))
-    figure = Figure(shape, layout=ConstrainedLayoutEngine(compress=True, w_pad=0.12))
-    grid = figure.subplots(len(heads), len(panels), squeeze=False, sharex=True, sharey=True)
+    figure = Figure(shape, layout=ConstrainedLayoutEngine(w_pad=0.1))
+    grid = figure.subplots(len(heads), len(panels), squeeze=False, sharex="row", sharey=True)
     longest = max(panel.tokens for panel in panels)
+    count = min(POINTS, longest)
+    positions = np.arange(count) * longest // count
     for line, head in zip(grid, heads, strict=True):
-        for axes, panel in zip(line, panels, strict=True):
-            image = _draw(axes, drawn, panel, head, longest, nats)
-        line[0].set_ylabel(f"head {head}\nquery")
+        reaches = [_reach(drawn, panel, head, positions, nats) for panel in panels]
+        wanted = max(map(np.max, reaches)) * max(1.0, -DARKEST / nats)
+        widest = longest if wanted >= longest else 2 ** math.ceil(math.log2(max(1.0, wanted)))
+        for axes, panel, reach in zip(line, panels, reaches, strict=True):
+            image = _draw(axes, drawn, panel, head, positions, (longest, min(widest, longest)))
+            queries = positions[: len(reach)]
+            for side in (-1,) if drawn.decoder else (-1, 1):
+                keys = queries + side * reach
+                edge = np.where((keys >= 0) & (keys < panel.tokens), side * reach, np.nan)
+                axes.plot(edge, queries, color="white", linewidth=1.0)
+        line[0].set_ylabel(f"head {head}\nposition of the query")
     for axes, panel in zip(grid[0], panels, strict=True):
         axes.set_title(panel.title, fontsize=9)
     for axes in grid[-1]:
-        axes.set_xlabel("key")
+        axes.set_xlabel("key, from the query")
     figure.suptitle(title, **HEADING)
     bar = figure.colorbar(image, ax=grid, extend="min", shrink=min(1.0, 1.6 / len(heads)), aspect=14)
     bar.set_label(f"bias, nats (line: -{nats:g})")
     return figure
 
 
-def _draw(axes: Axes, drawn: Positions, panel: Panel, head: int, extent: int, nats: float) -> AxesImage:
-    count = min(POINTS, extent)
-    positions = np.arange(count) * extent // count
-    matrix = bias_matrix(drawn, panel.scaling, head, panel.tokens, positions)
-    image = axes.imshow(
-        matrix, cmap=COLOURS, vmin=DARKEST, vmax=0.0, extent=(0, extent, extent, 0), interpolation="nearest"
-    )
+def _reach(
+    drawn: Positions, panel: Panel, head: int, positions: NDArray[np.int64], nats: float
+) -> NDArray[np.float64]:
+    """The span of each query of a panel, in tokens."""
     queries = positions[positions < panel.tokens]
-    reach = spans(query_slopes(drawn, panel.scaling, head, panel.tokens, queries), 1.0, nats)
-    for side in (-1,) if drawn.decoder else (-1, 1):
-        edge = queries + side * np.array(reach)
-        edge[(edge < 0) | (edge > panel.tokens)] = np.nan
-        axes.plot(edge, queries, color="white", linewidth=1.0)
+    return np.array(spans(query_slopes(drawn, panel.scaling, head, panel.tokens, queries), 1.0, nats))
+
+
+def _draw(
+    axes: Axes,
+    drawn: Positions,
+    panel: Panel,
+    head: int,
+    positions: NDArray[np.int64],
+    shape: tuple[int, int],
+) -> AxesImage:
+    """Draws the queries of ``positions``, and keys as far away as the second number of ``shape``."""
+    longest, widest = shape
+    last = 0 if drawn.decoder else widest
+    offsets = np.linspace(-widest, last, min(POINTS, last + widest + 1)).astype(np.int64)
+    rows = bias_rows(drawn, panel.scaling, head, panel.tokens, positions, offsets)
+    image = axes.imshow(
+        rows,
+        cmap=COLOURS,
+        vmin=DARKEST,
+        vmax=0.0,
+        extent=(-widest, last, longest, 0),
+        aspect="auto",
+        interpolation="nearest",
+    )
     axes.grid(False)
-    axes.set_xlim(0, extent)
-    axes.set_ylim(extent, 0)
-    ticks = [0, extent // 2, extent]
-    axes.set_xticks(ticks)
-    axes.set_yticks(ticks)
+    axes.set_xlim(-widest, last)
+    axes.set_ylim(longest, 0)
+    axes.set_xticks([-widest, last - (last + widest) // 2, last])
+    axes.set_yticks([0, longest // 2, longest])
     return image
 
 
@@ -143,8 +177,13 @@ def _panels(drawn: Positions, scaling: Scaling) -> list[Panel]:
 def _heads(drawn: Positions, heads: Sequence[int] | None) -> list[int]:
     count = len(drawn.stock)
     if heads is None:
-        steepness = sorted(range(count), key=lambda head: -drawn.stock[head])
-        return list(dict.fromkeys(steepness[place] for place in (0, count // 2, count - 1)))
+        reach = spans(drawn.stock, drawn.bias_scale, NATS)
+        trained = drawn.train_length or max(reach)
+        near = (
+            min(range(count), key=lambda head: abs(math.log(reach[head] / (part * trained))))
+            for part in PARTS
+        )
+        return list(dict.fromkeys(near))
     if len(set(heads)) > MOST_HEADS:
         raise UsageError(f"`heads` names {len(set(heads))} heads; give at most {MOST_HEADS}")
     for head in heads:

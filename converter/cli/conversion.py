@@ -41,8 +41,6 @@ from converter.cli.options import (
 from converter.errors import UsageError
 from converter.exports.onnx.options import OnnxOptions
 from converter.result.manifest import MANIFEST
-from converter.scaling.request import Parts
-from converter.scaling.scaling import Basis, Method
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
 
 

@@ -30,7 +30,7 @@ MOST_HEADS = 16
 SIDE = 2.1
 """Width and height of a panel in inches."""
 PARTS = (1 / 16, 1 / 4, 1)
-"""By default, the heads whose spans are nearest to these parts of the trained length are drawn."""
+"""The heads whose spans are nearest to these parts of the trained length are drawn by default."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,8 @@ def bias_rows(
 ) -> NDArray[np.float64]:
     """The bias of one head in a row of ``tokens`` tokens, in nats: -slope * bias_scale * |key - query|.
 
-    ``positions`` are those of the queries, from 0, int64 [N]; ``offsets`` say where keys are, seen from a query,
-    int64 [M]. The result is float64 [N, M], with NaN where there is no query or key, or a decoder's query does
-    not see the key.
+    ``positions`` are those of the queries, from 0, int64 [N]; ``offsets`` are key - query, int64 [M]. The
+    result is float64 [N, M], with NaN where there is no query or key, or a decoder's query does not see it.
     """
     queries, keys = positions[:, None], positions[:, None] + offsets
     slopes = query_slopes(drawn, scaling, head, tokens, positions)
@@ -81,9 +80,9 @@ def draw_bias(
 ) -> Figure:
     """Draws the bias of some heads, one row of panels per head: stock beside scaled, in the same colours.
 
-    A length-dynamic scaling gets a panel for each of several row lengths. By default the heads are those whose
-    spans are nearest to ``PARTS`` of the trained length. A line marks where the bias reaches -``nats``: how
-    far a head sees.
+    A length-dynamic scaling gets a panel for each of several row lengths. By default the heads are those
+    whose spans are nearest to ``PARTS`` of the trained length. A line marks where the bias reaches
+    -``nats``: how far a head sees.
     """
     title = f"{plain(drawn.name)}\nbias under {plain(drawn.labels[scaling])}"
     return draw_panels(drawn, _panels(drawn, scaling), _heads(drawn, heads), nats, title)
@@ -93,25 +92,12 @@ def draw_bias(
 def draw_panels(
     drawn: Positions, panels: Sequence[Panel], heads: Sequence[int], nats: float, title: str
 ) -> Figure:
-    """Draws a row of panels per head, from each query's own key to the keys that get next to no weight."""
+    """Draws a row of panels per head: queries down the panel, and keys across, by their distance."""
     shape = (1.2 + SIDE * len(panels) + 0.9, 0.75 + SIDE * len(heads))
     figure = Figure(shape, layout=ConstrainedLayoutEngine(w_pad=0.1))
     grid = figure.subplots(len(heads), len(panels), squeeze=False, sharex="row", sharey=True)
-    longest = max(panel.tokens for panel in panels)
-    count = min(POINTS, longest)
-    positions = np.arange(count) * longest // count
     for line, head in zip(grid, heads, strict=True):
-        reaches = [_reach(drawn, panel, head, positions, nats) for panel in panels]
-        wanted = max(map(np.max, reaches)) * max(1.0, -DARKEST / nats)
-        widest = longest if wanted >= longest else 2 ** math.ceil(math.log2(max(1.0, wanted)))
-        for axes, panel, reach in zip(line, panels, reaches, strict=True):
-            image = _draw(axes, drawn, panel, head, positions, (longest, min(widest, longest)))
-            queries = positions[: len(reach)]
-            for side in (-1,) if drawn.decoder else (-1, 1):
-                keys = queries + side * reach
-                edge = np.where((keys >= 0) & (keys < panel.tokens), side * reach, np.nan)
-                axes.plot(edge, queries, color="white", linewidth=1.0)
-        line[0].set_ylabel(f"head {head}\nposition of the query")
+        image = _draw(line, drawn, panels, head, nats)
     for axes, panel in zip(grid[0], panels, strict=True):
         axes.set_title(panel.title, fontsize=9)
     for axes in grid[-1]:
@@ -122,41 +108,40 @@ def draw_panels(
     return figure
 
 
-def _reach(
-    drawn: Positions, panel: Panel, head: int, positions: NDArray[np.int64], nats: float
-) -> NDArray[np.float64]:
-    """The span of each query of a panel, in tokens."""
-    queries = positions[positions < panel.tokens]
-    return np.array(spans(query_slopes(drawn, panel.scaling, head, panel.tokens, queries), 1.0, nats))
-
-
 def _draw(
-    axes: Axes,
-    drawn: Positions,
-    panel: Panel,
-    head: int,
-    positions: NDArray[np.int64],
-    shape: tuple[int, int],
+    line: Sequence[Axes], drawn: Positions, panels: Sequence[Panel], head: int, nats: float
 ) -> AxesImage:
-    """Draws the queries of ``positions``, and keys as far away as the second number of ``shape``."""
-    longest, widest = shape
-    last = 0 if drawn.decoder else widest
-    offsets = np.linspace(-widest, last, min(POINTS, last + widest + 1)).astype(np.int64)
-    rows = bias_rows(drawn, panel.scaling, head, panel.tokens, positions, offsets)
-    image = axes.imshow(
-        rows,
-        cmap=COLOURS,
-        vmin=DARKEST,
-        vmax=0.0,
-        extent=(-widest, last, longest, 0),
-        aspect="auto",
-        interpolation="nearest",
-    )
-    axes.grid(False)
-    axes.set_xlim(-widest, last)
-    axes.set_ylim(longest, 0)
-    axes.set_xticks([-widest, last - (last + widest) // 2, last])
-    axes.set_yticks([0, longest // 2, longest])
+    """Draws the panels of one head, as wide as the widest span and the farthest key that is not dark need."""
+    longest = max(panel.tokens for panel in panels)
+    count = min(POINTS, longest)
+    queries = np.arange(count) * longest // count
+    reaches = [
+        np.array(spans(query_slopes(drawn, panel.scaling, head, panel.tokens, queries), 1.0, nats))
+        for panel in panels
+    ]
+    wanted = max(map(np.max, reaches)) * max(1.0, -DARKEST / nats)
+    first = -longest if wanted >= longest else -min(longest, 2 ** math.ceil(math.log2(max(1.0, wanted))))
+    last = 0 if drawn.decoder else -first
+    offsets = np.linspace(first, last, min(POINTS, last - first + 1)).astype(np.int64)
+    for axes, panel, reach in zip(line, panels, reaches, strict=True):
+        image = axes.imshow(
+            bias_rows(drawn, panel.scaling, head, panel.tokens, queries, offsets),
+            cmap=COLOURS,
+            vmin=DARKEST,
+            vmax=0.0,
+            extent=(first, last, longest, 0),
+            aspect="auto",
+            interpolation="nearest",
+        )
+        for edge in (-reach,) if drawn.decoder else (-reach, reach):
+            inside = (queries < panel.tokens) & (queries + edge >= 0) & (queries + edge < panel.tokens)
+            axes.plot(np.where(inside, edge, np.nan), queries, color="white", linewidth=1.0)
+        axes.grid(False)
+    line[0].set_xlim(first, last)
+    line[0].set_ylim(longest, 0)
+    line[0].set_xticks([first, (first + last) // 2, last])
+    line[0].set_yticks([0, longest // 2, longest])
+    line[0].set_ylabel(f"head {head}\nposition of the query")
     return image
 
 

@@ -32,9 +32,9 @@ WIDE = 4.0
 def draw_curves(results: Results, model: str, task: str) -> Figure:
     """Draws a task by length for every scaling, with 95 % confidence intervals and the trained length.
 
-    Perplexities of several scalings are drawn as ratios to those of the first one on the same windows. A second
-    panel shows, if they were measured, perplexity by position in the longest windows, or scores by the answer's
-    place in prompts beyond the trained length. Raises ``UsageError`` if nothing was measured.
+    Perplexities of several scalings are drawn as ratios to those of the first one on the same windows. A
+    second panel shows, if they were measured, perplexity by position in the longest windows, or scores by
+    the answer's place in prompts beyond the trained length. Raises ``UsageError`` if nothing was measured.
     """
     found = [each for each in results.measurements if (each.model, each.task) == (model, task)]
     if not found:

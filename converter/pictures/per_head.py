@@ -19,7 +19,7 @@ from converter.pictures.style import MOST_LINES, log2_axis, plain, power_text, s
 from converter.scaling.slopes import NATS
 
 SHAPE, CARD = (7.5, 3.8), (8.4, 3.1)
-"""Width and height of a picture, and of the one in a converted repository's card, in inches without legend."""
+"""Width and height of a picture, and of a card's, in inches without the legend."""
 CARD_DPI = 100
 
 

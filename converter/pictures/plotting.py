@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
@@ -58,12 +58,12 @@ def plot(
         subject: a checkpoint, stock or converted (a local folder or a Hub id); or results, or their file.
         out: the folder to write; its parent must exist.
         methods: for a model, the scaling methods to show beside stock, each with all ``scales`` (static
-            factors) and all ``dynamic`` (each with all ``rates``); ntk if there is only a strength. Without any
-            of these, a converted repository shows its own scaling.
+            factors) and all ``dynamic`` (each with all ``rates``); ntk if there is only a strength. Without
+            any of these, a converted repository shows its own scaling.
         ramps: ramps of ``by-parts`` to show, each in parts of the trained length.
-        temperatures: temperatures of ``ntk`` and ``by-parts``, from 0 to 1.
-        heads: for a model, the heads whose bias is drawn, from 0; by default those that see about 1/16, 1/4 and
-            all of the trained length.
+        temperatures: temperatures of ``ntk`` and ``by-parts`` to show, from 0 to 1.
+        heads: for a model, the heads whose bias is drawn, from 0; by default those that see about 1/16, 1/4
+            and all of the trained length.
         nats: for a model, the bias in nats at which a head's span ends; 5 by default.
         form: ``png`` or ``svg``.
         overwrite: write into a folder that is not empty, over files with the same names.
@@ -84,7 +84,7 @@ def plot(
         raise UsageError(f"`nats` {nats:g} is out of range; give a finite number above 0, usually 3 to 8")
     if heads is not None and not heads:
         raise UsageError("`heads` is empty; give head numbers, e.g. 0,5,11, or drop `heads`")
-    scalings = {
+    scalings: dict[str, Any] = {
         "methods": methods,
         "scales": scales,
         "dynamic": dynamic,
@@ -105,11 +105,11 @@ def plot(
             raise UsageError(f"{subject} holds results, not a model; give {Path(subject) / RESULTS}")
         if place.is_relative_to(os.path.realpath(subject)):
             raise OutputError(f"`out` {out} is inside {subject}, which is only read; name another folder")
-        asked: list[Request] = []
+        requests: Sequence[Request] = ()
         if any(scalings.values()):
-            tried = {**scalings, "methods": methods or ("ntk",), "train_length": source.get("train_length")}
-            asked = trials(**tried)
-        model = read(str(subject), asked, **source)
+            scalings["methods"] = methods or ("ntk",)
+            requests = trials(**scalings, train_length=source.get("train_length"))
+        model = read(str(subject), requests, **source)
         pictures = _rendered(_of_model(model, heads, NATS if nats is None else nats), form)
     return write_files(place, pictures)
 

@@ -91,7 +91,7 @@ class Positions:
 
 
 def dynamic_lengths(scaling: Dynamic) -> list[int]:
-    """The lengths in tokens at which a dynamic scaling is shown: those at which it changes something, if any."""
+    """The lengths in tokens at which a dynamic scaling is shown: where it changes something, if it does."""
     lengths = [min(multiple * scaling.train_length, LONGEST) for multiple in MULTIPLES]
     return [length for length in lengths if scaling.factor_at(length) > 1] or lengths[-1:]
 

@@ -144,9 +144,9 @@ def legend(figure: Figure, axes: Axes, note: str | None = None) -> None:
 def render(figure: Figure, form: Format = "png", dpi: int = DPI) -> bytes:
     """The figure as a file; it holds no time or version, so the same figure gives the same bytes.
 
-    It is as large as its content, so nothing is cut off. Its background is white with a margin, so it can be
-    read on dark pages too. A PNG uses a palette, which has room for all colours of these pictures and makes it
-    a quarter of the size.
+    It is as large as its content, so nothing is cut off. Its background is white, with a margin, so that it
+    can be read on dark pages. A PNG uses a palette, which has room for all colours of these pictures and
+    makes it a quarter of the size.
     """
     stream = io.BytesIO()
     whole: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": MARGIN}

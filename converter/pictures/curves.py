@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -41,17 +42,16 @@ def draw_curves(results: Results, model: str, task: str) -> Figure:
         raise UsageError(f"the results have no {task} for {model}")
     trained = results.models.get(model, {}).get("train_length")
     lines = _lines(results, found)
-    lengths = sorted({each.length for each in lines.points})
-    longer = [length for length in lengths if trained is None or length > trained] or lengths
-    by_position = any(each.positions for each in lines.points)
-    depths = [depth for each in lines.points if each.length in longer for depth in each.depths]
-    second = by_position or any(depth is not None for depth in depths)
-    figure, others = _frame(f"{plain(model)}: {plain(task)}", lines, [trained], second)
+    kept = [each for _, line in lines.kept for each in line]
+    longer = [each for each in kept if trained is None or each.length > trained] or kept
+    by_position = any(each.positions for each in kept)
+    by_depth = any(depth is not None for each in longer for depth in each.depths)
+    figure, others = _frame(f"{plain(model)}: {plain(task)}", lines, [trained], by_position or by_depth)
     for axes in others:
         if by_position:
             _by_position(axes, lines, trained)
         else:
-            _by_depth(axes, lines, longer)
+            _by_depth(axes, lines, sorted({each.length for each in longer}))
     return figure
 
 
@@ -65,77 +65,72 @@ def draw_models(results: Results, task: str) -> Figure:
     return _frame(plain(task), _lines(results, found, several=True), list(trained), False)[0]
 
 
-@dataclass(frozen=True)
-class Line:
-    """One model under one scaling."""
-
-    label: str
-    points: Sequence[Measurement]
-    """The shortest first."""
+Line = Sequence[Measurement]
+"""One model under one scaling, the shortest length first."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """What a picture shows, and how."""
+    """What a picture shows."""
 
-    kept: Sequence[Line]
-    """At most ``MOST_LINES``."""
+    kept: Sequence[tuple[str, Line]]
+    """Labels and at most ``MOST_LINES`` lines."""
     note: str | None
     """A sentence on the lines that are left out."""
-    base: Mapping[int, Measurement]
-    """Length -> the first line's measurement, if the others are drawn as ratios to it."""
-
-    @property
-    def points(self) -> list[Measurement]:
-        """The measurements of all lines."""
-        return [each for line in self.kept for each in line.points]
+    base: Mapping[int, float]
+    """Length -> the first line's perplexity, if values are ratios to it; otherwise empty."""
 
 
 def _lines(results: Results, found: Sequence[Measurement], *, several: bool = False) -> Lines:
     """The lines of these measurements; with ``several`` models, labels name the model too."""
     names = short_names(each.scaling for each in results.measurements)
-    grouped: dict[tuple[str, str], list[Measurement]] = {}
-    for each in found:
-        grouped.setdefault((each.model, each.scaling), []).append(each)
-    lines = [
-        Line(
-            f"{plain(model)}: {plain(names[scaling])}" if several else plain(names[scaling]),
-            sorted(points, key=lambda each: each.length),
-        )
-        for (model, scaling), points in grouped.items()
-    ]
+    lines: dict[tuple[str, str], list[Measurement]] = {}
+    for each in sorted(found, key=lambda each: each.length):
+        lines.setdefault((each.model, each.scaling), []).append(each)
+    # In the order of measuring, in which the first is the one that others are compared with.
+    order = list(dict.fromkeys((each.model, each.scaling) for each in found))
     longest = max(each.length for each in found)
-    sign = 1 if found[0].metric == PERPLEXITY else -1
 
-    def rank(line: Line) -> tuple[bool, float]:
-        last = line.points[-1]
-        return last.length < longest, sign * last.value
+    def rank(key: tuple[str, str]) -> tuple[bool, float]:
+        last = lines[key][-1]
+        return last.length < longest, last.value if last.metric == PERPLEXITY else -last.value
 
-    best = sorted(lines[1:], key=rank)[: MOST_LINES - 1]
-    kept = [line for line in lines if line is lines[0] or line in best]
-    note = f"{len(kept)} of {len(lines)} lines: the first, and the best at {longest} tokens."
-    return Lines(kept, note if len(kept) < len(lines) else None, _base(kept))
-
-
-def _base(lines: Sequence[Line]) -> Mapping[int, Measurement]:
-    """See ``Lines.base``; empty for scores, for one line, and for lines of different windows."""
-    first, *others = lines
-    base = {each.length: each for each in first.points}
-
-    def paired(each: Measurement) -> bool:
-        its = base.get(each.length)
-        return (
-            its is not None
-            and (each.model == its.model or each.comparison is not None)
-            and 0 < len(each.scores) == len(its.scores)
-            and [(part.start, part.end) for part in each.positions]
-            == [(part.start, part.end) for part in its.positions]
-        )
-
-    perplexity = first.points[0].metric == PERPLEXITY
-    return (
-        base if perplexity and others and all(paired(each) for line in others for each in line.points) else {}
+    best = [order[0], *sorted(order[1:], key=rank)[: MOST_LINES - 1]]
+    kept = [key for key in order if key in best]
+    labels = [(f"{plain(model)}: " if several else "") + plain(names[scaling]) for model, scaling in kept]
+    shown = [lines[key] for key in kept]
+    ratios, base = _ratios(shown), {each.length: each.value for each in shown[0]}
+    note = f"{len(kept)} of {len(order)} lines: the first, and the best at {longest} tokens."
+    return Lines(
+        list(zip(labels, ratios or shown, strict=True)),
+        note if len(kept) < len(order) else None,
+        base if ratios else {},
     )
+
+
+def _ratios(lines: Sequence[Line]) -> list[Line] | None:
+    """Perplexities as ratios to those of the first line; None for other lines, and for other windows."""
+    first, *others = lines
+    base = {each.length: each for each in first}
+
+    def ratio(each: Measurement) -> Measurement:
+        its = base[each.length]
+        found = compare(PERPLEXITY, each.scores, its.scores)
+        parts = zip(each.positions, its.positions, strict=True)
+        positions = tuple(replace(part, loss=part.loss - its_part.loss) for part, its_part in parts)
+        low = found.low if math.isfinite(found.high) else math.nan
+        return replace(each, value=found.difference, low=low, high=found.high, positions=positions)
+
+    same = all(
+        each.length in base
+        and (each.model == first[0].model or each.comparison is not None)
+        and 0 < len(each.scores) == len(base[each.length].scores)
+        and len(each.positions) == len(base[each.length].positions)
+        for each in itertools.chain(*others)
+    )
+    if first[0].metric != PERPLEXITY or not others or not same:
+        return None
+    return [[ratio(each) for each in line] for line in lines]
 
 
 def _frame(
@@ -144,21 +139,20 @@ def _frame(
     """A figure with the lines by length, the trained lengths and the legend; and its other panel, if any."""
     figure = Figure((2 * PANEL if second else PANEL + 1.4, HEIGHT), layout="constrained")
     axes, *others = figure.subplots(1, 1 + second, squeeze=False)[0]
-    drawn = []
-    for index, line in enumerate(lines.kept):
-        places = [each.length * 2 ** (APART * (index - (len(lines.kept) - 1) / 2)) for each in line.points]
-        values = np.array([_value(each, lines.base) for each in line.points])
-        style.intervals(axes, places, values, index, line.label)
-        drawn += list(values[:, 0])
-    base = lines.base
+    for index, (label, line) in enumerate(lines.kept):
+        places = [each.length * 2 ** (APART * (index - (len(lines.kept) - 1) / 2)) for each in line]
+        values = [(each.value, each.low, each.high) for each in line]
+        unit = 1 if line[0].metric == PERPLEXITY else 100
+        style.intervals(axes, places, unit * _finite(values), index, label)
+    found = [each for _, line in lines.kept for each in line]
 
     def tick(length: int) -> str:
-        return f"{length}\n{perplexity_text(base[length].value)}" if length in base else str(length)
+        return f"{length}\n{perplexity_text(lines.base[length])}" if lines.base else str(length)
 
-    style.length_axis(axes, sorted({each.length for each in lines.points}), tick)
-    axes.set_xlabel(f"tokens, and perplexity of {lines.kept[0].label}" if base else "tokens")
+    style.length_axis(axes, sorted({each.length for each in found}), tick)
+    axes.set_xlabel(f"tokens, and perplexity of {lines.kept[0][0]}" if lines.base else "tokens")
     axes.set_title("by length, with 95 % confidence intervals")
-    _value_axis(axes, lines, drawn)
+    _value_axis(axes, lines, [each.value for each in found])
     for length in trained:
         _mark_trained(axes, length)
     figure.suptitle(title, **style.HEADING)
@@ -166,32 +160,17 @@ def _frame(
     return figure, others
 
 
-def _value(each: Measurement, base: Mapping[int, Measurement]) -> Sequence[float]:
-    """What is drawn of a measurement: its value with its interval, or the ratio to the first line's."""
-    if not base:
-        unit = 1 if each.metric == PERPLEXITY else 100
-        return _finite([unit * each.value, unit * each.low, unit * each.high])
-    found = compare(each.metric, each.scores, base[each.length].scores)
-    low = found.low if math.isfinite(found.high) else math.nan
-    return _finite([found.difference, low, found.high])
-
-
 def _by_position(axes: Axes, lines: Lines, trained: int | None) -> None:
-    length = max(each.length for each in lines.points if each.positions)
+    length = max(each.length for _, line in lines.kept for each in line if each.positions)
     places, drawn = [float(length)], []
-    for index, line in enumerate(lines.kept):
-        for each in line.points:
-            if each.length != length:
-                continue
-            middles = [(part.start + part.end) / 2 for part in each.positions]
-            losses = [part.loss for part in each.positions]
-            if lines.base:
-                firsts = lines.base[length].positions
-                losses = [loss - first.loss for loss, first in zip(losses, firsts, strict=True)]
-            values = _finite([exp_of(loss) for loss in losses])
-            axes.plot(middles, values, markersize=4, linewidth=1.2, **style.look(index))
-            places += middles
-            drawn += list(values)
+    for index, (_, line) in enumerate(lines.kept):
+        for each in line:
+            if each.length == length:
+                middles = [(part.start + part.end) / 2 for part in each.positions]
+                values = [exp_of(part.loss) for part in each.positions]
+                axes.plot(middles, _finite(values), markersize=4, linewidth=1.2, **style.look(index))
+                places += middles
+                drawn += values
     log2_axis(axes, "x", places, power_text)
     axes.set_xlabel("position in the window, tokens")
     axes.set_title(f"by position in windows of {length} tokens")
@@ -200,18 +179,16 @@ def _by_position(axes: Axes, lines: Lines, trained: int | None) -> None:
 
 
 def _by_depth(axes: Axes, lines: Lines, lengths: Sequence[int]) -> None:
-    metric = lines.points[0].metric
-    for index, line in enumerate(lines.kept):
+    for index, (_, line) in enumerate(lines.kept):
         parts: list[list[float]] = [[] for _ in range(DEPTHS)]
-        for each in line.points:
-            if each.length in lengths:
-                for score, depth in zip(each.scores, each.depths, strict=True):
-                    if depth is not None:
-                        parts[min(int(depth * DEPTHS), DEPTHS - 1)].append(score)
+        for each in line:
+            for score, depth in zip(each.scores, each.depths, strict=False):
+                if each.length in lengths and depth is not None:
+                    parts[min(int(depth * DEPTHS), DEPTHS - 1)].append(score)
         shift = 0.5 + APART * (index - (len(lines.kept) - 1) / 2)
         places = [part + shift for part, scores in enumerate(parts) if scores]
         if places:
-            summaries = [summarise(metric, scores) for scores in parts if scores]
+            summaries = [summarise(line[0].metric, scores) for scores in parts if scores]
             style.intervals(axes, places, 100 * _finite(summaries), index)
     edges = [f"{100 * part // DEPTHS}" for part in range(DEPTHS + 1)]
     axes.set_xticks(range(DEPTHS + 1), edges)
@@ -222,12 +199,12 @@ def _by_depth(axes: Axes, lines: Lines, lengths: Sequence[int]) -> None:
 
 
 def _value_axis(axes: Axes, lines: Lines, values: Sequence[float]) -> None:
-    metric = lines.points[0].metric
-    if metric != PERPLEXITY:
-        axes.set_ylabel(f"{metric}, %")
+    label, line = lines.kept[0]
+    if line[0].metric != PERPLEXITY:
+        axes.set_ylabel(f"{line[0].metric}, %")
         axes.set_ylim(-3, 103)
         return
-    axes.set_ylabel(f"perplexity, times that of {lines.kept[0].label}" if lines.base else "perplexity")
+    axes.set_ylabel(f"perplexity, times that of {label}" if lines.base else "perplexity")
     finite = [value for value in values if 0 < value < math.inf]
     if finite and max(finite) > WIDE * min(finite):
         log2_axis(axes, "y", finite, power_text)

@@ -18,7 +18,7 @@ from converter.pictures.positions import Positions, Values
 from converter.pictures.style import MOST_LINES, log2_axis, plain, power_text, styled
 from converter.scaling.slopes import NATS
 
-SHAPE, CARD = (7.5, 3.8), (8.4, 3.1)
+SHAPE, CARD = (7.5, 3.8), (8.8, 3.1)
 """Width and height of a picture, and of a card's, in inches without the legend."""
 CARD_DPI = 100
 

@@ -107,7 +107,7 @@ def plot(
             raise OutputError(f"`out` {out} is inside {subject}, which is only read; name another folder")
         requests: Sequence[Request] = ()
         if any(scalings.values()):
-            scalings["methods"] = methods or ("ntk",)
+            scalings["methods"] = methods or (("ntk",) if scales or dynamic else ())
             requests = trials(**scalings, train_length=source.get("train_length"))
         model = read(str(subject), requests, **source)
         pictures = _rendered(_of_model(model, heads, NATS if nats is None else nats), form)

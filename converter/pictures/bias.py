@@ -101,7 +101,7 @@ def draw_panels(
     for axes, panel in zip(grid[0], panels, strict=True):
         axes.set_title(panel.title, fontsize=9)
     for axes in grid[-1]:
-        axes.set_xlabel("key, from the query")
+        axes.set_xlabel("key - query, tokens")
     figure.suptitle(title, **HEADING)
     bar = figure.colorbar(image, ax=grid, extend="min", shrink=min(1.0, 1.6 / len(heads)), aspect=14)
     bar.set_label(f"bias, nats (line: -{nats:g})")

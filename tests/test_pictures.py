@@ -523,7 +523,7 @@ def test_plot_a_model(run: RunCli, pristine: Pristine, tmp_path: Path) -> None:
 
 def test_plot_takes_what_evaluate_takes(pristine: Pristine, tmp_path: Path) -> None:
     ramps = [(0.125, 0.5), (0.25, 0.5)]
-    more = {"ramps": ramps, "temperatures": [0.2], "train_length": 64}
+    more: dict[str, Any] = {"ramps": ramps, "temperatures": [0.2], "train_length": 64}
     paths = plot(pristine("bloom"), tmp_path / "out", methods=["none", "by-parts"], scales=[2], **more)
     names = [f"bias-by-parts-factor-2-ramp-{low}-to-32-tokens" for low in (8, 16)]
     assert [path.name for path in paths] == [f"{name}.png" for name in ("slopes", "span", *names)]

@@ -162,7 +162,8 @@ def _frame(
 
 def _by_position(axes: Axes, lines: Lines, trained: int | None) -> None:
     length = max(each.length for _, line in lines.kept for each in line if each.positions)
-    places, drawn = [float(length)], []
+    places = [float(length)]
+    drawn: list[float] = []
     for index, (_, line) in enumerate(lines.kept):
         for each in line:
             if each.length == length:

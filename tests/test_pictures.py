@@ -196,7 +196,7 @@ def test_bias_panels_share_colours_and_mark_the_span(decoder: bool) -> None:
     assert {axes.images[0].get_clim() for axes in panels} == {(-8.0, 0.0)}
     slopes = scaled_slopes(press_slopes(12), "ntk", 4)
     for axes, head, wide in ((panels[2], 3, 256), (panels[5], 1, 64)):  # as far as the bias is not yet dark
-        assert wide == 256 or wide / 2 < 8 / slopes[head] <= wide
+        assert wide == min(256, 2 ** math.ceil(math.log2(8 / slopes[head])))
         assert axes.get_xlim() == (-wide, 0 if decoder else wide)
         edges = axes.get_lines()
         assert len(edges) == (1 if decoder else 2)

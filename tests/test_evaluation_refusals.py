@@ -159,7 +159,7 @@ PLACES: dict[str, Callable[[Path], Path]] = {
         ("plot NOWHERE --out NEW", "no folder", 1),
         ("plot LLAMA --heads 0 --out NEW", "rotary", 2),
         ("plot LLAMA --methods ntk-published --scales 2 --out NEW", "ntk-published", 2),
-        (f"{DRAW} --scales 2", "drop it", 2),
+        (f"{DRAW} --scales 2", "--scales is for pictures of a model", 2),
         (DRAW, "no measurements", 2),
         ("plot DAMAGED --out NEW", "damaged", 1),
         ("plot BROKEN --out NEW", "not valid JSON", 1),

@@ -24,16 +24,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
+from scipy import stats
 
 from converter import convert
 from converter.errors import UsageError
 from converter.evaluation.results import Bucket, Measurement, Results
-from converter.pictures.bias import bias_matrix, draw_bias
+from converter.pictures.bias import bias_rows, draw_bias
 from converter.pictures.curves import APART, draw_curves, draw_models
 from converter.pictures.per_head import card_figure, card_picture, draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.plotting import curves, plot
 from converter.pictures.positions import Positions, read
-from converter.pictures.style import LONGEST, plain, render
+from converter.pictures.style import DPI, LONGEST, MARGIN, MOST_LINES, plain, render
 from converter.scaling.scaling import Dynamic, Scaling, Static
 from converter.scaling.slopes import stock_slopes
 from tests import tiny
@@ -107,12 +108,41 @@ def test_slopes_and_spans_of_every_head(heads: int) -> None:
     assert "0.125" in draw_slopes(falcon).axes[0].get_ylabel()
 
 
-def test_a_dynamic_scaling_is_shown_at_three_lengths() -> None:
-    figure = draw_slopes(model(8, Dynamic("ntk", "position", rate=2.0, train_length=100)))
+@pytest.mark.parametrize(
+    ("rate", "name", "factors"),
+    [
+        (2.0, "ntk by position, rate 2", {100: 2, 200: 4, 400: 8}),
+        (1.0, "ntk by position", {200: 2, 400: 4}),
+        (0.1, "ntk by position, rate 0.1", {400: 1}),
+    ],
+)
+def test_a_dynamic_scaling_is_shown_where_it_changes_something(
+    rate: float, name: str, factors: dict[int, float]
+) -> None:
+    figure = draw_slopes(model(8, Dynamic("ntk", "position", rate, train_length=100)))
     found = series(figure.axes[0])
-    assert list(found)[1:] == [f"ntk, position-dynamic, rate 2, at {n} tokens" for n in (100, 200, 400)]
-    for values, factor in zip(list(found.values())[1:], (2, 4, 8), strict=True):
+    assert list(found) == ["stock", *(f"{name}, at {tokens} tokens" for tokens in factors)]
+    for values, factor in zip(list(found.values())[1:], factors.values(), strict=True):
         np.testing.assert_allclose(values, scaled_slopes(press_slopes(8), "ntk", factor), rtol=1e-12)
+
+
+def test_no_more_lines_than_can_be_told_apart() -> None:
+    factors = range(2, 12)
+    figure = draw_slopes(model(8, *(Static("ntk", float(factor)) for factor in factors)))
+    assert list(series(figure.axes[0])) == ["stock", *(f"ntk, factor {n}" for n in range(2, 1 + MOST_LINES))]
+    assert "The first 8 of 11 lines" in figure.legends[0].get_title().get_text()
+    values = [0.9 - 0.01 * factor for factor in factors]
+    results = [
+        measurement(length=512, value=0.1),
+        *(
+            measurement(length=512, scaling=f"ntk, factor {n}", value=v)
+            for n, v in zip(factors, values, strict=True)
+        ),
+        measurement(scaling="linear, factor 2", value=1.0),
+    ]
+    figure = draw_curves(Results(results, {}), "m", "lines")
+    assert list(bars(figure.axes[0])) == ["none", *(f"ntk, factor {n}" for n in range(2, 1 + MOST_LINES))]
+    assert figure.legends[0].get_title().get_text() == "8 of 12 lines: the first, and the best at 512 tokens."
 
 
 def test_wavelengths_of_rotary_pairs() -> None:
@@ -138,46 +168,63 @@ def test_the_bias_of_every_query_and_key(
     if form != "static":
         scaling = Dynamic("ntk", form, rate=1.5, train_length=8)  # type: ignore[arg-type]
     drawn = model(6, decoder=decoder, bias_scale=scale)
-    found = bias_matrix(drawn, scaling, head, tokens, np.arange(24))
+    offsets = np.arange(-25, 26)
+    found = bias_rows(drawn, scaling, head, tokens, np.arange(24), offsets)
     for query in range(24):
         own = {"static": 3.0, "length": 1.5 * tokens / 8, "position": 1.5 * (query + 1) / 8}[form]
         slope = scaled_slopes(press_slopes(6), "ntk", max(1.0, own))[head]
-        for key in range(24):
-            if query >= tokens or key >= tokens or (decoder and key > query):
-                assert np.isnan(found[query, key])
+        for place, offset in enumerate(offsets):
+            key = query + offset
+            if query >= tokens or not 0 <= key < tokens or (decoder and key > query):
+                assert np.isnan(found[query, place])
             else:
                 expected = -scale * slope * abs(query - key)
-                assert found[query, key] == pytest.approx(expected, rel=1e-12, abs=1e-15)
+                assert found[query, place] == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
-def test_bias_panels_share_colours_and_mark_the_span() -> None:
+@pytest.mark.parametrize("decoder", [True, False])
+def test_bias_panels_share_colours_and_mark_the_span(decoder: bool) -> None:
     scaling = Dynamic("ntk", "length", rate=1.0, train_length=64)
-    drawn = replace(model(12), train_length=64)
-    figure = draw_bias(drawn, scaling, [3, 7])
+    drawn = replace(model(12, scaling, decoder=decoder), train_length=64)
+    figure = draw_bias(drawn, scaling, [3, 1])
     panels = [axes for axes in figure.axes if axes.images]
-    assert [axes.get_title(loc="left") for axes in panels[:4]] == [
+    assert [axes.get_title(loc="left") for axes in panels[:3]] == [
         "stock",
-        *(f"a row of {tokens} tokens" for tokens in (64, 128, 256)),
+        *(f"a row of {tokens} tokens" for tokens in (128, 256)),
     ]
-    assert len(panels) == 8
+    assert len(panels) == 6
     assert {axes.images[0].get_clim() for axes in panels} == {(-8.0, 0.0)}
-    shown = np.ma.filled(panels[6].images[0].get_array(), np.nan)
-    expected = bias_matrix(drawn, scaling, 7, 128, np.arange(256))
+    slopes = scaled_slopes(press_slopes(12), "ntk", 4)
+    for axes, head, wide in ((panels[2], 3, 256), (panels[5], 1, 64)):  # as far as the bias is not yet dark
+        assert wide == min(256, 2 ** math.ceil(math.log2(8 / slopes[head])))
+        assert axes.get_xlim() == (-wide, 0 if decoder else wide)
+        edges = axes.get_lines()
+        assert len(edges) == (1 if decoder else 2)
+        for edge, side in zip(edges, (-1, 1), strict=False):
+            offsets, queries = np.asarray(edge.get_xdata()), np.asarray(edge.get_ydata())
+            inside = ~np.isnan(offsets)
+            np.testing.assert_allclose(offsets[inside] * slopes[head], 5.0 * side)
+            keys = (queries + offsets)[inside]
+            assert len(keys) == sum(0 <= query + side * 5 / slopes[head] < 256 for query in range(256)) > 0
+            assert 0 <= keys.min() <= keys.max() < 256
+    expected = bias_rows(drawn, scaling, 1, 256, np.arange(256), np.arange(-64, 1 if decoder else 65))
+    shown = np.ma.filled(panels[5].images[0].get_array(), np.nan)
     np.testing.assert_array_equal(shown, expected)
-    edge = panels[7].get_lines()[0]
-    keys, queries = np.asarray(edge.get_xdata()), np.asarray(edge.get_ydata())
-    inside = ~np.isnan(keys)
-    np.testing.assert_allclose(
-        (queries - keys)[inside] * scaled_slopes(press_slopes(12), "ntk", 4)[7], np.full(inside.sum(), 5.0)
-    )
-    assert inside.sum() == 0 or keys[inside].min() >= 0
 
 
-def test_by_default_the_steepest_the_middle_and_the_flattest_head_are_drawn() -> None:
-    figure = draw_bias(model(12), Static("linear", 2.0))
+@pytest.mark.parametrize(
+    ("drawn", "heads"),
+    [
+        (model(16), [8, 12, 15]),  # spans 113, 453 and 1280; a sixteenth, a quarter and all of 2048
+        (replace(model(16), train_length=None), [7, 11, 15]),  # the same parts of 1280
+        (replace(model(2), train_length=1024), [0, 1]),
+    ],
+)
+def test_by_default_heads_are_chosen_by_their_span(drawn: Positions, heads: list[int]) -> None:
+    scaling = Static("linear", 2.0)
+    figure = draw_bias(replace(drawn, scalings=[scaling]), scaling)
     shown = [axes.get_ylabel().split("\n")[0] for axes in figure.axes if axes.get_ylabel().endswith("query")]
-    order = np.argsort(-press_slopes(12))
-    assert shown == [f"head {order[place]}" for place in (0, 6, 11)]
+    assert shown == [f"head {head}" for head in heads]
 
 
 def measurement(**changes: Any) -> Measurement:
@@ -284,6 +331,57 @@ def test_perplexity_by_length_and_position() -> None:
     np.testing.assert_allclose(line.get_ydata(), [np.exp(3), np.exp(1), np.nan])
 
 
+PARTS = (Bucket(0, 8, 3.0), Bucket(8, 16, 1.0))
+WINDOWS = measurement(
+    metric="perplexity",
+    task="perplexity",
+    value=20.0,
+    scores=(3.0, 2.0, 2.5, 3.5),
+    depths=(),
+    positions=PARTS,
+)
+"""Four windows without scaling."""
+SCALED = replace(
+    WINDOWS,
+    scaling="ntk, factor 4",
+    value=21.0,
+    scores=(3.1, 2.2, 2.6, 3.6),
+    positions=(Bucket(0, 8, 3.5), Bucket(8, 16, 1.0)),
+)
+
+
+def test_perplexities_are_compared_on_the_same_windows() -> None:
+    figure = draw_curves(Results([WINDOWS, SCALED], {}), "m", "perplexity")
+    by_length, by_position = figure.axes
+    assert by_length.get_ylabel() == by_position.get_ylabel() == "perplexity, times that of none"
+    mean = np.exp(0.125)
+    low, high = np.exp(stats.t.interval(0.95, 3, 0.125, stats.sem([0.1, 0.2, 0.1, 0.1])))
+    found = bars(by_length)
+    np.testing.assert_allclose(found["none"][1], [1.0])
+    np.testing.assert_allclose(found["ntk, factor 4"][1], [mean])
+    np.testing.assert_allclose(found["ntk, factor 4"][2], [[low, high]])
+    figure.canvas.draw()
+    assert [text.get_text() for text in by_length.get_xticklabels()] == ["256\n20.0"]
+    first, second = by_position.get_lines()
+    np.testing.assert_allclose(first.get_ydata(), [1, 1])
+    np.testing.assert_allclose(second.get_ydata(), [np.exp(0.5), 1])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(SCALED, length=512),
+        replace(SCALED, scores=(3.1, 2.2, 2.6)),
+        replace(SCALED, positions=PARTS[:1]),
+        replace(SCALED, model="other"),  # no comparison: its windows have other tokens
+    ],
+)
+def test_perplexities_of_other_windows_are_not(other: Measurement) -> None:
+    axes = draw_models(Results([WINDOWS, other], {}), "perplexity").axes[0]
+    assert axes.get_ylabel() == "perplexity"
+    assert [list(values) for _, values, _ in bars(axes).values()] == [[20], [21]]
+
+
 def test_nothing_measured_is_nothing_drawn(tmp_path: Path) -> None:
     results = Results([measurement(depths=(None, None))], {})
     assert len(draw_curves(results, "m", "lines").axes) == 1
@@ -309,6 +407,25 @@ def test_hostile_names_are_drawn_as_plain_text(tmp_path: Path) -> None:
     assert path.parent == tmp_path / "out"
     assert path.read_bytes().startswith(PNG)
     assert render(draw_slopes(replace(model(4), name=name)), dpi=40).startswith(PNG)
+
+
+def test_nothing_is_cut_off_and_everything_is_seen_on_dark_pages() -> None:
+    flat = tuple(2 ** (-16 * (head + 1) / 32) for head in range(32))
+    scaling = Dynamic("by-parts", "position", 1.5, 65536, (8192.0, 32768.0))
+    story = Positions("m" * LONGEST, flat, [scaling, replace(scaling, rate=1e-5)], train_length=65536)
+    results = Results([measurement(model="m" * LONGEST, scaling="s" * 90)], {})
+    for figure in (
+        card_figure(story),
+        draw_bias(story, scaling),
+        draw_curves(results, "m" * LONGEST, "lines"),
+    ):
+        picture = Image.open(io.BytesIO(render(figure)))
+        assert "transparency" not in picture.info
+        dark = np.asarray(picture.convert("L")) < 250
+        rows, columns = np.flatnonzero(dark.any(axis=1)), np.flatnonzero(dark.any(axis=0))
+        margins = (rows[0], columns[0], picture.height - 1 - rows[-1], picture.width - 1 - columns[-1])
+        assert min(margins) > 0.5 * MARGIN * DPI
+        assert max(margins) < 3 * MARGIN * DPI
 
 
 def test_names_that_look_alike_keep_their_files(tmp_path: Path) -> None:
@@ -393,15 +510,27 @@ def test_plot_a_model(run: RunCli, pristine: Pristine, tmp_path: Path) -> None:
     before = fingerprint(source)
     out.mkdir()
     (out / "mine.txt").touch()
-    options = ["--methods", "none,ntk", "--dynamic", "position", "--train-length", "16", "--overwrite"]
+    options = ["--methods", "none,by-parts", "--dynamic", "position", "--train-length", "64", "--overwrite"]
     done = run("plot", source, *options, "--heads", "0,5", "--format", "svg", "--out", out)
     assert (done.code, done.err) == (0, "")
-    names = [f"{name}.svg" for name in ("slopes", "span", "bias-ntk-position-dynamic-rate-1-from-16-tokens")]
+    names = [f"{name}.svg" for name in ("slopes", "span", "bias-by-parts-by-position")]
     assert done.out.splitlines() == [str(out / name) for name in names]
     assert sorted(path.name for path in out.iterdir()) == sorted([*names, "mine.txt"])
     for name in names:
         assert ElementTree.fromstring((out / name).read_bytes()).tag == "{http://www.w3.org/2000/svg}svg"
     assert fingerprint(source) == before
+
+
+def test_plot_takes_what_evaluate_takes(pristine: Pristine, tmp_path: Path) -> None:
+    ramps = [(0.125, 0.5), (0.25, 0.5)]
+    more: dict[str, Any] = {"ramps": ramps, "temperatures": [0.2], "train_length": 64}
+    paths = plot(pristine("bloom"), tmp_path / "out", methods=["none", "by-parts"], scales=[2], **more)
+    names = [f"bias-by-parts-factor-2-ramp-{low}-to-32-tokens" for low in (8, 16)]
+    assert [path.name for path in paths] == [f"{name}.png" for name in ("slopes", "span", *names)]
+    default = plot(pristine("bloom"), tmp_path / "more", dynamic=["position"], rates=[2], train_length=64)
+    assert [path.name for path in default][2:] == ["bias-ntk-by-position-rate-2.png"]
+    with pytest.raises(UsageError, match="`rates` belongs to `dynamic`"):
+        plot(pristine("bloom"), tmp_path / "no", rates=[2])
 
 
 def test_plot_a_converted_repository_shows_its_own_scaling(

@@ -41,8 +41,6 @@ from converter.cli.options import (
 from converter.errors import UsageError
 from converter.exports.onnx.options import OnnxOptions
 from converter.result.manifest import MANIFEST
-from converter.scaling.request import Parts
-from converter.scaling.scaling import Basis, Method
 from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
 
 
@@ -267,17 +265,7 @@ def validate(folder: Path, provider: str | None) -> None:
 @output_option("--overwrite", is_flag=True, help="Write into a folder that is not empty.")
 @source_options
 @hub_options
-def plot(
-    subject: str,
-    methods: tuple[Method, ...],
-    scales: tuple[float, ...],
-    dynamic: tuple[Basis, ...],
-    rates: tuple[float, ...],
-    ramps: tuple[Parts, ...],
-    temperatures: tuple[float, ...],
-    train_length: int | None,
-    **arguments: Any,
-) -> None:
+def plot(subject: str, **arguments: Any) -> None:
     """Draw slopes, spans and biases, or the curves of an evaluation.
 
     A strength without --methods is one of ntk.
@@ -288,14 +276,9 @@ def plot(
       ntk-convert plot ./bloom-ntk --out ./pictures
       ntk-convert plot ./evaluation/results.json --out ./pictures
     """
-    from converter.evaluation.scalings import trials
     from converter.pictures.plotting import plot as run
 
-    # Without any of these options, a converted model's own scaling is drawn.
-    asked = methods or scales or dynamic or rates or ramps or temperatures
-    tried = (methods or ("ntk",), scales, dynamic, rates, train_length, ramps, temperatures)
-    scalings = trials(*tried) if asked else []
-    files = [str(path) for path in run(subject, scalings=scalings, train_length=train_length, **arguments)]
+    files = [str(path) for path in run(subject, **arguments)]
     show({"files": files}, *files)
 
 

@@ -14,16 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
 from converter.pictures import style
-from converter.pictures.positions import Positions
-from converter.pictures.style import log2_axis, plain, power_text, styled
+from converter.pictures.positions import Positions, Values
+from converter.pictures.style import MOST_LINES, log2_axis, plain, power_text, styled
 from converter.scaling.slopes import NATS
 
-WIDTH, HEIGHT = 7.5, 3.8
-"""Inches; the height does not include the legend."""
-CARD = (8.4, 3.1)
-"""Inches: the same of the picture in a converted repository's card."""
-LEFT, RIGHT, BELOW, ABOVE = 0.75, 0.75, 0.5, 0.35
-"""Its margins in inches. They are fixed because computing them would mean drawing twice."""
+SHAPE, CARD = (7.5, 3.8), (8.8, 3.1)
+"""Width and height of a picture, and of a card's, in inches without the legend."""
 CARD_DPI = 100
 
 
@@ -57,17 +53,8 @@ def draw_wavelengths(drawn: Positions) -> Figure:
 @styled
 def card_figure(drawn: Positions) -> Figure:
     """Slopes and attention span side by side; for a rotary model, its wavelengths."""
-    width, height = CARD
-    legend = style.legend_height([variant.label for variant in drawn.variants], width) + 0.1
-    height += legend
-    figure = Figure((width, height))
-    figure.subplots_adjust(
-        left=LEFT / width,
-        right=1 - RIGHT / width,
-        bottom=(BELOW + legend) / height,
-        top=1 - ABOVE / height,
-        wspace=0.25,
-    )
+    figure = Figure(CARD)
+    figure.subplots_adjust(wspace=0.35, bottom=0.15)
     if drawn.rotary:
         axes = figure.add_subplot()
         wavelengths_panel(axes, drawn)
@@ -78,7 +65,7 @@ def card_figure(drawn: Positions) -> Figure:
         axes.set_title("Slope of each head")
         span_panel(right, drawn, NATS)
         right.set_title(f"Attention span: bias of -{NATS:g} nats")
-    style.legend(figure, axes, loc="lower center")
+    style.legend(figure, axes, _note(drawn))
     return figure
 
 
@@ -88,49 +75,60 @@ def card_picture(drawn: Positions) -> bytes:
 
 
 def _figure(drawn: Positions, panel: Callable[[Axes, Positions], None], title: str) -> Figure:
-    below = style.legend_height([variant.label for variant in drawn.variants], WIDTH)
-    figure = Figure((WIDTH, HEIGHT + below), layout="constrained")
+    figure = Figure(SHAPE, layout="constrained")
     axes = figure.add_subplot()
     panel(axes, drawn)
     figure.suptitle(plain(drawn.name), **style.HEADING)
     axes.set_title(title)
-    style.legend(figure, axes)
+    style.legend(figure, axes, _note(drawn))
     return figure
 
 
 def slopes_panel(axes: Axes, drawn: Positions) -> None:
     """``draw_slopes`` into existing axes."""
     scale = "" if drawn.bias_scale == 1 else f" (bias per token: {drawn.bias_scale:.3g} times this)"
-    series = [variant.values for variant in drawn.variants]
-    _draw(axes, drawn, series, "head", f"slope{scale or ', nats per token'}", mark=False)
+    up = f"slope{scale or ', nats per token'}"
+    _draw(axes, drawn, lambda slopes: slopes, "head", up, mark=False)
 
 
 def span_panel(axes: Axes, drawn: Positions, nats: float) -> None:
     """``draw_span`` into existing axes."""
-    series = [spans(variant.values, drawn.bias_scale, nats) for variant in drawn.variants]
-    _draw(axes, drawn, series, "head", "span, tokens")
+    _draw(axes, drawn, lambda slopes: spans(slopes, drawn.bias_scale, nats), "head", "span, tokens")
 
 
 def wavelengths_panel(axes: Axes, drawn: Positions) -> None:
     """``draw_wavelengths`` into existing axes."""
-    series = [[2 * math.pi / frequency for frequency in variant.values] for variant in drawn.variants]
-    _draw(axes, drawn, series, "pair of channels", "wavelength, tokens")
+
+    def wavelengths(frequencies: Values) -> list[float]:
+        return [2 * math.pi / frequency for frequency in frequencies]
+
+    _draw(axes, drawn, wavelengths, "pair of channels", "wavelength, tokens")
+
+
+def _note(drawn: Positions) -> str | None:
+    """What a picture says if it does not have room for all variants."""
+    count = len(drawn.variants)
+    if count <= MOST_LINES:
+        return None
+    return f"The first {MOST_LINES} of {count} lines; name fewer scalings to see the others."
 
 
 def _draw(
     axes: Axes,
     drawn: Positions,
-    series: Sequence[Sequence[float]],
+    height: Callable[[Values], Sequence[float]],
     across: str,
     up: str,
     *,
     mark: bool = True,
 ) -> None:
     """Draws one series per variant, with markers only, since there is nothing between two heads."""
+    variants = drawn.variants[:MOST_LINES]
+    series = [height(variant.values) for variant in variants]
     # Stock markers are filled and the others hollow: both are visible where a scaling changes nothing.
     heads = len(drawn.stock)
     size = 7.0 if heads <= 20 else 5.0 if heads <= 48 else 3.5
-    for index, (variant, values) in enumerate(zip(drawn.variants, series, strict=True)):
+    for index, (variant, values) in enumerate(zip(variants, series, strict=True)):
         look = style.look(index) | {"linestyle": "none"}
         fill = {"markersize": size * 0.6} if index == 0 else {"markersize": size, "markerfacecolor": "none"}
         axes.plot(range(heads), values, label=variant.label, **look, **fill)

@@ -8,19 +8,21 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
 from converter.errors import OutputError, UsageError
 from converter.evaluation.results import RESULTS, Results
+from converter.evaluation.scalings import trials
 from converter.pictures.bias import draw_bias
 from converter.pictures.curves import draw_curves, draw_models
 from converter.pictures.per_head import draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.positions import Positions, read
 from converter.pictures.style import FORMATS, Format, render
 from converter.result.outputs import check_folder, write_files
-from converter.scaling.request import Request
+from converter.scaling.request import Parts, Request
+from converter.scaling.scaling import Basis, Method
 from converter.scaling.slopes import NATS
 from converter.source.jsonfile import read_object
 from converter.source.source import CONFIG
@@ -30,12 +32,20 @@ if TYPE_CHECKING:
 
     from converter.model import SourceOptions
 
+LONGEST_NAME = 200
+"""Most characters of a file's name; disks take 255."""
+
 
 def plot(
     subject: str | Path | Results,
     out: str | Path,
     *,
-    scalings: Sequence[Request] = (),
+    methods: Sequence[Method] = (),
+    scales: Sequence[float] = (),
+    dynamic: Sequence[Basis] = (),
+    rates: Sequence[float] = (),
+    ramps: Sequence[Parts] = (),
+    temperatures: Sequence[float] = (),
     heads: Sequence[int] | None = None,
     nats: float | None = None,
     form: Format = "png",
@@ -47,10 +57,13 @@ def plot(
     Args:
         subject: a checkpoint, stock or converted (a local folder or a Hub id); or results, or their file.
         out: the folder to write; its parent must exist.
-        scalings: for a model, the scalings to show beside stock; by default a converted repository shows its
-            own.
-        heads: for a model, the heads whose bias is drawn, from 0; by default the steepest, the middle and the
-            flattest.
+        methods: for a model, the scaling methods to show beside stock, each with all ``scales`` (static
+            factors) and all ``dynamic`` (each with all ``rates``); ntk if there is only a strength. Without
+            any of these, a converted repository shows its own scaling.
+        ramps: ramps of ``by-parts`` to show, each in parts of the trained length.
+        temperatures: temperatures of ``ntk`` and ``by-parts`` to show, from 0 to 1.
+        heads: for a model, the heads whose bias is drawn, from 0; by default those that see about 1/16, 1/4
+            and all of the trained length.
         nats: for a model, the bias in nats at which a head's span ends; 5 by default.
         form: ``png`` or ``svg``.
         overwrite: write into a folder that is not empty, over files with the same names.
@@ -71,14 +84,20 @@ def plot(
         raise UsageError(f"`nats` {nats:g} is out of range; give a finite number above 0, usually 3 to 8")
     if heads is not None and not heads:
         raise UsageError("`heads` is empty; give head numbers, e.g. 0,5,11, or drop `heads`")
+    scalings: dict[str, Any] = {
+        "methods": methods,
+        "scales": scales,
+        "dynamic": dynamic,
+        "rates": rates,
+        "ramps": ramps,
+        "temperatures": temperatures,
+    }
     place = check_folder(out, overwrite=overwrite)
     if isinstance(subject, Results) or Path(subject).is_file():
         held = "it" if isinstance(subject, Results) else Path(subject).name
-        for name, value in {"scalings": scalings, "heads": heads, "nats": nats, **source}.items():
+        for name, value in {**scalings, "heads": heads, "nats": nats, **source}.items():
             if value:
-                raise UsageError(
-                    f"{held} holds results, but {name.replace('_', ' ')} is for pictures of a model; drop it"
-                )
+                raise UsageError(f"{held} holds results, but `{name}` is for pictures of a model; drop it")
         results = subject if isinstance(subject, Results) else Results.from_json(read_object(Path(subject)))
         pictures = curves(results, form)
     else:
@@ -86,7 +105,11 @@ def plot(
             raise UsageError(f"{subject} holds results, not a model; give {Path(subject) / RESULTS}")
         if place.is_relative_to(os.path.realpath(subject)):
             raise OutputError(f"`out` {out} is inside {subject}, which is only read; name another folder")
-        model = read(str(subject), scalings, **source)
+        requests: Sequence[Request] = ()
+        if any(scalings.values()):
+            scalings["methods"] = methods or (("ntk",) if scales or dynamic else ())
+            requests = trials(**scalings, train_length=source.get("train_length"))
+        model = read(str(subject), requests, **source)
         pictures = _rendered(_of_model(model, heads, NATS if nats is None else nats), form)
     return write_files(place, pictures)
 
@@ -115,8 +138,8 @@ def _of_model(model: Positions, heads: Sequence[int] | None, nats: float) -> Ite
         return
     yield "slopes", draw_slopes(model)
     yield "span", draw_span(model, nats)
-    for scaling in model.scalings:
-        yield f"bias-{_slug(str(scaling))}", draw_bias(model, scaling, heads, nats)
+    for scaling, label in model.labels.items():
+        yield f"bias-{_slug(label)}", draw_bias(model, scaling, heads, nats)
 
 
 def _of_results(results: Results) -> Iterator[tuple[str, Figure]]:
@@ -133,4 +156,4 @@ def _of_results(results: Results) -> Iterator[tuple[str, Figure]]:
 
 
 def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:60] or "unnamed"
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:LONGEST_NAME] or "unnamed"

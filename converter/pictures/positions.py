@@ -10,7 +10,7 @@ from converter.config import LONGEST, Config
 from converter.model import Model, open_model
 from converter.recipes import AlibiRecipe
 from converter.scaling.request import Request
-from converter.scaling.scaling import Dynamic, Scaling, Unscaled, averaged, number_text, rows
+from converter.scaling.scaling import Dynamic, Scaling, Unscaled, averaged, rows, short_names
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from converter.model import SourceOptions
 
 MULTIPLES = (1, 2, 4)
-"""Multiples of the trained length at which a dynamic scaling is shown."""
+"""Multiples of the trained length at which a dynamic scaling may be shown."""
 STOCK = "stock"
 
 Values = tuple[float, ...]
@@ -55,19 +55,27 @@ class Positions:
     """``Recipe.scaled`` of the model."""
 
     @property
+    def labels(self) -> dict[Scaling, str]:
+        """The scalings as pictures call them, which show the mean of layers whose slopes differ."""
+        names = short_names(map(str, self.scalings))
+        return {
+            each: f"{names[str(each)]}{', mean over layers' if rows(each) > 1 else ''}"
+            for each in self.scalings
+        }
+
+    @property
     def variants(self) -> list[Variant]:
-        """Stock first; a dynamic scaling has one variant for each of ``MULTIPLES``."""
+        """Stock first; a dynamic scaling has one variant for each of its ``dynamic_lengths``."""
         found = [Variant(STOCK, self.stock, self.train_length)]
-        for scaling in self.scalings:
+        for scaling, label in self.labels.items():
             if not isinstance(scaling, Dynamic):
                 factor = scaling.factor_at(0)
                 tokens = None if self.train_length is None else min(factor * self.train_length, LONGEST)
-                found.append(Variant(shown(scaling), self.slopes_at(scaling, 0), tokens))
+                found.append(Variant(label, self.slopes_at(scaling, 0), tokens))
                 continue
             for length in dynamic_lengths(scaling):
-                rate = f"{scaling.dynamic}-dynamic, rate {number_text(scaling.rate)}"
-                label = f"{scaling.method}, {rate}, at {length} tokens{mean_of(scaling)}"
-                found.append(Variant(label, self.slopes_at(scaling, length), length))
+                values = self.slopes_at(scaling, length)
+                found.append(Variant(f"{label}, at {length} tokens", values, length))
         return found
 
     def slopes_at(self, scaling: Scaling, tokens: int) -> Values:
@@ -82,19 +90,10 @@ class Positions:
         return None if longest == self.train_length else longest
 
 
-def shown(scaling: Scaling) -> str:
-    """A scaling as pictures call it."""
-    return f"{scaling}{mean_of(scaling)}"
-
-
-def mean_of(scaling: Scaling) -> str:
-    """What a label adds where the layers' slopes differ: a picture shows their geometric mean."""
-    return ", mean over layers" if rows(scaling) > 1 else ""
-
-
 def dynamic_lengths(scaling: Dynamic) -> list[int]:
-    """The lengths in tokens at which a dynamic scaling is shown."""
-    return [min(multiple * scaling.train_length, LONGEST) for multiple in MULTIPLES]
+    """The lengths in tokens at which a dynamic scaling is shown: where it changes something, if it does."""
+    lengths = [min(multiple * scaling.train_length, LONGEST) for multiple in MULTIPLES]
+    return [length for length in lengths if scaling.factor_at(length) > 1] or lengths[-1:]
 
 
 def read(model: str, requests: Sequence[Request] = (), **source: Unpack[SourceOptions]) -> Positions:

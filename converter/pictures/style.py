@@ -18,6 +18,8 @@ Format = Literal["png", "svg"]
 FORMATS: tuple[Format, ...] = ("png", "svg")
 
 DPI, PALETTE = 150, 256
+MARGIN = 0.15
+"""Inches around a picture."""
 SETTINGS: dict[Any, Any] = {
     **{key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")},
     "axes.axisbelow": True,
@@ -49,6 +51,8 @@ HEADING: dict[str, Any] = {"fontsize": 11, "x": 0.01, "horizontalalignment": "le
 
 LONGEST = 70
 """Most characters of a text from a file."""
+MOST_LINES = 8
+"""More lines in one picture cannot be told apart."""
 MOST_TICKS = 9
 LARGEST = 2.0**64
 """Axes end at this value and its inverse: sensible scalings need no more, but configs may hold anything."""
@@ -106,13 +110,13 @@ def log2_axis(
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(round(math.log2(value)))))
 
 
-def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
+def length_axis(axes: Axes, lengths: Sequence[int], text: Callable[[int], str]) -> None:
     """Makes the x axis logarithmic, with ticks at the lengths, which must be sorted."""
     axes.set_xlim(lengths[0] / 2**0.4, lengths[-1] * 2**0.4)
     _log_scale(axes, "x")
     every = math.ceil(len(lengths) / MOST_TICKS)
     axes.xaxis.set_major_locator(FixedLocator(list(lengths)[::every]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text(round(value))))
 
 
 def _log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
@@ -122,39 +126,34 @@ def _log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
 
 
 def power_text(power: int) -> str:
-    """2 ** power as a number or a fraction, such as "8" or "1/8"."""
+    """2 ** power as a number or a fraction, such as "8" or "1/8"; or as "2^-30" if that would be long."""
+    if abs(power) > 20:
+        return f"2^{power}"
     return str(2**power) if power >= 0 else f"1/{2**-power}"
 
 
-def legend(figure: Figure, axes: Axes, **place: Any) -> None:
-    """Draws one legend for the series in ``axes``, below the figure unless ``place`` says otherwise."""
+def legend(figure: Figure, axes: Axes, note: str | None = None) -> None:
+    """Draws one legend for the series in ``axes``, below the figure and below ``note``."""
     handles, labels = axes.get_legend_handles_labels()
-    columns = legend_columns(labels, figure.get_figwidth())
-    figure.legend(handles, labels, ncols=columns, **{"loc": "outside lower center", **place})
-
-
-def legend_columns(labels: Sequence[str], width: float) -> int:
-    """How many columns fit into a legend of ``width`` inches."""
     letters = max(map(len, labels)) + 7
-    return max(1, min(len(labels), 4, int(width * 14 / letters)))
-
-
-def legend_height(labels: Sequence[str], width: float) -> float:
-    """The height of such a legend in inches."""
-    return 0.2 * math.ceil(len(labels) / legend_columns(labels, width))
+    columns = max(1, min(len(labels), 4, int(figure.get_figwidth() * 14 / letters)))
+    figure.legend(handles, labels, ncols=columns, title=note, loc="upper center", bbox_to_anchor=(0.5, 0))
 
 
 @styled
 def render(figure: Figure, form: Format = "png", dpi: int = DPI) -> bytes:
     """The figure as a file; it holds no time or version, so the same figure gives the same bytes.
 
-    A PNG uses a palette, which has room for all colours of these pictures and makes it a quarter of the size.
+    It is as large as its content, so nothing is cut off. Its background is white, with a margin, so that it
+    can be read on dark pages. A PNG uses a palette, which has room for all colours of these pictures and
+    makes it a quarter of the size.
     """
     stream = io.BytesIO()
+    whole: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": MARGIN}
     if form == "svg":
-        figure.savefig(stream, format="svg", metadata={"Creator": None, "Date": None})
+        figure.savefig(stream, format="svg", metadata={"Creator": None, "Date": None}, **whole)
         return stream.getvalue()
-    figure.savefig(stream, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})
+    figure.savefig(stream, format="png", dpi=dpi, pil_kwargs={"compress_level": 0}, **whole)
     small = io.BytesIO()
     Image.open(stream).convert("RGB").quantize(PALETTE).save(small, format="png", dpi=(dpi, dpi))
     return small.getvalue()

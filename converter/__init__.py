@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from converter.evaluation.evaluate import evaluate
     from converter.evaluation.fit import Fit, fit
     from converter.evaluation.results import Results
-    from converter.evaluation.tasks import make_task
+    from converter.evaluation.tasks import Retrieval, Task, make_task
     from converter.evaluation.tune import Tuning, tune
     from converter.exports.onnx.export import ExportResult, export
     from converter.exports.onnx.options import OnnxOptions
@@ -59,7 +59,9 @@ __all__ = [
     "PushError",
     "PushResult",
     "Results",
+    "Retrieval",
     "SourceError",
+    "Task",
     "Tuning",
     "UnsupportedModel",
     "UsageError",
@@ -86,7 +88,7 @@ _MODULES = {
     "evaluation.evaluate": ("evaluate",),
     "evaluation.fit": ("Fit", "fit"),
     "evaluation.results": ("Results",),
-    "evaluation.tasks": ("make_task",),
+    "evaluation.tasks": ("Retrieval", "Task", "make_task"),
     "evaluation.tune": ("Tuning", "tune"),
     "exports.onnx.export": ("ExportResult", "export"),
     "exports.onnx.options": ("OnnxOptions",),

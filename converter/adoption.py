@@ -114,17 +114,23 @@ class Saved:
         """What the converted model was made from, and the card that is there."""
         name, folder = self.provenance.source, self.repository.folder
         base_model = name if name and "/" in name and is_repo_id(name) else None
+        name = "/".join(filter(None, (name or folder.name, self.provenance.subfolder)))
         path, card = folder / CARD, ""
         if path.is_file():
             card = path.read_bytes().decode(errors="surrogateescape")
-        return Origin(name or folder.name, base_model, self.provenance.commit, card)
+        return Origin(name, base_model, self.provenance.commit, card)
 
     @property
     def command(self) -> str:
         """Commands that lead to the same kind of model, for the card."""
-        source = self.origin.base_model or f"./{self.origin.name}"
+        origin, subfolder = self.origin, self.provenance.subfolder
+        source = origin.base_model or f"./{self.provenance.source or self.repository.folder.name}"
+        revision = origin.commit if origin.base_model else None
         request = request_for(self.repository.scaling, self.repository.train_length)
-        first = command_line(source, request, "./converted", more=words(self.provenance.overrides))
+        more = words(self.provenance.overrides)
+        first = command_line(
+            source, request, "./converted", revision=revision, subfolder=subfolder, more=more
+        )
         place = f"./{self.repository.folder.name}"
         return f"{first}\n# fine-tuned from ./converted, and saved in {place}\nntk-convert adopt {place}"
 

@@ -141,10 +141,17 @@ class Provenance:
     """The values that the user gave for keys of the source's config."""
     fine_tuned: bool = False
     """Whether the model was trained after the conversion, and adopted."""
+    subfolder: str | None = None
+    """Folder in the source that held the checkpoint."""
 
     def to_json(self) -> dict[str, Any]:
         """The value of ``PROVENANCE`` in config.json."""
-        more = {ROTARY: self.rotary, OVERRIDES: self.overrides, FINE_TUNED: self.fine_tuned}
+        more = {
+            "subfolder": self.subfolder,
+            ROTARY: self.rotary,
+            OVERRIDES: self.overrides,
+            FINE_TUNED: self.fine_tuned,
+        }
         return {
             "source": self.source,
             "commit": self.commit,
@@ -164,6 +171,7 @@ def read_provenance(config: Config) -> Provenance | None:
     for key, fits, kind in (
         ("source", str, "a string"),
         ("commit", str, "a string"),
+        ("subfolder", str, "a string"),
         (ROTARY, Mapping, "an object"),
         (OVERRIDES, Mapping, "an object"),
         (FINE_TUNED, bool, "true or false"),
@@ -175,8 +183,9 @@ def read_provenance(config: Config) -> Provenance | None:
         raise _damaged("has train_length", length, "a number of tokens")
     if rotary is not None and not isinstance(rotary.get(SOURCE_CONFIG), Mapping):
         raise _damaged(f"has {ROTARY}", rotary, f"an object with {SOURCE_CONFIG}")
+    source, commit, subfolder = (entry.get(key) for key in ("source", "commit", "subfolder"))
     overrides, fine_tuned = entry.get(OVERRIDES) or {}, bool(entry.get(FINE_TUNED))
-    return Provenance(entry.get("source"), entry.get("commit"), length, rotary, overrides, fine_tuned)
+    return Provenance(source, commit, length, rotary, overrides, fine_tuned, subfolder)
 
 
 def _damaged(what: str, value: object, kind: str) -> SourceError:

@@ -38,6 +38,8 @@ class SourceOptions(TypedDict, total=False):
     """Values for keys of the source's config.json that it lacks or has wrong. Dots in a key lead into objects
     (``attn_config.alibi``); None removes a key. They cannot lift a refusal, and a converted repository must
     have been made with the same values."""
+    subfolder: str | None
+    """Folder in the repository or local folder that holds the checkpoint, as in transformers."""
     revision: str | None
     """Branch, tag or commit of a Hub id."""
     token: str | None
@@ -61,8 +63,6 @@ class Model:
     """The same with the user's values and, for a source, without the keys of an implementation."""
     recipe: Recipe
     trained: TrainLength
-    revision: str | None = None
-    """As the user gave it."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """The values that the user gave for keys of the source's config."""
 
@@ -121,11 +121,12 @@ def open_model(
     not fit.
     """
     train_length, cache_dir = options.get("train_length"), options.get("cache_dir")
-    revision, overrides = options.get("revision"), options.get("overrides") or {}
+    overrides = options.get("overrides") or {}
     Request("none", train_length=train_length)
     source = open_source(
         str(model),
-        revision=revision,
+        subfolder=options.get("subfolder"),
+        revision=options.get("revision"),
         token=options.get("token"),
         cache_dir=Path(cache_dir) if cache_dir else None,
         progress=progress,
@@ -138,7 +139,7 @@ def open_model(
         config = overridden(without_implementation(config), overrides)
     recipe = recipes.of_checkpoint(config) if converted else recipes.of_source(config)
     trained = recipe.trained_length(source, train_length)
-    return Model(source, original, config, recipe, trained, revision, overrides)
+    return Model(source, original, config, recipe, trained, overrides)
 
 
 def open_with_request(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from converter.errors import OutputError
@@ -15,6 +16,11 @@ def expand(path: str | Path) -> Path:
         return Path(os.path.expanduser(path))  # noqa: PTH111 -- Path.expanduser raises for an unknown user
     except ValueError:  # the name has a NUL character
         return Path(path)
+
+
+def listed(given: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
+    """One path or several, as a sequence."""
+    return [given] if isinstance(given, str | Path) else given
 
 
 def out_path(out: str | Path) -> Path:

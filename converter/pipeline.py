@@ -181,7 +181,7 @@ def convert(
     target = None
     if push_to_hub is not None:
         target = PushOptions(push_to_hub, private, branch, create_pr, overwrite, options.get("token"))
-        preflight(target, opened.name)
+        preflight(target, opened.source.root)
     if dry_run:
         files = plan.files(picture=verify and not isinstance(plan.scaling, Unscaled))
         return _result(plan, place, files, started)

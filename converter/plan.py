@@ -126,7 +126,10 @@ class Plan:
             check_space(source.folder, lacking, "download and result need", remedy)
 
     def command(self, out: str, *, verify: bool) -> str:
-        """The command line for the model card, with ``out`` as it is; a local source is cut to its name."""
+        """The command line for the model card, with ``out`` as it is; a local source is cut to its name.
+
+        Of a Hub repository it names the commit, so that it makes the same files again.
+        """
         model, source = self.model, self.model.source
         more = words(model.overrides)
         more += ["--dtype", self.order.dtype] if self.order.dtype else []
@@ -134,8 +137,9 @@ class Plan:
         more += ["--max-length", str(self.max_length)] if self.max_length else []
         more += [] if self.onnx is None else self.onnx.words
         more += [] if verify else ["--no-verify"]
-        name = source.repo_id or f"./{source.name}"
-        return command_line(name, self.request, out, revision=model.revision, more=more)
+        name = source.repo_id or f"./{source.root}"
+        place = {"revision": source.commit, "subfolder": source.subfolder}
+        return command_line(name, self.request, out, **place, more=more)
 
 
 def prepare(
@@ -177,6 +181,11 @@ def prepare(
     if model.overrides:
         config[PROVENANCE] |= {OVERRIDES: dict(model.overrides)}
         notes.append(f"the source's config.json was read with {shlex.join(words(model.overrides))}")
+    if source.subfolder is not None:
+        notes.append(
+            f"the source is the folder {source.subfolder} of {source.root}; files outside it, such as a "
+            "licence, were not copied"
+        )
     notes += [*recipe.notes, *filter(None, [model.trained.note, tokenizer.note, note]), *model.nested.notes]
     if dtype is not None:
         set_dtype(config, TORCH[dtype])

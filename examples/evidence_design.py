@@ -26,9 +26,9 @@ RATES = (1.0, 2.0)
 RAMPS = ((1 / 16, 1 / 4), (1 / 8, 1 / 2), (1 / 4, 1.0))
 """Ramps of by-parts, in parts of the trained length; the second one is the default."""
 RUNS: tuple[dict[str, Any], ...] = (
-    {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamics": ("length", "position"), "rates": RATES},
+    {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamic": ("length", "position"), "rates": RATES},
     {"methods": ("linear",), "scales": (SCALE,)},
-    {"methods": ("by-parts",), "scales": (SCALE,), "dynamics": ("position",), "ramps": RAMPS},
+    {"methods": ("by-parts",), "scales": (SCALE,), "dynamic": ("position",), "ramps": RAMPS},
 )
 """The scalings that every model gets, as arguments of ``evaluate``."""
 RUNS_OF_12_HEADS: tuple[dict[str, Any], ...] = (

@@ -62,8 +62,8 @@ BYTES = 1_000_000
 MINUTES = 60.0
 """Most time of a fit: so much that its steps decide, and not the speed of the machine."""
 SCALINGS: tuple[dict[str, Any], ...] = (
-    {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamics": ("length", "position")},
-    {"methods": ("by-parts",), "dynamics": ("length",)},
+    {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamic": ("length", "position")},
+    {"methods": ("by-parts",), "dynamic": ("length",)},
     {"methods": ("linear",), "scales": (SCALE,)},
 )
 """What every model gets, as arguments of ``evaluate``."""

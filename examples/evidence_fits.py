@@ -206,7 +206,7 @@ def formulas_and_fits(model: Model, models: Path) -> Sequence[Run]:
             folders[name] = rule(model, models, by_layer=by_layer)
     return [
         Run(stock, {"methods": ("none", "linear", "ntk", "by-parts"), "scales": (SCALE,)}),
-        Run(stock, {"methods": ("ntk", "by-parts"), "dynamics": ("position",)}),
+        Run(stock, {"methods": ("ntk", "by-parts"), "dynamic": ("position",)}),
         *(Run(folder, name=name) for name, folder in folders.items() if folder is not None),
     ]
 

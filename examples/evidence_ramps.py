@@ -38,8 +38,8 @@ def runs(model: Model, models: Path) -> Sequence[Run]:
     scalings: tuple[dict[str, Any], ...] = (
         {"methods": ("none", "linear", "ntk"), "scales": (SCALE,)},
         {"methods": ("by-parts",), "scales": (SCALE,), "ramps": ramps},
-        {"methods": ("ntk",), "dynamics": ("position",)},
-        {"methods": ("by-parts",), "dynamics": ("position",), "ramps": RAMPS[1:2]},
+        {"methods": ("ntk",), "dynamic": ("position",)},
+        {"methods": ("by-parts",), "dynamic": ("position",), "ramps": RAMPS[1:2]},
     )
     return [Run(model.folder(models), each) for each in scalings]
 

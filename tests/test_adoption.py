@@ -367,7 +367,8 @@ def card_of(folder: Path) -> ModelCard:
 def test_a_new_card(saved: Path) -> None:
     """Its command has the values that were set."""
     recorded = json.loads((saved / "config.json").read_text())["ntk_convert"]
-    edit_json(saved / "config.json", {"ntk_convert": recorded | {"set": {"n_head": 4}}})
+    more = {"set": {"n_head": 4}, "commit": "a1" * 20, "subfolder": "runs/last"}
+    edit_json(saved / "config.json", {"ntk_convert": recorded | more})
     adopt(saved)
     card = card_of(saved)
     assert card.data.to_dict() == {
@@ -378,9 +379,10 @@ def test_a_new_card(saved: Path) -> None:
         "tags": ["alibi", "ntk-alibi", "custom_code"],
     }
     for words in (
-        f"[{SOURCE}](https://huggingface.co/{SOURCE}) with its ALiBi slopes scaled",
+        f"[{SOURCE}/runs/last](https://huggingface.co/{SOURCE}) with its ALiBi slopes scaled",
         "It was fine-tuned after the conversion, so its weights are its own.",
-        f"ntk-convert {SOURCE} --scale 2 --train-length 32 --out ./converted --set n_head=4\n",
+        f"ntk-convert {SOURCE} --revision {'a1' * 20} --subfolder runs/last --scale 2 --train-length 32 ",
+        " --out ./converted --set n_head=4\n",
         "ntk-convert adopt ./tuned\n",
         '.from_pretrained("./tuned", trust_remote_code=True)',
         "- slopes: 4 slopes measured",

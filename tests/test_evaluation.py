@@ -360,8 +360,8 @@ def test_the_scalings_are_the_cross_product() -> None:
     [
         ({"methods": ["ntk"]}, "`scales`"),
         ({"methods": ["none"], "scales": [2]}, "`methods` ntk"),
-        ({"methods": [], "dynamics": ["length"]}, "`methods` ntk"),
-        ({"methods": ["ntk"], "scales": [2], "rates": [2]}, "`rates` belongs to `dynamics`"),
+        ({"methods": [], "dynamic": ["length"]}, "`methods` ntk"),
+        ({"methods": ["ntk"], "scales": [2], "rates": [2]}, "`rates` belongs to `dynamic`"),
         ({"methods": ["ntk"], "scales": [2], "ramps": [(0.1, 1)]}, "`ramps` belongs to by-parts"),
         ({"methods": ["linear"], "scales": [2], "temperatures": [0.2]}, "`temperatures` belongs to ntk and"),
         ({"methods": ["ntk"], "scales": [2], "temperatures": [2]}, "`temperature` 2 is out of range"),
@@ -403,7 +403,7 @@ def test_results_survive_their_json(results: Results, known_words: Path) -> None
     assert Results.from_json(json.loads(json.dumps(results.to_json(), allow_nan=False))).measurements == list(
         results.measurements
     )
-    alone = evaluate([EXAMPLE], tasks=[Words()], text=[known_words], lengths=[20], items=1)
+    alone = evaluate(EXAMPLE, tasks=[Words()], text=str(known_words), lengths=[20], items=1)
     again = Results.from_json(json.loads(json.dumps(alone.to_json(), allow_nan=False)))
     assert again.measurements == list(alone.measurements)
     assert again.measurements[-1].high == math.inf

@@ -417,7 +417,8 @@ def test_prompts_of_the_user_s_own(tmp_path: Path) -> None:
         {"prompt": "b", "answer": "x", "length": 512},
         {"prompt": "b", "answer": "x", "length": 8},
     )
-    task = tasks.make_task("prompts", path)
+    task = tasks.make_task("prompts", str(path))
+    assert isinstance(task, tasks.Task)
     assert task.max_new_tokens == len("yes sir") + 2
     found = task.items(word_level(["a", "b", "c"], closed=False), [4096], 9, 0)
     assert found == {
@@ -594,9 +595,10 @@ def test_names() -> None:
         ("topics", None, r"topics is read from a file \(.jsonl\); give it with --topics"),
         ("prompts", None, r"prompts is read from a file \(.jsonl\); give it with --prompts"),
         ("passkey", Path("keys.jsonl"), "passkey is generated and reads no file; drop keys.jsonl"),
+        ("passkey", "here/keys.jsonl", "passkey is generated and reads no file; drop keys.jsonl"),
     ],
 )
-def test_what_cannot_be_made(name: str, file: Path | None, message: str) -> None:
+def test_what_cannot_be_made(name: str, file: str | Path | None, message: str) -> None:
     with pytest.raises(ConverterError, match=message) as refusal:
         tasks.make_task(name, file)
     assert refusal.value.exit_code == 2

@@ -508,6 +508,8 @@ def test_an_encoder_is_fitted_to_masked_tokens(written: tuple[Path, Path], tmp_p
         fit(source, TARGET, text=[written[1]], **options)
     with pytest.raises(UsageError, match="is an encoder and gives no answers"):
         fit(source, TARGET, prompts=[make_task("passkey")], **options)
+    with pytest.raises(UsageError, match="takes tasks whose answers are text"):
+        fit(source, TARGET, prompts=[make_task("longembed_passkey")], **options)
 
 
 # --- refusals

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import threading
 from collections.abc import Callable
@@ -45,7 +47,11 @@ def refused(run: Run, work: Path, *parts: str, code: int = 1) -> None:
 def contents(folder: Path) -> dict[str, bytes]:
     """File -> bytes; empty for files that name the source, or have a hash of a file that does."""
     named = ("config.json", "README.md", "ntk_convert.json")
-    return {path.name: b"" if path.name in named else path.read_bytes() for path in folder.iterdir()}
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {
+        path.relative_to(folder).as_posix(): b"" if path.name in named else path.read_bytes()
+        for path in paths
+    }
 
 
 def config(folder: Path) -> dict[str, Any]:
@@ -93,6 +99,68 @@ def test_an_id_gives_what_its_folder_gives(
     assert f"base_model: {ID}" in card
     assert "license: mit" in card
     assert commit in card
+
+
+@pytest.mark.version
+def test_a_subfolder_gives_what_its_folder_gives(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
+) -> None:
+    """The root holds another model, and none of its files is read, also with half of a cache."""
+    source = variant(pristine("bloom"), tmp_path / "models", "root")
+    last = source / "runs" / "last"
+    shutil.copytree(pristine("bloom", sharded=True), last)
+    (last / "additional_chat_templates").mkdir()
+    (last / "additional_chat_templates" / "short.jinja").write_text("{{ messages }}")
+    commit = hub.commit(ID, source)
+    words = ("--subfolder", "runs/last", "--cache-dir", tmp_path / "cache")
+    found = command("inspect", ID, *words, "--json").json
+    assert (found["source"], found["commit"]) == (f"{ID}/runs/last", commit)
+    run = command(*CONVERT, *words)
+    assert (run.code, run.json["source"]) == (0, f"{ID}/runs/last"), run.err
+    files = {request.match("resolve")["file"] for request in resolved(hub)}
+    assert files == {path.relative_to(source).as_posix() for path in last.rglob("*") if path.is_file()}
+
+    made = contents(work / "out")
+    assert "additional_chat_templates/short.jinja" in made
+    assert command(*CONVERT, *words, "--overwrite", HF_HUB_OFFLINE="1").code == 0
+    assert contents(work / "out") == made
+    for model, more in (
+        (source, ("--subfolder", "runs/last/")),
+        (last, ()),
+        (source, ("--subfolder", "runs")),
+    ):
+        run = command(model, *CONVERT[1:4], "local", *CONVERT[5:], *more, "--overwrite")
+        assert (run.code == 0) == (more != ("--subfolder", "runs")), run.err
+        assert contents(work / "local") == made
+
+    found = config(work / "out")["ntk_convert"]
+    assert (found["source"], found["commit"], found["subfolder"]) == (ID, commit, "runs/last")
+    assert again_by_its_card(command, hub, work / "out").code == 0
+
+
+def test_a_known_id_says_nothing_of_its_subfolders(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command
+) -> None:
+    """A trained length is that of the checkpoint in the root."""
+    shutil.copytree(pristine("bloom"), tmp_path / "models")
+    shutil.copytree(pristine("bloom"), tmp_path / "models" / "last")
+    hub.commit("bigscience/bloom", tmp_path / "models")
+    words = ("inspect", "bigscience/bloom", "--json")
+    found = [command(*words, *more).json["train_length"] for more in ((), ("--subfolder", "last"))]
+    assert found == [2048, None]
+
+
+def again_by_its_card(command: Command, hub: HubServer, folder: Path) -> Run:
+    """Converts with the command of a card, after its branch has moved, and compares all bytes."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    [line] = re.findall("^ntk-convert (.* --out .*)$", (folder / "README.md").read_text(), re.MULTILINE)
+    moved = folder.parent.parent / "moved"
+    moved.mkdir()
+    (moved / "config.json").write_text("{}")
+    hub.commit(ID, moved)
+    run = command(*shlex.split(line), "--overwrite")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    return run
 
 
 def test_an_unknown_pooling_is_refused_before_weights_are_downloaded(
@@ -223,6 +291,28 @@ def test_code_in_another_repository_is_left_there(
     }
 
 
+GOOD = (
+    "-c",
+    "from converter.evaluation.tune import Tuning\nfrom converter.scaling.scaling import Static\n"
+    "Tuning.advice = Static('ntk', 2.0)\nfrom converter.cli import main; main()",
+)
+"""Starts the command line with a ``tune`` to which this scaling seems to help."""
+
+
+@pytest.mark.slow
+def test_a_tuned_command_names_the_commit_that_was_measured(
+    pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
+) -> None:
+    shutil.copytree(pristine("bloom"), tmp_path / "models" / "last")
+    commit = hub.commit(ID, tmp_path / "models")
+    (work / "text.txt").write_text(" ".join(f"w{4 + number % 60}" for number in range(1000)))
+    words = ("--subfolder", "last", "--train-length", "24", "--text", "text.txt", "--items", "2", "--json")
+    found = command("tune", ID, "--target-length", "64", *words, start=GOOD)
+    assert found.code == 0, found.err
+    start = f"ntk-convert {ID} --revision {commit} --subfolder last --scale 2 "
+    assert found.json["command"].startswith(start)
+
+
 @pytest.mark.slow
 def test_an_id_is_measured_as_its_folder(
     pristine: Pristine, tmp_path: Path, hub: HubServer, command: Command, work: Path
@@ -264,7 +354,7 @@ def test_a_revision_is_resolved_to_its_commit(
     assert (work / "out" / "LICENSE").read_text() == "third"
     card = (work / "out" / "README.md").read_text()
     assert other in card
-    assert "--revision feature/x " in card
+    assert f"--revision {other} " in card
 
 
 @pytest.mark.parametrize("moment", [2, 4])
@@ -335,6 +425,7 @@ def test_offline_with_half_a_cache(pristine: Pristine, hub: HubServer, command: 
     [
         ({}, ["org/other", *CONVERT[1:]], ["org/other", "check the spelling", "--token"]),
         ({}, [*CONVERT, "--revision", "v9"], [ID, "no revision 'v9'", "--revision"]),
+        ({}, [*CONVERT, "--subfolder", "last"], [ID, "no file last/config.json"]),
         ({}, [*CONVERT, "--revision", "../../main"], [ID, "'../../main'", "--revision"]),
         ({"private": True}, CONVERT, [ID, "private", "--token"]),
         ({"private": True}, [*CONVERT, "--token", "hf_somebody"], [ID, "private", "--token"]),
@@ -358,13 +449,18 @@ def test_what_is_refused(
     [
         ("quantize_config.json", ("the checkpoint is quantised (it has quantize_config.json)",)),
         ("q4.gguf", (f"{ID} has q4.gguf: GGUF files cannot be converted",)),
+        ("runs/last/config.json", (f"{ID} has no config.json", "give --subfolder runs/last")),
     ],
 )
 def test_what_a_listing_shows(
     make_source: Pristine, hub: HubServer, command: Command, work: Path, name: str, parts: tuple[str, ...]
 ) -> None:
     source = make_source("bloom")
-    (source / "config.json").rename(source / name) if name == "q4.gguf" else (source / name).write_text("{}")
+    if name == "quantize_config.json":
+        (source / name).write_text("{}")
+    else:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / "config.json").rename(source / name)
     hub.commit(ID, source)
     refused(command(*CONVERT), work, *parts)
     assert not [request for request in hub.requests if request.host == "storage"]
@@ -397,6 +493,10 @@ def test_what_a_repository_lacks(
             for model in ("a/b/c", "", "../x", "a\nb/c", "a\x1b[2Jb", "org/.x", "a--b/c", "~no_one/x")
         ),
         ([*CONVERT, "--revision", ""], "--revision is empty", 2),
+        *(
+            ([*CONVERT, "--subfolder", folder], "--subfolder", 2)
+            for folder in ("../x", "/etc", "", "a/../../x", "a//b", ".git", "a\nb", "/", "a//")
+        ),
         ([*CONVERT, "--token", ""], "--token", 2),
         ([*CONVERT, "--token", "hf_ secret"], "--token", 2),
     ],

@@ -49,6 +49,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     # Falcon divides its bias by the root of the head's size.
     ("falcon", by_parts(train_length=2048, ramp=(2, 4)), "the longest span is 3620 tokens, and the ramp"),
     ("bloom", {"scale": 2, "revision": "main"}, "local folder"),
+    ("bloom", {"scale": 2, "subfolder": ".."}, "not a folder inside MODEL"),
     # Rotary models
     ("llama", {"scale": 2, "method": "ntk-published"}, "rotary 'llama'; give `method` ntk"),
     ("llama", {"scale": 2, "temperature": 0.2}, "`temperature` belongs to slopes, and the rotary 'llama'"),
@@ -226,6 +227,11 @@ def drop(folder: Path, name: str) -> None:
     path.unlink()
 
 
+def into_a_folder(folder: Path) -> None:
+    (folder / "last").mkdir()
+    (folder / "config.json").rename(folder / "last" / "config.json")
+
+
 def shorten(folder: Path, pattern: str) -> None:
     last = max(folder.glob(pattern))
     os.truncate(last, last.stat().st_size - 7)
@@ -285,6 +291,7 @@ BIN, SHARDS, BIN_SHARDS = {"fmt": "bin"}, {"sharded": True}, {"fmt": "bin", "sha
 # How a tiny BLOOM is stored, what happens to its folder, words of the message.
 FOLDERS: list[tuple[dict[str, Any], Callable[[Path], object], str]] = [
     ({}, lambda folder: drop(folder, "config.json"), "has no config.json"),
+    ({}, into_a_folder, "has no config.json, but its folder last has one; give `subfolder` last"),
     ({}, config(b""), "not valid JSON"),
     ({}, config(b"[]"), "JSON list"),
     ({}, lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"), "LoRA adapter"),

@@ -26,6 +26,7 @@ from converter.evaluation.results import WORTH, Results
 from converter.evaluation.scalings import candidates, command, ladder
 from converter.evaluation.statistics import compare, judge, paired_interval
 from converter.evaluation.tune import Choice, Tuning
+from converter.model import SourceOptions
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
 from tests import tiny
 from tests.conftest import Pristine, RunCli
@@ -80,7 +81,8 @@ ROTARY = {"rope_theta": 1e4, **rotary.SIZES}
 
 def test_the_command_says_what_was_asked() -> None:
     dynamic = Dynamic("ntk", "position", rate=2.0, train_length=256)
-    words = shlex.split(command("a folder/model", dynamic, 256, {"train_length": 256, "revision": "main"}))
+    source: SourceOptions = {"train_length": 256, "revision": "main", "subfolder": "last"}
+    words = shlex.split(command("a folder/model", dynamic, 256, source))
     assert words[1] == "a folder/model"
     for option, value in (
         ("--method", "ntk"),
@@ -88,6 +90,7 @@ def test_the_command_says_what_was_asked() -> None:
         ("--rate", "2"),
         ("--train-length", "256"),
         ("--revision", "main"),
+        ("--subfolder", "last"),
     ):
         assert words[words.index(option) + 1] == value
     assert "--method" not in command("m", Static("ntk", 2.0), None, {})

@@ -33,7 +33,7 @@ from converter.cli.options import (
     push_option,
     push_options,
     scaling_options,
-    set_option,
+    source_options,
     take_onnx,
     token_option,
     trial_options,
@@ -89,7 +89,7 @@ from converter.weights.transfer import DTYPES as WEIGHT_DTYPES
     callback=negated,
     help="Do not run and check the result before it is put in place.",
 )
-@set_option
+@source_options
 @hub_options
 @push_option("--push-to-hub", metavar="USER/NAME", help="Push the result there, as push does.")
 @push_options
@@ -126,7 +126,7 @@ def convert(link: bool, hard_link: bool, onnx: bool, **arguments: Any) -> None:
 @click.command(cls=Command)
 @model_argument
 @scaling_options
-@set_option
+@source_options
 @hub_options
 def inspect(**arguments: Any) -> None:
     """Show the family, size, trained length and slopes of MODEL.
@@ -265,13 +265,13 @@ def validate(folder: Path, provider: str | None) -> None:
 )
 @out_option
 @output_option("--overwrite", is_flag=True, help="Write into a folder that is not empty.")
-@set_option
+@source_options
 @hub_options
 def plot(
     subject: str,
     methods: tuple[Method, ...],
     scales: tuple[float, ...],
-    dynamics: tuple[Basis, ...],
+    dynamic: tuple[Basis, ...],
     rates: tuple[float, ...],
     ramps: tuple[Parts, ...],
     temperatures: tuple[float, ...],
@@ -292,8 +292,8 @@ def plot(
     from converter.pictures.plotting import plot as run
 
     # Without any of these options, a converted model's own scaling is drawn.
-    asked = methods or scales or dynamics or rates or ramps or temperatures
-    tried = (methods or ("ntk",), scales, dynamics, rates, train_length, ramps, temperatures)
+    asked = methods or scales or dynamic or rates or ramps or temperatures
+    tried = (methods or ("ntk",), scales, dynamic, rates, train_length, ramps, temperatures)
     scalings = trials(*tried) if asked else []
     files = [str(path) for path in run(subject, scalings=scalings, train_length=train_length, **arguments)]
     show({"files": files}, *files)

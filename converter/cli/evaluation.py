@@ -29,7 +29,7 @@ from converter.cli.options import (
     out_option,
     output_option,
     scaling_option,
-    set_option,
+    source_options,
     target_option,
     train_length_option,
     trial_options,
@@ -82,7 +82,7 @@ shared_options = options(
     *(_option(task) for task in tasks.TYPES.values() if task.read),
     seed_option,
     run_options,
-    set_option,
+    source_options,
     hub_options,
     output_option(
         "--out",
@@ -239,7 +239,7 @@ def tune(
 @run_options
 @run_option("--steps", type=int, default=200, show_default=True, help="Most steps.")
 @run_option("--minutes", type=float, default=10, show_default=True, help="Most time, approximately.")
-@set_option
+@source_options
 @hub_options
 @out_option
 @output_option("--overwrite", is_flag=True, help="Replace DIR once the new folder is complete.")
@@ -258,10 +258,10 @@ def fit(model: str, out: Path, overwrite: bool, **arguments: Any) -> None:
     """
     from converter.cli import report
     from converter.evaluation.fit import fit as run
+    from converter.model import SourceOptions
     from converter.pipeline import convert
 
-    names = ("train_length", "overrides", "revision", "token", "cache_dir")
-    source = {name: arguments[name] for name in names}
+    source = {name: arguments[name] for name in SourceOptions.__annotations__}
     convert(model, out, method="none", overwrite=overwrite, dry_run=True, **source)  # before the long work
     file = arguments.pop("prompts")
     found = run(

@@ -98,7 +98,6 @@ trial_options = options(
     ),
     scaling_option(
         "--dynamic",
-        "dynamics",
         type=Listed("LIST", str, BASES),
         default="",
         help="Also dynamic scaling: length, position or both.",
@@ -122,13 +121,18 @@ trial_options = options(
     ),
     train_length_option,
 )
-set_option = section("Source")(
-    "--set",
-    "overrides",
-    multiple=True,
-    callback=_parsed,
-    metavar="KEY=VALUE",
-    help="Value for a key that MODEL's config.json lacks or has wrong, e.g. norm_head=true; may be repeated.",
+source_option = section("Source")
+source_options = options(
+    source_option("--subfolder", metavar="NAME", help="Folder in MODEL that holds the checkpoint."),
+    source_option(
+        "--set",
+        "overrides",
+        multiple=True,
+        callback=_parsed,
+        metavar="KEY=VALUE",
+        help="Value for a key that MODEL's config.json lacks or has wrong, e.g. norm_head=true; may be "
+        "repeated.",
+    ),
 )
 scaling_options = options(
     scaling_option("--scale", type=float, metavar="A", help="Scale factor, at least 1."),

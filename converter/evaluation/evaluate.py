@@ -19,6 +19,7 @@ from converter.evaluation.scalings import trials
 from converter.evaluation.statistics import compare
 from converter.evaluation.subject import open_subject
 from converter.evaluation.tasks import AnyTask
+from converter.paths import listed
 from converter.progress import token_bar
 from converter.scaling.request import Parts
 from converter.scaling.scaling import Basis, Method
@@ -34,13 +35,13 @@ PACKAGES = ("torch", "transformers")
 
 
 def evaluate(
-    models: Sequence[str | Path],
+    models: str | Path | Sequence[str | Path],
     *,
     tasks: Sequence[AnyTask] = (),
-    text: Sequence[str | Path] = (),
+    text: str | Path | Sequence[str | Path] = (),
     methods: Sequence[Method] = (),
     scales: Sequence[float] = (),
-    dynamics: Sequence[Basis] = (),
+    dynamic: Sequence[Basis] = (),
     rates: Sequence[float] = (),
     ramps: Sequence[Parts] = (),
     temperatures: Sequence[float] = (),
@@ -59,12 +60,12 @@ def evaluate(
     A model that is not converted yet is converted into a temporary folder and verified.
 
     Args:
-        models: local folders or Hub ids, stock or converted.
-        tasks: tasks from ``converter.evaluation.tasks.make_task``.
+        models: one or several local folders or Hub ids, stock or converted.
+        tasks: what to ask, see ``make_task``.
         text: UTF-8 files for perplexity (in encoders, of masked tokens). Without ``tasks`` and ``text``, the
             tasks without a file that the model's tokenizer can read are measured.
         methods: scaling methods to try on each model, each with all ``scales`` (static factors) and all
-            ``dynamics`` (each with all ``rates``). Without methods, each model is measured as it is.
+            ``dynamic`` (each with all ``rates``). Without methods, each model is measured as it is.
         ramps: ramps of ``by-parts`` to try, each in parts of the trained length; by default the model's own.
         temperatures: temperatures of ``ntk`` and ``by-parts`` to try, each from 0, the default, to 1.
         lengths: tokens of prompts and windows; by default 1, 2 and 4 times the trained length.
@@ -89,13 +90,13 @@ def evaluate(
         raise UsageError("there is no model to measure; give a folder or a Hub id")
     if items < 1:
         raise UsageError(f"`items` {items} is out of range; give at least 1")
-    requests = trials(methods, scales, dynamics, rates, source.get("train_length"), ramps, temperatures)
+    requests = trials(methods, scales, dynamic, rates, source.get("train_length"), ramps, temperatures)
     hardware = choose(device, dtype, batch_size)
-    files = [Path(path) for path in text]
+    files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files, items=items)
     measured: list[tuple[Measurement, Hashable]] = []
     described: dict[str, Mapping[str, Any]] = {}
-    for model in models:
+    for model in listed(models):
         with open_subject(model, hardware, progress=progress, **source) as subject:
             name = _unique(subject.name, described)
             scalings = [subject.resolve(request) for request in requests] or [subject.own_scaling]

@@ -18,10 +18,11 @@ from converter.evaluation.results import finite
 from converter.evaluation.runner import Hardware, choose, free_memory
 from converter.evaluation.statistics import fewest_shown
 from converter.evaluation.subject import Subject, open_subject
-from converter.evaluation.tasks.task import Task
+from converter.evaluation.tasks import AnyTask, Task
 from converter.fitting.descent import End, Look, descend
 from converter.fitting.samples import Samples
 from converter.fitting.trainable import TrainableAlibi, memory
+from converter.paths import listed
 from converter.progress import steps as step_bar
 from converter.scaling.scaling import FITTED, LARGEST_FACTOR, UNSCALED, Basis, Dynamic, Static
 
@@ -86,8 +87,8 @@ def fit(
     model: str | Path,
     target_length: int,
     *,
-    text: Sequence[str | Path] = (),
-    prompts: Sequence[Task] = (),
+    text: str | Path | Sequence[str | Path] = (),
+    prompts: Sequence[AnyTask] = (),
     static: bool = False,
     dynamic: Basis | None = None,
     shared: bool = False,
@@ -133,6 +134,11 @@ def fit(
     """
     if not text and not prompts:
         raise UsageError("fitting needs something to learn from; give `text`, `prompts` or both")
+    asked = [task for task in prompts if isinstance(task, Task)]
+    if len(asked) < len(prompts):
+        raise UsageError(
+            '`prompts` takes tasks whose answers are text, such as make_task("prompts", file); drop others'
+        )
     if static and dynamic is not None:
         raise UsageError("`static` and `dynamic` cannot be combined; drop one of them")
     if dynamic == "length":
@@ -144,7 +150,7 @@ def fit(
         raise UsageError(f"`steps` {steps} is out of range; give at least 1")
     if not 0 < minutes < math.inf:
         raise UsageError(f"`minutes` {minutes} is out of range; give a finite number above 0")
-    files = [Path(path) for path in text]
+    files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files)
     hardware = _hardware(device, dtype, batch_size)
     with open_subject(model, hardware, progress=progress, **source) as subject:
@@ -158,7 +164,7 @@ def fit(
         trained = subject.stretched_to(target_length)
         static = static or (dynamic is None and not subject.recipe.decoder)
         form = _starting_form(subject, trained, target_length if static else None, shared, temperatures)
-        samples = samples_of(subject, files, prompts, form, trained, target_length, seed)
+        samples = samples_of(subject, files, asked, form, trained, target_length, seed)
         say(_announcement(subject, form, samples, target_length))
         say(_promise(samples, trained, static=static))
         with step_bar("fitting", steps, show=progress) as advance:

@@ -25,7 +25,7 @@ perplexity of their text rose from 0.2 on."""
 def trials(
     methods: Sequence[Method],
     scales: Sequence[float] = (),
-    dynamics: Sequence[Basis] = (),
+    dynamic: Sequence[Basis] = (),
     rates: Sequence[float] = (),
     train_length: int | None = None,
     ramps: Sequence[Parts] = (),
@@ -38,12 +38,12 @@ def trials(
     strength, or a strength without a method.
     """
     scaling = [method for method in dict.fromkeys(methods) if method != "none"]
-    if scaling and not scales and not dynamics:
-        raise UsageError(f"`methods` {scaling[0]} needs a strength; give `scales` 2,4 or `dynamics` position")
-    if (scales or dynamics) and not scaling:
-        raise UsageError("`scales` and `dynamics` need a method that scales; add e.g. `methods` ntk")
-    if rates and not dynamics:
-        raise UsageError("`rates` belongs to `dynamics`; add e.g. `dynamics` position, or drop `rates`")
+    if scaling and not scales and not dynamic:
+        raise UsageError(f"`methods` {scaling[0]} needs a strength; give `scales` 2,4 or `dynamic` position")
+    if (scales or dynamic) and not scaling:
+        raise UsageError("`scales` and `dynamic` need a method that scales; add e.g. `methods` ntk")
+    if rates and not dynamic:
+        raise UsageError("`rates` belongs to `dynamic`; add e.g. `dynamic` position, or drop `rates`")
     if ramps and BY_PARTS not in methods:
         raise UsageError("`ramps` belongs to by-parts; add `methods` by-parts, or drop `ramps`")
     if temperatures and not set(methods) & set(TEMPERED):
@@ -58,8 +58,8 @@ def trials(
             more: dict[str, Any] = {"train_length": train_length, "ramp": ramp, "temperature": temperature}
             found += [Request(method, scale=scale, **more) for scale in dict.fromkeys(scales)]
             found += [
-                Request(method, dynamic=dynamic, rate=rate, **more)
-                for dynamic in dict.fromkeys(dynamics)
+                Request(method, dynamic=basis, rate=rate, **more)
+                for basis in dict.fromkeys(dynamic)
                 for rate in dict.fromkeys(rates or (1.0,))
             ]
     return found
@@ -125,4 +125,5 @@ def command(
     if request.slopes is not None and slopes is not None:
         request = replace(request, slopes=replace(request.slopes, name=slopes))
     more = words(source.get("overrides") or {})
-    return command_line(str(model), request, "DIR", revision=source.get("revision"), more=more)
+    place = {"revision": source.get("revision"), "subfolder": source.get("subfolder")}
+    return command_line(str(model), request, "DIR", **place, more=more)

@@ -25,6 +25,7 @@ from converter.evaluation.statistics import Judgement, compare, judge
 from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask
 from converter.evaluation.tasks.beir import Neighbours
+from converter.paths import listed
 from converter.progress import token_bar
 from converter.scaling.request import Request
 from converter.scaling.scaling import UNSCALED, Scaling
@@ -117,7 +118,7 @@ def tune(
     target_length: int,
     *,
     tasks: Sequence[AnyTask] = (),
-    text: Sequence[str | Path] = (),
+    text: str | Path | Sequence[str | Path] = (),
     items: int = ITEMS,
     slopes: str | Path | None = None,
     seed: int = 0,
@@ -150,7 +151,7 @@ def tune(
         raise UsageError(f"`items` {items} is out of range; give at least 2, to choose and to judge by")
     if any(isinstance(task, Neighbours) for task in tasks):
         raise UsageError("no scaling can be chosen by the task neighbours; measure it with eval")
-    files = [Path(path) for path in text]
+    files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files, items=items)
     hardware = choose(device, dtype, batch_size)
     with open_subject(model, hardware, progress=progress, **source) as subject:
@@ -192,6 +193,7 @@ def tune(
     )
     if result.advice == UNSCALED:
         return result
+    source["revision"] = subject.model.source.commit  # what was measured
     bake = command(model, result.advice, trained, source, slopes=None if slopes is None else str(slopes))
     return replace(result, command=bake)
 

@@ -102,7 +102,8 @@ class AlibiRecipe:
         recorded = recorded_length(config, given)
         if recorded is not None:
             return recorded
-        if source.repo_id is not None and source.repo_id in family.train_lengths:
+        # The one in the root of its repository. In a subfolder, there may be another one.
+        if source.repo_id == source.name and source.repo_id in family.train_lengths:
             return TrainLength(family.train_lengths[source.repo_id], f"known checkpoint {source.repo_id}")
         own = config.get("alibi_scaling") if family.own_scaling else None
         stated = own.get("train_seq_len") if isinstance(own, dict) else None
@@ -182,6 +183,7 @@ class AlibiRecipe:
     ) -> dict[str, Any]:
         """The result's config.json, without the keys that ``stored`` adds; ``limit`` is the input limit."""
         family = self.family
+        origin = Provenance(source.root, source.commit, train_length, subfolder=source.subfolder)
         result = family.normalise(self.config)
         if tokenizer.here and (tokenizer.ours or "tokenizer_class" not in result):
             result["tokenizer_class"] = tokenizer.ours or family.tokenizer_class
@@ -191,7 +193,7 @@ class AlibiRecipe:
             "model_type": family.model_type,
             "auto_map": family.auto_map(architectures),
             "alibi_scaling": scaling.to_json(),
-            PROVENANCE: Provenance(source.name, source.commit, train_length).to_json(),
+            PROVENANCE: origin.to_json(),
         }
         if limit is not None:
             result = copy.deepcopy(result)  # the length may be inside an object shared with the source

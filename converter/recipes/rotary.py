@@ -116,7 +116,9 @@ class RotaryRecipe:
         result = settings.scaled_config(self.config, self.rotary, scaling, train_length)
         keys = [key for key in {**self.config, **result} if self.config.get(key) != result.get(key)]
         record = {"scaling": scaling.to_json(), SOURCE_CONFIG: {key: self.config.get(key) for key in keys}}
-        return {**result, PROVENANCE: Provenance(source.name, source.commit, train_length, record).to_json()}
+        subfolder = source.subfolder
+        origin = Provenance(source.root, source.commit, train_length, record, subfolder=subfolder)
+        return {**result, PROVENANCE: origin.to_json()}
 
     def stored(self, folder: Path, checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
         return {}

@@ -335,10 +335,19 @@ def request_for(scaling: Scaling, trained: int | None, *, told: bool = True) -> 
 
 
 def command_line(
-    model: str, request: Request, out: str, *, revision: str | None = None, more: Sequence[str] = ()
+    model: str,
+    request: Request,
+    out: str,
+    *,
+    revision: str | None = None,
+    subfolder: str | None = None,
+    more: Sequence[str] = (),
 ) -> str:
     """The command line of a conversion; ``more`` are further options, appended as they are."""
     import shlex
 
-    words = ["ntk-convert", model, *(["--revision", revision] if revision else []), *request.words]
+    words = ["ntk-convert", model]
+    words += ["--revision", revision] if revision else []
+    words += ["--subfolder", subfolder] if subfolder else []
+    words += request.words
     return shlex.join([*words, "--out", out, *more])

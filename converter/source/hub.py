@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from converter.errors import SourceError, UsageError
-from converter.source.source import CONFIG, Source, check_gguf
+from converter.source.source import CONFIG, Source, check_others
 
 DEFAULT_REVISION = "main"
 HEXADECIMAL = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
@@ -77,9 +77,15 @@ def is_repo_id(name: str) -> bool:
 
 
 def open_repository(
-    repo_id: str, *, revision: str | None, token: str | None, cache_dir: Path | None, progress: bool
+    repo_id: str,
+    *,
+    subfolder: str | None,
+    revision: str | None,
+    token: str | None,
+    cache_dir: Path | None,
+    progress: bool,
 ) -> Source:
-    """Opens a repository of the Hub. Its revision is resolved once, and all files come from that commit.
+    """Opens a repository of the Hub, or a folder in it; all files come from one commit.
 
     The token (None for HF_TOKEN or the saved login) is sent only to the Hub. Raises ``SourceError`` if there
     is no such repository or revision, it is gated, or neither the Hub nor its cache can be reached, and
@@ -91,11 +97,14 @@ def open_repository(
     if revision == "":
         raise UsageError("`revision` is empty; give a branch, tag or commit, or leave it out")
     set_up_client(progress=progress)
+    prefix = f"{subfolder}/" if subfolder else ""
+    name = f"{repo_id}/{subfolder}" if subfolder else repo_id
 
     def list_files(at: str | None) -> dict[str, Any] | None:
         try:
             api, wait = HfApi(token=token), constants.HF_HUB_ETAG_TIMEOUT
-            return _listed(api.model_info(repo_id, revision=at, timeout=wait, files_metadata=True))
+            info = api.model_info(repo_id, revision=at, timeout=wait, files_metadata=True)
+            return _listed(info, prefix)
         except Exception as error:
             if template_for(error, MESSAGES) is UNREACHABLE:
                 return None
@@ -117,31 +126,42 @@ def open_repository(
     # First, because this fails at once, where a download would retry for half a minute.
     listing = list_files(revision)
     if listing is not None and CONFIG not in listing["files"]:
-        check_gguf(repo_id, listing["files"])
+        check_others(name, [*listing["files"], *listing["nested"]])
     # By commit from here on. For a branch that moves meanwhile, the client would get the size of a file
     # from one commit and its content from another.
-    folder = download(CONFIG, listing["commit"] if listing else revision, offline=listing is None).parent
-    commit = folder.name  # the client names the folder of a snapshot after its commit
+    at = listing["commit"] if listing else revision
+    config = download(f"{prefix}{CONFIG}", at, offline=listing is None)
+    folder, snapshot = config.parent, config.parents[prefix.count("/")]
+    commit = snapshot.name  # the client names the folder of a snapshot after its commit
 
-    def fetch(name: str) -> None:
-        download(name, commit, offline=listing is None)
+    def fetch(file: str) -> None:
+        download(f"{prefix}{file}", commit, offline=listing is None)
 
     if listing is not None:
-        _note(folder, revision or DEFAULT_REVISION)
-        return Source(repo_id, folder, repo_id=repo_id, download=fetch, **{**listing, "commit": commit})
+        _note(snapshot, revision or DEFAULT_REVISION)
+        of_commit = {**listing, "commit": commit}
+        return Source(name, folder, repo_id=repo_id, download=fetch, subfolder=subfolder, **of_commit)
     # Offline with a cached snapshot: only the files in the cache are available.
     files: dict[str, int | None] = {
         path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()
     }
-    return Source(repo_id, folder, files, repo_id, commit, download=fetch, offline=True)
+    return Source(name, folder, files, repo_id, commit, download=fetch, offline=True, subfolder=subfolder)
 
 
-def _listed(info: Any) -> dict[str, Any]:
-    """What a ``Source`` keeps of the client's listing; raises one of ``NOT_A_HUB`` if it has another form."""
-    files = [file for file in info.siblings if file.rfilename.isprintable()]
-    sizes = {file.rfilename: None if file.size is None else int(file.size) for file in files}
-    digests = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
-    counts = info.safetensors and info.safetensors.parameters
+def _listed(info: Any, prefix: str) -> dict[str, Any]:
+    """What a ``Source`` keeps of the client's listing, of the files whose names begin with ``prefix``.
+
+    Raises one of ``NOT_A_HUB`` if it has another form.
+    """
+    files = {
+        file.rfilename.removeprefix(prefix): file
+        for file in info.siblings
+        if file.rfilename.isprintable() and file.rfilename.startswith(prefix)
+    }
+    sizes = {name: None if file.size is None else int(file.size) for name, file in files.items()}
+    digests = {name: file.lfs.sha256 if file.lfs else file.blob_id for name, file in files.items()}
+    # Of the files in the root.
+    counts = info.safetensors.parameters if info.safetensors and not prefix else None
     return {
         "commit": commit_id(info.sha),
         "files": {name: size for name, size in sizes.items() if "/" not in name},

@@ -8,21 +8,25 @@ from pathlib import Path
 
 from converter.errors import SourceError, UsageError
 from converter.paths import expand
-from converter.source.source import Source, check_gguf
+from converter.source.source import Source, check_others, subfolder_path
 
 
 def open_source(
     model: str,
     *,
+    subfolder: str | None = None,
     revision: str | None = None,
     token: str | None = None,
     cache_dir: Path | None = None,
     progress: bool = False,
 ) -> Source:
-    """Opens MODEL: a local folder if one of that name exists, else a repository on the Hub.
+    """Opens MODEL, or a folder in it: a local folder if one of that name exists, else one on the Hub.
 
-    Raises ``SourceError`` if there is neither, and ``UsageError`` for a revision of a local folder.
+    Raises ``SourceError`` if there is neither, and ``UsageError`` for a revision of a local folder or a
+    subfolder that leads elsewhere.
     """
+    if subfolder is not None:
+        subfolder = subfolder_path(subfolder)
     path = expand(model)
     try:
         exists, is_folder = path.exists(), path.is_dir()
@@ -38,31 +42,35 @@ def open_source(
     if is_folder:
         if revision is not None:
             raise UsageError(f"{model} is a local folder, and `revision` is for Hub ids; drop it")
-        return open_folder(path)
+        return open_folder(path, subfolder)
     if exists:
-        check_gguf(str(path.parent), [path.name])
+        check_others(str(path.parent), [path.name])
         raise SourceError(f"{model} is a file; give the folder that holds config.json and the weights")
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise SourceError(f"there is no folder {model}; check the path, or give a Hub id such as user/name")
     from converter.source.hub import open_repository
 
-    return open_repository(model, revision=revision, token=token, cache_dir=cache_dir, progress=progress)
+    return open_repository(
+        model, subfolder=subfolder, revision=revision, token=token, cache_dir=cache_dir, progress=progress
+    )
 
 
-def open_folder(path: Path) -> Source:
-    """A checkpoint in a local folder; a ``SourceError`` if it is unreadable."""
+def open_folder(path: Path, subfolder: str | None = None) -> Source:
+    """A checkpoint in a local folder, or in a folder of it; a ``SourceError`` if it is unreadable."""
+    folder = path / (subfolder or "")
     try:
         files: dict[str, int | None] = {
             entry.name: entry.stat().st_size
-            for entry in sorted(path.iterdir())
+            for entry in sorted(folder.iterdir())
             # No checkpoint has other names, and listing them could send control codes to a terminal.
             if entry.name.isprintable() and _is_file(entry)
         }
         name = path.resolve().name
     except OSError as error:
-        raise SourceError(f"cannot read the folder {path}: {error.strerror}") from error
+        raise SourceError(f"cannot read the folder {folder}: {error.strerror}") from error
     printable = "".join(letter if letter.isprintable() else "_" for letter in name)
-    return Source(printable or "checkpoint", path, files)
+    name = "/".join(filter(None, (printable or "checkpoint", subfolder)))
+    return Source(name, folder, files, subfolder=subfolder)
 
 
 def _is_file(entry: Path) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from converter.errors import SourceError
+from converter.errors import SourceError, UsageError
 from converter.source.checkpoint import INDEXES, PICKLED, quantised, weight_files, weight_index
 from converter.source.jsonfile import check_pointer, parse_object, read_bytes, read_object
 
@@ -19,6 +19,17 @@ QUANTISED_BY = ("quantize_config.json", "quant_config.json")
 """Files in which GPTQ and AWQ record how they quantised the weights."""
 PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
 """A file or folder name that is not a path, not hidden, and valid on every system."""
+
+
+def subfolder_path(subfolder: str) -> str:
+    """The path of a subfolder, without a slash at its end; a ``UsageError`` if it leads elsewhere."""
+    path = subfolder.removesuffix("/")
+    if not all(map(PLAIN.fullmatch, path.split("/"))):
+        raise UsageError(
+            f"`subfolder` {subfolder[:80]!r} is not a folder inside MODEL; give its path from there, such as "
+            "checkpoint-1000"
+        )
+    return path
 
 
 def plain_text(text: object) -> str:
@@ -31,10 +42,11 @@ class Source:
     """A checkpoint's files. Those of a Hub repository are in ``folder`` after ``fetch``."""
 
     name: str
-    """The Hub id, or the name of the local folder, as config and model card record it."""
+    """The Hub id, or the name of the local folder; then the subfolder, if it is in one."""
     folder: Path
+    """Of the checkpoint: the repository, the local folder, or ``subfolder`` in it."""
     files: Mapping[str, int | None]
-    """Files in the root and their sizes in bytes (None where the Hub does not give it)."""
+    """Files in that folder and their sizes in bytes (None where the Hub does not give it)."""
     repo_id: str | None = None
     commit: str | None = None
     parameters: Mapping[str, int] | None = None
@@ -46,6 +58,12 @@ class Source:
     """Like ``files``, for files in subfolders, if the Hub listed them; None if ``folder`` must be read."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """The Hub's digests of files: the SHA-256 or, of a file that is stored in git, git's SHA-1."""
+    subfolder: str | None = None
+
+    @property
+    def root(self) -> str:
+        """``name`` without the subfolder, as config and model card record it."""
+        return self.name if self.subfolder is None else self.name.removesuffix(f"/{self.subfolder}")
 
     @property
     def local(self) -> bool:
@@ -122,7 +140,8 @@ class Source:
             audio = "; a model of FunASR such as emotion2vec (config.yaml) cannot be converted" * (
                 "config.yaml" in self.files
             )
-            check_gguf(self.name, self.files)
+            inner = [f"{path.parent.name}/{CONFIG}" for path in sorted(self.folder.glob(f"*/{CONFIG}"))]
+            check_others(self.name, [*self.files, *inner])
             raise SourceError(f"{self.name} has no {CONFIG}, so it is not a checkpoint{adapter}{audio}")
         for name in QUANTISED_BY:
             if name in self.files:
@@ -146,7 +165,7 @@ class Source:
                     f"the cache has no weights of {self.name}, and the Hub cannot be reached; check the "
                     "connection (and HF_HUB_OFFLINE, HF_ENDPOINT)"
                 )
-            check_gguf(self.name, self.files)
+            check_others(self.name, self.files)
             return {}
         names, found = [first], dict(self.files)
         if first in INDEXES:
@@ -167,9 +186,17 @@ class Source:
         return {name: found.get(name) for name in names}
 
 
-def check_gguf(source: str, names: Iterable[str]) -> None:
-    """Raises ``SourceError`` for a file in llama.cpp's format, where others are missing."""
+def check_others(source: str, names: Iterable[str]) -> None:
+    """Raises ``SourceError`` for files that say more than that others are missing.
+
+    They are files in llama.cpp's format, and the config of a checkpoint in a subfolder.
+    """
     for name in names:
+        folder, _, file = name.rpartition("/")
+        if file == CONFIG and all(map(PLAIN.fullmatch, folder.split("/"))):
+            raise SourceError(
+                f"{source} has no {CONFIG}, but its folder {folder} has one; give `subfolder` {folder}"
+            )
         if name.lower().endswith(".gguf"):
             raise SourceError(
                 f"{source} has {name}: GGUF files cannot be converted; give the repository with the original "
@@ -206,7 +233,8 @@ def belongs(path: Path, folder: Path) -> bool:
     root, place = folder.resolve(), path.resolve()
     if place.is_relative_to(root):
         return True
-    blobs = [above / "blobs" for above in root.parents[1:3]] if root.parent.name == "snapshots" else []
+    snapshots = next((above for above in root.parents if above.name == "snapshots"), None)
+    blobs = [] if snapshots is None else [above / "blobs" for above in snapshots.parents[:2]]
     if any(place.is_relative_to(each) for each in blobs):
         return True
     from huggingface_hub.constants import HF_HUB_CACHE

@@ -88,6 +88,8 @@ def read_tokenizer(source: Source, config: Config, *, code: bool = True) -> Toke
             return _missing(
                 f"the tokenizer class {name} is code of {plain_text(repository)}, not of the source"
             )
+        if source.subfolder is not None:  # transformers finds code only in the root
+            return _missing(f"the tokenizer class {name} is remote code, which is not copied")
         elsewhere = plain_text(source.repo_id or source.name)
         return Tokenizer(
             here=False,

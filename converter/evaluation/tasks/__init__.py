@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from converter.errors import UsageError
 from converter.evaluation.tasks.task import Item, Metric, Retrieval, Task, TaskType
@@ -51,12 +50,12 @@ READ = tuple(name for name, each in TYPES.items() if each.read)
 """Names of tasks that can be read from a file."""
 
 
-def make_task(name: str, file: Path | None = None) -> Any:
-    """The task of that name, an ``AnyTask``.
+def make_task(name: str, file: str | Path | None = None) -> AnyTask:
+    """The task of that name, for ``evaluate``, ``tune`` and ``fit``.
 
     Args:
-        name: one of ``NAMES``.
-        file: its test cases, JSON Lines or a folder; a task of ``READ`` that is not ``GENERATED`` needs one.
+        name: as in ``--tasks`` of the command line, such as ``passkey`` or ``prompts``.
+        file: its test cases, JSON Lines or a folder, for a task that does not generate them.
 
     Raises:
         UsageError: no such task, a file where there can be none, or no file where one is needed.
@@ -67,8 +66,8 @@ def make_task(name: str, file: Path | None = None) -> Any:
     task = TYPES[name]
     if file is not None:
         if task.read is None:
-            raise UsageError(f"the task {name} is generated and reads no file; drop {file.name}")
-        return task.read(file)
+            raise UsageError(f"the task {name} is generated and reads no file; drop {Path(file).name}")
+        return task.read(Path(file))
     if task.generate is None:
         what = "a folder" if task.folder else "a file (.jsonl)"
         raise UsageError(f"the task {name} is read from {what}; give it with {task.option}")

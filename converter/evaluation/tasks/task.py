@@ -148,9 +148,9 @@ class TaskType:
     """Which answers are right, for the documentation."""
     origin: str
     """Who published it, for the documentation."""
-    generate: Callable[..., Any] | None = None
+    generate: Callable[[], Task | Retrieval] | None = None
     """Makes its own prompts, of any length; None if it reads them from a file."""
-    read: Callable[[Path], Any] | None = None
+    read: Callable[[Path], Task | Retrieval] | None = None
     """Reads its prompts from a JSON Lines file, or a folder; None if it generates them."""
     folder: bool = False
     """Whether ``read`` takes a folder."""

@@ -147,17 +147,14 @@ def test_shell_completion(shell: str, run: RunCli, monkeypatch: pytest.MonkeyPat
 
 
 def test_every_example_passes_mypy(tmp_path: Path) -> None:
-    """In strict mode; other packages count as untyped, or this would take minutes."""
+    """In strict mode, all of a page together; what other packages give has no types here."""
     config = tmp_path / "mypy.ini"
-    config.write_text(
-        "[mypy]\nstrict = True\nfollow_imports = skip\n[mypy-converter.*]\nfollow_imports = silent\n"
-    )
+    settings = ("[mypy]", "strict = True", "follow_imports = skip", "ignore_missing_imports = True")
+    config.write_text("\n".join([*settings, "[mypy-converter.*]", "follow_imports = silent"]))
     files = []
     for page, text in TEXTS.items():
-        for index, code in enumerate(PYTHON.findall(text)):
-            files.append(tmp_path / f"{re.sub(r'[^a-z]', '_', page.lower())}_{index}.py")
-            files[-1].write_text(code, encoding="utf-8")
-    assert any("converter" in file.read_text(encoding="utf-8") for file in files)
+        files.append(tmp_path / f"{re.sub(r'[^a-z]', '_', page.lower())}.py")
+        files[-1].write_text("".join(PYTHON.findall(text)), encoding="utf-8")
     words = ["--config-file", config, "--cache-dir", tmp_path / "cache", *files]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *words], cwd=ROOT, capture_output=True, text=True, check=False
@@ -174,7 +171,7 @@ def test_the_readmes_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Path("examples").mkdir()
     Path("examples/tiny-bloom").symlink_to(ROOT / "examples/tiny-bloom")
     prompts = (ROOT / "examples/tiny-bloom.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    Path("examples/tiny-bloom.jsonl").write_text("".join(prompts[:4] + prompts[-4:]), encoding="utf-8")
+    Path("examples/tiny-bloom.jsonl").write_text("".join(prompts[:2] + prompts[-2:]), encoding="utf-8")
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     _, loaded, called = (
         forks.run([sys.executable, *words], env=env, check=True, capture_output=True, text=True).stdout
@@ -182,7 +179,7 @@ def test_the_readmes_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     [prompt] = re.findall(r'tokenizer\("(.+?)"', load)
     assert loaded.startswith(f"{prompt} 16")
-    assert "8 items" in called
+    assert "2 items per length" in called
 
 
 # --- tables and numbers

@@ -95,7 +95,7 @@ def main() -> None:
     step("Converting the model and exporting its graph (1 of 3)")
     model, out = MODEL.relative_to(ROOT), ROOT / options.out
     train_length = ("--train-length", TRAIN_LENGTH)
-    command(model, "--scale", 4, *train_length, "--onnx", "--overwrite", "--out", options.out)
+    command(model, *train_length, "--onnx", "--overwrite", "--out", options.out)
 
     step("Loading the result in transformers and onnxruntime (2 of 3)")
     tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)

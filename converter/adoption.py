@@ -46,7 +46,7 @@ from converter.source.checkpoint import (
 from converter.source.hub import is_repo_id
 from converter.source.jsonfile import read_object
 from converter.source.remote_code import check_references
-from converter.source.source import CARD, CONFIG, check_digest
+from converter.source.source import CARD, CONFIG, check_digest, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG, Tokenizer, our_class, read_tokenizer
 from converter.weights.files import copy_file, sha256
 
@@ -123,7 +123,8 @@ class Saved:
     @property
     def command(self) -> str:
         """Commands that lead to the same kind of model, for the card."""
-        origin, subfolder = self.origin, self.provenance.subfolder
+        origin = self.origin
+        subfolder = plain_text(self.provenance.subfolder) if self.provenance.subfolder else None
         source = origin.base_model or f"./{self.provenance.source or self.repository.folder.name}"
         revision = origin.commit if origin.base_model else None
         request = request_for(self.repository.scaling, self.repository.train_length)

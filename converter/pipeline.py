@@ -125,7 +125,7 @@ def convert(
         base_model: Hub id that the model card names as the source's, for a local copy of it.
         max_length: the input limit of an encoder in tokens: programs cut texts after as many. By default what
             a static scaling reaches, or 8 times the trained length, and never less than the source's.
-        dtype: round floating point weights to this type; by default their bytes are kept.
+        dtype: round floating point weights to this type; those that have it keep their bytes.
         link: ``reflink``: share the weights' disk blocks with the source if the file system can, else
             copy them. ``hard``: fall back to hard links; editing one file then edits both. ``symbolic``:
             symbolic links to the source, for a result that is not kept.
@@ -158,12 +158,11 @@ def convert(
         check_installed(onnx)
     if base_model is not None and not is_repo_id(base_model):
         raise UsageError(f"`base_model` {base_model[:100]!r} is not a Hub id; give one such as USER/NAME")
-    if push_to_hub is None and (private or branch is not None or create_pr):
-        raise UsageError("`private`, `branch` and `create_pr` need `push_to_hub`; add it, or drop them")
+    given = {"`private`": private, "`branch`": branch is not None, "`create_pr`": create_pr}
+    for name in (name for name, asked in given.items() if asked and push_to_hub is None):
+        raise UsageError(f"{name} needs `push_to_hub`; add it, or drop {name}")
     if push_to_hub is not None and not verify:
         raise UsageError("only a verified result can be pushed; drop `verify=False` or `push_to_hub`")
-    if dtype is not None and link is not None:
-        raise UsageError("`dtype` rewrites the weights, so they cannot be linked; drop `dtype` or the link")
     opened, request = open_with_request(model, progress=progress, converted=False, **options)
     if not dry_run:
         restore(out_path(out))
@@ -201,7 +200,7 @@ def convert(
         if verify:
             from converter.verification import verify as check
 
-            checks = check(written.repository, opened.config)
+            checks = check(written.repository, opened.config, progress=progress)
         _write_card(plan, written, checks, f"./{place.name}")
         graph = None
         if onnx is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,14 @@ from converter.result.repository import own_code_only, set_dtype, small_files, w
 from converter.result.staging import check_space
 from converter.scaling.request import SLOPES_FILE, Request, command_line
 from converter.scaling.scaling import Scaling
-from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, target_names
+from converter.source.checkpoint import ITEM_BYTES, Checkpoint, read_checkpoint, target_names
 from converter.source.hub import bytes_to_download
 from converter.source.remote_code import read_json
 from converter.source.sentence_transformers import set_limits
-from converter.source.source import CARD, CONFIG
+from converter.source.source import CARD, CONFIG, plain_text
 from converter.source.tokenizer import TOKENIZER_CONFIG
 from converter.weights.files import Link
-from converter.weights.transfer import STORED, TORCH, Dtype, Order, transfer
+from converter.weights.transfer import FLOATS, STORED, TORCH, Dtype, Order, transfer
 
 SMALL = 16 << 20
 """Bytes reserved for everything but the weights when free disk space is checked."""
@@ -59,6 +59,8 @@ class Plan:
     """How to write the weights."""
     onnx: OnnxOptions | None
     """What ONNX graph is written beside the model."""
+    asked_dtype: Dtype | None
+    """The dtype that the user gave; ``order`` has it unless the weights have it already."""
     base_model: str | None
     """Hub id that the card names as the source's, as the user gave it."""
     max_length: int | None
@@ -132,7 +134,7 @@ class Plan:
         """
         model, source = self.model, self.model.source
         more = words(model.overrides)
-        more += ["--dtype", self.order.dtype] if self.order.dtype else []
+        more += ["--dtype", self.asked_dtype] if self.asked_dtype else []
         more += ["--base-model", self.base_model] if self.base_model else []
         more += ["--max-length", str(self.max_length)] if self.max_length else []
         more += [] if self.onnx is None else self.onnx.words
@@ -182,13 +184,18 @@ def prepare(
         config[PROVENANCE] |= {OVERRIDES: dict(model.overrides)}
         notes.append(f"the source's config.json was read with {shlex.join(words(model.overrides))}")
     if source.subfolder is not None:
-        notes.append(
-            f"the source is the folder {source.subfolder} of {source.root}; files outside it, such as a "
-            "licence, were not copied"
-        )
+        name = plain_text(source.name)
+        notes.append(f"the source is the folder {name}; files outside it, such as a licence, were not copied")
     notes += [*recipe.notes, *filter(None, [model.trained.note, tokenizer.note, note]), *model.nested.notes]
+    asked_dtype = dtype
     if dtype is not None:
         set_dtype(config, TORCH[dtype])
+        dtype = None if _stored_dtypes(model) == {STORED[dtype]} else dtype
+    if dtype is not None:
+        if link is not None:
+            raise UsageError(
+                "`dtype` rewrites the weights, so they cannot be linked; drop `dtype` or the link"
+            )
         notes.append(f"the weights were converted to {TORCH[dtype]}")
     code = (*recipe.templates, *tokenizer.templates)
     cleaned, removed = own_code_only({CONFIG: config, **contents, **limited}, code)
@@ -207,8 +214,20 @@ def prepare(
     digests = {name: digest for name in weights if (digest := source.digest(name))}
     keep, tied = recipe.exact_tensors, recipe.tied_tensors
     order = Order(dtype, link, keep=keep, tied=tied, unread=unread, digests=digests)
-    given = (onnx, base_model, max_length, limit)
+    given = (onnx, asked_dtype, base_model, max_length, limit)
     return Plan(model, request, scaling, config, weights, copied, rewritten, order, *given, notes)
+
+
+def _stored_dtypes(model: Model) -> set[str]:
+    """The safetensors dtypes of the weights that ``dtype`` would change, as far as they are known."""
+    if not model.source.local:
+        return set(model.source.parameters or {}).intersection(FLOATS)
+    return _dtypes(model.checkpoint, model.recipe.exact_tensors)
+
+
+def _dtypes(checkpoint: Checkpoint, keep: Collection[str]) -> set[str]:
+    tensors = checkpoint.tensors.values()
+    return {tensor.dtype for tensor in tensors if tensor.name not in keep}.intersection(FLOATS)
 
 
 def _loads_as_float16(model: Model, config: Mapping[str, Any]) -> bool:
@@ -241,7 +260,12 @@ def write(
     model, recipe = plan.model, plan.model.recipe
     source = model.source
     how = transfer(model.checkpoint, source.folder, folder, plan.order, space=space, progress=progress)
-    checkpoint = read_checkpoint(folder)
+    checkpoint, asked = read_checkpoint(folder), plan.asked_dtype
+    if asked is not None and _dtypes(checkpoint, recipe.exact_tensors) != {STORED[asked]}:
+        # Before the download, only the Hub says which dtypes there are.
+        raise SourceError(
+            f"the weights of {source.name} are not {TORCH[asked]}, as the Hub says; convert a local copy"
+        )
     config = {**plan.config, **recipe.stored(folder, checkpoint, plan.config)}
     templates = (*recipe.templates, *model.tokenizer.templates)
     write_repository(folder, config, templates, source, plan.copied, plan.rewritten)

@@ -7,30 +7,41 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 Advance = Callable[[int], object]
 """Called with the number of bytes, tokens or steps that were just completed."""
 
 
-@contextmanager
-def steps(title: str, total: int, *, show: bool, unit: str = "it") -> Iterator[Advance]:
-    """Draws a bar with its rate and the time left; yields the function that advances it.
+class Bar:
+    """A bar, which a call with a number advances; any thread may do so."""
 
-    Any thread may call that function. Without ``show``, nothing is drawn.
-    """
+    def __init__(self, drawn: Any = None) -> None:
+        self._drawn, self._lock = drawn, threading.Lock()
+
+    def __call__(self, count: int) -> None:
+        """Advances the bar, if one is drawn."""
+        if self._drawn is not None:
+            with self._lock:
+                self._drawn.update(count)
+
+    def rename(self, title: str) -> None:
+        """Says what runs now."""
+        if self._drawn is not None:
+            with self._lock:
+                self._drawn.set_description(title)
+
+
+@contextmanager
+def steps(title: str, total: int, *, show: bool, unit: str = "it") -> Iterator[Bar]:
+    """Draws a bar with its rate and the time left. Without ``show``, nothing is drawn."""
     if not show:
-        yield int
+        yield Bar()
         return
     from tqdm import tqdm
 
-    lock = threading.Lock()
     with tqdm(total=total, desc=title, unit=unit, unit_scale=unit != "it", file=sys.stderr) as bar:
-
-        def advance(count: int) -> None:
-            with lock:
-                bar.update(count)
-
-        yield advance
+        yield Bar(bar)
 
 
 byte_bar = partial(steps, unit="B")

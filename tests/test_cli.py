@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -265,6 +266,29 @@ def test_errors_name_the_option(run: RunCli, pristine: Pristine, words: str, lin
     error = run(*words.replace("SOURCE", source).split()).err
     assert line.replace("SOURCE", source) in error
     assert "`" not in error
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("export plain/", "error: plain is not converted"),
+        ("adopt ./file", "error: ./file is not a folder"),
+        ("validate ../here/none", "error: ../here/none is not a folder"),
+        ("convert plain --scale 2 --out file/x", "--out file/x lies below file, which"),
+        ("inspect plain --slopes ./file", "error: file is not valid JSON"),
+        ("inspect plain --temperature 2", "--temperature 2 is out of range"),
+        ("convert plain --scale 2 --out o --create-pr", "error: --create-pr needs --push-to-hub; add it"),
+    ],
+)
+def test_errors_name_what_was_typed(
+    run: RunCli, pristine: Pristine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, line: str
+) -> None:
+    """And no absolute path, default or other option in its place."""
+    here = tmp_path / "here"
+    shutil.copytree(pristine("bloom"), here / "plain")
+    (here / "file").touch()
+    monkeypatch.chdir(here)
+    assert line in run(*words.split()).err
 
 
 def test_errors_name_the_parameter(pristine: Pristine) -> None:

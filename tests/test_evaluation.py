@@ -359,8 +359,12 @@ def test_the_scalings_are_the_cross_product() -> None:
     ("arguments", "message"),
     [
         ({"methods": ["ntk"]}, "`scales`"),
-        ({"methods": ["none"], "scales": [2]}, "`methods` ntk"),
-        ({"methods": [], "dynamic": ["length"]}, "`methods` ntk"),
+        ({"methods": ["ntk"], "rates": [2]}, "^`rates` belongs to `dynamic`"),
+        (
+            {"methods": ["none"], "scales": [2]},
+            "^`scales` needs a method that scales; add e.g. `methods`",
+        ),
+        ({"methods": [], "dynamic": ["length"]}, "^`dynamic` needs a method"),
         ({"methods": ["ntk"], "scales": [2], "rates": [2]}, "`rates` belongs to `dynamic`"),
         ({"methods": ["ntk"], "scales": [2], "ramps": [(0.1, 1)]}, "`ramps` belongs to by-parts"),
         ({"methods": ["linear"], "scales": [2], "temperatures": [0.2]}, "`temperatures` belongs to ntk and"),
@@ -477,22 +481,66 @@ def test_the_table_has_every_value(results: Results) -> None:
         if (each.scaling, each.task, each.length) == ("none", "words", 20)
     ]
     assert f"{100 * none.value:.1f} ({100 * none.low:.1f} to {100 * none.high:.1f})" in table[2]
-    # The second row has its differences from the first on the same items.
+    # The second row has the intervals of its differences from the first on the same items.
     number = r"[+-]\d+\.\d"
-    assert len(re.findall(rf"\d+\.\d, {number} \({number} to {number}\)", table[3])) == 2
-    ratio = r"x \d\.\d{3} \(\d\.\d{3} to \d\.\d{3}\)"
-    assert len(re.findall(rf"\d, {ratio}", results.table("perplexity").splitlines()[3])) == 2
+    assert len(re.findall(rf"\d+\.\d \({number} to {number}\)", table[3])) == 2
+    ratio = r"x \d\.\d{3} to \d\.\d{3}"
+    assert len(re.findall(rf"\d \({ratio}\)", results.table("perplexity"))) == 2
+
+
+DEFAULT = str(Dynamic("by-parts", "position", 1.0, 2048, (256.0, 1024.0)))
+
+
+@pytest.mark.parametrize(
+    ("metric", "scores"), [("accuracy", [1.0] * 40), ("perplexity", [4.8, 4.9, 4.7, 4.8, 4.9, 4.8])]
+)
+@pytest.mark.parametrize(
+    ("rows", "labels", "legend"),
+    [
+        (
+            [("m", "none"), ("m", DEFAULT)],
+            ["none", "by-parts by position"],
+            ["by-parts by position: by-parts, position-dynamic, rate 1 from 2048 tokens, ramp 256 to 1024"],
+        ),
+        ([("m", "none"), ("n", DEFAULT)], ["m", "n"], ["m: none", "n: by-parts, position-dynamic, rate 1"]),
+        (
+            [(model, scaling) for model in "mn" for scaling in ("none", "ntk, factor 4")],
+            ["m: none", "m: ntk, factor 4", "n: none", "n: ntk, factor 4"],
+            ["m: none: none", "m: ntk, factor 4: ntk, factor 4"],
+        ),
+    ],
+)
+def test_tables_of_any_lengths_fit_80_columns(
+    metric: Any, scores: list[float], rows: list[tuple[str, str]], labels: list[str], legend: list[str]
+) -> None:
+    """Two lengths side by side, as long as names are short; and the full names stand below, once."""
+    found = summarise(metric, scores)
+    better = compare(metric, scores, [0.0 if metric == "accuracy" else 5.2] * len(scores))
+    measured = [
+        Measurement(*row, metric, metric, length, tuple(scores), *found, comparison=better if index else None)
+        for length in (2048, 4096, 8192)
+        for index, row in enumerate(rows)
+    ]
+    tables = Results(measured, {}).table(metric).split("\n\n")
+    heads = [table.splitlines()[0].replace("|", " ").split()[1:] for table in tables]
+    assert heads == [["2048", "4096"], ["8192"]]
+    text = Results(measured, {}).report()
+    assert max(map(len, text.splitlines())) <= 80
+    for table in tables:
+        assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == labels
+    said = " ".join(text[text.index("\n- ") :].split())
+    assert [said.count(line) for line in legend] == [1] * len(legend)
 
 
 @pytest.mark.parametrize(
     ("metric", "scores", "stock", "mark", "verdict"),
     [
-        ("accuracy", [1.0] * 8, [0.0] * 8, " *", "helps"),
-        ("accuracy", [0.0] * 8, [1.0] * 8, " *", "does not help"),
-        ("accuracy", [1.0] * 8, [1.0] * 8, " ?", "cannot tell"),
+        ("accuracy", [1.0] * 8, [0.0] * 8, ")*", "helps"),
+        ("accuracy", [0.0] * 8, [1.0] * 8, ")*", "does not help"),
+        ("accuracy", [1.0] * 8, [1.0] * 8, ")?", "cannot tell"),
         ("accuracy", [1.0] * 80, [1.0] * 80, ")", "does not help"),
-        (PERPLEXITY, [2.0, 2.1], [2.1, 2.2], " ?", "cannot tell"),
-        (PERPLEXITY, [2.0] * 8, [2.0] * 8, "the same", "cannot tell"),
+        (PERPLEXITY, [2.0, 2.1], [2.1, 2.2], ")?", "cannot tell"),
+        (PERPLEXITY, [2.0] * 8, [2.0] * 8, "(the same)", "cannot tell"),
     ],
 )
 def test_what_a_difference_shows_is_marked(
@@ -506,8 +554,8 @@ def test_what_a_difference_shows_is_marked(
     cells = [line.strip(" |") for line in results.table(metric).splitlines()]
     assert cells[3].endswith(mark)
     assert [each["verdict"] for each in results.to_json()["measurements"]] == [None, verdict]
-    assert ("\n? too few items" in results.report()) == (mark == " ?")
-    assert ("\n* differs" in results.report()) == (mark == " *")
+    assert ("\n? too few items" in results.report()) == (mark == ")?")
+    assert ("\n* differs" in results.report()) == (mark == ")*")
 
 
 @pytest.mark.parametrize(("trained", "lengths"), [(256, {20}), (10, {20, 40})])
@@ -580,6 +628,15 @@ def test_the_command(run: RunCli, tmp_path: Path) -> None:
     refused = run("eval", EXAMPLE, *words, "--train-length", 256, "--out", out)
     assert refused.code == 1
     assert "--overwrite" in refused.err
+
+
+def test_the_bars_say_what_runs(pristine: Pristine, capfd: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = {"methods": ["none", "ntk"], "dynamic": ["position"], "train_length": 16}
+    evaluate([pristine("bloom")], tasks=[Words()], lengths=[20], items=2, progress=True, **options)
+    said = capfd.readouterr().err
+    for title in ("verifying: ", "none: ", "ntk by position: "):
+        assert title in said
+    assert "verifying: 100%" in said
 
 
 def test_messages_name_parameters_in_python(pristine: Pristine) -> None:

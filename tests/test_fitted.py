@@ -136,7 +136,7 @@ def test_rows_of_layers() -> None:
         ({"factor": None, "train_seq_len": 64, "rate": 0}, "rate 0, expected a number above 0"),
         ({"ramp": [1, 2]}, "unknown key ramp"),
         ({"note": "mine"}, "unknown key note"),
-        ({"type": "ntk"}, "not a file of fitted slopes"),
+        ({"type": "ntk"}, "/mine.json is not a file of fitted slopes"),
         ({"factor": None, "train_seq_len": 64, "rate": 20}, "rate 20"),
         (
             {"factor": None, "train_seq_len": 64, "dynamic": "row"},

@@ -107,16 +107,16 @@ def test_a_subfolder_gives_what_its_folder_gives(
 ) -> None:
     """The root holds another model, and none of its files is read, also with half of a cache."""
     source = variant(pristine("bloom"), tmp_path / "models", "root")
-    last = source / "runs" / "last"
+    last = source / "runs" / "last one"
     shutil.copytree(pristine("bloom", sharded=True), last)
     (last / "additional_chat_templates").mkdir()
     (last / "additional_chat_templates" / "short.jinja").write_text("{{ messages }}")
     commit = hub.commit(ID, source)
-    words = ("--subfolder", "runs/last", "--cache-dir", tmp_path / "cache")
+    words = ("--subfolder", "runs/last one", "--cache-dir", tmp_path / "cache")
     found = command("inspect", ID, *words, "--json").json
-    assert (found["source"], found["commit"]) == (f"{ID}/runs/last", commit)
+    assert (found["source"], found["commit"]) == (f"{ID}/runs/last one", commit)
     run = command(*CONVERT, *words)
-    assert (run.code, run.json["source"]) == (0, f"{ID}/runs/last"), run.err
+    assert (run.code, run.json["source"]) == (0, f"{ID}/runs/last one"), run.err
     files = {request.match("resolve")["file"] for request in resolved(hub)}
     assert files == {path.relative_to(source).as_posix() for path in last.rglob("*") if path.is_file()}
 
@@ -125,7 +125,7 @@ def test_a_subfolder_gives_what_its_folder_gives(
     assert command(*CONVERT, *words, "--overwrite", HF_HUB_OFFLINE="1").code == 0
     assert contents(work / "out") == made
     for model, more in (
-        (source, ("--subfolder", "runs/last/")),
+        (source, ("--subfolder", "runs/last one/")),
         (last, ()),
         (source, ("--subfolder", "runs")),
     ):
@@ -134,7 +134,7 @@ def test_a_subfolder_gives_what_its_folder_gives(
         assert contents(work / "local") == made
 
     found = config(work / "out")["ntk_convert"]
-    assert (found["source"], found["commit"], found["subfolder"]) == (ID, commit, "runs/last")
+    assert (found["source"], found["commit"], found["subfolder"]) == (ID, commit, "runs/last one")
     assert again_by_its_card(command, hub, work / "out").code == 0
 
 
@@ -495,7 +495,7 @@ def test_what_a_repository_lacks(
         ([*CONVERT, "--revision", ""], "--revision is empty", 2),
         *(
             ([*CONVERT, "--subfolder", folder], "--subfolder", 2)
-            for folder in ("../x", "/etc", "", "a/../../x", "a//b", ".git", "a\nb", "/", "a//")
+            for folder in ("../x", "/etc", "", "a/../../x", "a//b", "./a", "a\nb", "/", "a//")
         ),
         ([*CONVERT, "--token", ""], "--token", 2),
         ([*CONVERT, "--token", "hf_ secret"], "--token", 2),
@@ -678,6 +678,16 @@ def test_a_listing_of_no_hub(
     hub.after = other_json("/api/models/", value)
     refused(command(*CONVERT), work, "is not a Hub; check HF_ENDPOINT")
     assert not [*tmp_path.rglob("x")]
+
+
+def test_a_dtype_that_the_hub_s_weights_have_is_no_conversion(
+    pristine: Pristine, hub: HubServer, command: Command, work: Path
+) -> None:
+    """The Hub says before the download which dtype they have; a wrong word is refused after it."""
+    hub.commit(ID, pristine("bloom"))
+    assert command(*CONVERT, "--dtype", "fp32", "--dry-run").json["notes"] == []
+    hub.after = other_json("/api/models/", {"safetensors": {"parameters": {"F16": 9}, "total": 9}})
+    refused(command(*CONVERT, "--dtype", "fp16"), work, f"the weights of {ID} are not float16, as the Hub")
 
 
 @pytest.mark.version

@@ -131,18 +131,22 @@ def test_exporting_again_replaces(repository: Make, run: Command) -> None:
     """Also the report, and a genai_config.json that is wrong about the new graph."""
     folder = repository()
     assert run("export", folder, "--last-logits", "--no-validate").code == 0
-    other = (folder / "model.onnx").read_bytes()
+    first = (folder / "model.onnx").read_bytes()
     result = export(folder)
     assert isinstance(result, ExportResult)
     assert result.report is not None
     assert result.report.passed
+    assert result.changes == {"model.onnx": "last_logits True -> False"}
     files, graph = files_of(folder), (folder / "model.onnx").read_bytes()
-    assert graph != other
-    assert run("export", folder).code == 0
+    assert graph != first
+    again = run("export", folder)
+    assert again.code == 0
+    assert "replaces" not in again.out
     assert files_of(folder) == files
     assert (folder / "model.onnx").read_bytes() == graph
     assert (folder / CARD).read_text().count("## ONNX") == 1
-    assert run("export", folder, "--onnx-profile", "portable", "--no-validate").code == 0
+    other = run("export", folder, "--onnx-profile", "portable", "--onnx-dtype", "fp16", "--no-validate")
+    assert "model.onnx replaces a graph with other options: dtype fp32 -> fp16, profile ort" in other.out
     assert files - files_of(folder) == {REPORT, GENAI}
 
 

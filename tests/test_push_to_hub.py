@@ -129,9 +129,9 @@ def test_the_token_is_checked_before_the_work(
     ("words", "part"),
     [
         (["--push-to-hub", ID, "--no-verify"], "only a verified result can be pushed"),
-        (["--private"], "need --push-to-hub"),
-        (["--branch", "b"], "need --push-to-hub"),
-        (["--create-pr"], "need --push-to-hub"),
+        (["--private"], "needs --push-to-hub"),
+        (["--branch", "b"], "needs --push-to-hub"),
+        (["--create-pr"], "needs --push-to-hub"),
     ],
 )
 def test_options_that_contradict_each_other(here: Command, work: Path, words: list[str], part: str) -> None:

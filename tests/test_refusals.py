@@ -547,7 +547,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     ("changes", "words", "prepare", "code", "line"),
     [
         # An error of the options, of the source, and of the system; an option that click reads; a long value
-        ({}, (), None, 2, "--dynamic, the default, needs the trained length of source"),
+        ({}, (), None, 2, "the default scaling needs the trained length of source"),
         ({"n_head": 0}, ("--scale", "2"), None, 1, "config.json: n_head is 0, expected an integer from 1"),
         ({}, ("--scale", "2", "--no-verify"), full_disk, 1, "out); free some space or change --out"),
         ({}, ("--scale", "two"), None, 2, "'two'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 
 from converter.errors import SourceError, UsageError
 from converter.scaling.request import RAMP, Defaults, Request, TrainLength, request_for
-from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static, read_scaling, stretched
+from converter.scaling.scaling import (
+    UNSCALED,
+    Dynamic,
+    Scaling,
+    Static,
+    read_scaling,
+    short_names,
+    stretched,
+)
 from converter.scaling.slopes import exponents, stock_slopes, with_exponents
 
 TRAINED, UNKNOWN = TrainLength(2048, "told"), TrainLength(None, "not known")
@@ -88,10 +97,11 @@ NO_RAMP = "is not a ramp; give two parts of the trained length"
         ({"scale": 2.0, "dynamic": "length"}, "`scale` and `dynamic` cannot be combined"),
         ({"scale": 2.0, "target_length": 4096}, "`scale` and `target_length` cannot be combined"),
         ({"target_length": 4096, "dynamic": "position"}, "`target_length` and `dynamic` cannot"),
-        *(({"scale": scale}, f"`scale` {scale} is out of range") for scale in (0.99, -2.0, NAN, INF, True)),
-        *(({"scale": scale}, f"`scale` {scale} is out of range") for scale in (2.2e9, 1e308, 10**400)),
+        *(({"scale": scale}, f"`scale` {scale} is out of range") for scale in (0.99, -2.5, NAN, INF, True)),
+        *(({"scale": scale}, f"`scale` {scale} is out of range") for scale in (1e308, 10**400)),
+        *(({"scale": float(scale)}, f"`scale` {scale} is out of range") for scale in (-2, 2200000000)),
         ({"scale": 2.0, "rate": 1.0}, "`rate` needs `dynamic` length or `dynamic` position"),
-        *(({"dynamic": "length", "rate": rate}, f"`rate` {rate} is out of") for rate in (0.0, INF, NAN)),
+        *(({"dynamic": "length", "rate": rate}, f"`rate` {rate} is out of") for rate in (0, INF, NAN)),
         ({"dynamic": "length", "rate": 1e308}, "`rate` 1e+308 is out of range"),
         ({"dynamic": "sometimes"}, "`dynamic` 'sometimes'"),
         ({"method": "yarn", "scale": 2.0}, "`method` 'yarn' is unknown; choose one of ntk, by-parts, linear"),
@@ -146,7 +156,7 @@ def test_requests_that_make_no_sense(options: dict[str, Any], words: str) -> Non
             "^`target_length` needs the trained length",
         ),
         ({"dynamic": "length"}, UNKNOWN, DECODER, "^`dynamic` needs .* a model, which is not known; add"),
-        ({}, UNKNOWN, DECODER, "^`dynamic`, the default, needs the trained length"),
+        ({}, UNKNOWN, DECODER, "^the default scaling needs the trained length"),
         (
             {"method": "by-parts", "scale": 2.0},
             UNKNOWN,
@@ -264,6 +274,39 @@ def test_descriptions_make_the_same_scaling_again(scaling: Scaling, text: str, w
     assert untold.resolve(TRAINED, "a model", DECODER) == scaling
     told = request_for(scaling, 2048)
     assert told.resolve(TrainLength(told.train_length, "told"), "a model", DECODER) == scaling
+
+
+BY_PARTS = Dynamic("by-parts", "position", 1.0, 2048, (256.0, 1024.0))
+
+
+@pytest.mark.parametrize(
+    ("scalings", "short"),
+    [
+        ([UNSCALED, Static("ntk", 2.5)], ["none", "ntk, factor 2.5"]),
+        (
+            [BY_PARTS, replace(BY_PARTS, rate=2.0), replace(BY_PARTS, temperature=0.2)],
+            ["by-parts by position", "by-parts by position, rate 2", "by-parts by position, temperature 0.2"],
+        ),
+        (
+            [BY_PARTS, replace(BY_PARTS, ramp=(512.0, 1024.0)), Dynamic("ntk", "length", 0.5, 2048)],
+            [
+                "by-parts by position, ramp 256 to 1024 tokens",
+                "by-parts by position, ramp 512 to 1024 tokens",
+                "ntk by length, rate 0.5",
+            ],
+        ),
+        (
+            [Dynamic("ntk", "length", 1.0, length) for length in (1024, 2048)],
+            ["ntk by length, from 1024 tokens", "ntk by length, from 2048 tokens"],
+        ),
+        ([Static("fitted", 4.0, exponents=((0.5, 1.0),))], ["fitted, factor 4"]),
+        (["another text", "", "ntk by length"], ["another text", "", "ntk by length"]),
+        (["ntk by length", "ntk, length-dynamic"], ["ntk by length", "ntk, length-dynamic"]),
+    ],
+)
+def test_short_names_are_distinct(scalings: list[Scaling], short: list[str]) -> None:
+    """Of stored results too, whose names may be any text."""
+    assert list(short_names(map(str, scalings)).values()) == short
 
 
 @given(st.floats(0.01, 100), st.integers(1, 64))

@@ -290,6 +290,28 @@ def test_a_repository_in_another_dtype(pristine: Pristine, run: Command, tmp_pat
         assert torch.equal(model(tokens).logits, expected(tokens).logits)
 
 
+def test_a_dtype_that_the_weights_have_is_no_conversion(
+    pristine: Pristine, run: Command, tmp_path: Path
+) -> None:
+    """They are copied, and may be linked; what converts them in earnest may not."""
+    source, words = pristine("jais"), ("--scale", "2", "--train-length", "32", "--no-verify", "--json")
+    half, out = tmp_path / "half", tmp_path / "out"
+    assert run(source, *words, "--out", half, "--dtype", "bf16").code == 0
+    shutil.copytree(source, tmp_path / "bf16")
+    (tmp_path / "bf16" / "model.safetensors").write_bytes((half / "model.safetensors").read_bytes())
+    done = run(tmp_path / "bf16", *words, "--out", out, "--dtype", "bf16", "--hard-link")
+    assert done.code == 0, done.err
+    assert done.json["weights"].keys() <= {"hard-linked", "shared"}
+    assert json.loads((out / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    card = (out / "README.md").read_text()
+    assert "--dtype bf16" in card
+    assert "converted to" not in card
+    assert "Weights, tokenizer" in card
+    refused = run(tmp_path / "bf16", *words, "--out", tmp_path / "no", "--dtype", "fp16", "--hard-link")
+    assert "--dtype rewrites the weights" in refused.err
+    assert not (tmp_path / "no").exists()
+
+
 # The worker processes
 
 

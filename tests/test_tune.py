@@ -22,7 +22,7 @@ from scipy import stats
 
 from converter import evaluate, make_task, recipes, tune
 from converter.cli import report
-from converter.evaluation.results import WORTH, Results
+from converter.evaluation.results import WORTH, Measurement, Results
 from converter.evaluation.scalings import candidates, command, ladder
 from converter.evaluation.statistics import compare, judge, paired_interval
 from converter.evaluation.tune import Choice, Tuning
@@ -192,8 +192,9 @@ NO_GAIN, NO_LOSS, LOSS = right(0, 0, 100), lost(0.0, 40), lost(0.05, 40)
 
 
 def tuning(*choices: Choice) -> Tuning:
-    nothing = Results([], {})
-    found = Tuning("model", 256, 1024, nothing, choices, nothing, None, 12.0)
+    measured = ("words", "accuracy", 1024, (1.0,), 1.0, 0.0, 1.0)
+    tried = Results([Measurement("model", str(scaling), *measured) for scaling in (UNSCALED, B)], {})
+    found = Tuning("model", 256, 1024, tried, choices, tried, None, 12.0)
     return found if found.advice == UNSCALED else replace(found, command=command("org/m", B, None, {}))
 
 

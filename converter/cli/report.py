@@ -133,17 +133,24 @@ def _filled(text: str, start: str) -> list[str]:
 
 def tuning(found: Tuning) -> str:
     """What ``tune`` found: the half that chose, the half that judged, and the verdict."""
+    from converter.evaluation.results import legend
+
+    labels = (found.candidates if found.choices else found.curve).labels()
+    judged = {row: label for row, label in labels.items() if row in found.curve.labels()}
     lines = [f"{found.model}, trained at {found.train_length} tokens, to reach {found.target_length}", ""]
     if found.choices:
         what = f"One half of the prompts and windows chooses, at {found.target_length} tokens:"
-        lines += [what, "", found.candidates.report(), "", "The other half judges the best:", ""]
-    lines += [found.curve.report(), "", *map(_choice, found.choices), f"Time: {found.seconds:.0f} s", ""]
+        lines += [what, "", found.candidates.report(labels), "", "The other half judges the best:", ""]
+    lines += [found.curve.report(labels), "", *filter(None, [legend(judged)]), ""]
+    named = {choice.measure: labels[found.model, str(choice.scaling)] for choice in found.choices}
+    lines += [_choice(choice, named[choice.measure]) for choice in found.choices]
+    lines += [f"Time: {found.seconds:.0f} s", ""]
     verdict = f"Verdict: {found.verdict}. "
     if not found.choices:
         verdict += "Give prompts of your own, of a kind that the model can answer."
         return "\n".join([*lines, verdict])
     decisive = next(each for each in found.choices if each.verdict == found.verdict)
-    verdict += _reason(decisive)
+    verdict += _reason(decisive, named[decisive.measure])
     if found.command is not None:
         return "\n".join([*lines, f"{verdict}. To convert the model this way:", "", f"    {found.command}"])
     if found.verdict == "cannot tell":
@@ -154,8 +161,8 @@ def tuning(found: Tuning) -> str:
     return "\n".join([*lines, verdict])
 
 
-def _reason(choice: Choice) -> str:
-    """Why a scaling is advised or not, in a sentence without its full stop."""
+def _reason(choice: Choice, name: str) -> str:
+    """Why a scaling of this name is advised or not, in a sentence without its full stop."""
     from converter.evaluation.results import PERPLEXITY
 
     judged, read = choice.judgement, choice.measure == PERPLEXITY
@@ -163,7 +170,7 @@ def _reason(choice: Choice) -> str:
     found = judged.comparison
     said = (
         f"Of {judged.items} {what} that took no part in the choice, {found.better} are {done} better with "
-        f"{choice.scaling} than without scaling, and {found.worse} worse"
+        f"{name} than without scaling, and {found.worse} worse"
     )
     if choice.other is None:
         return said
@@ -185,8 +192,8 @@ def fitted(found: Fit) -> str:
     return "\n".join(lines)
 
 
-def _choice(choice: Choice) -> str:
-    """What a choice shows, and what it gains and costs at the target and at short range."""
+def _choice(choice: Choice, name: str) -> str:
+    """What a choice shows, and what its scaling gains and costs at the target and at short range."""
     from converter.evaluation.results import PERPLEXITY
 
     judged = choice.judgement
@@ -200,7 +207,7 @@ def _choice(choice: Choice) -> str:
     else:
         said = judged.verdict
     other = "retrieval" if masked else PERPLEXITY
-    lines = [f"By {choice.measure}: {choice.scaling}: {said}."]
+    lines = [f"By {choice.measure}: {name}: {said}."]
     lines += [f"  at the target: {_versus(choice.measure, judged.comparison)}"]
     lines += [f"  at the target: {_versus(other, choice.other)}"] if choice.other is not None else []
     lines += [f"  at {choice.short} tokens: {_versus(*each)}" for each in choice.at_short.items()]
@@ -211,8 +218,9 @@ def _versus(measure: str, found: Comparison) -> str:
     """The difference from no scaling with its interval (95 %), and the items that differ (sign test)."""
     from converter.evaluation.results import difference_text
 
+    value, interval = difference_text(measure, found)
     counts = f"{found.better} better, {found.worse} worse, p = {found.p:.2g}"
-    return f"{measure} {difference_text(measure, found)}; {counts}"
+    return f"{measure} {value} ({interval.removeprefix('x ')}); {counts}"
 
 
 def adopted(result: AdoptionResult, *, verbose: bool) -> str:

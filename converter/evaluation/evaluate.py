@@ -22,7 +22,7 @@ from converter.evaluation.tasks import AnyTask
 from converter.paths import listed
 from converter.progress import token_bar
 from converter.scaling.request import Parts
-from converter.scaling.scaling import Basis, Method
+from converter.scaling.scaling import Basis, Method, short_names
 from converter.weights.files import sha256
 
 if TYPE_CHECKING:
@@ -102,15 +102,18 @@ def evaluate(
             scalings = [subject.resolve(request) for request in requests] or [subject.own_scaling]
             wanted = default_lengths(name, subject.trained.tokens, lengths)
             exam = Exam.prepare(subject, tasks, files, wanted, items, seed)
-            with token_bar(name, exam.tokens * len(scalings), show=progress) as advance:
+            short = short_names(map(str, scalings))
+            with token_bar(name, exam.tokens * len(scalings), show=progress) as bar:
                 for scaling in scalings:
+                    bar.rename(name if len(scalings) == 1 else short[str(scaling)])
                     first = scaling is scalings[0]
-                    found = exam.measure(subject, scaling, advance, first=first)
+                    found = exam.measure(subject, scaling, bar, first=first)
                     exam = exam.only(found) if first else exam
                     measured += [
                         (replace(each, model=name), exam.fingerprint(each.task, each.length))
                         for each in found
                     ]
+                bar.rename(name)
             described[name] = subject.describe(subject.scaled(scalings[-1]))
     return Results(compared(measured), described, settings, time.monotonic() - started)
 

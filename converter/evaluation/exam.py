@@ -231,5 +231,10 @@ def default_lengths(name: str, train_length: int | None, lengths: Sequence[int])
     wanted = lengths or [multiple * (train_length or 0) for multiple in MULTIPLES]
     for length in wanted:
         if not 2 <= length <= LONGEST:
+            if not lengths:
+                raise UsageError(
+                    f"{name} would be measured at {length} tokens, from its trained length "
+                    f"{train_length}; give `lengths` from 2 to {LONGEST}"
+                )
             raise UsageError(f"`lengths` {length} is out of range; give numbers of tokens, 2 to {LONGEST}")
     return wanted

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 from converter.config import is_count
 from converter.errors import SourceError
+from converter.scaling.scaling import short_names
 
 FORMAT = 1
 """Version of the JSON file's format; it changes when an old reader would misread the new file."""
@@ -23,6 +26,10 @@ WORTH, WORTH_RATIO = 0.1, 0.98
 """The gain that is worth a scaling: in the mean score, and as a ratio of perplexities."""
 FEWEST = 6
 """Items that must all get better for p < 0.05; fewer show nothing."""
+WIDTH = 80
+"""Columns of a terminal that tables fit into."""
+Labels = Mapping[tuple[str, str], str]
+"""Model and full name of the scaling -> a short name for both."""
 Metric = Literal["accuracy", "f1", "score", "ndcg@10", "perplexity"]
 Verdict = Literal["helps", "does not help", "cannot tell"]
 
@@ -160,13 +167,25 @@ class Results:
         """The tasks, in the order in which they were measured."""
         return list(dict.fromkeys(each.task for each in self.measurements))
 
-    def table(self, task: str) -> str:
-        """One task as a Markdown table: a row for each model and scaling, a column for each length.
+    def labels(self) -> Labels:
+        """Short names for tables and legends: of the scaling if one model was measured, else of both."""
+        rows = dict.fromkeys((each.model, each.scaling) for each in self.measurements)
+        models = [model for model, _ in rows]
+        short = short_names(scaling for _, scaling in rows)
+        if len({*models}) == 1:
+            return {row: short[row[1]] for row in rows}
+        each_once = len({*models}) == len(models)
+        return {row: row[0] if each_once else f"{row[0]}: {short[row[1]]}" for row in rows}
 
-        Scores are in per cent. A cell of the first row has the value and its 95 % confidence interval; the
-        others have the difference from it on the same items (for perplexity, the ratio) with the interval of
-        the difference, and ``*`` if it is significant (p < 0.05), or ``?`` if the items are too few to tell.
+    def table(self, task: str, labels: Labels | None = None) -> str:
+        """One task as Markdown: a row for each model and scaling, a column for each length.
+
+        Scores are in per cent. A cell has the value and, in brackets, a 95 % confidence interval: in the
+        first row of the value, in the others of the difference from the first row on the same items (for
+        perplexity, the ratio). ``*`` marks a significant one (p < 0.05), and ``?`` too few items to tell.
+        Lengths for which ``WIDTH`` has no room are in further tables below.
         """
+        labels = self.labels() if labels is None else labels
         cells = {
             (each.model, each.scaling, each.length): _cell(each)
             for each in self.measurements
@@ -174,18 +193,25 @@ class Results:
         }
         lengths = sorted({length for _, _, length in cells})
         rows = list(dict.fromkeys((model, scaling) for model, scaling, _ in cells))
-        several = len({model for model, _ in rows}) > 1
-        head = [*(["model"] if several else []), "scaling", *(str(length) for length in lengths)]
-        body = [
-            [*([model] if several else []), scaling]
-            + [cells.get((model, scaling, length), "") for length in lengths]
-            for model, scaling in rows
-        ]
-        return markdown([head, *body])
+        head = "scaling" if len({model for model, _ in rows}) == 1 else "model"
+        first = max(len(text) for text in (head, *(labels[row] for row in rows)))
+        fit = max(1, (WIDTH - first - 4) // (max(map(len, cells.values())) + 3))
+        parts = [lengths[start : start + fit] for start in range(0, len(lengths), fit)]
+        return "\n\n".join(
+            markdown(
+                [[head, *map(str, part)]]
+                + [[labels[row], *(cells.get((*row, length), "") for length in part)] for row in rows]
+            )
+            for part in parts
+        )
 
-    def report(self) -> str:
-        """All tables as Markdown, each below the name of its task."""
+    def report(self, labels: Labels | None = None) -> str:
+        """All tables as Markdown, each below the name of its task, and then what the labels stand for.
+
+        With ``labels``, the caller has said or will say that, see ``legend``.
+        """
         parts = []
+        own = self.labels() if labels is None else labels
         for task in self.tasks():
             found = [each for each in self.measurements if each.task == task]
             counts = sorted({each.items for each in found})
@@ -196,15 +222,18 @@ class Results:
             title = (
                 f"{task}{' of masked tokens' * masked} ({found[0].metric}{unit}; {number} {what} per length)"
             )
-            parts += [title, "", self.table(task), ""]
+            parts += [title, "", self.table(task, own), ""]
+        if any(each.comparison for each in self.measurements):
+            parts += ["In brackets: 95 % interval; below the first row, of the difference from it", ""]
         if any(each.comparison and each.comparison.significant for each in self.measurements):
             parts += ["* differs from the first row on the same items (sign test, p < 0.05)", ""]
         if any(_open(each) for each in self.measurements):
             gain = f"{100 * WORTH:g} points, or {100 * (1 - WORTH_RATIO):.0f} % of perplexity"
-            parts += [f"? too few items to tell whether there is a gain of {gain}", ""]
+            parts += [f"? too few items to tell a gain of {gain}", ""]
         for line in self._doubts():
             parts += [line, ""]
-        return "\n".join(parts[:-1])
+        named = legend(own) if labels is None else ""
+        return "\n".join([*parts, named] if named else parts[:-1])
 
     def _doubts(self) -> list[str]:
         """A warning for each model that fails at tasks without scaling, at a length that needs none."""
@@ -225,6 +254,13 @@ class Results:
         ]
 
 
+def legend(labels: Labels) -> str:
+    """What labels stand for: a Markdown list of those that are shorter than the scaling's full name."""
+    lines = (f"- {label}: {scaling}" for (_, scaling), label in labels.items() if label != scaling)
+    fill = partial(textwrap.fill, width=WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(map(fill, lines))
+
+
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """Rows as a Markdown table; the first is the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -240,8 +276,8 @@ def _cell(each: Measurement) -> str:
     unit = 1 if each.metric == PERPLEXITY else 100
     value, low, high = (text(unit * number) for number in (each.value, each.low, each.high))
     if each.comparison is not None:
-        star = " *" if each.comparison.significant else " ?" if _open(each) else ""
-        return f"{value}, {difference_text(each.metric, each.comparison)}{star}"
+        mark = "*" if each.comparison.significant else "?" if _open(each) else ""
+        return f"{value} ({difference_text(each.metric, each.comparison)[1]}){mark}"
     return f"{value} ({low} to {high})" if each.items > 1 else value
 
 
@@ -252,15 +288,16 @@ def _open(each: Measurement) -> bool:
     return each.verdict == "cannot tell" and not same
 
 
-def difference_text(measure: str, found: Comparison) -> str:
-    """A paired difference with its interval: "+3.0 (-1.0 to +7.1)", or "x 0.98 (0.96 to 1.01)"."""
-    if measure == PERPLEXITY:
-        if not found.better + found.worse:
-            return "the same"
-        value, low, high = (_ratio_text(number) for number in (found.difference, found.low, found.high))
-        return f"x {value} ({low} to {high})"
-    value, low, high = (f"{100 * number:+.1f}" for number in (found.difference, found.low, found.high))
-    return f"{value} ({low} to {high})"
+def difference_text(measure: str, found: Comparison) -> tuple[str, str]:
+    """A paired difference and its interval: "+3.0" and "-1.0 to +7.1", or "x 0.98" and "x 0.96 to 1.01"."""
+    ends = found.difference, found.low, found.high
+    if measure != PERPLEXITY:
+        value, low, high = (f"{100 * number:+.1f}" for number in ends)
+        return value, f"{low} to {high}"
+    if not found.better + found.worse:
+        return "x 1.000", "the same"
+    value, low, high = map(_ratio_text, ends)
+    return f"x {value}", f"x {low} to {high}"
 
 
 def _ratio_text(value: float) -> str:

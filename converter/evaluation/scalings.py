@@ -38,12 +38,13 @@ def trials(
     strength, or a strength without a method.
     """
     scaling = [method for method in dict.fromkeys(methods) if method != "none"]
+    if rates and not dynamic:
+        raise UsageError("`rates` belongs to `dynamic`; add e.g. `dynamic` position, or drop `rates`")
     if scaling and not scales and not dynamic:
         raise UsageError(f"`methods` {scaling[0]} needs a strength; give `scales` 2,4 or `dynamic` position")
     if (scales or dynamic) and not scaling:
-        raise UsageError("`scales` and `dynamic` need a method that scales; add e.g. `methods` ntk")
-    if rates and not dynamic:
-        raise UsageError("`rates` belongs to `dynamic`; add e.g. `dynamic` position, or drop `rates`")
+        given = "`scales`" if scales else "`dynamic`"
+        raise UsageError(f"{given} needs a method that scales; add e.g. `methods` ntk")
     if ramps and BY_PARTS not in methods:
         raise UsageError("`ramps` belongs to by-parts; add `methods` by-parts, or drop `ramps`")
     if temperatures and not set(methods) & set(TEMPERED):

@@ -8,7 +8,7 @@ target. So the best of several, which looks better than it is, is not judged by 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,9 @@ from converter.evaluation.subject import Subject, open_subject
 from converter.evaluation.tasks import AnyTask
 from converter.evaluation.tasks.beir import Neighbours
 from converter.paths import listed
-from converter.progress import token_bar
+from converter.progress import Bar, token_bar
 from converter.scaling.request import Request
-from converter.scaling.scaling import UNSCALED, Scaling
+from converter.scaling.scaling import UNSCALED, Scaling, short_names
 from converter.source.slopes_file import read_slopes_file
 
 if TYPE_CHECKING:
@@ -165,17 +165,19 @@ def tune(
         finalists = 1 + bool(exam.tasks) + bool(exam.windows.size)
         work = choosing.tokens * len(scalings) + judging.tokens * finalists
         say(_announcement(subject, choosing, len(scalings), work))
-        with token_bar("tuning", work, show=progress) as advance:
-            stock = judging.measure(subject, UNSCALED, advance, first=True)
+        named = {scaling: short_names(map(str, scalings))[str(scaling)] for scaling in scalings}
+        with token_bar(named[UNSCALED], work, show=progress) as bar:
+            stock = judging.measure(subject, UNSCALED, bar, first=True)
             failed = [each.task for each in stock if each.length <= trained and each.value == 0]
             choosing, judging = choosing.at_longest(failed), judging.only(stock)
-            found = _run(choosing, subject, scalings if choosing.tokens else (), advance)
+            found = _run(choosing, subject, named if choosing.tokens else {}, bar)
             best = {
                 measure: _best(found, measure, scalings[1:])
                 for measure in (RETRIEVAL, PERPLEXITY)
                 if any(_of(measure, each) for each in found)
             }
-            curve = _run(judging, subject, dict.fromkeys(best.values()), advance, stock)
+            curve = _run(judging, subject, {each: named[each] for each in best.values()}, bar, stock)
+            bar.rename("tuning")
         about = {subject.name: subject.describe(subject.scaled(UNSCALED))}
     seconds = time.monotonic() - started
     result = Tuning(
@@ -240,12 +242,15 @@ def _announcement(subject: Subject, exam: Exam, scalings: int, work: int) -> str
 def _run(
     exam: Exam,
     subject: Subject,
-    scalings: Iterable[Scaling],
-    advance: Callable[[int], object],
+    named: Mapping[Scaling, str],
+    bar: Bar,
     stock: Sequence[Measurement] = (),
 ) -> list[Measurement]:
-    """Measures the scalings, and compares them with the first one, or with ``stock``."""
-    found = [each for scaling in scalings for each in exam.measure(subject, scaling, advance)]
+    """Measures the scalings, which the bar names, and compares them with the first one, or with ``stock``."""
+    found: list[Measurement] = []
+    for scaling, name in named.items():
+        bar.rename(name)
+        found += exam.measure(subject, scaling, bar)
     return compared([(each, None) for each in (*stock, *found)])
 
 

@@ -104,7 +104,7 @@ def verify(
     for key, value in stored.items():
         if repository.config.get(key) != value:
             raise VerificationError(f"{CONFIG}: {key} is not what the weights say; convert the source again")
-    checks = check(repository)
+    checks = check(repository, progress=progress)
     return checks + check_again(repository, listed, progress=progress)
 
 

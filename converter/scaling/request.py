@@ -22,6 +22,7 @@ from converter.scaling.scaling import (
     Unscaled,
     is_temperature,
     number_text,
+    typed,
 )
 
 NTK: Method = "ntk"
@@ -35,7 +36,7 @@ NARROWEST = 1.001
 """The smallest ratio of a ramp's ends; rounding must not make them equal."""
 SLOPES_FILE = "slopes.json"
 """The name of a file of fitted slopes in a converted repository, and where none is known."""
-_BY_DEFAULT = "`dynamic`, the default,"
+_BY_DEFAULT = "the default scaling"
 RECORD = "fitted"
 """Its key for notes on how the slopes were found; they are not part of the scaling."""
 
@@ -172,11 +173,13 @@ class Request:
 
     def _check_ranges(self) -> None:
         if self.scale is not None and (not is_number(self.scale) or not 1 <= self.scale <= LONGEST):
-            raise UsageError(f"`scale` {self.scale} is out of range; give a number from 1 to {LONGEST}")
+            raise UsageError(
+                f"`scale` {typed(self.scale)} is out of range; give a number from 1 to {LONGEST}"
+            )
         if self.rate is not None and (not is_number(self.rate) or not 0 < self.rate <= LONGEST):
             raise UsageError(
-                f"`rate` {self.rate} is out of range; give a number above 0, usually 1 to 2, and at most "
-                f"{LONGEST}"
+                f"`rate` {typed(self.rate)} is out of range; give a number above 0, usually 1 to 2, "
+                f"and at most {LONGEST}"
             )
         if self.ramp is not None:
             self._check_ramp(self.ramp)
@@ -205,7 +208,7 @@ class Request:
         numbers = len(ramp) == 2 and all(map(is_number, ramp))
         if not numbers or not 1 / LONGEST <= ramp[0] <= ramp[1] / NARROWEST or ramp[1] > LONGEST:
             raise UsageError(
-                f"`ramp` {' '.join(map(str, ramp))} is not a ramp; give two parts of the trained length, "
+                f"`ramp` {' '.join(map(typed, ramp))} is not a ramp; give two parts of the trained length, "
                 f"from {1 / LONGEST:.2g} to {LONGEST:.2g} and the smaller first"
             )
 
@@ -216,7 +219,8 @@ class Request:
             )
         if not is_temperature(temperature):
             raise UsageError(
-                f"`temperature` {temperature} is out of range; give a number from 0 to 1, usually 0.1 to 0.3"
+                f"`temperature` {typed(temperature)} is out of range; give a number from 0 to 1, "
+                "usually 0.1 to 0.3"
             )
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -34,6 +35,11 @@ def number_text(value: float) -> str:
     """The shortest text that reads back to the same number, without a trailing ``.0``."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value).removesuffix(".0")
+
+
+def typed(value: object) -> str:
+    """An option's value for messages; whoever types 2 need not find 2.0 there."""
+    return str(value).removesuffix(".0")
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,28 @@ class Dynamic:
     def __str__(self) -> str:
         rate = f"rate {number_text(self.rate)} from {self.train_length} tokens"
         return f"{self.method}, {self.dynamic}-dynamic, {rate}{_details_text(self)}"
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """The full name (``str``) of each scaling -> one for tables and legends, such as "by-parts by position".
+
+    Short names are distinct. They leave out rate 1, and ramps and lengths that all names of a form share.
+    """
+    forms: dict[str, list[list[str]]] = {}
+    parts = {}
+    for name in names:
+        spread = re.sub(r"(, rate 1)? from (\d+ tokens)", r", from \2", name)
+        method, *more = spread.split(", ")
+        strength = more.pop(0) if more else ""
+        basis = strength.removesuffix("-dynamic")
+        form = f"{method} by {basis}" if basis in BASES else f"{method}, {strength}".removesuffix(", ")
+        parts[name] = form, more
+        forms.setdefault(form, []).append(more)
+    short = {}
+    for name, (form, more) in parts.items():
+        told = [part for part in more if "rate" in part or not all(part in others for others in forms[form])]
+        short[name] = ", ".join([form, *told])
+    return short if len({*short.values()}) == len(short) else {name: name for name in short}
 
 
 Scaling = Unscaled | Static | Dynamic

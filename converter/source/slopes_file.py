@@ -9,7 +9,7 @@ from typing import Any
 from converter.errors import SourceError
 from converter.scaling.request import RECORD, SLOPES_FILE, GivenSlopes
 from converter.scaling.scaling import FITTED, Unscaled, read_scaling
-from converter.source.jsonfile import read_object
+from converter.source.jsonfile import parse_object, read_bytes
 from converter.source.source import plain_text
 
 KEYS = {"type", "exponents", "temperatures", "factor", "train_seq_len", "dynamic", "rate"}
@@ -18,20 +18,22 @@ KEYS = {"type", "exponents", "temperatures", "factor", "train_seq_len", "dynamic
 def read_slopes_file(slopes: str | Path | Mapping[str, Any]) -> GivenSlopes:
     """Reads fitted slopes from a JSON file, or its content; a ``SourceError`` if there are none."""
     if isinstance(slopes, Mapping):
-        name, content = SLOPES_FILE, dict(slopes)
+        name = shown = SLOPES_FILE
+        content = dict(slopes)
     else:
         path = Path(slopes)
         if not path.is_file():
             raise SourceError(f"`slopes` {slopes} is not a file; name a JSON file of fitted slopes")
-        name, content = path.name, read_object(path, "correct it, or let fit write it again")
+        name, shown = path.name, str(slopes)
+        content = parse_object(read_bytes(path), shown, "correct it, or let fit write it again")
     record = content.pop(RECORD, None)
     if content.get("type") != FITTED:
-        raise SourceError(f"{name} is not a file of fitted slopes: its type is not {FITTED!r}")
+        raise SourceError(f"{shown} is not a file of fitted slopes: its type is not {FITTED!r}")
     for key in content.keys() - KEYS:
         raise SourceError(
-            f"{name} has the unknown key {plain_text(str(key))}; remove it, or put it under {RECORD!r}"
+            f"{shown} has the unknown key {plain_text(str(key))}; remove it, or put it under {RECORD!r}"
         )
-    scaling = read_scaling(content, name)
+    scaling = read_scaling(content, shown)
     if isinstance(scaling, Unscaled):
         raise AssertionError("a fitted scaling has exponents")
     return GivenSlopes(name, scaling, record)

@@ -24,7 +24,7 @@ PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
 def subfolder_path(subfolder: str) -> str:
     """The path of a subfolder, without a slash at its end; a ``UsageError`` if it leads elsewhere."""
     path = subfolder.removesuffix("/")
-    if not all(map(PLAIN.fullmatch, path.split("/"))):
+    if not path.isprintable() or {"", ".", ".."} & {*path.split("/")}:
         raise UsageError(
             f"`subfolder` {subfolder[:80]!r} is not a folder inside MODEL; give its path from there, such as "
             "checkpoint-1000"

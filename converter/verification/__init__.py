@@ -16,22 +16,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from converter.config import Config
 from converter.errors import ConverterError, VerificationError, out_of_memory
+from converter.progress import Bar, steps
 from converter.recipes import RotaryRecipe
 from converter.result.converted import ConvertedRepository
 from converter.verification.check import Check
 
 __all__ = ["Check", "verify"]
 
+CHECKS = 4
+"""Of a model with ALiBi."""
 
-def verify(repository: ConvertedRepository, source_config: Config | None = None) -> list[Check]:
+
+def verify(
+    repository: ConvertedRepository, source_config: Config | None = None, *, progress: bool = False
+) -> list[Check]:
     """Checks a converted repository.
 
     Args:
         repository: complete except for its card.
         source_config: the source's config as read, for the stock model; the repository's own by default.
+        progress: draw a progress bar on stderr.
 
     Returns:
         The checks, in order. A check that does not apply is marked as skipped and says why.
@@ -40,12 +48,16 @@ def verify(repository: ConvertedRepository, source_config: Config | None = None)
         VerificationError: a check failed (the first one is named), or the model cannot be built or run.
     """
     try:
-        with unlogged(), one_thread():
+        # The bar comes first, because loading torch and transformers takes seconds.
+        with steps("verifying", CHECKS, show=progress) as bar, unlogged(), one_thread():
             if isinstance(repository.recipe, RotaryRecipe):
                 from converter.verification import rotary
 
-                return rotary.verify(repository, repository.recipe)
-            return _verify_alibi(repository, repository.config if source_config is None else source_config)
+                checks = rotary.verify(repository, repository.recipe)
+                bar(CHECKS)
+                return checks
+            config = repository.config if source_config is None else source_config
+            return _verify_alibi(repository, config, bar)
     except ConverterError:
         raise
     except Exception as error:  # building a model from a bad config value can raise anything
@@ -58,17 +70,21 @@ def verify(repository: ConvertedRepository, source_config: Config | None = None)
         ) from error
 
 
-def _verify_alibi(repository: ConvertedRepository, source_config: Config) -> list[Check]:
+def _verify_alibi(repository: ConvertedRepository, source_config: Config, bar: Bar) -> list[Check]:
     from converter.verification import paths, slopes, stock, tensors
     from converter.verification.patched import Patched
 
+    found = []
     with Patched.load(repository) as patched:
-        return [
-            tensors.check(patched),
-            slopes.check(patched),
-            paths.check(patched),
-            stock.check(patched, source_config),
-        ]
+        for check in (
+            tensors.check,
+            slopes.check,
+            paths.check,
+            partial(stock.check, source_config=source_config),
+        ):
+            found.append(check(patched))
+            bar(1)
+    return found
 
 
 @contextmanager

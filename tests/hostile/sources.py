@@ -640,6 +640,7 @@ TEXTS = (
     "--set=note={}",
     "--slopes={}",
     "--revision={}",
+    "--subfolder={}",
     "--dtype={}",
 )
 

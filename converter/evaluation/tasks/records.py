@@ -52,7 +52,7 @@ def read_records(path: Path) -> tuple[Record, ...]:
     for number, line in enumerate(content.splitlines(), start=1):
         where = f"{path.name}, line {number}"
         if line.strip():
-            records.append(Record(where, parse_object(line, where)))
+            records.append(Record(where, parse_object(line, where, "correct that line")))
     if not records:
         raise SourceError(f"{path.name} is empty; it must hold one JSON object per line")
     return tuple(records)

@@ -173,7 +173,7 @@ def test_what_is_refused(
     message: str,
     code: int,
 ) -> None:
-    monkeypatch.setattr("converter.evaluation.subject.verify", lambda *_: None)  # it takes most of the time
+    monkeypatch.setattr("converter.evaluation.subject.verify", lambda *_, **__: None)  # takes most time
     made: dict[str, Path] = {}
 
     def found(word: str) -> str:

@@ -224,7 +224,7 @@ class Results:
             )
             parts += [title, "", self.table(task, own), ""]
         if any(each.comparison for each in self.measurements):
-            parts += ["In brackets: 95 % interval; below the first row, of the difference from it", ""]
+            parts += ["In brackets: 95 % interval; after row 1, of the difference from it (x: ratio)", ""]
         if any(each.comparison and each.comparison.significant for each in self.measurements):
             parts += ["* differs from the first row on the same items (sign test, p < 0.05)", ""]
         if any(_open(each) for each in self.measurements):

@@ -116,7 +116,7 @@ def main() -> None:
 
     step("Comparing the stock model (method none) with scalings of it (3 of 3)")
     print(f"\nThe model was trained on at most {TRAIN_LENGTH} tokens. Guessing would score 3 %.")
-    scalings = ("--methods", "none,by-parts,ntk,linear", "--scales", 4, "--dynamic", "position")
+    scalings = ("--methods", "none,by-parts,ntk,linear", "--dynamic", "position")
     asked = ("--prompts", PROMPTS.relative_to(ROOT), "--items", options.items)
     command("eval", model, *scalings, *asked, *train_length)
 

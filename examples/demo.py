@@ -1,23 +1,22 @@
 """Convert the included checkpoint, measure several scalings, and load it in transformers and onnxruntime.
 
-    python examples/demo.py [--items 50]
+    python examples/demo.py [--items 40]
 
 tiny-bloom was trained on sequences of 256 tokens to look up values in a list. Every scaling gets the same
-prompts.
+prompts, those of `examples/tiny-bloom.jsonl`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from generate_onnx import Batch, Model, generate
-from lines_task import Prompt, evaluation_prompt, prompts_as_json
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -25,7 +24,7 @@ EXAMPLES = Path(__file__).parent
 ROOT = EXAMPLES.parent
 MODEL = EXAMPLES / "tiny-bloom"
 TRAIN_LENGTH = 256
-LENGTHS = (256, 1024, 2048)
+PROMPTS = EXAMPLES / "tiny-bloom.jsonl"
 STARTED = time.monotonic()
 PATIENCE = 5
 """Seconds between two lines that say that a command still runs."""
@@ -73,14 +72,14 @@ def onnx_continuation(folder: Path, tokenizer: Any, text: str) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def show(prompt: Prompt, said: dict[str, str]) -> None:
+def show(prompt: dict[str, Any], said: dict[str, str]) -> None:
     """Prints one shortened prompt, and the answer of each model."""
-    lines = prompt.text.splitlines()
-    asked = lines[prompt.asked_line]
+    lines = prompt["prompt"].splitlines()
+    asked = next(line for line in lines if lines[-1].split()[1] in line)
     print(f"    {lines[0]}\n    {lines[1]}\n    ... {len(lines) - 4} more lines, {asked!r} among them ...")
     print(f"    {lines[-2]}\n    {lines[-1]}\n")
     for name, word in said.items():
-        verdict = "right" if word == prompt.answer else f"wrong, it is {prompt.answer}"
+        verdict = "right" if word == prompt["answer"] else f"wrong, it is {prompt['answer']}"
         print(f"    {name:<8} {word}  ({verdict})")
 
 
@@ -88,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--items", type=int, default=50, help="prompts of each length [%(default)s]")
+    parser.add_argument("--items", type=int, default=40, help="most prompts of each length [%(default)s]")
     parser.add_argument("--out", default="demo-out", help="folder to write, inside the project [%(default)s]")
     options = parser.parse_args()
     logging.disable_progress_bar()
@@ -96,7 +95,7 @@ def main() -> None:
     step("Converting the model and exporting its graph (1 of 3)")
     model, out = MODEL.relative_to(ROOT), ROOT / options.out
     train_length = ("--train-length", TRAIN_LENGTH)
-    command(model, "--scale", 4, *train_length, "--onnx", "--overwrite", "--out", options.out)
+    command(model, *train_length, "--onnx", "--overwrite", "--out", options.out)
 
     step("Loading the result in transformers and onnxruntime (2 of 3)")
     tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
@@ -104,22 +103,21 @@ def main() -> None:
         "stock": AutoModelForCausalLM.from_pretrained(MODEL).eval(),
         "scaled": AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).eval(),
     }
-    rng = np.random.default_rng(0)
-    for _ in range(options.items):
-        prompt = evaluation_prompt(rng, tokens=LENGTHS[-1])
-        said = {name: continuation(model, tokenizer, prompt.text) for name, model in models.items()}
-        if said["scaled"] == prompt.answer != said["stock"]:
+    prompts = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    longest = max(prompt["length"] for prompt in prompts)
+    for prompt in prompts:
+        if prompt["length"] < longest:
+            continue
+        said = {name: continuation(model, tokenizer, prompt["prompt"]) for name, model in models.items()}
+        if said["scaled"] == prompt["answer"] != said["stock"]:
             break
-    print(f"\nThe answers to a prompt of {LENGTHS[-1]} tokens:\n")
-    show(prompt, said | {"onnx": onnx_continuation(out, tokenizer, prompt.text)})
+    print(f"\nThe answers to a prompt of {longest} tokens:\n")
+    show(prompt, said | {"onnx": onnx_continuation(out, tokenizer, prompt["prompt"])})
 
     step("Comparing the stock model (method none) with scalings of it (3 of 3)")
     print(f"\nThe model was trained on at most {TRAIN_LENGTH} tokens. Guessing would score 3 %.")
-    # Write the prompts beside the repository, which must hold only verified files.
-    prompts = out.with_name(f"{out.name}.jsonl")
-    prompts.write_text(prompts_as_json(LENGTHS, options.items, seed=1), encoding="utf-8")
-    scalings = ("--methods", "none,ntk,linear", "--scales", 4, "--dynamic", "position")
-    asked = ("--tasks", "prompts", "--prompts", prompts.name, "--items", options.items)
+    scalings = ("--methods", "none,by-parts,ntk,linear", "--dynamic", "position")
+    asked = ("--prompts", PROMPTS.relative_to(ROOT), "--items", options.items)
     command("eval", model, *scalings, *asked, *train_length)
 
 

@@ -39,7 +39,7 @@ BLOCK = re.compile(
     r"(?P<start><!-- evidence (?P<name>[a-z0-9-]+): [^\n]*-->\n).*?(?P<end><!-- end of evidence -->)",
     re.DOTALL,
 )
-IN_SUMMARY = (NONE, LINEAR, NTK, dynamic("length", 1), dynamic("position", 1), BY_PARTS)
+IN_SUMMARY = (NONE, BY_PARTS, LINEAR, NTK, dynamic("length", 1), dynamic("position", 1))
 """Scalings in the summary table."""
 OF_ALL = tuple(scaling for scaling in SCALINGS if scaling not in (SMALL_NTK, PUBLISHED))
 """Scalings that every model gets."""

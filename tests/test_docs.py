@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import click
+import lines_task
 import pytest
 import yaml
+from scipy import stats
 
-import converter
 from converter.cli import cli
 from converter.evaluation.results import Measurement
 from converter.scaling.scaling import Static
@@ -146,32 +146,40 @@ def test_shell_completion(shell: str, run: RunCli, monkeypatch: pytest.MonkeyPat
 # --- examples in Python
 
 
-@pytest.mark.parametrize(("page", "code"), [(page, c) for page in PAGES for c in PYTHON.findall(TEXTS[page])])
-def test_every_example_calls_what_exists(page: str, code: str) -> None:
-    """It parses, and what it takes from this package has the arguments that it gives."""
-    tree = ast.parse(code, page)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "converter":
-            assert {alias.name for alias in node.names} <= {*converter.__all__}
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            called = getattr(converter, node.func.id, None)
-            if called is not None:
-                given = {word.arg: None for word in node.keywords if word.arg}
-                inspect.signature(called).bind_partial(*node.args, **given)
+def test_every_example_passes_mypy(tmp_path: Path) -> None:
+    """In strict mode, all of a page together; what other packages give has no types here."""
+    config = tmp_path / "mypy.ini"
+    settings = ("[mypy]", "strict = True", "follow_imports = skip", "ignore_missing_imports = True")
+    config.write_text("\n".join([*settings, "[mypy-converter.*]", "follow_imports = silent"]))
+    files = []
+    for page, text in TEXTS.items():
+        files.append(tmp_path / f"{re.sub(r'[^a-z]', '_', page.lower())}.py")
+        files[-1].write_text("".join(PYTHON.findall(text)), encoding="utf-8")
+    words = ["--config-file", config, "--cache-dir", tmp_path / "cache", *files]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stdout + done.stderr
 
 
-def test_the_readmes_example_generates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's conversion of the model that is here, and then its example, as they stand."""
-    [trial] = re.findall(r"^ntk-convert examples/tiny-bloom (.+?) --out \./tiny-ntk\b", README, re.MULTILINE)
-    [code] = [c for c in PYTHON.findall(README) if "from_pretrained" in c]
+def test_the_readmes_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's conversion of the model that is here, and then its examples for it, with fewer prompts."""
+    [trial] = re.findall(r"^ntk-convert (examples/tiny-bloom .+)$", README, re.MULTILINE)
+    [load] = [code for code in PYTHON.findall(README) if "./tiny-ntk" in code]
+    [calls] = [code for code in PYTHON.findall(README) if "examples/tiny-bloom" in code]
     monkeypatch.chdir(tmp_path)
-    prompt = "LINE velvet-heron 24 LINE silver-magpie 16 ASK silver-magpie"
-    Path("prompt.txt").write_text(prompt, encoding="utf-8")
-    source = str(ROOT / "examples/tiny-bloom")
+    Path("examples").mkdir()
+    Path("examples/tiny-bloom").symlink_to(ROOT / "examples/tiny-bloom")
+    prompts = (ROOT / "examples/tiny-bloom.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    Path("examples/tiny-bloom.jsonl").write_text("".join(prompts[:2] + prompts[-2:]), encoding="utf-8")
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    for words in (["-m", "converter", source, *shlex.split(trial), "--out", "./bloom-ntk"], ["-c", code]):
-        done = forks.run([sys.executable, *words], env=env, check=True, capture_output=True, text=True)
-    assert done.stdout.startswith(f"{prompt} 16")
+    _, loaded, called = (
+        forks.run([sys.executable, *words], env=env, check=True, capture_output=True, text=True).stdout
+        for words in (["-m", "converter", *shlex.split(trial)], ["-c", load], ["-c", calls])
+    )
+    [prompt] = re.findall(r'tokenizer\("(.+?)"', load)
+    assert loaded.startswith(f"{prompt} 16")
+    assert "2 items per length" in called
 
 
 # --- tables and numbers
@@ -231,3 +239,31 @@ def test_the_tasks_of_the_harness() -> None:
         assert content["task"] == f"lines_{length}"
         assert (HARNESS / content["include"]).is_file()
         assert content["dataset_kwargs"]["data_files"]["test"] == f"examples/lm_eval/lines_{length}.jsonl"
+
+
+def test_the_prompts_beside_the_example_are_what_their_script_writes() -> None:
+    stored = (ROOT / "examples/tiny-bloom.jsonl").read_text(encoding="utf-8")
+    assert stored == lines_task.prompts_as_json([256, 2048], 40, seed=0)
+
+
+def test_how_long_it_takes_and_how_many_prompts_are_enough() -> None:
+    """The rows that the page calls computed, by its own formula and by the sign test."""
+    page = TEXTS["docs/recipes.md"]
+
+    def row(name: str) -> list[float]:
+        [cells] = re.findall(rf"^\| {name}.*? \|(.+)\|$", page, re.MULTILINE)
+        return [float(re.findall(r"\d+", cell)[0]) for cell in cells.split("|")]
+
+    tokens, texts = 8192, {"one prompt": 1 / 60, "`tune`": 825 / 3600, "`fit`": 1000 / 3600}
+    for name, units in texts.items():
+        for stated, (layers, hidden) in zip(row(name), [(24, 2048), (30, 4096)], strict=True):
+            logits = 250_880 * hidden if name == "`fit`" else 0
+            work = 2 * (12 * layers * hidden**2 + logits) * tokens + 2 * layers * hidden * tokens**2
+            assert stated == round(work / 1.5e11 * units), name
+    # tune: 13 scalings on 50 prompts of the target, and two on 50 prompts of each of three lengths
+    assert round((13 * 50 * 8192 + 2 * 50 * (2048 + 4096 + 8192)) / tokens) == 825
+    for gain in (10, 20, 30):
+        for stated, differ in zip(row(str(gain)), (gain / 100, 2 * gain / 100), strict=True):
+            count = round(stated * differ)
+            fewest = stats.binom.isf(0.025, count, 0.5)
+            assert stats.binom.sf(fewest, count, (1 + gain / 100 / differ) / 2) >= 0.8

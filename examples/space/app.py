@@ -1,0 +1,401 @@
+"""A page that converts a model: name it, say what it is for, see what changes, convert.
+
+    python examples/space/app.py
+
+On a computer of your own it takes folders and models of the Hub, and as a Space models of the Hub alone;
+README.md beside this file says how to set up a Space. It reads these environment variables:
+
+    NTK_MAX_GB   size of the largest result in GB; 8 on a Space, else any
+    SPACE_ID     set by the Hub: the page is a Space
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import secrets
+import shlex
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from drawing import pictures
+from huggingface_hub import constants
+from tqdm import tqdm
+
+from converter import (
+    ConversionResult,
+    ConverterError,
+    Inspection,
+    OnnxOptions,
+    convert,
+    inspect,
+    push,
+    supported,
+)
+
+HERE = Path(__file__).parent
+SPACE = "SPACE_ID" in os.environ
+LIMIT = float(os.environ.get("NTK_MAX_GB", "8" if SPACE else "inf"))
+CACHE = Path(os.environ.setdefault("GRADIO_TEMP_DIR", tempfile.mkdtemp(prefix="ntk-convert-page-")))
+"""What the page writes. Gradio serves files from here, without a copy of its own."""
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+MODELS = (
+    "bigscience/bloom-1b7",
+    "mosaicml/mpt-7b",
+    "tiiuae/falcon-rw-1b",
+    "jinaai/jina-embeddings-v2-base-en",
+)
+METHODS = ("by-parts", "ntk", "linear")
+STATIC, POSITION, LENGTH = "one factor for all", "by position", "by length"
+GROWTHS = {"decoder": (POSITION, LENGTH, STATIC), "encoder": (LENGTH, STATIC), "rotary": (STATIC, LENGTH)}
+"""What the factor can grow with, in each kind of model."""
+LONGEST = 16
+"""The longest input that the page offers, in trained lengths."""
+
+folders: dict[str, Path] = {}
+"""Session of an open page -> its folder, whose name nobody can guess."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A model that was looked at."""
+
+    name: str
+    kind: str
+    config: Path
+    """A folder with its config.json."""
+    given: int | None
+    """The trained length that the visitor gave."""
+    found: Inspection
+
+    @property
+    def trained(self) -> int:
+        """The trained length in tokens; 1 while it is not known."""
+        return self.found.train_length or 1
+
+    def propose(self, *, exact: bool) -> tuple[str, str]:
+        """The method and the growth for a model whose short inputs must, or need not, stay as they are."""
+        method = "by-parts" if self.kind == "decoder" else "ntk"
+        return method, STATIC if self.kind == "rotary" or not exact else GROWTHS[self.kind][0]
+
+    def options(self, method: str, growth: str, longest: float) -> dict[str, Any]:
+        """The scaling for inputs of up to ``longest`` tokens, as ``convert`` takes it."""
+        more = {"train_length": self.given} if self.given else {}
+        if growth == STATIC:
+            return {"method": method, "target_length": int(longest), **more}
+        return {"method": method, "dynamic": growth.removeprefix("by "), **more}
+
+    @property
+    def out(self) -> str:
+        """The name of the result's folder."""
+        return re.sub("[^A-Za-z0-9]+", "-", self.found.source.rpartition("/")[2]).strip("-")[:60] + "-ntk"
+
+
+# Sessions and errors
+
+
+def refusal(text: str) -> gr.Error:
+    """An error that stays on the page until it is closed, and is not in the server's log."""
+    return gr.Error(escape(text, quote=False), duration=None, title="Not possible", print_exception=False)
+
+
+def arrive(request: gr.Request) -> None:
+    """Makes the folder of a page that was opened."""
+    CACHE.mkdir(exist_ok=True)
+    folders[request.session_hash] = Path(tempfile.mkdtemp(prefix=secrets.token_hex(16), dir=CACHE))
+
+
+def leave(request: gr.Request) -> None:
+    """Deletes the folder of a page that was closed, or loaded again."""
+    folder = folders.pop(request.session_hash, None)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def session(request: gr.Request) -> Iterator[Path]:
+    """The page's folder. The tool's errors become the page's, and what a closed page still wrote is deleted."""
+    folder = folders.get(request.session_hash)
+    if folder is None:
+        raise refusal("this page is out of date; load it again")
+    try:
+        yield folder
+    except ConverterError as error:
+        raise refusal(str(error)) from None
+    finally:
+        if request.session_hash not in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def access(folder: Path, login: gr.OAuthToken | None, commit: str | None = None) -> dict[str, Any]:
+    """How the Hub is read: as the visitor, and into a cache that no other visitor reads."""
+    return {"token": login.token if login else None, "cache_dir": folder / "hub", "revision": commit}
+
+
+# What the page does
+
+
+def look(
+    typed: str, given: float | None, request: gr.Request, login: gr.OAuthToken | None
+) -> tuple[Any, ...]:
+    """Describes a model, and sets the controls to what suits it."""
+    with session(request) as folder:
+        name = typed.strip().removeprefix("https://huggingface.co/").rstrip("/")
+        if SPACE and (not HUB_ID.fullmatch(name) or Path(name).exists()):
+            raise refusal(
+                "give a Hub id, such as bigscience/bloom-1b7; folders need a page on your own computer"
+            )
+        length = int(given) if given else None
+        found = inspect(name, train_length=length, **access(folder, login))
+        config = Path(name)
+        if found.commit is not None:
+            # The config alone, so that the pictures ask the Hub nothing.
+            config = Path(tempfile.mkdtemp(dir=folder))
+            (cached,) = (folder / "hub").glob(f"models--*/snapshots/{found.commit}/config.json")
+            shutil.copy(cached, config)
+        kinds = {entry.name: entry.kind for entry in supported()}
+        looked = Looked(name, "rotary" if found.rotary else kinds[found.family], config, length, found)
+        method, growth = looked.propose(exact=True)
+        if found.train_length is not None:
+            check(looked, looked.options(method, growth, 4 * looked.trained), folder, login)
+    unit, known, slopes = looked.trained, found.train_length is not None, found.slopes.stock
+    return (
+        looked,
+        facts(looked),
+        gr.Number(visible=not known or length is not None),
+        gr.Column(visible=known),
+        gr.Column(visible=known),
+        gr.Slider(2 * unit, LONGEST * unit, value=4 * unit, step=unit),
+        gr.Checkbox(value=True, visible=looked.kind != "rotary"),
+        method,
+        gr.Radio(list(GROWTHS[looked.kind]), value=growth),
+        gr.Slider(maximum=max(1, len(slopes) - 1), value=slopes.index(min(slopes)) if slopes else 0),
+        gr.Checkbox(value=False, visible=looked.kind != "rotary"),
+    )
+
+
+def check(looked: Looked, options: dict[str, Any], folder: Path, login: gr.OAuthToken | None) -> None:
+    """Refuses what cannot be converted or is too large, before its weights are downloaded."""
+    where = access(folder, login, looked.found.commit)
+    planned = convert(looked.name, folder / "plan", dry_run=True, **options, **where)
+    size = sum(size or 0 for size in planned.files.values()) / 1e9
+    if size > LIMIT:
+        raise refusal(f"{looked.found.source} has {size:.1f} GB, and this page converts up to {LIMIT:g} GB")
+
+
+def propose(looked: Looked | None, exact: bool) -> tuple[str, str]:
+    """What to set if short inputs must, or need not, stay as they are."""
+    return looked.propose(exact=exact) if looked else ("by-parts", POSITION)
+
+
+def draw(
+    looked: Looked | None, method: str, growth: str, longest: float, head: float, onnx: bool
+) -> tuple[str, str, str]:
+    """The reason for a scaling, its pictures, and the command that does the same."""
+    if looked is None or looked.found.train_length is None:
+        return "", "", ""
+    try:
+        # A factor that grows has this value at the longest input.
+        factor = max(1.0, longest / looked.trained)
+        table = inspect(looked.config, method=method, scale=factor, train_length=looked.trained)
+    except ConverterError as error:
+        raise refusal(str(error)) from None
+    options = looked.options(method, growth, longest).items()
+    words = [word for name, value in options for word in (f"--{name.replace('_', '-')}", str(value))]
+    words += ["--out", f"./{looked.out}", *["--onnx"] * onnx]
+    return (
+        reason(looked, growth, factor),
+        pictures(table, longest, int(head)),
+        shlex.join(["ntk-convert", looked.name, *words]),
+    )
+
+
+def run(
+    looked: Looked | None,
+    method: str,
+    growth: str,
+    longest: float,
+    onnx: bool,
+    request: gr.Request,
+    login: gr.OAuthToken | None,
+    progress: gr.Progress = gr.Progress(track_tqdm=True),  # noqa: B008 -- Gradio reads the default
+) -> tuple[Any, ...]:
+    """Converts the model into the page's folder, and packs the result."""
+    with session(request) as folder:
+        if looked is None:
+            raise refusal("name a model and look at it first")
+        options = looked.options(method, growth, longest)
+        progress(0, desc="looking at the model")
+        check(looked, options, folder, login)
+        shutil.rmtree(folder / "result", ignore_errors=True)
+        out = folder / "result" / looked.out
+        more = {"onnx": OnnxOptions() if onnx else None, "progress": True}
+        result = convert(looked.name, out, **more, **options, **access(folder, login, looked.found.commit))
+        shutil.rmtree(folder / "hub", ignore_errors=True)  # the download, which is as large
+        packed = out.with_suffix(".zip")
+        with zipfile.ZipFile(packed, "w") as archive:
+            for path in tqdm(sorted(path for path in out.rglob("*") if path.is_file()), "packing"):
+                archive.write(path, path.relative_to(out.parent))
+    button = gr.DownloadButton(f"Download {packed.name}", value=str(packed), visible=True)
+    return summary(result), button, str(out), gr.Column(visible=SPACE), looked.out, ""
+
+
+def send(
+    out: str,
+    name: str,
+    private: bool,
+    request: gr.Request,
+    profile: gr.OAuthProfile | None,
+    login: gr.OAuthToken | None,
+    progress: gr.Progress = gr.Progress(track_tqdm=True),  # noqa: ARG001, B008
+) -> str:
+    """Pushes the result to a repository of the visitor's own."""
+    with session(request):
+        if profile is None or login is None:
+            raise refusal("sign in first, at the top of the page; then convert again")
+        repo_id = f"{profile.username}/{name.strip()}"
+        pushed = push(out, repo_id, private=private, token=login.token, progress=True, verified=True)
+    return f"Pushed {len(pushed.files)} files to [{pushed.repo}]({pushed.url})."
+
+
+# What the page shows
+
+
+def facts(looked: Looked) -> str:
+    """The model in a few numbers."""
+    found = looked.found
+    size = sum(size or 0 for size in found.files.values())
+    shown = {
+        "family": f"{found.family}, {looked.kind}",
+        "parameters": in_units(found.parameters) if found.parameters else "not counted",
+        "weights": f"{in_units(size)}B",
+        "trained length": f"{found.train_length:,} tokens" if found.train_length else "not known",
+        "heads": f"{found.num_heads} in each of {found.num_layers} layers",
+    }
+    cells = "".join(f"<div><span>{name}</span><b>{escape(text)}</b></div>" for name, text in shown.items())
+    asked = f"<p>The trained length is {escape(found.train_length_origin)}. Say it below, and look again.</p>"
+    return f'<div class="facts">{cells}</div>{"" if found.train_length else asked}'
+
+
+def in_units(number: float) -> str:
+    """A number with three digits and a unit, such as "1.72 G"."""
+    power = min(3, (len(str(int(number))) - 1) // 3)
+    return f"{number / 1000**power:.3g} {('', 'k', 'M', 'G')[power]}"
+
+
+def reason(looked: Looked, growth: str, factor: float) -> str:
+    """Why this scaling, in a sentence."""
+    until = f"to {factor:g} at {factor * looked.trained:,.0f} tokens"
+    if growth == STATIC:
+        return (
+            f"**One factor, {factor:g}, for inputs of any length:** simple, but short inputs change a little."
+        )
+    if growth == POSITION:
+        kept = f"the first {looked.trained:,} tokens of any input are computed exactly as before."
+        return f"**The factor grows with the position, {until}:** {kept}"
+    kept = f"inputs of up to {looked.trained:,} tokens are computed exactly as before."
+    return f"**The factor grows with the length of the input, {until}:** {kept}"
+
+
+def summary(result: ConversionResult) -> str:
+    """What was written, and which checks it passed."""
+    size = in_units(sum(size or 0 for size in result.files.values()))
+    rows = [(("skipped" if each.skipped else "passed"), each.name, each.detail) for each in result.checks]
+    rows += [("note", "note", note) for note in result.notes]
+    lines = "".join(
+        f'<li class="{kind}"><b>{escape(name)}</b> {escape(text)}</li>' for kind, name, text in rows
+    )
+    written = f"{len(result.files)} files, {size}B{', with an ONNX graph' if result.onnx else ''}"
+    how = "Load it with an Auto class and <code>trust_remote_code=True</code>." * (result.rotary is None)
+    return f"<p><b>Converted and checked</b> in {result.seconds:.0f} s: {written}. {how}</p><ul>{lines}</ul>"
+
+
+# The page
+
+HEAD = """# ntk-convert
+Models with ALiBi attention, for longer inputs than they were trained on, without training."""
+
+
+def page() -> gr.Blocks:
+    """The page, and what its controls do."""
+    with gr.Blocks(title="ntk-convert", analytics_enabled=False) as demo:
+        looked, out = gr.State(), gr.State()
+        with gr.Row(equal_height=False):
+            gr.Markdown(HEAD)
+            if SPACE:
+                gr.LoginButton(min_width=160, scale=0)
+        with gr.Row(equal_height=False):
+            with gr.Column():
+                gr.Markdown("### 1. Which model?")
+                hint = "A Hub id" if SPACE else "A Hub id, or a folder on this computer"
+                typed = gr.Textbox(label=hint, placeholder=MODELS[0], max_length=200, submit_btn="Look")
+                gr.Examples([[name] for name in MODELS], typed, label="For example")
+                about = gr.HTML()
+                given = gr.Number(label="Trained length, in tokens", precision=0, minimum=1, visible=False)
+                with gr.Column(visible=False) as purpose:
+                    gr.Markdown("### 2. What is it for?")
+                    longest = gr.Slider(label="Longest input, in tokens", minimum=2, maximum=16)
+                    exact = gr.Checkbox(True, label="Short inputs must stay exactly as they are")
+                    why = gr.Markdown()
+                    with gr.Accordion("Choose it yourself", open=False):
+                        method = gr.Dropdown(list(METHODS), value=METHODS[0], label="Which heads are scaled")
+                        growth = gr.Radio(list(GROWTHS["decoder"]), value=POSITION, label="Factor")
+            with gr.Column(visible=False) as shown:
+                gr.Markdown("### What changes")
+                drawing = gr.HTML()
+                head = gr.Slider(0, 1, step=1, label="Head in the lower picture")
+                gr.Markdown("### 3. Convert")
+                onnx = gr.Checkbox(False, label="Add an ONNX graph")
+                button = gr.Button("Convert", variant="primary")
+                command = gr.Code(language="shell", label="The same on a command line", interactive=False)
+                done = gr.HTML(elem_classes="done")
+                ready = gr.DownloadButton(visible=False)
+                with gr.Column(visible=False) as more:
+                    name = gr.Textbox(label="Name of a new repository of yours on the Hub", max_length=96)
+                    private = gr.Checkbox(True, label="Private")
+                    pushing = gr.Button("Push")
+                    pushed = gr.Markdown()
+        controls = [looked, method, growth, longest]
+        hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+        worked: dict[str, Any] = {"api_visibility": "private", "show_progress_on": done}
+        demo.load(arrive, **hidden)
+        demo.unload(leave)
+        set_up = [looked, about, given, purpose, shown, longest, exact, method, growth, head, onnx]
+        gr.on(
+            [typed.submit, given.submit],
+            look,
+            [typed, given],
+            set_up,
+            concurrency_limit=4,
+            api_visibility="private",
+            show_progress_on=about,
+        )
+        exact.input(propose, [looked, exact], [method, growth], **hidden)
+        gr.on(
+            [each.change for each in (*controls, head, onnx)],
+            draw,
+            [*controls, head, onnx],
+            [why, drawing, command],
+            trigger_mode="always_last",
+            **hidden,
+        )
+        job = {"concurrency_id": "job", "concurrency_limit": 1, "trigger_mode": "once"}
+        button.click(run, [*controls, onnx], [done, ready, out, more, name, pushed], **job, **worked)
+        pushing.click(send, [out, name, private], pushed, **job, **worked)
+    return demo
+
+
+if __name__ == "__main__":
+    # On a Space, a visitor without a login is nobody, and not its owner.
+    constants.HF_HUB_DISABLE_IMPLICIT_TOKEN |= SPACE
+    atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+    page().queue(max_size=20).launch(theme=gr.themes.Soft(), css_paths=HERE / "style.css")

@@ -27,12 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from drawing import pictures
 from huggingface_hub import constants
+from shown import LENGTH, POSITION, STATIC, facts, pictures, reason, summary
 from tqdm import tqdm
 
 from converter import (
-    ConversionResult,
     ConverterError,
     Inspection,
     OnnxOptions,
@@ -54,8 +53,11 @@ MODELS = (
     "tiiuae/falcon-rw-1b",
     "jinaai/jina-embeddings-v2-base-en",
 )
-METHODS = ("by-parts", "ntk", "linear")
-STATIC, POSITION, LENGTH = "one factor for all", "by position", "by length"
+METHODS = [
+    ("by-parts: those that see far for the trained length", "by-parts"),
+    ("ntk: the farther a head sees, the more", "ntk"),
+    ("linear: all alike", "linear"),
+]
 GROWTHS = {"decoder": (POSITION, LENGTH, STATIC), "encoder": (LENGTH, STATIC), "rotary": (STATIC, LENGTH)}
 """What the factor can grow with, in each kind of model."""
 LONGEST = 16
@@ -65,7 +67,7 @@ folders: dict[str, Path] = {}
 """Session of an open page -> its folder, whose name nobody can guess."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # Gradio hashes it, and an Inspection holds dicts
 class Looked:
     """A model that was looked at."""
 
@@ -151,9 +153,7 @@ def look(
     with session(request) as folder:
         name = typed.strip().removeprefix("https://huggingface.co/").rstrip("/")
         if SPACE and (not HUB_ID.fullmatch(name) or Path(name).exists()):
-            raise refusal(
-                "give a Hub id, such as bigscience/bloom-1b7; folders need a page on your own computer"
-            )
+            raise refusal("give a Hub id, such as bigscience/bloom-1b7; for a folder, run this page yourself")
         length = int(given) if given else None
         found = inspect(name, train_length=length, **access(folder, login))
         config = Path(name)
@@ -170,10 +170,9 @@ def look(
     unit, known, slopes = looked.trained, found.train_length is not None, found.slopes.stock
     return (
         looked,
-        facts(looked),
-        gr.Number(visible=not known or length is not None),
-        gr.Column(visible=known),
-        gr.Column(visible=known),
+        facts(found, looked.kind),
+        gr.Number(value=length, visible=not known or length is not None),
+        *[gr.Column(visible=known)] * 3,
         gr.Slider(2 * unit, LONGEST * unit, value=4 * unit, step=unit),
         gr.Checkbox(value=True, visible=looked.kind != "rotary"),
         method,
@@ -213,7 +212,7 @@ def draw(
     words = [word for name, value in options for word in (f"--{name.replace('_', '-')}", str(value))]
     words += ["--out", f"./{looked.out}", *["--onnx"] * onnx]
     return (
-        reason(looked, growth, factor),
+        reason(looked.trained, growth, factor),
         pictures(table, longest, int(head)),
         shlex.join(["ntk-convert", looked.name, *words]),
     )
@@ -267,130 +266,74 @@ def send(
     return f"Pushed {len(pushed.files)} files to [{pushed.repo}]({pushed.url})."
 
 
-# What the page shows
-
-
-def facts(looked: Looked) -> str:
-    """The model in a few numbers."""
-    found = looked.found
-    size = sum(size or 0 for size in found.files.values())
-    shown = {
-        "family": f"{found.family}, {looked.kind}",
-        "parameters": in_units(found.parameters) if found.parameters else "not counted",
-        "weights": f"{in_units(size)}B",
-        "trained length": f"{found.train_length:,} tokens" if found.train_length else "not known",
-        "heads": f"{found.num_heads} in each of {found.num_layers} layers",
-    }
-    cells = "".join(f"<div><span>{name}</span><b>{escape(text)}</b></div>" for name, text in shown.items())
-    asked = f"<p>The trained length is {escape(found.train_length_origin)}. Say it below, and look again.</p>"
-    return f'<div class="facts">{cells}</div>{"" if found.train_length else asked}'
-
-
-def in_units(number: float) -> str:
-    """A number with three digits and a unit, such as "1.72 G"."""
-    power = min(3, (len(str(int(number))) - 1) // 3)
-    return f"{number / 1000**power:.3g} {('', 'k', 'M', 'G')[power]}"
-
-
-def reason(looked: Looked, growth: str, factor: float) -> str:
-    """Why this scaling, in a sentence."""
-    until = f"to {factor:g} at {factor * looked.trained:,.0f} tokens"
-    if growth == STATIC:
-        return (
-            f"**One factor, {factor:g}, for inputs of any length:** simple, but short inputs change a little."
-        )
-    if growth == POSITION:
-        kept = f"the first {looked.trained:,} tokens of any input are computed exactly as before."
-        return f"**The factor grows with the position, {until}:** {kept}"
-    kept = f"inputs of up to {looked.trained:,} tokens are computed exactly as before."
-    return f"**The factor grows with the length of the input, {until}:** {kept}"
-
-
-def summary(result: ConversionResult) -> str:
-    """What was written, and which checks it passed."""
-    size = in_units(sum(size or 0 for size in result.files.values()))
-    rows = [(("skipped" if each.skipped else "passed"), each.name, each.detail) for each in result.checks]
-    rows += [("note", "note", note) for note in result.notes]
-    lines = "".join(
-        f'<li class="{kind}"><b>{escape(name)}</b> {escape(text)}</li>' for kind, name, text in rows
-    )
-    written = f"{len(result.files)} files, {size}B{', with an ONNX graph' if result.onnx else ''}"
-    how = "Load it with an Auto class and <code>trust_remote_code=True</code>." * (result.rotary is None)
-    return f"<p><b>Converted and checked</b> in {result.seconds:.0f} s: {written}. {how}</p><ul>{lines}</ul>"
-
-
 # The page
 
 HEAD = """# ntk-convert
-Models with ALiBi attention, for longer inputs than they were trained on, without training."""
+Makes models with ALiBi attention read longer inputs than they were trained on, without training."""
 
 
 def page() -> gr.Blocks:
     """The page, and what its controls do."""
-    with gr.Blocks(title="ntk-convert", analytics_enabled=False) as demo:
-        looked, out = gr.State(), gr.State()
+    with gr.Blocks(title="ntk-convert", analytics_enabled=False, fill_width=True) as demo:
+        looked, out, nothing = gr.State(), gr.State(), gr.State()
         with gr.Row(equal_height=False):
             gr.Markdown(HEAD)
             if SPACE:
                 gr.LoginButton(min_width=160, scale=0)
         with gr.Row(equal_height=False):
-            with gr.Column():
+            with gr.Column(min_width=340):
                 gr.Markdown("### 1. Which model?")
                 hint = "A Hub id" if SPACE else "A Hub id, or a folder on this computer"
                 typed = gr.Textbox(label=hint, placeholder=MODELS[0], max_length=200, submit_btn="Look")
-                gr.Examples([[name] for name in MODELS], typed, label="For example")
+                examples = gr.Examples([[name] for name in MODELS], typed, label="For example")
                 about = gr.HTML()
                 given = gr.Number(label="Trained length, in tokens", precision=0, minimum=1, visible=False)
                 with gr.Column(visible=False) as purpose:
                     gr.Markdown("### 2. What is it for?")
                     longest = gr.Slider(label="Longest input, in tokens", minimum=2, maximum=16)
-                    exact = gr.Checkbox(True, label="Short inputs must stay exactly as they are")
+                    exact = gr.Checkbox(label="Short inputs must stay exactly as they are")
                     why = gr.Markdown()
                     with gr.Accordion("Choose it yourself", open=False):
-                        method = gr.Dropdown(list(METHODS), value=METHODS[0], label="Which heads are scaled")
+                        method = gr.Dropdown(METHODS, value="by-parts", label="Heads that are scaled")
                         growth = gr.Radio(list(GROWTHS["decoder"]), value=POSITION, label="Factor")
-            with gr.Column(visible=False) as shown:
+            with gr.Column(visible=False, min_width=340) as changes:
                 gr.Markdown("### What changes")
                 drawing = gr.HTML()
                 head = gr.Slider(0, 1, step=1, label="Head in the lower picture")
-                gr.Markdown("### 3. Convert")
-                onnx = gr.Checkbox(False, label="Add an ONNX graph")
-                button = gr.Button("Convert", variant="primary")
-                command = gr.Code(language="shell", label="The same on a command line", interactive=False)
-                done = gr.HTML(elem_classes="done")
-                ready = gr.DownloadButton(visible=False)
-                with gr.Column(visible=False) as more:
-                    name = gr.Textbox(label="Name of a new repository of yours on the Hub", max_length=96)
-                    private = gr.Checkbox(True, label="Private")
-                    pushing = gr.Button("Push")
-                    pushed = gr.Markdown()
-        controls = [looked, method, growth, longest]
-        hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        worked: dict[str, Any] = {"api_visibility": "private", "show_progress_on": done}
-        demo.load(arrive, **hidden)
+        with gr.Column(visible=False) as last:
+            gr.Markdown("### 3. Convert")
+            command = gr.Textbox(label="On a command line", interactive=False, lines=1, buttons=["copy"])
+            onnx = gr.Checkbox(label="Add an ONNX graph")
+            button = gr.Button("Convert", variant="primary")
+            done = gr.HTML(elem_classes="done", min_height=90)
+            ready = gr.DownloadButton(visible=False)
+            with gr.Column(visible=False) as more:
+                name = gr.Textbox(label="Name of a repository of yours on the Hub", max_length=96)
+                private = gr.Checkbox(True, label="Private")
+                pushing = gr.Button("Push")
+                pushed = gr.Markdown()
+        drawn_from = [looked, method, growth, longest, head, onnx]
+        quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+        shown: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 4}
+        job: dict[str, Any] = {"api_visibility": "private", "concurrency_id": "job", "trigger_mode": "once"}
+        demo.load(arrive, **quiet)
         demo.unload(leave)
-        set_up = [looked, about, given, purpose, shown, longest, exact, method, growth, head, onnx]
+        set_up = [looked, about, given, purpose, changes, last, longest, exact, method, growth, head, onnx]
+        for named in (typed.submit, examples.load_input_event.success):
+            named(look, [typed, nothing], set_up, show_progress_on=about, **shown)
+        given.submit(look, [typed, given], set_up, show_progress_on=about, **shown)
+        exact.input(propose, [looked, exact], [method, growth], **quiet)
         gr.on(
-            [typed.submit, given.submit],
-            look,
-            [typed, given],
-            set_up,
-            concurrency_limit=4,
-            api_visibility="private",
-            show_progress_on=about,
-        )
-        exact.input(propose, [looked, exact], [method, growth], **hidden)
-        gr.on(
-            [each.change for each in (*controls, head, onnx)],
+            [each.change for each in drawn_from],
             draw,
-            [*controls, head, onnx],
+            drawn_from,
             [why, drawing, command],
             trigger_mode="always_last",
-            **hidden,
+            **quiet,
         )
-        job = {"concurrency_id": "job", "concurrency_limit": 1, "trigger_mode": "once"}
-        button.click(run, [*controls, onnx], [done, ready, out, more, name, pushed], **job, **worked)
-        pushing.click(send, [out, name, private], pushed, **job, **worked)
+        results = [done, ready, out, more, name, pushed]
+        button.click(run, [looked, method, growth, longest, onnx], results, show_progress_on=done, **job)
+        pushing.click(send, [out, name, private], pushed, **job)
     return demo
 
 
@@ -398,4 +341,5 @@ if __name__ == "__main__":
     # On a Space, a visitor without a login is nobody, and not its owner.
     constants.HF_HUB_DISABLE_IMPLICIT_TOKEN |= SPACE
     atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
-    page().queue(max_size=20).launch(theme=gr.themes.Soft(), css_paths=HERE / "style.css")
+    theme = gr.themes.Soft(font=["system-ui", "sans-serif"])
+    page().queue(max_size=20).launch(theme=theme, css_paths=HERE / "style.css", footer_links=["settings"])

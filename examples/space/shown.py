@@ -1,11 +1,14 @@
-"""The pictures of the page: SVG in the colours of style.css, computed from config.json alone."""
+"""What the page says and draws: HTML and SVG, in the colours of style.css."""
 
 from __future__ import annotations
 
 import math
+from html import escape
 
-from converter import Inspection
+from converter import ConversionResult, Inspection
 
+STATIC, POSITION, LENGTH = "one factor for all", "by position", "by length"
+"""What the factor of a scaling grows with."""
 WIDE, HIGH = 460.0, 230.0
 """Of a picture, in its own units; the page scales it."""
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 450.0, 16.0, 196.0
@@ -14,6 +17,55 @@ NATS = 5.0
 """A head's span ends where its bias is -5 nats, as in the tool's own pictures."""
 DEEPEST = 12.0
 """Nats of bias that are drawn; a key below that has no weight left."""
+
+
+def facts(found: Inspection, kind: str) -> str:
+    """The model in a few numbers."""
+    size = sum(size or 0 for size in found.files.values())
+    shown = {
+        "model": found.source + (f" at {found.commit[:8]}" if found.commit else ""),
+        "family": f"{found.family}, {kind}",
+        "parameters": _in_units(found.parameters) if found.parameters else "not counted",
+        "weights": f"{_in_units(size)}B",
+        "trained length": f"{found.train_length:,} tokens" if found.train_length else "not known",
+        "heads": f"{found.num_heads} in each of {found.num_layers} layers",
+    }
+    cells = "".join(f"<div><span>{name}</span><b>{escape(text)}</b></div>" for name, text in shown.items())
+    asked = f"<p>The trained length is {escape(found.train_length_origin)}. Say it below, and look again.</p>"
+    return f'<div class="facts">{cells}</div>{"" if found.train_length else asked}'
+
+
+def _in_units(number: float) -> str:
+    """A number with three digits and a unit, such as "1.72 G"."""
+    power = min(3, (len(str(int(number))) - 1) // 3)
+    return f"{number / 1000**power:.3g} {('', 'k', 'M', 'G')[power]}"
+
+
+def reason(trained: int, growth: str, factor: float) -> str:
+    """Why this scaling, in a sentence."""
+    until = f"to {factor:g} at {factor * trained:,.0f} tokens"
+    if growth == STATIC:
+        return (
+            f"**One factor, {factor:g}, for inputs of any length:** simple, but short inputs change a little."
+        )
+    if growth == POSITION:
+        kept = f"the first {trained:,} tokens of any input are computed exactly as before."
+        return f"**The factor grows with the position, {until}:** {kept}"
+    kept = f"inputs of up to {trained:,} tokens are computed exactly as before."
+    return f"**The factor grows with the length of the input, {until}:** {kept}"
+
+
+def summary(result: ConversionResult) -> str:
+    """What was written, and which checks it passed."""
+    size = _in_units(sum(size or 0 for size in result.files.values()))
+    rows = [(("skipped" if each.skipped else "passed"), each.name, each.detail) for each in result.checks]
+    rows += [("note", "note", note) for note in result.notes]
+    lines = "".join(
+        f'<li class="{kind}"><b>{escape(name)}</b> {escape(text)}</li>' for kind, name, text in rows
+    )
+    written = f"{len(result.files)} files, {size}B{', with an ONNX graph' if result.onnx else ''}"
+    how = "Load it with an Auto class and <code>trust_remote_code=True</code>." * (result.rotary is None)
+    return f"<p><b>Converted and checked</b> in {result.seconds:.0f} s: {written}. {how}</p><ul>{lines}</ul>"
 
 
 def pictures(found: Inspection, longest: float, head: int) -> str:

@@ -125,7 +125,7 @@ def leave(request: gr.Request) -> None:
 
 @contextmanager
 def session(request: gr.Request) -> Iterator[Path]:
-    """The page's folder. The tool's errors become the page's, and what a closed page still wrote is deleted."""
+    """The page's folder. The tool's errors become the page's; what a closed page still wrote is deleted."""
     folder = folders.get(request.session_hash)
     if folder is None:
         raise refusal("this page is out of date; load it again")
@@ -233,10 +233,11 @@ def run(
         if looked is None:
             raise refusal("name a model and look at it first")
         options = looked.options(method, growth, longest)
-        progress(0, desc="looking at the model")
+        progress(None, desc="reading the model")
         check(looked, options, folder, login)
         shutil.rmtree(folder / "result", ignore_errors=True)
         out = folder / "result" / looked.out
+        progress(None, desc="converting, then checking")
         more = {"onnx": OnnxOptions() if onnx else None, "progress": True}
         result = convert(looked.name, out, **more, **options, **access(folder, login, looked.found.commit))
         shutil.rmtree(folder / "hub", ignore_errors=True)  # the download, which is as large
@@ -305,7 +306,7 @@ def page() -> gr.Blocks:
             command = gr.Textbox(label="On a command line", interactive=False, lines=1, buttons=["copy"])
             onnx = gr.Checkbox(label="Add an ONNX graph")
             button = gr.Button("Convert", variant="primary")
-            done = gr.HTML(elem_classes="done", min_height=90)
+            done = gr.HTML(elem_classes="done", min_height=130)
             ready = gr.DownloadButton(visible=False)
             with gr.Column(visible=False) as more:
                 name = gr.Textbox(label="Name of a repository of yours on the Hub", max_length=96)

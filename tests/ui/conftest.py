@@ -1,7 +1,7 @@
 """Runs these tests only where Gradio and playwright are installed, in an environment of their own.
 
-The page runs as its README lays out a Space: its own files, with converter/ and templates/ beside them. The Hub
-is ours, and Gradio stands in for the login, with a token that belongs to ada there.
+The page runs as its README lays out a Space: its own files, with converter/ and templates/ beside them. The
+Hub is ours, and Gradio stands in for the login, with a token that belongs to ada there.
 """
 
 from __future__ import annotations

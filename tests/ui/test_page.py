@@ -1,4 +1,4 @@
-"""The page in a browser: from a click to a model that loads, refusals, several visitors, sizes and colours."""
+"""The page in a browser: from a click to a model that loads, refusals, visitors, sizes and colours."""
 
 from __future__ import annotations
 
@@ -164,15 +164,17 @@ def test_loading_the_page_again_meanwhile(space: Site, visit: Visit) -> None:
     assert not before & set(space.folders)
 
 
+SHADE = "element => getComputedStyle(element).{}.match(/[\\d.]+/g).slice(0, 3).map(Number)"
+"""Red, green and blue of a colour, from 0 to 255."""
+
+
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [375, 1280])
-def test_sizes_and_colours(space: Site, visit: Visit, tmp_path: Path, width: int, colours: str) -> None:
+def test_sizes_and_colours(space: Site, visit: Visit, width: int, colours: str) -> None:
     page = visit(space, viewport={"width": width, "height": 800}, color_scheme=colours)
     look(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    # The mean brightness of the page, and of the text in a picture, from 0 to 255.
-    shade = "element => getComputedStyle(element).%s.match(/[\\d.]+/g).slice(0, 3).reduce((a, b) => a + +b, 0) / 3"
-    ground = page.eval_on_selector("body", shade % "backgroundColor")
-    text = page.eval_on_selector("svg text", shade % "fill")
-    assert abs(ground - text) > 128
+    ground = sum(page.eval_on_selector("body", SHADE.format("backgroundColor")))
+    text = sum(page.eval_on_selector("svg text", SHADE.format("fill")))
+    assert abs(ground - text) > 400
     assert (ground < text) == (colours == "dark")

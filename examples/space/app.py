@@ -107,7 +107,7 @@ class Looked:
 
 def refusal(text: str) -> gr.Error:
     """An error that stays on the page until it is closed, and is not in the server's log."""
-    return gr.Error(escape(text, quote=False), duration=None, title="Not possible", print_exception=False)
+    return gr.Error(escape(text, quote=False), duration=None, print_exception=False)
 
 
 def arrive(request: gr.Request) -> None:
@@ -133,6 +133,8 @@ def session(request: gr.Request) -> Iterator[Path]:
         yield folder
     except ConverterError as error:
         raise refusal(str(error)) from None
+    except OSError as error:  # without its path, which is the page's secret
+        raise refusal(f"the page cannot write this: {error.strerror}") from None
     finally:
         if request.session_hash not in folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -233,11 +235,11 @@ def run(
         if looked is None:
             raise refusal("name a model and look at it first")
         options = looked.options(method, growth, longest)
-        progress(None, desc="reading the model")
+        progress((1, 3), desc="reading the model")
         check(looked, options, folder, login)
         shutil.rmtree(folder / "result", ignore_errors=True)
         out = folder / "result" / looked.out
-        progress(None, desc="converting, then checking")
+        progress((2, 3), desc="downloading, converting, checking")
         more = {"onnx": OnnxOptions() if onnx else None, "progress": True}
         result = convert(looked.name, out, **more, **options, **access(folder, login, looked.found.commit))
         shutil.rmtree(folder / "hub", ignore_errors=True)  # the download, which is as large
@@ -303,35 +305,31 @@ def page() -> gr.Blocks:
                 head = gr.Slider(0, 1, step=1, label="Head in the lower picture")
         with gr.Column(visible=False) as last:
             gr.Markdown("### 3. Convert")
-            command = gr.Textbox(label="On a command line", interactive=False, lines=1, buttons=["copy"])
+            command = gr.Textbox(label="On a command line", lines=1, buttons=["copy"], elem_id="command")
             onnx = gr.Checkbox(label="Add an ONNX graph")
             button = gr.Button("Convert", variant="primary")
-            done = gr.HTML(elem_classes="done", min_height=130)
+            done = gr.HTML(elem_classes="done")
             ready = gr.DownloadButton(visible=False)
             with gr.Column(visible=False) as more:
                 name = gr.Textbox(label="Name of a repository of yours on the Hub", max_length=96)
                 private = gr.Checkbox(True, label="Private")
                 pushing = gr.Button("Push")
                 pushed = gr.Markdown()
-        drawn_from = [looked, method, growth, longest, head, onnx]
         quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
         shown: dict[str, Any] = {"api_visibility": "private", "concurrency_limit": 4}
         job: dict[str, Any] = {"api_visibility": "private", "concurrency_id": "job", "trigger_mode": "once"}
         demo.load(arrive, **quiet)
         demo.unload(leave)
         set_up = [looked, about, given, purpose, changes, last, longest, exact, method, growth, head, onnx]
+        drawn = ([looked, method, growth, longest, head, onnx], [why, drawing, command])
         for named in (typed.submit, examples.load_input_event.success):
-            named(look, [typed, nothing], set_up, show_progress_on=about, **shown)
-        given.submit(look, [typed, given], set_up, show_progress_on=about, **shown)
-        exact.input(propose, [looked, exact], [method, growth], **quiet)
-        gr.on(
-            [each.change for each in drawn_from],
-            draw,
-            drawn_from,
-            [why, drawing, command],
-            trigger_mode="always_last",
-            **quiet,
-        )
+            looking = named(look, [typed, nothing], set_up, show_progress_on=about, **shown)
+            looking.success(draw, *drawn, **quiet)
+        looking = given.submit(look, [typed, given], set_up, show_progress_on=about, **shown)
+        looking.success(draw, *drawn, **quiet)
+        exact.input(propose, [looked, exact], [method, growth], **quiet).success(draw, *drawn, **quiet)
+        controls = [each.input for each in (method, growth, longest, head, onnx)]
+        gr.on(controls, draw, *drawn, trigger_mode="always_last", **quiet)
         results = [done, ready, out, more, name, pushed]
         button.click(run, [looked, method, growth, longest, onnx], results, show_progress_on=done, **job)
         pushing.click(send, [out, name, private], pushed, **job)
@@ -343,4 +341,4 @@ if __name__ == "__main__":
     constants.HF_HUB_DISABLE_IMPLICIT_TOKEN |= SPACE
     atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
     theme = gr.themes.Soft(font=["system-ui", "sans-serif"])
-    page().queue(max_size=20).launch(theme=theme, css_paths=HERE / "style.css", footer_links=["settings"])
+    page().launch(theme=theme, css_paths=HERE / "style.css", footer_links=["gradio", "settings"])

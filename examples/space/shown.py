@@ -11,7 +11,7 @@ STATIC, POSITION, LENGTH = "one factor for all", "by position", "by length"
 """What the factor of a scaling grows with."""
 WIDE, HIGH = 460.0, 230.0
 """Of a picture, in its own units; the page scales it."""
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 450.0, 16.0, 196.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 450.0, 24.0, 196.0
 """Where its axes lie."""
 NATS = 5.0
 """A head's span ends where its bias is -5 nats, as in the tool's own pictures."""

@@ -220,6 +220,11 @@ def draw(
     )
 
 
+def step(name: str) -> Any:
+    """A bar that stays while those of the tool come and go below it."""
+    return tqdm(total=1, desc=name)
+
+
 def run(
     looked: Looked | None,
     method: str,
@@ -228,20 +233,22 @@ def run(
     onnx: bool,
     request: gr.Request,
     login: gr.OAuthToken | None,
-    progress: gr.Progress = gr.Progress(track_tqdm=True),  # noqa: B008 -- Gradio reads the default
+    progress: gr.Progress = gr.Progress(track_tqdm=True),  # noqa: ARG001 -- Gradio reads its default
 ) -> tuple[Any, ...]:
     """Converts the model into the page's folder, and packs the result."""
     with session(request) as folder:
         if looked is None:
             raise refusal("name a model and look at it first")
         options = looked.options(method, growth, longest)
-        progress((1, 3), desc="reading the model")
-        check(looked, options, folder, login)
+        with step("reading the model"):
+            check(looked, options, folder, login)
         shutil.rmtree(folder / "result", ignore_errors=True)
         out = folder / "result" / looked.out
-        progress((2, 3), desc="downloading, converting, checking")
         more = {"onnx": OnnxOptions() if onnx else None, "progress": True}
-        result = convert(looked.name, out, **more, **options, **access(folder, login, looked.found.commit))
+        with step("downloading, converting, checking"):
+            result = convert(
+                looked.name, out, **more, **options, **access(folder, login, looked.found.commit)
+            )
         shutil.rmtree(folder / "hub", ignore_errors=True)  # the download, which is as large
         packed = out.with_suffix(".zip")
         with zipfile.ZipFile(packed, "w") as archive:
@@ -258,7 +265,7 @@ def send(
     request: gr.Request,
     profile: gr.OAuthProfile | None,
     login: gr.OAuthToken | None,
-    progress: gr.Progress = gr.Progress(track_tqdm=True),  # noqa: ARG001, B008
+    progress: gr.Progress = gr.Progress(track_tqdm=True),  # noqa: ARG001
 ) -> str:
     """Pushes the result to a repository of the visitor's own."""
     with session(request):

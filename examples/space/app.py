@@ -63,6 +63,9 @@ GROWTHS = {"decoder": (POSITION, LENGTH, STATIC), "encoder": (LENGTH, STATIC), "
 LONGEST = 16
 """The longest input that the page offers, in trained lengths."""
 
+TRACKED = gr.Progress(track_tqdm=True)
+"""As a default, it makes Gradio show the tool's bars."""
+
 folders: dict[str, Path] = {}
 """Session of an open page -> its folder, whose name nobody can guess."""
 
@@ -220,11 +223,6 @@ def draw(
     )
 
 
-def step(name: str) -> Any:
-    """A bar that stays while those of the tool come and go below it."""
-    return tqdm(total=1, desc=name)
-
-
 def run(
     looked: Looked | None,
     method: str,
@@ -233,19 +231,20 @@ def run(
     onnx: bool,
     request: gr.Request,
     login: gr.OAuthToken | None,
-    progress: gr.Progress = gr.Progress(track_tqdm=True),  # noqa: ARG001 -- Gradio reads its default
+    progress: gr.Progress = TRACKED,  # noqa: ARG001
 ) -> tuple[Any, ...]:
     """Converts the model into the page's folder, and packs the result."""
     with session(request) as folder:
         if looked is None:
             raise refusal("name a model and look at it first")
         options = looked.options(method, growth, longest)
-        with step("reading the model"):
+        # These bars stay while those of the tool come and go.
+        with tqdm(total=1, desc="reading the model"):
             check(looked, options, folder, login)
         shutil.rmtree(folder / "result", ignore_errors=True)
         out = folder / "result" / looked.out
         more = {"onnx": OnnxOptions() if onnx else None, "progress": True}
-        with step("downloading, converting, checking"):
+        with tqdm(total=1, desc="downloading, converting, checking"):
             result = convert(
                 looked.name, out, **more, **options, **access(folder, login, looked.found.commit)
             )
@@ -265,7 +264,7 @@ def send(
     request: gr.Request,
     profile: gr.OAuthProfile | None,
     login: gr.OAuthToken | None,
-    progress: gr.Progress = gr.Progress(track_tqdm=True),  # noqa: ARG001
+    progress: gr.Progress = TRACKED,  # noqa: ARG001
 ) -> str:
     """Pushes the result to a repository of the visitor's own."""
     with session(request):
@@ -289,7 +288,7 @@ def page() -> gr.Blocks:
         with gr.Row(equal_height=False):
             gr.Markdown(HEAD)
             if SPACE:
-                gr.LoginButton(min_width=160, scale=0)
+                gr.LoginButton("Sign in", size="sm", min_width=110, scale=0)
         with gr.Row(equal_height=False):
             with gr.Column(min_width=340):
                 gr.Markdown("### 1. Which model?")

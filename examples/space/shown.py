@@ -25,10 +25,11 @@ def facts(found: Inspection, kind: str) -> str:
     shown = {
         "model": found.source + (f" at {found.commit[:8]}" if found.commit else ""),
         "family": f"{found.family}, {kind}",
-        "parameters": _in_units(found.parameters) if found.parameters else "not counted",
+        "parameters": _in_units(found.parameters).replace("G", "B") if found.parameters else "not counted",
         "weights": f"{_in_units(size)}B",
         "trained length": f"{found.train_length:,} tokens" if found.train_length else "not known",
-        "heads": f"{found.num_heads} in each of {found.num_layers} layers",
+        "heads": str(found.num_heads),
+        "layers": str(found.num_layers),
     }
     cells = "".join(f"<div><span>{name}</span><b>{escape(text)}</b></div>" for name, text in shown.items())
     asked = f"<p>The trained length is {escape(found.train_length_origin)}. Say it below, and look again.</p>"

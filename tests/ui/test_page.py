@@ -44,7 +44,7 @@ def test_from_a_click_to_a_model_that_loads(space: Site, visit: Visit, tmp_path:
     page.get_by_role("button", name="Logout").wait_for()
     look(page)
     facts = page.locator(".facts").inner_text()
-    assert all(text in facts for text in ("bloom, decoder", "148 k", "256 tokens", "8 in each of 2 layers"))
+    assert all(text in facts for text in ("bloom, decoder", "148 k", "594 kB", "256 tokens"))
     command = page.locator("#command textarea")
     assert command.input_value() == (
         f"ntk-convert {ID} --method by-parts --dynamic position --train-length 256 --out ./tiny-bloom-ntk"

@@ -27,25 +27,18 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.utils import get_upload_folder
 from huggingface_hub import constants
 from shown import LENGTH, POSITION, STATIC, facts, pictures, reason, summary
 from tqdm import tqdm
 
-from converter import (
-    ConverterError,
-    Inspection,
-    OnnxOptions,
-    convert,
-    inspect,
-    push,
-    supported,
-)
+from converter import ConverterError, Inspection, OnnxOptions, convert, inspect, push, supported
 
 HERE = Path(__file__).parent
 SPACE = "SPACE_ID" in os.environ
 LIMIT = float(os.environ.get("NTK_MAX_GB", "8" if SPACE else "inf"))
-CACHE = Path(os.environ.setdefault("GRADIO_TEMP_DIR", tempfile.mkdtemp(prefix="ntk-convert-page-")))
-"""What the page writes. Gradio serves files from here, without a copy of its own."""
+CACHE = Path(get_upload_folder())
+"""Of Gradio, which serves files from here without a copy; it may hold those of other programs."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 MODELS = (
     "bigscience/bloom-1b7",
@@ -115,7 +108,7 @@ def refusal(text: str) -> gr.Error:
 
 def arrive(request: gr.Request) -> None:
     """Makes the folder of a page that was opened."""
-    CACHE.mkdir(exist_ok=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
     folders[request.session_hash] = Path(tempfile.mkdtemp(prefix=secrets.token_hex(16), dir=CACHE))
 
 
@@ -123,6 +116,13 @@ def leave(request: gr.Request) -> None:
     """Deletes the folder of a page that was closed, or loaded again."""
     folder = folders.pop(request.session_hash, None)
     if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@atexit.register
+def close() -> None:
+    """Deletes the folders of all pages."""
+    for folder in folders.values():
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -345,6 +345,5 @@ def page() -> gr.Blocks:
 if __name__ == "__main__":
     # On a Space, a visitor without a login is nobody, and not its owner.
     constants.HF_HUB_DISABLE_IMPLICIT_TOKEN |= SPACE
-    atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
     theme = gr.themes.Soft(font=["system-ui", "sans-serif"])
     page().launch(theme=theme, css_paths=HERE / "style.css", footer_links=["gradio", "settings"])

@@ -45,9 +45,9 @@ class Site:
     log: Path
 
     @property
-    def folders(self) -> list[Path]:
+    def folders(self) -> set[Path]:
         """The folders of the pages that are open."""
-        return [path for path in self.cache.iterdir() if path.is_dir()]
+        return set(self.cache.glob("*/"))
 
 
 @contextmanager
@@ -78,22 +78,18 @@ def running(place: Path, **environment: str) -> Iterator[Site]:
                 "HF_HUB_DISABLE_XET": "1",
                 "HF_TOKEN": OWNERS,
                 "NO_PROXY": "127.0.0.1",
+                "PYTHONUNBUFFERED": "1",
             }
             | environment,
         )
         try:
             site = Site(f"http://127.0.0.1:{port}", hub, place / "cache", place / "log")
-            wait(lambda: _answers(port) or process.poll() is not None)
+            wait(lambda: "Running on" in site.log.read_text() or process.poll() is not None)
             yield site
             assert process.poll() is None, site.log.read_text()
         finally:
             process.terminate()
             process.wait()
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as asked:
-        return asked.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait(until: Callable[[], object]) -> None:
@@ -141,22 +137,19 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         context.close()
 
 
-class Held:
-    """Holds the downloads of weights until they are let go."""
+@contextmanager
+def held(hub: HubServer) -> Iterator[threading.Event]:
+    """Holds downloads of weights; yields what is set when there is one."""
+    asked, go = threading.Event(), threading.Event()
 
-    def __init__(self, hub: HubServer) -> None:
-        self.asked, self.go = threading.Event(), threading.Event()
-        self._hub = hub
-
-    def __enter__(self) -> Held:
-        self._hub.before = self._hold
-        return self
-
-    def _hold(self, request: Any) -> None:
+    def hold(request: Any) -> None:
         if request.host == "storage" and request.method == "GET":
-            self.asked.set()
-            self.go.wait(PATIENCE / 1000)
+            asked.set()
+            go.wait(PATIENCE / 1000)
 
-    def __exit__(self, *_: object) -> None:
-        self.go.set()
-        self._hub.before = None
+    hub.before = hold
+    try:
+        yield asked
+    finally:
+        go.set()
+        hub.before = None

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.ui.conftest import LOGIN, MODEL, OWNERS, Held, Site, wait
+from tests.ui.conftest import LOGIN, MODEL, OWNERS, Site, held, wait
 
 ID = "ada/tiny-bloom"
 Visit = Callable[..., Any]
@@ -26,16 +26,6 @@ def look(page: Any, model: str = ID) -> None:
     page.get_by_label("Trained length").fill("256")
     page.get_by_label("Trained length").press("Enter")
     page.locator("figure svg").first.wait_for()
-
-
-def convert(page: Any) -> None:
-    """Converts what was looked at."""
-    page.get_by_role("button", name="Convert").click()
-
-
-def converted(page: Any) -> None:
-    """Waits for the result."""
-    page.get_by_text("Converted and checked").wait_for()
 
 
 def test_from_a_click_to_a_model_that_loads(space: Site, visit: Visit, tmp_path: Path) -> None:
@@ -59,8 +49,8 @@ def test_from_a_click_to_a_model_that_loads(space: Site, visit: Visit, tmp_path:
     wait(lambda: "--target-length 2048" in command.input_value())
     assert "safetensors" not in str(space.hub.downloads())
 
-    convert(page)
-    converted(page)
+    page.get_by_role("button", name="Convert").click()
+    page.get_by_text("Converted and checked").wait_for()
     assert page.locator(".done li.passed").count() >= 4
     with page.expect_download() as download:
         page.get_by_role("button", name="Download").click()
@@ -132,13 +122,13 @@ def test_two_visitors(space: Site, visit: Visit) -> None:
     first, second = visit(space), visit(space)
     look(first)
     look(second)
-    with Held(space.hub) as held:
-        convert(first)
-        wait(held.asked.is_set)
-        convert(second)
+    with held(space.hub) as asked:
+        first.get_by_role("button", name="Convert").click()
+        wait(asked.is_set)
+        second.get_by_role("button", name="Convert").click()
         second.get_by_text(re.compile("queue: 1/1")).wait_for()
-    converted(first)
-    converted(second)
+    for page in (first, second):
+        page.get_by_text("Converted and checked").wait_for()
     assert len(list(space.cache.glob("*/result/*.zip"))) == 2
     # Nobody signed in, so the Hub saw no token; that of the owner is for Gradio's stand-in alone.
     asked = [request for request in space.hub.requests if request.token == OWNERS]
@@ -150,18 +140,18 @@ def test_two_visitors(space: Site, visit: Visit) -> None:
 def test_loading_the_page_again_meanwhile(space: Site, visit: Visit) -> None:
     page = visit(space)
     look(page)
-    before = set(space.folders)
-    with Held(space.hub) as held:
-        convert(page)
-        wait(held.asked.is_set)
+    before = space.folders
+    with held(space.hub) as asked:
+        page.get_by_role("button", name="Convert").click()
+        wait(asked.is_set)
         page.reload()
         page.get_by_label("A Hub id").wait_for()
-        wait(lambda: set(space.folders) - before)
-    wait(lambda: not before & set(space.folders))
+        wait(lambda: space.folders - before)
+    wait(lambda: not before & space.folders)
     look(page)
-    convert(page)
-    converted(page)
-    assert not before & set(space.folders)
+    page.get_by_role("button", name="Convert").click()
+    page.get_by_text("Converted and checked").wait_for()
+    assert not before & space.folders
 
 
 SHADE = "element => getComputedStyle(element).{}.match(/[\\d.]+/g).slice(0, 3).map(Number)"

@@ -30,6 +30,7 @@ def look(page: Any, model: str = ID) -> None:
 
 def test_from_a_click_to_a_model_that_loads(space: Site, visit: Visit, tmp_path: Path) -> None:
     page = visit(space)
+    space.hub.requests.clear()
     page.get_by_role("button", name="Sign in").click()
     page.get_by_role("button", name="Logout").wait_for()
     look(page)
@@ -60,7 +61,9 @@ def test_from_a_click_to_a_model_that_loads(space: Site, visit: Visit, tmp_path:
 
     page.get_by_label("Name of a repository").fill("scaled")
     page.get_by_role("button", name="Push").click()
-    page.get_by_text(re.compile("Pushed .* files")).wait_for()
+    said = page.get_by_text("files to ada/scaled").or_(page.get_by_test_id("toast-body"))
+    said.wait_for()
+    assert "Pushed" in said.inner_text()
     pushed = space.hub.files("ada/scaled")
     assert space.hub.repositories["ada/scaled"].private
     assert pushed["config.json"] == (tmp_path / "tiny-bloom-ntk" / "config.json").read_bytes()
@@ -109,6 +112,7 @@ def test_refusals(space: Site, visit: Visit, tmp_path: Path, model: str, said: s
     with (tmp_path / "large" / "vocab.txt").open("wb") as file:
         file.truncate(2_000_000)
     page = visit(space)
+    space.hub.requests.clear()
     page.get_by_label("A Hub id").fill(model)
     page.get_by_label("A Hub id").press("Enter")
     error = page.get_by_test_id("toast-body")
@@ -119,6 +123,7 @@ def test_refusals(space: Site, visit: Visit, tmp_path: Path, model: str, said: s
 
 
 def test_two_visitors(space: Site, visit: Visit) -> None:
+    space.hub.requests.clear()
     first, second = visit(space), visit(space)
     look(first)
     look(second)

@@ -8,6 +8,7 @@
 #   make test-ort-1.22 graphs and exports with the oldest supported onnxruntime
 #   make test-cuda-placement where onnxruntime-gpu puts the operators of graphs; it needs gcc, and no GPU
 #   make test-vllm    the tests of the vLLM plugin, in engines of vLLM on the CPU
+#   make test-ui      the page of examples/space, in Chromium
 #   make hostile      hostile input and faults, and a table of what was tried and survived
 #   make evidence     train the small models that are missing, measure them, write the tables (hours)
 #   make benchmark    speed and memory, side by side
@@ -33,7 +34,7 @@ GIVEN := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 # The oldest and the newest onnxruntime-gpu that test-cuda-placement runs.
 CUDA := 1.25.0 1.31.1
 
-.PHONY: demo test lint style types tests test-4.57 test-ort-1.22 test-cuda-placement test-slow test-engines test-vllm hostile evidence benchmark gpu wheel clean
+.PHONY: demo test lint style types tests test-4.57 test-ort-1.22 test-cuda-placement test-slow test-engines test-vllm test-ui hostile evidence benchmark gpu wheel clean
 
 demo: .venv/ready
 	.venv/bin/python examples/demo.py
@@ -84,6 +85,13 @@ test-cuda-placement: .venv/ready
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m pytest -q tests/vllm
 
+# In an environment of its own, too: Gradio needs an older pillow. Chromium is Debian's, not playwright's.
+test-ui:
+	@if command -v chromium >/dev/null || (apt-get -qq update && \
+		apt-get -qq --yes --no-install-recommends install chromium) >/dev/null 2>&1; then \
+		$(MAKE) --no-print-directory .venv-ui/ready && .venv-ui/bin/python -m pytest -q tests/ui; \
+	else echo "test-ui is skipped: it needs chromium, which cannot be installed here"; fi
+
 hostile: .venv/ready
 	.venv/bin/python -m tests.faults --seconds $(SECONDS); faults=$$?; \
 	.venv/bin/python -m tests.hostile --seconds $(SECONDS) && exit $$faults
@@ -126,6 +134,12 @@ wheel: .venv/ready
 	.venv-vllm/bin/python -m pip install --quiet --editable ".[onnx]" hypothesis peft pytest
 	touch $@
 
+.venv-ui/ready: examples/space/requirements.txt
+	$(PYTHON) -m venv .venv-ui
+	.venv-ui/bin/python -m pip install --quiet --requirement $< hypothesis==6.170.15 playwright==1.65.2 pytest==9.2.0 \
+		pytest-rerunfailures==16.7
+	touch $@
+
 .venv-4.57/ready: pyproject.toml constraints-4.57.txt
 	$(PYTHON) -m venv .venv-4.57
 	.venv-4.57/bin/python -m pip install --quiet --constraint constraints-4.57.txt --editable ".[dev,onnx]"
@@ -146,4 +160,4 @@ wheel: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-4.57 .venv-ort-1.22 .venv-cuda-* .venv-engines .venv-optimum .venv-vllm build dist demo-out demo-out.jsonl
+	rm -rf .venv .venv-4.57 .venv-ort-1.22 .venv-cuda-* .venv-engines .venv-optimum .venv-ui .venv-vllm build dist demo-out demo-out.jsonl

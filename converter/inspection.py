@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from converter.config import Config
 from converter.errors import UsageError
 from converter.model import Model, ModelOptions, open_with_request
-from converter.recipes import Recipe
+from converter.recipes import AlibiRecipe, Recipe
 from converter.rotary.settings import Change
 from converter.scaling.scaling import Dynamic, Scaling, Unscaled, averaged, rows
 from converter.source.checkpoint import weight_index
@@ -73,6 +73,9 @@ class Inspection:
     """The frequencies of a rotary model, in radians per token; empty for an ALiBi one."""
     rotary: Change | None
     """How the scaling changes rotary positions; None for an ALiBi model."""
+    bias_scale: float | None
+    """Nats per token for a slope of 1: a head's bias is -slope * bias_scale * distance. None for a rotary
+    model."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
@@ -126,6 +129,9 @@ def inspect(model: str | Path, **options: Unpack[ModelOptions]) -> Inspection:
         slopes=EMPTY if rotary else found,
         frequencies=found if rotary else EMPTY,
         rotary=recipe.change(scaling),
+        bias_scale=recipe.family.bias_scale(recipe.geometry.head_dim)
+        if isinstance(recipe, AlibiRecipe)
+        else None,
     )
 
 

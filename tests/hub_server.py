@@ -307,6 +307,8 @@ class HubServer:
             {
                 "type": "user",
                 "name": account.name,
+                "fullname": account.name,
+                "avatarUrl": f"{self.endpoint}/avatar.png",
                 "orgs": [{"name": name} for name in account.organisations],
                 "auth": {"accessToken": {"displayName": "test", "role": account.role}},
             }

@@ -1,0 +1,146 @@
+"""What the page says and draws: HTML and SVG, in the colours of style.css."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from converter import ConversionResult, Inspection
+
+STATIC, POSITION, LENGTH = "one factor for all", "by position", "by length"
+"""What the factor of a scaling grows with."""
+WIDE, HIGH = 460.0, 230.0
+"""Of a picture, in its own units; the page scales it."""
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 450.0, 24.0, 196.0
+"""Where its axes lie."""
+NATS = 5.0
+"""A head's span ends where its bias is -5 nats, as in the tool's own pictures."""
+DEEPEST = 12.0
+"""Nats of bias that are drawn; a key below that has no weight left."""
+
+
+def facts(found: Inspection, kind: str) -> str:
+    """The model in a few numbers."""
+    size = sum(size or 0 for size in found.files.values())
+    shown = {
+        "model": found.source + (f" at {found.commit[:8]}" if found.commit else ""),
+        "family": f"{found.family}, {kind}",
+        "parameters": _in_units(found.parameters).replace("G", "B") if found.parameters else "not counted",
+        "weights": f"{_in_units(size)}B",
+        "trained length": f"{found.train_length:,} tokens" if found.train_length else "not known",
+        "heads": str(found.num_heads),
+        "layers": str(found.num_layers),
+    }
+    cells = "".join(f"<div><span>{name}</span><b>{escape(text)}</b></div>" for name, text in shown.items())
+    asked = f"<p>The trained length is {escape(found.train_length_origin)}. Say it below, and look again.</p>"
+    return f'<div class="facts">{cells}</div>{"" if found.train_length else asked}'
+
+
+def _in_units(number: float) -> str:
+    """A number with three digits and a unit, such as "1.72 G"."""
+    power = min(3, (len(str(int(number))) - 1) // 3)
+    return f"{number / 1000**power:.3g} {('', 'k', 'M', 'G')[power]}"
+
+
+def reason(trained: int, growth: str, factor: float) -> str:
+    """Why this scaling, in a sentence."""
+    until = f"to {factor:g} at {factor * trained:,.0f} tokens"
+    if growth == STATIC:
+        return (
+            f"**One factor, {factor:g}, for inputs of any length:** simple, but short inputs change a little."
+        )
+    if growth == POSITION:
+        kept = f"the first {trained:,} tokens of any input are computed exactly as before."
+        return f"**The factor grows with the position, {until}:** {kept}"
+    kept = f"inputs of up to {trained:,} tokens are computed exactly as before."
+    return f"**The factor grows with the length of the input, {until}:** {kept}"
+
+
+def summary(result: ConversionResult) -> str:
+    """What was written, and which checks it passed."""
+    size = _in_units(sum(size or 0 for size in result.files.values()))
+    rows = [(("skipped" if each.skipped else "passed"), each.name, each.detail) for each in result.checks]
+    rows += [("note", "note", note) for note in result.notes]
+    lines = "".join(
+        f'<li class="{kind}"><b>{escape(name)}</b> {escape(text)}</li>' for kind, name, text in rows
+    )
+    written = f"{len(result.files)} files, {size}B{', with an ONNX graph' if result.onnx else ''}"
+    how = "Load it with an Auto class and <code>trust_remote_code=True</code>." * (result.rotary is None)
+    return f"<p><b>Converted and checked</b> in {result.seconds:.0f} s: {written}. {how}</p><ul>{lines}</ul>"
+
+
+def pictures(found: Inspection, longest: float, head: int) -> str:
+    """The span of every head, and the bias of one, before and after; of a rotary model, its wavelengths."""
+    trained, scale = found.train_length or 1, found.bias_scale
+    if scale is None:
+        before, after = found.frequencies.stock, found.frequencies.scaled or found.frequencies.stock
+        turns = [[2 * math.pi / each for each in values] for values in (before, after)]
+        drawn = {
+            "Tokens in which each pair of channels turns once": _spans(*turns, trained, longest, "pairs")
+        }
+    else:
+        slopes = [
+            [each * scale for each in values] for values in (found.slopes.stock, found.slopes.scaled or ())
+        ]
+        reach = [[NATS / each for each in values] for values in slopes]
+        head = min(head, len(slopes[0]) - 1)
+        drawn = {
+            "How far each head sees, in tokens": _spans(*reach, trained, longest, "heads"),
+            f"Bias of head {head} by distance, in nats": _bias(
+                slopes[0][head], slopes[1][head], trained, longest
+            ),
+        }
+    key = '<p class="key"><i class="old"></i>as trained <i class="new"></i>scaled, at the longest input</p>'
+    return key + "".join(
+        f'<figure><figcaption>{name}</figcaption><svg viewBox="0 0 {WIDE} {HIGH}" role="img" '
+        f'aria-label="{name}">{body}</svg></figure>'
+        for name, body in drawn.items()
+    )
+
+
+def _spans(before: list[float], after: list[float], trained: int, longest: float, across: str) -> str:
+    """A mark for each head before and after, on a logarithmic axis of tokens."""
+    ends = [math.log2(value) for value in (*before, *after, trained, longest)]
+    low, high = math.floor(min(ends)), math.ceil(max(ends))
+
+    def up(tokens: float) -> float:
+        return TOP + (BOTTOM - TOP) * (high - math.log2(tokens)) / (high - low)
+
+    ticks = [2.0**power for power in range(low, high + 1, math.ceil((high - low) / 6))]
+    drawn = [_text(LEFT - 6, up(tokens) + 4, f"{tokens:,.5g}", "end") for tokens in ticks]
+    for name, tokens, below in (("trained", trained, 12), ("longest input", longest, -5)):
+        drawn.append(_line("mark", LEFT, up(tokens), RIGHT, up(tokens)))
+        drawn.append(_text(LEFT + 4, up(tokens) + below, f"{name}: {tokens:,.0f}", "start"))
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        x = LEFT + (RIGHT - LEFT) * (index + 0.5) / len(before)
+        drawn.append(_line("move", x, up(old), x, up(new)))
+        drawn.append(f'<circle class="new" cx="{x:.1f}" cy="{up(new):.1f}" r="4"/>')
+        drawn.append(f'<circle class="old" cx="{x:.1f}" cy="{up(old):.1f}" r="2.5"/>')
+    return "".join(drawn) + _text((LEFT + RIGHT) / 2, BOTTOM + 24, f"{across}, in their order", "middle")
+
+
+def _bias(before: float, after: float, trained: int, longest: float) -> str:
+    """The bias of a head, with its slopes in nats per token."""
+
+    def across(tokens: float) -> float:
+        return LEFT + (RIGHT - LEFT) * tokens / longest
+
+    def up(nats: float) -> float:
+        return TOP + (BOTTOM - TOP) * nats / DEEPEST
+
+    drawn = [_text(LEFT - 6, up(nats) + 4, f"{-nats:g}" if nats else "0", "end") for nats in (0, 4, 8, 12)]
+    for name, tokens, anchor in (("trained", trained, "middle"), ("longest input", longest, "end")):
+        drawn.append(_line("mark", across(tokens), TOP, across(tokens), BOTTOM))
+        drawn.append(_text(max(across(tokens), 90), BOTTOM + 24, f"{name}: {tokens:,.0f}", anchor))
+    for kind, slope in (("old", before), ("new", after)):
+        end = min(longest, DEEPEST / slope)
+        drawn.append(_line(kind, LEFT, up(0), across(end), up(end * slope)))
+    return "".join(drawn)
+
+
+def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'

@@ -1,0 +1,1 @@
+"""The page, in Chromium; ``make test-ui`` runs these tests."""

@@ -1,0 +1,175 @@
+"""The page in a browser: from a click to a model that loads, refusals, visitors, sizes and colours."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ui.conftest import LOGIN, MODEL, OWNERS, Site, held, wait
+
+ID = "ada/tiny-bloom"
+Visit = Callable[..., Any]
+
+
+def look(page: Any, model: str = ID) -> None:
+    """Looks at a model whose trained length the visitor has to say."""
+    page.get_by_label("A Hub id").fill(model)
+    page.get_by_label("A Hub id").press("Enter")
+    page.get_by_label("Trained length").fill("256")
+    page.get_by_label("Trained length").press("Enter")
+    page.locator("figure svg").first.wait_for()
+
+
+def test_from_a_click_to_a_model_that_loads(space: Site, visit: Visit, tmp_path: Path) -> None:
+    page = visit(space)
+    space.hub.requests.clear()
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("button", name="Logout").wait_for()
+    look(page)
+    facts = page.locator(".facts").inner_text()
+    assert all(text in facts for text in ("bloom, decoder", "148 k", "594 kB", "256 tokens"))
+    command = page.locator("#command textarea")
+    assert command.input_value() == (
+        f"ntk-convert {ID} --method by-parts --dynamic position --train-length 256 --out ./tiny-bloom-ntk"
+    )
+
+    drawn = page.locator("figure").first.inner_html()
+    page.get_by_label("Longest input").first.fill("2048")
+    page.get_by_label("Longest input").first.press("Enter")
+    wait(lambda: page.locator("figure").first.inner_html() != drawn)
+    assert "to 8 at 2,048 tokens" in page.inner_text("body")
+    page.get_by_label("Short inputs must stay").uncheck()
+    wait(lambda: "--target-length 2048" in command.input_value())
+    assert "safetensors" not in str(space.hub.downloads())
+
+    page.get_by_role("button", name="Convert").click()
+    page.get_by_text("Converted and checked").wait_for()
+    assert page.locator(".done li.passed").count() >= 4
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    with zipfile.ZipFile(io.BytesIO(Path(download.value.path()).read_bytes())) as archive:
+        archive.extractall(tmp_path)
+    _loads(tmp_path / "tiny-bloom-ntk")
+
+    page.get_by_label("Name of a repository").fill("scaled")
+    page.get_by_role("button", name="Push").click()
+    said = page.get_by_text("files to ada/scaled").or_(page.get_by_test_id("toast-body"))
+    said.wait_for()
+    assert "Pushed" in said.inner_text()
+    pushed = space.hub.files("ada/scaled")
+    assert space.hub.repositories["ada/scaled"].private
+    assert pushed["config.json"] == (tmp_path / "tiny-bloom-ntk" / "config.json").read_bytes()
+    written = [request for request in space.hub.requests if request.method == "POST"]
+    assert {request.token for request in written if request.host == "hub"} == {LOGIN}
+    assert LOGIN not in space.log.read_text()
+
+
+def _loads(folder: Path) -> None:
+    """Loads the result as users do; its slopes are those that were chosen."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    scaling = json.loads((folder / "config.json").read_text())["alibi_scaling"]
+    assert scaling == {"type": "by-parts", "factor": 8.0, "ramp": [32.0, 128.0]}
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    stock = AutoModelForCausalLM.from_pretrained(MODEL)
+    tokens = torch.arange(4, 300)[None]
+    found, expected = (each(tokens).logits[0] for each in (model, stock))
+    assert type(model).__name__ == "NtkBloomForCausalLM"
+    assert torch.isfinite(found).all()
+    assert not torch.allclose(found[-1], expected[-1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (str(MODEL), "give a Hub id"),
+        ("../space/converter", "give a Hub id"),
+        ("converter", "give a Hub id"),  # a folder beside the page, whose name could be a Hub id
+        ("ada/none; touch /tmp/x", "give a Hub id"),
+        ("ada/nothing", "neither a local folder nor a Hub repository"),
+        ("ada/learned", "positions"),
+        ("ada/large", "this page converts up to 0.001 GB"),
+    ],
+)
+def test_refusals(space: Site, visit: Visit, tmp_path: Path, model: str, said: str) -> None:
+    for name, change in (
+        ("learned", {"model_type": "gpt2"}),
+        ("large", {"_name_or_path": "bigscience/bloom"}),
+    ):
+        shutil.copytree(MODEL, tmp_path / name)
+        config = json.loads((MODEL / "config.json").read_text()) | change
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        space.hub.commit(f"ada/{name}", tmp_path / name)
+    with (tmp_path / "large" / "vocab.txt").open("wb") as file:
+        file.truncate(2_000_000)
+    page = visit(space)
+    space.hub.requests.clear()
+    page.get_by_label("A Hub id").fill(model)
+    page.get_by_label("A Hub id").press("Enter")
+    error = page.get_by_test_id("toast-body")
+    error.wait_for()
+    assert said in error.inner_text()
+    assert not page.locator("figure").count()
+    assert not [name for name in space.hub.downloads() if name.endswith("safetensors")]
+
+
+def test_two_visitors(space: Site, visit: Visit) -> None:
+    space.hub.requests.clear()
+    first, second = visit(space), visit(space)
+    look(first)
+    look(second)
+    with held(space.hub) as asked:
+        first.get_by_role("button", name="Convert").click()
+        wait(asked.is_set)
+        second.get_by_role("button", name="Convert").click()
+        second.get_by_text(re.compile("queue: 1/1")).wait_for()
+    for page in (first, second):
+        page.get_by_text("Converted and checked").wait_for()
+    assert len(list(space.cache.glob("*/result/*.zip"))) == 2
+    # Nobody signed in, so the Hub saw no token; that of the owner is for Gradio's stand-in alone.
+    asked = [request for request in space.hub.requests if request.token == OWNERS]
+    assert {request.path for request in asked} == {"/api/whoami-v2"}
+    first.context.close()
+    wait(lambda: len(list(space.cache.glob("*/result/*.zip"))) == 1)
+
+
+def test_loading_the_page_again_meanwhile(space: Site, visit: Visit) -> None:
+    page = visit(space)
+    look(page)
+    before = space.folders
+    with held(space.hub) as asked:
+        page.get_by_role("button", name="Convert").click()
+        wait(asked.is_set)
+        page.reload()
+        page.get_by_label("A Hub id").wait_for()
+        wait(lambda: space.folders - before)
+    wait(lambda: not before & space.folders)
+    look(page)
+    page.get_by_role("button", name="Convert").click()
+    page.get_by_text("Converted and checked").wait_for()
+    assert not before & space.folders
+
+
+SHADE = "element => getComputedStyle(element).{}.match(/[\\d.]+/g).slice(0, 3).map(Number)"
+"""Red, green and blue of a colour, from 0 to 255."""
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1280])
+def test_sizes_and_colours(space: Site, visit: Visit, width: int, colours: str) -> None:
+    page = visit(space, viewport={"width": width, "height": 800}, color_scheme=colours)
+    look(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    ground = sum(page.eval_on_selector("body", SHADE.format("backgroundColor")))
+    text = sum(page.eval_on_selector("svg text", SHADE.format("fill")))
+    assert abs(ground - text) > 400
+    assert (ground < text) == (colours == "dark")

@@ -16,11 +16,11 @@
 """Convert a model and push the result, in an environment that uv makes for this one file.
 
     uv run examples/convert_job.py MODEL USER/NAME [OPTIONS OF ntk-convert]
-    MODEL=bigscience/bloom-1b7 TARGET=ada/bloom-ntk OPTIONS="--scale 2 --private" uv run examples/convert_job.py
+    MODEL=bigscience/bloom-1b7 TARGET=ada/bloom-ntk OPTIONS="--scale 2" uv run examples/convert_job.py
 
 Without words, the environment says what to do, as hosted jobs want it. HF_TOKEN must be allowed to write to
-USER/NAME. The model and the result are kept on disk until the job ends. It prints the commit's URL; if it fails,
-it prints one line and ends with 1, or with 2 if it was called wrongly.
+USER/NAME. The result is on disk until it is pushed. The last line printed is its address; a failure is one
+line on stderr, and exit code 1, or 2 for wrong usage.
 """
 
 from __future__ import annotations

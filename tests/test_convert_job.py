@@ -1,4 +1,4 @@
-"""examples/convert_job.py: told by words or by the environment, it converts, pushes and leaves nothing behind."""
+"""examples/convert_job.py, told by words or by its environment, converts, pushes and leaves nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def job(pristine: Callable[..., Path], hub: HubServer, command: Command, work: P
         ((), {"MODEL": SOURCE, "TARGET": ID, "OPTIONS": "--scale 2 '--private'"}),
     ],
 )
-def test_a_model_is_pushed(job: Command, hub: HubServer, words: tuple[str, ...], given: dict[str, str]) -> None:
+def test_a_model_is_pushed(
+    job: Command, hub: HubServer, words: tuple[str, ...], given: dict[str, str]
+) -> None:
     run = job(*words, **given)
     assert run.code == 0, run.err
     assert run.out.splitlines()[-1] == f"{hub.endpoint}/{ID}"

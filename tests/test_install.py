@@ -107,7 +107,11 @@ def test_a_wheel_in_an_empty_environment(
     source = tiny.FACTORIES["mpt"](tmp_path / "source", 12)
     for words in (["--help"], ["inspect", source, "--scale", "2"]):
         run = subprocess.run(
-            [there / "python", "-c", LOADED, *words], capture_output=True, text=True, cwd=tmp_path, check=False
+            [there / "python", "-c", LOADED, *words],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
         )
         assert (run.returncode, run.stderr) == (0, "[]\n"), run.stderr
     succeeds(there / "ntk-convert", source, "--scale", "2", "--out", "out", cwd=tmp_path)
@@ -124,7 +128,9 @@ def test_a_wheel_in_an_empty_environment(
     ],
     ids=["uvx", "pipx"],
 )
-def test_a_run_from_the_address(words: tuple[str, ...], uv_environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_from_the_address(
+    words: tuple[str, ...], uv_environment: dict[str, str], tmp_path: Path
+) -> None:
     source = tiny.FACTORIES["mpt"](tmp_path / "source", 12)
     homes = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
     convert = (source, "--scale", "2", "--out", "out")

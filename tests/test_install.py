@@ -19,6 +19,7 @@ from tests.hub_server import TOKEN, Account, HubServer
 
 ROOT = Path(__file__).parent.parent
 ADDRESS = f"git+{ROOT.as_uri()}"
+TINY_BLOOM = ROOT / "examples" / "tiny-bloom"
 UV = (sys.executable, "-m", "uv", "--quiet")
 BUILD = (sys.executable, "-m", "build", "--no-isolation")
 
@@ -131,11 +132,9 @@ def test_a_wheel_in_an_empty_environment(
 def test_a_run_from_the_address(
     words: tuple[str, ...], uv_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    source = tiny.FACTORIES["mpt"](tmp_path / "source", 12)
     homes = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
-    convert = (source, "--scale", "2", "--out", "out")
-    succeeds(*words, *convert, env=uv_environment | homes, cwd=tmp_path)
-    assert (tmp_path / "out" / "config.json").is_file()
+    printed = succeeds(*words, "inspect", TINY_BLOOM, env=uv_environment | homes, cwd=tmp_path)
+    assert "bloom" in printed
 
 
 @in_a_clone
@@ -143,12 +142,11 @@ def test_pip_installs_from_the_address(tmp_path: Path) -> None:
     """Without what it needs, which the environment of the tests has."""
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     succeeds(*pip, "install", "--no-deps", "--target", tmp_path / "site", ADDRESS)
-    source = tiny.FACTORIES["mpt"](tmp_path / "source", 12)
     code = "import converter.cli; print(converter.__file__); converter.cli.main()"
-    convert = (source, "--scale", "2", "--out", "out")
     paths = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    printed = succeeds(sys.executable, "-c", code, *convert, cwd=tmp_path, env=paths)
+    printed = succeeds(sys.executable, "-c", code, "inspect", TINY_BLOOM, cwd=tmp_path, env=paths)
     assert printed.startswith(str(tmp_path / "site")), "the checkout was run, not what was installed"
+    assert (tmp_path / "site" / "converter" / "templates" / "ntk_alibi.py").is_file()
 
 
 def test_the_job_in_an_environment_of_uv(

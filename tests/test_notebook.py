@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
-
-nbformat = pytest.importorskip("nbformat")
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "scaling.ipynb"
 HELPS = """

@@ -11,6 +11,7 @@
 #   make test-ui      the page of examples/space, in Chromium
 #   make hostile      hostile input and faults, and a table of what was tried and survived
 #   make evidence     train the small models that are missing, measure them, write the tables (hours)
+#   make notebook     run examples/scaling.ipynb, and store what it prints
 #   make benchmark    speed and memory, side by side
 #   make gpu          what needs a GPU, in at most 9 minutes; make gpu DEVICE=cpu tries it without one
 #   make wheel        build the wheel
@@ -34,7 +35,7 @@ GIVEN := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 # The oldest and the newest onnxruntime-gpu that test-cuda-placement runs.
 CUDA := 1.25.0 1.31.1
 
-.PHONY: demo test lint style types tests test-4.57 test-ort-1.22 test-cuda-placement test-slow test-engines test-vllm test-ui hostile evidence benchmark gpu wheel clean
+.PHONY: demo test lint style types tests test-4.57 test-ort-1.22 test-cuda-placement test-slow test-engines test-vllm test-ui hostile evidence notebook benchmark gpu wheel clean
 
 demo: .venv/ready
 	.venv/bin/python examples/demo.py
@@ -98,6 +99,10 @@ hostile: .venv/ready
 
 evidence: .venv/ready
 	.venv/bin/python examples/evidence.py
+
+notebook: .venv/ready
+	.venv/bin/jupyter execute --inplace --NotebookClient.record_timing=False \
+		--NotebookClient.coalesce_streams=True examples/scaling.ipynb
 
 benchmark: .venv/ready
 	.venv/bin/python benchmarks/torch_speed.py

@@ -34,7 +34,8 @@ def refuse_vllm(cls: type[PreTrainedModel]) -> bool:
     if "vllm" in sys.modules:
         raise ValueError(
             f"{cls.__name__}: vLLM cannot run this code. To serve a converted model with vLLM, leave out "
-            "--trust-remote-code and --model-impl, and install the plugin: pip install 'ntk-convert[vllm]'"
+            "--trust-remote-code and --model-impl, and install the plugin: pip install '.[vllm]' in a clone "
+            "of ntk-convert"
         )
     return bool(cls._supports_attention_backend)
 

@@ -53,7 +53,7 @@ ANY_VERSION = {
     *("onnx_server", "onnx_sessions"),
     *("onnx_validation", "outputs", "pictures", "placement", "provenance", "push", "refusals", "repository"),
     *("scaling", "set", "slopes"),
-    *("staging", "stored", "transfer", "weights", "wheel"),
+    *("convert_job", "install", "notebook", "staging", "stored", "transfer", "weights"),
 }
 
 Pristine = Callable[..., Path]

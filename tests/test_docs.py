@@ -49,6 +49,7 @@ THEIRS = {
     *("--max-model-len", "--model-impl", "--enable-lora", "--lora-modules", "--quantization"),
     *("--convert", "--pooler-config", "--runner", "--enable-chunked-prefill", "--enable-prefix-caching"),
     *("--max-batch-tokens", "--length", "--queue", "--chunk", "--trust-remote-code", "--hypothesis-profile"),
+    *("--torch-backend", "--find-links"),
 }
 """Options of other programs, and of the examples."""
 HARNESS = ROOT / "examples/lm_eval"

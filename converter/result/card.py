@@ -124,7 +124,7 @@ SERVE = """\
 With vLLM and the plugin of ntk-convert, which has this model:
 
 ```
-pip install 'ntk-convert[vllm]'
+pip install '.[vllm]'    # in a clone of ntk-convert
 {command} {length}
 ```
 

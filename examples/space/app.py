@@ -243,11 +243,10 @@ def run(
             check(looked, options, folder, login)
         shutil.rmtree(folder / "result", ignore_errors=True)
         out = folder / "result" / looked.out
-        more = {"onnx": OnnxOptions() if onnx else None, "progress": True}
+        options |= access(folder, login, looked.found.commit)
+        graph = OnnxOptions() if onnx else None
         with tqdm(total=1, desc="downloading, converting, checking"):
-            result = convert(
-                looked.name, out, **more, **options, **access(folder, login, looked.found.commit)
-            )
+            result = convert(looked.name, out, onnx=graph, progress=True, **options)
         shutil.rmtree(folder / "hub", ignore_errors=True)  # the download, which is as large
         packed = out.with_suffix(".zip")
         with zipfile.ZipFile(packed, "w") as archive:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import evidence_fits
 import evidence_ramps
+import evidence_temperatures
 from evidence_design import (
     BY_PARTS,
     EXAMPLES,
@@ -71,7 +72,10 @@ FORMULAS = Study(
     runs=runs,
     drawn=frozenset(model for model, _ in PICTURES.values()),
 )
-STUDIES = {study.name: study for study in (FORMULAS, evidence_ramps.STUDY, evidence_fits.STUDY)}
+STUDIES = {
+    study.name: study
+    for study in (FORMULAS, evidence_ramps.STUDY, evidence_temperatures.STUDY, evidence_fits.STUDY)
+}
 
 
 def stored() -> dict[str, Results]:

@@ -25,6 +25,8 @@ SMALL_SCALE = round(SCALE ** max(exponents("ntk-published", stock_slopes(12))), 
 RATES = (1.0, 2.0)
 RAMPS = ((1 / 16, 1 / 4), (1 / 8, 1 / 2), (1 / 4, 1.0))
 """Ramps of by-parts, in parts of the trained length; the second one is the default."""
+TEMPERATURES = (0.1, 0.2, 0.3, 0.4, 0.6)
+"""Of by-parts; 0 is none."""
 RUNS: tuple[dict[str, Any], ...] = (
     {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamics": ("length", "position"), "rates": RATES},
     {"methods": ("linear",), "scales": (SCALE,)},

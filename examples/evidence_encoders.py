@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pairs_task
-from evidence_design import EXAMPLES
+from evidence_design import EXAMPLES, TEMPERATURES
 from evidence_measure import MODELS_FOLDER, kept, to_text
 from evidence_tables import markdown
 from text_task import read_corpus
@@ -64,6 +64,7 @@ MINUTES = 60.0
 SCALINGS: tuple[dict[str, Any], ...] = (
     {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamics": ("length", "position")},
     {"methods": ("by-parts",), "dynamics": ("length",)},
+    {"methods": ("ntk", "by-parts"), "dynamics": ("length",), "temperatures": TEMPERATURES},
     {"methods": ("linear",), "scales": (SCALE,)},
 )
 """What every model gets, as arguments of ``evaluate``."""

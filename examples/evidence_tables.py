@@ -25,13 +25,14 @@ from evidence_design import (
     SCALINGS,
     SMALL_NTK,
     STATIC_BY_PARTS,
+    TEMPERED,
     TRAINED_LENGTH,
     Model,
     by_parts,
     dynamic,
 )
 
-from converter.evaluation.results import PERPLEXITY, SIGNIFICANT, Measurement, Results
+from converter.evaluation.results import PERPLEXITY, SIGNIFICANT, Comparison, Measurement, Results
 from converter.evaluation.statistics import compare
 from converter.scaling.slopes import NATS
 
@@ -56,6 +57,7 @@ PAIRS = (
     ("fitted, static", "fitted, static, shared by the layers"),
     ("rule of the other models, by layer", BY_PARTS),
     ("rule of the other models, for all layers", BY_PARTS),
+    *((tempered, BY_PARTS) for tempered in TEMPERED.values()),
 )
 """Two scalings to compare in every model that has both."""
 
@@ -176,13 +178,39 @@ def pairs(results: Results) -> str:
 
 def _compared(metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> str:
     """How two scalings differ, given the scores of each model."""
-    found = compare(metric, *(np.mean(scores, axis=0).tolist() for scores in (ours, theirs)))
+    found = _difference(metric, ours, theirs)
     change = (
         f"{100 * found.difference - 100:+.2f} %"
         if metric == PERPLEXITY
         else f"+{found.better} -{found.worse}"
     )
     return f"{change}, p = {found.p:.1g}"
+
+
+def _difference(
+    metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
+) -> Comparison:
+    return compare(metric, *(np.mean(scores, axis=0).tolist() for scores in (ours, theirs)))
+
+
+def temperatures(results: Results) -> str:
+    """Means over the models of each kind, by length: none, and by-parts by position with each temperature.
+
+    A star marks a significant difference from by-parts without a temperature, found as in ``pairs``.
+    """
+    rows = []
+    for kind in KINDS:
+        models = [model for model in kind.models if model.name in results.models]
+        for length in LENGTHS if models else ():
+            plain = [_get(results, model, BY_PARTS, length) for model in models]
+            row = [kind.name, str(len(models)), f"{length // TRAINED_LENGTH}x"]
+            for scaling in (NONE, BY_PARTS, *TEMPERED.values()):
+                found = [_get(results, model, scaling, length) for model in models]
+                scores = ([each.scores for each in one] for one in (found, plain))
+                star = scaling in TEMPERED.values() and _difference(found[0].metric, *scores).significant
+                row.append(_mean(found) + "*" * star)
+            rows.append(row)
+    return markdown(["models", "seeds", "length", "none", "C = 0", *TEMPERED], rows)
 
 
 def means(results: Results, scalings: Sequence[str], multiples: Sequence[int]) -> str:
@@ -193,16 +221,20 @@ def means(results: Results, scalings: Sequence[str], multiples: Sequence[int]) -
         for task in ("lines", "text"):
             for multiple in multiples:
                 length = multiple * TRAINED_LENGTH
-                found = [_get(results, model, scaling, length) for model in MODELS if model.task == task]
-                changes = [each.comparison.difference for each in found if each.comparison]
-                if task == "text" and changes:
-                    row.append(f"{100 * mean(changes) - 100:+.1f} %")
-                else:
-                    value = mean(each.value for each in found)
-                    row.append(f"{value:.3f}" if task == "text" else f"{100 * value:.1f} %")
+                row.append(
+                    _mean([_get(results, each, scaling, length) for each in MODELS if each.task == task])
+                )
         rows.append(row)
     head = [f"{name}, {multiple}x" for name in ("right", "perplexity") for multiple in multiples]
     return markdown(["scaling", *head], rows)
+
+
+def _mean(found: Sequence[Measurement]) -> str:
+    """Of one scaling in several models: right answers, or perplexity or its mean change from none."""
+    changes = [each.comparison.difference for each in found if each.comparison]
+    if found[0].metric != PERPLEXITY:
+        return f"{100 * mean(each.value for each in found):.1f} %"
+    return f"{100 * mean(changes) - 100:+.1f} %" if changes else f"{mean(each.value for each in found):.3f}"
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -230,6 +262,8 @@ TABLES: dict[str, Callable[[Mapping[str, Results]], str]] = {
     "means": _from("results", partial(means, scalings=OF_ALL, multiples=MULTIPLES)),
     "pairs": _from("results", pairs),
     "tiny-bloom": _from("results", partial(of_one, model=MODELS[0])),
+    "temperatures": _from("temperatures", temperatures),
+    "temperatures-pairs": _from("temperatures", pairs),
     "ramps": _from("ramps", partial(spread, task="lines")),
     "fits-lines": _from("fits", partial(spread, task="lines")),
     "fits-text": _from("fits", partial(spread, task="text")),

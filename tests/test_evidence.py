@@ -12,6 +12,7 @@ from typing import Any
 
 import evidence
 import evidence_fits
+import evidence_measure
 import evidence_ramps
 import evidence_tables
 import lines_task
@@ -152,6 +153,35 @@ def test_rows_of_one_model_never_come_from_two_trainings() -> None:
     ]
     assert [about["from"] for about in found.models.values()] == ["earlier", "new", "earlier", "new"]
     assert found.settings == {"earlier": 1, "new": 1}
+
+
+def test_a_study_stores_each_model_as_it_finishes_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evidence").mkdir()
+    first, second, third = models = [Model("lines", 8, seed) for seed in (1, 2, 3)]
+    measured: list[str] = []
+
+    def measure(model: Model, *_: object) -> Results:
+        if model == third and len(measured) < 3:
+            measured.append("stopped")
+            raise KeyboardInterrupt
+        measured.append(model.name)
+        return Results([measurement(model.name, NONE, 256, 1.0)], {model.name: {}}, {}, 1.0)
+
+    monkeypatch.setattr(evidence_measure, "EXAMPLES", tmp_path)
+    monkeypatch.setattr(evidence_measure, "train", lambda *_: None)
+    monkeypatch.setattr(evidence_measure, "measure", measure)
+    study = Study("some", models, {256: 1}, 1, lambda *_: (), found=lambda _: {"more": 1})
+    with pytest.raises(KeyboardInterrupt):
+        study.run(tmp_path)
+    assert list(study.read().models) == [first.name, second.name]
+    assert "more" not in study.read().settings  # what is found of all models
+    study.run(tmp_path)
+    assert measured == [first.name, second.name, "stopped", third.name]
+    assert list(study.read().models) == [model.name for model in models]
+    assert study.read().settings["more"] == 1
+    assert study.read().seconds == 3
 
 
 def test_the_rows_of_each_model_and_their_spread() -> None:

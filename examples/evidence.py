@@ -8,8 +8,9 @@
 
 There are four studies: `results`, of the models under the formulas; `temperatures`, of the temperature of
 by-parts (evidence_temperatures.py); `ramps`, of its ramp (evidence_ramps.py); and `fits`, of fitted slopes
-(evidence_fits.py). Models and full results are kept in .evidence/; anything deleted there is made again. The part of the results that tables and pictures need is in
-examples/evidence/NAME.json, which `ntk-convert plot` can read.
+(evidence_fits.py). Models and full results are kept in .evidence/; anything deleted there is made again. The
+part of the results that tables and pictures need is in examples/evidence/NAME.json, which `ntk-convert plot`
+can read; it is stored after each model.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def main() -> None:
         "--model",
         nargs="+",
         choices=[model.name for model in MODELS],
-        help="of the models of `results` or `temperatures`, measure only these; the stored rows of others stay",
+        help="of the models of `results` or `temperatures`, measure these; of others, what is stored stays",
     )
     parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
     parser.add_argument("--tables", action="store_true", help="only rewrite tables and pictures")

@@ -194,23 +194,32 @@ def _difference(
 
 
 def temperatures(results: Results) -> str:
-    """Means over the models of each kind, by length: none, and by-parts by position with each temperature.
-
-    A star marks a significant difference from by-parts without a temperature, found as in ``pairs``.
-    """
+    """Means over the measured models of each kind: none, and by-parts by position with each temperature."""
+    scalings = (NONE, BY_PARTS, *TEMPERED.values())
     rows = []
     for kind in KINDS:
-        models = [model for model in kind.models if model.name in results.models]
-        for length in LENGTHS if models else ():
-            plain = [_get(results, model, BY_PARTS, length) for model in models]
-            row = [kind.name, str(len(models)), f"{length // TRAINED_LENGTH}x"]
-            for scaling in (NONE, BY_PARTS, *TEMPERED.values()):
-                found = [_get(results, model, scaling, length) for model in models]
-                scores = ([each.scores for each in one] for one in (found, plain))
-                star = scaling in TEMPERED.values() and _difference(found[0].metric, *scores).significant
-                row.append(_mean(found) + "*" * star)
-            rows.append(row)
+        names = [model.name for model in kind.models if model.name in results.models]
+        found = by_temperature(results, names, scalings, LENGTHS) if names else ()
+        rows += [[kind.name, str(len(names)), *row] for row in found]
     return markdown(["models", "seeds", "length", "none", "C = 0", *TEMPERED], rows)
+
+
+def by_temperature(
+    results: Results, names: Sequence[str], scalings: Sequence[str], lengths: Sequence[int]
+) -> Iterator[list[str]]:
+    """For each length, means over some models: none, a scaling, and this scaling with each temperature.
+
+    A star marks a significant difference from the scaling without a temperature, found as in ``pairs``.
+    """
+    for length in lengths:
+        none, plain, *tempered = (
+            [_get(results, name, scaling, length) for name in names] for scaling in scalings
+        )
+        row = [f"{length // lengths[0]}x", _mean(none), _mean(plain)]
+        for found in tempered:
+            scores = ([each.scores for each in one] for one in (found, plain))
+            row.append(_mean(found) + "*" * _difference(found[0].metric, *scores).significant)
+        yield row
 
 
 def means(results: Results, scalings: Sequence[str], multiples: Sequence[int]) -> str:
@@ -221,9 +230,8 @@ def means(results: Results, scalings: Sequence[str], multiples: Sequence[int]) -
         for task in ("lines", "text"):
             for multiple in multiples:
                 length = multiple * TRAINED_LENGTH
-                row.append(
-                    _mean([_get(results, each, scaling, length) for each in MODELS if each.task == task])
-                )
+                names = [model.name for model in MODELS if model.task == task]
+                row.append(_mean([_get(results, name, scaling, length) for name in names]))
         rows.append(row)
     head = [f"{name}, {multiple}x" for name in ("right", "perplexity") for multiple in multiples]
     return markdown(["scaling", *head], rows)
@@ -243,11 +251,11 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def _get(results: Results, model: Model, scaling: str, length: int) -> Measurement:
+def _get(results: Results, model: str, scaling: str, length: int) -> Measurement:
     return next(
         each
         for each in results.measurements
-        if (each.model, each.scaling, each.length) == (model.name, scaling, length)
+        if (each.model, each.scaling, each.length) == (model, scaling, length)
     )
 
 

@@ -25,7 +25,7 @@ def runs(model: Model, models: Path) -> Sequence[Run]:
 
 STUDY = Study(
     name="temperatures",
-    models=sorted(MODELS, key=lambda model: (model.seed, model.heads)),  # so that some of each kind come first
+    models=sorted(MODELS, key=lambda model: (model.seed, model.heads)),  # one of each kind comes first
     prompts=dict.fromkeys(LENGTHS, 300),
     windows=WINDOWS,
     runs=runs,

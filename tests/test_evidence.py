@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,24 @@ def test_scalings_are_compared_in_all_models_that_have_both() -> None:
     cells = dict(line.split(" | ")[1:3] for line in table.splitlines()[2:])
     # In both: +1, +1, -1 + 1 = 0, 0 + 1, of four prompts.
     assert cells == {"2 of lines": "+3 -0, p = 0.2"}
+
+
+def test_temperatures_are_compared_with_the_same_scaling_without_one() -> None:
+    scores = {NONE: (0.0,) * 8, BY_PARTS: (1.0, 0.0) * 4, "tempered": (1.0,) * 8, "other": (0.0, 1.0) * 4}
+    rows = [
+        measurement(model, scaling, length, *found)
+        for model in ("lines-8-0", "lines-8-1")
+        for length in (256, 512)
+        for scaling, found in scores.items()
+    ]
+    rows += [measurement("lines-8-2", NONE, 256, 1.0)]
+    found = Results(rows, {}, {}, 0.0)
+    # Four of eight prompts got better, and then also four worse: p = 0.125 and 1; with twelve, p = 0.0005.
+    table = evidence_tables.by_temperature(found, ["lines-8-0", "lines-8-1"], [*scores], (256, 512))
+    assert [*table] == [[length, "0.0 %", "50.0 %", "100.0 %", "50.0 %"] for length in ("1x", "2x")]
+    found = replace(found, measurements=[replace(each, scores=each.scores * 3) for each in rows])
+    table = evidence_tables.by_temperature(found, ["lines-8-1"], [*scores], (512,))
+    assert [*table] == [["1x", "0.0 %", "50.0 %", "100.0 %*", "50.0 %"]]
 
 
 def test_every_cell_was_measured(results: Results) -> None:

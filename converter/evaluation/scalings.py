@@ -18,8 +18,8 @@ from converter.scaling.scaling import TEMPERED, UNSCALED, Basis, Dynamic, Method
 RATES = (1.0, 2.0)
 """Rates of the dynamic scalings that ``tune`` tries."""
 TEMPERATURE = 0.2
-"""Of the dynamic scaling that ``tune`` tries with one: the largest that raised the perplexity of small models by
-less than 0.1 % (examples/evidence/README.md)."""
+"""Of the dynamic scaling that ``tune`` tries with one: the largest that raised the perplexity of small models
+by less than 0.1 % (examples/evidence/README.md)."""
 
 
 def trials(

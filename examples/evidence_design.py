@@ -25,6 +25,8 @@ SMALL_SCALE = round(SCALE ** max(exponents("ntk-published", stock_slopes(12))), 
 RATES = (1.0, 2.0)
 RAMPS = ((1 / 16, 1 / 4), (1 / 8, 1 / 2), (1 / 4, 1.0))
 """Ramps of by-parts, in parts of the trained length; the second one is the default."""
+TEMPERATURES = (0.1, 0.2, 0.3, 0.4, 0.6)
+"""Of by-parts; 0 is none."""
 RUNS: tuple[dict[str, Any], ...] = (
     {"methods": ("none", "ntk"), "scales": (SCALE,), "dynamic": ("length", "position"), "rates": RATES},
     {"methods": ("linear",), "scales": (SCALE,)},
@@ -48,9 +50,9 @@ RAMP = (TRAINED_LENGTH / 8, TRAINED_LENGTH / 2)
 LOW_RAMP = (TRAINED_LENGTH / 16, TRAINED_LENGTH / 4)
 
 
-def by_parts(ramp: tuple[float, float] = RAMP) -> str:
+def by_parts(ramp: tuple[float, float] = RAMP, temperature: float = 0.0) -> str:
     """The name of position-dynamic by-parts in results, given a ramp in tokens."""
-    return str(Dynamic("by-parts", "position", 1.0, TRAINED_LENGTH, ramp))
+    return str(Dynamic("by-parts", "position", 1.0, TRAINED_LENGTH, ramp, temperature=temperature))
 
 
 def static_by_parts(ramp: tuple[float, float] = RAMP) -> str:
@@ -59,6 +61,8 @@ def static_by_parts(ramp: tuple[float, float] = RAMP) -> str:
 
 
 BY_PARTS, STATIC_BY_PARTS = by_parts(), static_by_parts()
+TEMPERED = {f"C = {each}": by_parts(temperature=each) for each in TEMPERATURES}
+"""Column of a table -> position-dynamic by-parts with this temperature."""
 FITTED = "fitted, position"
 
 

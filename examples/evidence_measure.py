@@ -172,13 +172,14 @@ class Study:
         return Results.from_json(json.loads(self.stored.read_text(encoding="utf-8")))
 
     def run(self, models: Path, names: Sequence[str] = ()) -> None:
-        """Trains and measures what is missing, and stores the results.
+        """Trains and measures what is missing, and stores the results as soon as each model has them.
 
         Args:
             models: the folder of all models.
             names: the models to measure, by default all; of the others, what is stored stays.
         """
-        found = {}
+        earlier = self.read() if self.stored.exists() else None
+        found: dict[Model, Results] = {}
         for model in self.models:
             if names and model.name not in names:
                 continue
@@ -187,10 +188,10 @@ class Study:
             found[model] = kept(
                 models / f"{self.name}-{model.name}.json", partial(self._measure, model, models)
             )
-        joined = self._joined(found, models)
-        if names:
-            joined = replaced(self.read(), joined, [model.name for model in self.models])
-        self.stored.write_text(to_text(joined), encoding="utf-8")
+            joined = self._joined(found, models)
+            if earlier is not None and len(found) < len(self.models):
+                joined = replaced(earlier, joined, [each.name for each in self.models])
+            self.stored.write_text(to_text(joined), encoding="utf-8")
 
     def _measure(self, model: Model, models: Path) -> Results:
         return measure(model, models, self.runs(model, models), self.prompts, self.windows, self.longest)
@@ -216,6 +217,8 @@ class Study:
                 shown = model in self.drawn and each.length > TRAINED_LENGTH
                 each = replace(each, comparison=None if each.scaling == NONE else pair)
                 measurements.append(each if shown else replace(each, depths=(), positions=()))
-        settings |= {**self.found(models), "items": {"lines": dict(self.prompts), "text": self.windows}}
+        if len(found) == len(self.models):
+            settings |= self.found(models)
+        settings |= {"items": {"lines": dict(self.prompts), "text": self.windows}}
         seconds = sum(results.seconds for results in found.values())
         return Results(measurements, described, settings, seconds)

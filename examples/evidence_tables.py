@@ -25,13 +25,14 @@ from evidence_design import (
     SCALINGS,
     SMALL_NTK,
     STATIC_BY_PARTS,
+    TEMPERED,
     TRAINED_LENGTH,
     Model,
     by_parts,
     dynamic,
 )
 
-from converter.evaluation.results import PERPLEXITY, SIGNIFICANT, Measurement, Results
+from converter.evaluation.results import PERPLEXITY, SIGNIFICANT, Comparison, Measurement, Results
 from converter.evaluation.statistics import compare
 from converter.scaling.slopes import NATS
 
@@ -56,6 +57,7 @@ PAIRS = (
     ("fitted, static", "fitted, static, shared by the layers"),
     ("rule of the other models, by layer", BY_PARTS),
     ("rule of the other models, for all layers", BY_PARTS),
+    *((tempered, BY_PARTS) for tempered in TEMPERED.values()),
 )
 """Two scalings to compare in every model that has both."""
 
@@ -176,13 +178,48 @@ def pairs(results: Results) -> str:
 
 def _compared(metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> str:
     """How two scalings differ, given the scores of each model."""
-    found = compare(metric, *(np.mean(scores, axis=0).tolist() for scores in (ours, theirs)))
+    found = _difference(metric, ours, theirs)
     change = (
         f"{100 * found.difference - 100:+.2f} %"
         if metric == PERPLEXITY
         else f"+{found.better} -{found.worse}"
     )
     return f"{change}, p = {found.p:.1g}"
+
+
+def _difference(
+    metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
+) -> Comparison:
+    return compare(metric, *(np.mean(scores, axis=0).tolist() for scores in (ours, theirs)))
+
+
+def temperatures(results: Results) -> str:
+    """Means over the measured models of each kind: none, and by-parts by position with each temperature."""
+    scalings = (NONE, BY_PARTS, *TEMPERED.values())
+    rows = []
+    for kind in KINDS:
+        names = [model.name for model in kind.models if model.name in results.models]
+        found = by_temperature(results, names, scalings, LENGTHS) if names else ()
+        rows += [[kind.name, str(len(names)), *row] for row in found]
+    return markdown(["models", "seeds", "length", "none", "C = 0", *TEMPERED], rows)
+
+
+def by_temperature(
+    results: Results, names: Sequence[str], scalings: Sequence[str], lengths: Sequence[int]
+) -> Iterator[list[str]]:
+    """For each length, means over some models: none, a scaling, and this scaling with each temperature.
+
+    A star marks a significant difference from the scaling without a temperature, found as in ``pairs``.
+    """
+    for length in lengths:
+        none, plain, *tempered = (
+            [_get(results, name, scaling, length) for name in names] for scaling in scalings
+        )
+        row = [f"{length // lengths[0]}x", _mean(none), _mean(plain)]
+        for found in tempered:
+            scores = ([each.scores for each in one] for one in (found, plain))
+            row.append(_mean(found) + "*" * _difference(found[0].metric, *scores).significant)
+        yield row
 
 
 def means(results: Results, scalings: Sequence[str], multiples: Sequence[int]) -> str:
@@ -193,16 +230,19 @@ def means(results: Results, scalings: Sequence[str], multiples: Sequence[int]) -
         for task in ("lines", "text"):
             for multiple in multiples:
                 length = multiple * TRAINED_LENGTH
-                found = [_get(results, model, scaling, length) for model in MODELS if model.task == task]
-                changes = [each.comparison.difference for each in found if each.comparison]
-                if task == "text" and changes:
-                    row.append(f"{100 * mean(changes) - 100:+.1f} %")
-                else:
-                    value = mean(each.value for each in found)
-                    row.append(f"{value:.3f}" if task == "text" else f"{100 * value:.1f} %")
+                names = [model.name for model in MODELS if model.task == task]
+                row.append(_mean([_get(results, name, scaling, length) for name in names]))
         rows.append(row)
     head = [f"{name}, {multiple}x" for name in ("right", "perplexity") for multiple in multiples]
     return markdown(["scaling", *head], rows)
+
+
+def _mean(found: Sequence[Measurement]) -> str:
+    """Of one scaling in several models: right answers, or perplexity or its mean change from none."""
+    changes = [each.comparison.difference for each in found if each.comparison]
+    if found[0].metric != PERPLEXITY:
+        return f"{100 * mean(each.value for each in found):.1f} %"
+    return f"{100 * mean(changes) - 100:+.1f} %" if changes else f"{mean(each.value for each in found):.3f}"
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -211,11 +251,11 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def _get(results: Results, model: Model, scaling: str, length: int) -> Measurement:
+def _get(results: Results, model: str, scaling: str, length: int) -> Measurement:
     return next(
         each
         for each in results.measurements
-        if (each.model, each.scaling, each.length) == (model.name, scaling, length)
+        if (each.model, each.scaling, each.length) == (model, scaling, length)
     )
 
 
@@ -230,6 +270,8 @@ TABLES: dict[str, Callable[[Mapping[str, Results]], str]] = {
     "means": _from("results", partial(means, scalings=OF_ALL, multiples=MULTIPLES)),
     "pairs": _from("results", pairs),
     "tiny-bloom": _from("results", partial(of_one, model=MODELS[0])),
+    "temperatures": _from("temperatures", temperatures),
+    "temperatures-pairs": _from("temperatures", pairs),
     "ramps": _from("ramps", partial(spread, task="lines")),
     "fits-lines": _from("fits", partial(spread, task="lines")),
     "fits-text": _from("fits", partial(spread, task="text")),

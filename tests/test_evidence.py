@@ -7,13 +7,16 @@ import io
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import evidence
 import evidence_fits
+import evidence_measure
 import evidence_ramps
 import evidence_tables
+import evidence_temperatures
 import lines_task
 import numpy as np
 import pytest
@@ -31,6 +34,7 @@ from evidence_design import (
     SCALE,
     SMALL_SCALE,
     STATIC_BY_PARTS,
+    TEMPERED,
     Model,
 )
 from evidence_measure import Study, replaced
@@ -87,7 +91,15 @@ def check_cells(results: Results, prompts: Mapping[int, int], windows: int, *, c
 @pytest.mark.parametrize("study", evidence.STUDIES.values(), ids=evidence.STUDIES)
 def test_every_cell_follows_from_its_scores(study: Study, stored: dict[str, Results]) -> None:
     results = stored[study.name]
-    assert list(results.models) == [model.name for model in study.models]
+    names = [model.name for model in study.models]
+    if study is evidence_temperatures.STUDY:  # the page says how many of them have been measured
+        page = (EXAMPLES / "evidence" / "README.md").read_text(encoding="utf-8")
+        assert f"Measured so far: {len(results.models)} of the {len(names)} models" in page
+        assert {(each.scaling, each.length) for each in results.measurements} == {
+            (scaling, length) for scaling in (NONE, BY_PARTS, *TEMPERED.values()) for length in LENGTHS
+        }
+        names = [name for name in names if name in results.models]
+    assert list(results.models) == names
     check_cells(results, study.prompts, study.windows, compared=study is evidence.FORMULAS)
 
 
@@ -154,6 +166,35 @@ def test_rows_of_one_model_never_come_from_two_trainings() -> None:
     assert found.settings == {"earlier": 1, "new": 1}
 
 
+def test_a_study_stores_each_model_as_it_finishes_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evidence").mkdir()
+    first, second, third = models = [Model("lines", 8, seed) for seed in (1, 2, 3)]
+    measured: list[str] = []
+
+    def measure(model: Model, *_: object) -> Results:
+        if model == third and len(measured) < 3:
+            measured.append("stopped")
+            raise KeyboardInterrupt
+        measured.append(model.name)
+        return Results([measurement(model.name, NONE, 256, 1.0)], {model.name: {}}, {}, 1.0)
+
+    monkeypatch.setattr(evidence_measure, "EXAMPLES", tmp_path)
+    monkeypatch.setattr(evidence_measure, "train", lambda *_: None)
+    monkeypatch.setattr(evidence_measure, "measure", measure)
+    study = Study("some", models, {256: 1}, 1, lambda *_: (), found=lambda _: {"more": 1})
+    with pytest.raises(KeyboardInterrupt):
+        study.run(tmp_path)
+    assert list(study.read().models) == [first.name, second.name]
+    assert "more" not in study.read().settings  # what is found of all models
+    study.run(tmp_path)
+    assert measured == [first.name, second.name, "stopped", third.name]
+    assert list(study.read().models) == [model.name for model in models]
+    assert study.read().settings["more"] == 1
+    assert study.read().seconds == 3
+
+
 def test_the_rows_of_each_model_and_their_spread() -> None:
     rows = [
         measurement(model, scaling, length, *scores)
@@ -195,6 +236,24 @@ def test_scalings_are_compared_in_all_models_that_have_both() -> None:
     cells = dict(line.split(" | ")[1:3] for line in table.splitlines()[2:])
     # In both: +1, +1, -1 + 1 = 0, 0 + 1, of four prompts.
     assert cells == {"2 of lines": "+3 -0, p = 0.2"}
+
+
+def test_temperatures_are_compared_with_the_same_scaling_without_one() -> None:
+    scores = {NONE: (0.0,) * 8, BY_PARTS: (1.0, 0.0) * 4, "tempered": (1.0,) * 8, "other": (0.0, 1.0) * 4}
+    rows = [
+        measurement(model, scaling, length, *found)
+        for model in ("lines-8-0", "lines-8-1")
+        for length in (256, 512)
+        for scaling, found in scores.items()
+    ]
+    rows += [measurement("lines-8-2", NONE, 256, 1.0)]
+    found = Results(rows, {}, {}, 0.0)
+    # Four of eight prompts got better, and then also four worse: p = 0.125 and 1; with twelve, p = 0.0005.
+    table = evidence_tables.by_temperature(found, ["lines-8-0", "lines-8-1"], [*scores], (256, 512))
+    assert [*table] == [[length, "0.0 %", "50.0 %", "100.0 %", "50.0 %"] for length in ("1x", "2x")]
+    found = replace(found, measurements=[replace(each, scores=each.scores * 3) for each in rows])
+    table = evidence_tables.by_temperature(found, ["lines-8-1"], [*scores], (512,))
+    assert [*table] == [["1x", "0.0 %", "50.0 %", "100.0 %*", "50.0 %"]]
 
 
 def test_every_cell_was_measured(results: Results) -> None:

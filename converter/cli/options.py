@@ -91,7 +91,7 @@ trial_options = options(
         "--methods",
         type=Listed("LIST", str, METHODS),
         default="",
-        help="Methods to compare, e.g. none,linear,ntk.",
+        help="Methods to compare, e.g. none,by-parts,ntk.",
     ),
     scaling_option(
         "--scales", type=Listed("LIST", float), default="", help="Scale factors of each method, e.g. 2,4."

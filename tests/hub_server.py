@@ -39,7 +39,7 @@ TOKEN = "hf_secretSECRETsecret"
 AS_USERS_DO = ("-m", "converter")
 UNVERIFIED = (
     "-c",
-    "import converter.verification; converter.verification.verify = lambda *_: []\n"
+    "import converter.verification; converter.verification.verify = lambda *_, **__: []\n"
     "from converter.cli import main; main()",
 )
 """Starts the command line without verification, which takes seconds, to test the steps after it."""

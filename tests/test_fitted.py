@@ -302,7 +302,7 @@ def test_pictures_show_the_mean_over_layers(pristine: Pristine, tmp_path: Path) 
     [stock, fitted] = model.variants
     scaling = read_scaling(SCALING)
     assert isinstance(scaling, Static)
-    assert fitted.label.endswith("2 layers, mean over layers")
+    assert fitted.label == "fitted, factor 8, mean over layers"
     assert fitted.values == pytest.approx(averaged(scaling).slopes(stock.values))
 
 

@@ -141,7 +141,7 @@ def test_exporting_again_replaces(repository: Make, run: Command) -> None:
     assert graph != first
     again = run("export", folder)
     assert again.code == 0
-    assert "replaces" not in again.out
+    assert "model.onnx replaces" not in again.out
     assert files_of(folder) == files
     assert (folder / "model.onnx").read_bytes() == graph
     assert (folder / CARD).read_text().count("## ONNX") == 1

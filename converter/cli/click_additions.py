@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -177,8 +178,9 @@ def as_typed(message: str, words: Iterable[str]) -> str:
     """The message with the relative paths among a command's words in place of the absolute ones."""
     for word in words:
         if word and not os.path.isabs(word) and "\0" not in word:  # noqa: PTH117 -- most words are no paths
-            whole = re.escape(os.path.realpath(word))
-            message = word.rstrip("/").join(re.split(rf"{whole}(?![^\s/;:,)])", message))
+            with suppress(OSError):  # the current folder may be gone
+                whole = re.escape(os.path.realpath(word))
+                message = word.rstrip("/").join(re.split(rf"{whole}(?![^\s/;:,)])", message))
     return message
 
 

@@ -162,7 +162,7 @@ def evaluate(
     \b
     Examples:
       ntk-convert eval bigscience/bloom-560m ./bloom-ntk --text book.txt
-      ntk-convert eval bigscience/bloom-560m --methods none,by-parts,ntk --scales 2,4
+      ntk-convert eval bigscience/bloom-560m --methods none,by-parts --scales 4
     """
     from converter.evaluation.evaluate import evaluate as run
     from converter.result.outputs import check_folder

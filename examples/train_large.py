@@ -1,0 +1,428 @@
+"""Train the larger model of the evidence: text of several kinds, and lookups among it.
+
+    python examples/train_large.py --minutes 65 --out .evidence/large
+
+The model is an MPT (8 layers x 256, 8 heads, slopes down to 2^-6, 512 trained tokens). A stopped training goes
+on from its last checkpoint.
+
+With text from the start, a model of this size keeps guessing among the values it has seen. So it first learns
+lookups alone, in short sequences, and then half of its sequences are text, and half are text with records and
+questions (`lines_task`) spread among it.
+
+The text is what the machine holds: Python's standard library, documentation in English, and translated messages
+of programs. So another machine has another text, and trains another model; `training.json` has its SHA-256.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gettext
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lines_task
+import numpy as np
+import text_task
+import torch
+import torch.nn.functional as F
+from lines_task import IGNORE, SPECIAL_TOKENS, Ids
+from muon import Muon
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
+from train import ADAM_LEARNING_RATE, CLIP_NORM, MUON_LEARNING_RATE, TOKENIZER_CONFIG
+
+from converter.scaling.slopes import stock_slopes
+
+LAYERS, HEADS, WIDTH = 8, 8, 256
+BIAS_MAX = 6
+TRAINED_LENGTH = 512
+PIECES = 4096
+"""Tokens of the vocabulary."""
+TOKENS_PER_STEP = 4096
+EMBEDDING_STD = 0.05
+
+SHORT_STAGES = (6, 12, 16, 32)
+"""Records in a sequence of lookups alone."""
+PASS_ACCURACY = 0.9
+TOKENS_PER_RECORD = 16
+"""Of the sequences that have records: every second record is a question, so a line comes every 32 tokens."""
+WARM_UP_STEPS = 50
+DECAY = 0.5
+"""The share of the time in which the learning rates fall to zero."""
+CHECKPOINT_MINUTES = 4.0
+
+DOCUMENTATION = ("doc", "vim", "cmake-*/Help")
+"""Folders below /usr/share."""
+LANGUAGES = ("de", "es", "fr", "ru")
+SHARES = {"python": 0.4, "documentation": 0.4, "messages": 0.2}
+"""How many of the sequences are of each kind of text."""
+SHORTEST_FILE, LONGEST_FILE = 4_000, 200_000
+"""In characters; of a longer file, the start is read."""
+
+Flags = NDArray[np.bool_]
+# The words of lines_task, each one token that does not occur in text. Their ids are those of lines_task.
+WORDS = tuple(f"<{word}>" for word in lines_task.VOCABULARY[len(SPECIAL_TOKENS) :])
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The files, by kind of text."""
+
+    training: dict[str, list[str]]
+    held_out: dict[str, list[str]]
+
+    def describe(self) -> dict[str, Any]:
+        """Characters by kind and part, and the SHA-256 of all."""
+        parts = {"training": self.training, "held out": self.held_out}
+        digest = hashlib.sha256()
+        for files in parts.values():
+            for kind in files.values():
+                digest.update("\0".join(kind).encode())
+        sizes = {part: {kind: sum(map(len, files[kind])) for kind in files} for part, files in parts.items()}
+        return {"characters": sizes, "text_sha256": digest.hexdigest()}
+
+
+def read_corpus() -> Corpus:
+    """Reads the text of the machine; one file in ten is held out, by the hash of its name."""
+    corpus = Corpus({kind: [] for kind in SHARES}, {kind: [] for kind in SHARES})
+    seen = set()
+    for kind, name, text in _files():
+        if len(text) < SHORTEST_FILE or hash(text) in seen:
+            continue
+        seen.add(hash(text))
+        held_out = hashlib.sha256(name.encode()).digest()[0] % 10 == 0
+        (corpus.held_out if held_out else corpus.training)[kind].append(text[:LONGEST_FILE])
+    return corpus
+
+
+def _files() -> Iterator[tuple[str, str, str]]:
+    """Kind, name and content of each file."""
+    for name, path in text_task.files():
+        yield "python", name, path.read_text(encoding="utf-8")
+    share = Path("/usr/share")
+    for folder in DOCUMENTATION:
+        for path in sorted(share.glob(f"{folder}/**/*")):
+            if path.suffix in (".md", ".rst", ".txt") and path.is_file():
+                yield "documentation", path.name, path.read_text(encoding="utf-8", errors="replace")
+    for language in LANGUAGES:
+        for path in sorted(share.glob(f"locale/{language}/LC_MESSAGES/*.mo")):
+            try:
+                with path.open("rb") as file:
+                    catalogue: Any = gettext.GNUTranslations(file)
+            except UnicodeDecodeError:  # a few state a wrong encoding
+                continue
+            messages = [text for key, text in catalogue._catalog.items() if key]
+            yield "messages", path.name, "\n".join(messages)
+
+
+def build_tokenizer(corpus: Corpus) -> Tokenizer:
+    """Byte-pair pieces of the text, after the words of `lines_task` at their own ids."""
+    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=PIECES,
+        special_tokens=[*SPECIAL_TOKENS, *WORDS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((text[:20_000] for kind in corpus.training.values() for text in kind), trainer)
+    # Once more without the trainer's mark that the words are special: decoding shall show them.
+    learnt = json.loads(tokenizer.to_str())
+    for entry in learnt["added_tokens"]:
+        entry["special"] = entry["content"] in SPECIAL_TOKENS
+    return Tokenizer.from_str(json.dumps(learnt))
+
+
+class Attention(nn.Module):
+    """Attention with a bias on its scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.Wqkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.out_proj = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, hidden: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """Hidden states of shape [rows, tokens, width]; the bias has the shape [heads, tokens, tokens]."""
+        query, key, value = self.Wqkv(hidden).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias.to(query.dtype))
+        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """Two layers with a GELU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down_proj = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of shape [rows, tokens, width]."""
+        return self.down_proj(F.gelu(self.up_proj(hidden)))
+
+
+class Block(nn.Module):
+    """One layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = (nn.LayerNorm(WIDTH, bias=False) for _ in range(2))
+        self.attn, self.ffn = Attention(), FeedForward()
+
+    def forward(self, hidden: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """As `Attention`."""
+        hidden = hidden + self.attn(self.norm_1(hidden), bias)
+        return hidden + self.ffn(self.norm_2(hidden))
+
+
+class Network(nn.Module):
+    """The model, with the names of transformers' `MptForCausalLM`, and twice as fast on a CPU."""
+
+    def __init__(self, vocabulary: int = PIECES) -> None:
+        super().__init__()
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(vocabulary, WIDTH),
+                "blocks": nn.ModuleList(Block() for _ in range(LAYERS)),
+                "norm_f": nn.LayerNorm(WIDTH, bias=False),
+            }
+        )
+        nn.init.normal_(self.transformer["wte"].weight, std=EMBEDDING_STD)
+        for block in self.transformer["blocks"]:
+            nn.init.zeros_(block.attn.out_proj.weight)
+            nn.init.zeros_(block.ffn.down_proj.weight)
+
+    def hidden(self, ids: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """The last hidden states, of shape [rows, tokens, width], of ids of shape [rows, tokens]."""
+        hidden = self.transformer["wte"](ids)
+        for block in self.transformer["blocks"]:
+            hidden = block(hidden, bias)
+        return self.transformer["norm_f"](hidden)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits of hidden states; the head shares the embeddings."""
+        return F.linear(hidden, self.transformer["wte"].weight)
+
+
+def causal_bias(tokens: int) -> torch.Tensor:
+    """ALiBi's bias and minus infinity for keys to come; float32 of shape [heads, tokens, tokens]."""
+    places = torch.arange(tokens)
+    distances = places[:, None] - places
+    slopes = torch.tensor(stock_slopes(HEADS, BIAS_MAX))
+    bias = -slopes[:, None, None] * distances
+    return bias.masked_fill(distances < 0, -math.inf)
+
+
+def config() -> dict[str, Any]:
+    """The config.json, with the keys of llm-foundry."""
+    return {
+        "architectures": ["MPTForCausalLM"],
+        "attn_config": {"alibi": True, "alibi_bias_max": BIAS_MAX, "attn_type": "multihead_attention"},
+        "bos_token_id": SPECIAL_TOKENS.index("<s>"),
+        "d_model": WIDTH,
+        "eos_token_id": SPECIAL_TOKENS.index("</s>"),
+        "expansion_ratio": 4,
+        "max_seq_len": TRAINED_LENGTH,
+        "model_type": "mpt",
+        "n_heads": HEADS,
+        "n_layers": LAYERS,
+        "no_bias": True,
+        "norm_type": "low_precision_layernorm",
+        "pad_token_id": SPECIAL_TOKENS.index("<pad>"),
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        "use_cache": True,
+        "vocab_size": PIECES,
+    }
+
+
+def mixed(ids: Ids, records: Ids, rng: np.random.Generator) -> tuple[Ids, Flags]:
+    """Spreads records at random places among a piece of text.
+
+    Args:
+        ids: the text, int64 array of shape [tokens].
+        records: int64 array of shape [records, 3].
+        rng: the source of randomness.
+
+    Returns:
+        The ids of both, of shape [tokens + 3 * records], and a bool array that says which are of records.
+    """
+    is_record = np.zeros(len(ids) + len(records), dtype=bool)
+    is_record[rng.permutation(len(is_record))[: len(records)]] = True
+    of_records = np.repeat(is_record, np.where(is_record, lines_task.TOKENS_PER_LINE, 1))
+    row = np.empty(len(of_records), dtype=np.int64)
+    row[of_records], row[~of_records] = records.reshape(-1), ids
+    return row, of_records
+
+
+def lookups(rng: np.random.Generator, sequences: int, records: int) -> tuple[Ids, Ids]:
+    """A batch of `lines_task`, with all keys, whose only targets are answers."""
+    keys = len(lines_task.KEYS)
+    ids, targets = lines_task.training_batch(rng, sequences=sequences, records=records, active_keys=keys)
+    return ids, np.where(targets == lines_task.TOKEN_IDS[lines_task.EOS], IGNORE, targets)
+
+
+class Batches:
+    """Draws batches: ids and targets of shape [rows, tokens], and which targets are answers."""
+
+    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.text = {
+            kind: np.concatenate([each.ids for each in tokenizer.encode_batch(files)]).astype(np.int64)
+            for kind, files in corpus.training.items()
+        }
+
+    def short(self, records: int) -> tuple[Ids, Ids, Flags]:
+        """Lookups alone."""
+        ids, targets = lookups(self.rng, TOKENS_PER_STEP // 2 // (3 * records), records)
+        return ids, targets, targets != IGNORE
+
+    def long(self) -> tuple[Ids, Ids, Flags]:
+        """Half text, half text with records among it."""
+        rows, length = TOKENS_PER_STEP // TRAINED_LENGTH, TRAINED_LENGTH
+        count = length // TOKENS_PER_RECORD
+        ids = np.empty((rows, length), dtype=np.int64)
+        targets = np.empty_like(ids)
+        answers = np.zeros(ids.shape, dtype=bool)
+        kinds = self.rng.choice(len(SHARES), size=rows, p=[*SHARES.values()])
+        for row, kind in enumerate(kinds):
+            text = self.text[[*SHARES][kind]]
+            start = self.rng.integers(len(text) - length - 1)
+            piece = text[start : start + length + 1]
+            if row % 2:
+                ids[row], targets[row] = piece[:-1], piece[1:]
+                continue
+            records, wanted = lookups(self.rng, 1, count)
+            joined, of_records = mixed(piece[: length - 3 * count], records.reshape(-1, 3), self.rng)
+            following = np.append(np.where(of_records, IGNORE, joined)[1:], IGNORE)  # text that comes next
+            following[of_records] = np.where(wanted[0] == IGNORE, following[of_records], wanted[0])
+            ids[row], targets[row] = joined, following
+            answers[row, of_records] = wanted[0] != IGNORE
+        return ids, targets, answers
+
+
+@dataclass
+class State:
+    """Where the training is."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    stage: int = 0
+    accuracy: float = 0.0
+    text_loss: float = math.nan
+
+    def add(self, accuracy: float, text_loss: float) -> None:
+        """Adds a step to the running averages."""
+        self.accuracy = 0.95 * self.accuracy + 0.05 * accuracy
+        self.text_loss = text_loss if math.isnan(self.text_loss) else 0.98 * self.text_loss + 0.02 * text_loss
+
+
+def train(minutes: float, out: Path, seed: int) -> tuple[Network, State]:
+    """Trains for so many minutes, and goes on from the checkpoint in `out` if there is one."""
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    corpus = read_corpus()
+    tokenizer = build_tokenizer(corpus)
+    tokenizer.save(str(out / "tokenizer.json"))
+    batches = Batches(corpus, tokenizer, rng)
+    sizes = {kind: len(ids) for kind, ids in batches.text.items()}
+    print(corpus.describe(), sizes, flush=True)
+    network, state = Network(), State()
+    matrices = [each for each in network.transformer["blocks"].parameters() if each.ndim == 2]
+    others = [each for name, each in network.named_parameters() if each.ndim == 1 or "wte" in name]
+    optimizers = [
+        Muon(matrices, lr=MUON_LEARNING_RATE),
+        torch.optim.AdamW(others, lr=ADAM_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    rates = [each.param_groups[0]["lr"] for each in optimizers]
+    checkpoint = out / "checkpoint.pt"
+    if checkpoint.exists():
+        kept = torch.load(checkpoint, weights_only=False)
+        network.load_state_dict(kept["network"])
+        for optimizer, content in zip(optimizers, kept["optimizers"], strict=True):
+            optimizer.load_state_dict(content)
+        state, rng.bit_generator.state = kept["state"], kept["rng"]
+    whole_bias = causal_bias(TRAINED_LENGTH)
+    saved = state.seconds
+    while (share := state.seconds / 60 / minutes) < 1:
+        started = time.monotonic()
+        now = min(1.0, (state.steps + 1) / WARM_UP_STEPS, (1 - share) / DECAY)
+        for optimizer, rate in zip(optimizers, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * now
+        short = state.stage < len(SHORT_STAGES)
+        ids, targets, answers = batches.short(SHORT_STAGES[state.stage]) if short else batches.long()
+        wanted, is_answer = torch.from_numpy(targets), torch.from_numpy(answers)
+        with torch.autocast("cpu", torch.bfloat16):
+            tokens = ids.shape[1]
+            hidden = network.hidden(torch.from_numpy(ids), whole_bias[:, :tokens, :tokens])
+            asked = wanted != IGNORE
+            logits = network.logits(hidden[asked]).float()
+        losses = F.cross_entropy(logits, wanted[asked], reduction="none")
+        of_answers = is_answer[asked]
+        loss = losses[of_answers].mean()
+        if not short:
+            loss = loss + losses[~of_answers].mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), CLIP_NORM)
+        with torch.autocast("cpu", torch.bfloat16):
+            for optimizer in optimizers:
+                optimizer.step()
+        right = (logits.argmax(-1) == wanted[asked])[of_answers].float().mean().item()
+        state.add(right, math.nan if short else losses[~of_answers].mean().item())
+        state.steps += 1
+        state.tokens += ids.size
+        if short and state.accuracy > PASS_ACCURACY:
+            state.stage, state.accuracy = state.stage + 1, 0.0
+        state.seconds += time.monotonic() - started
+        if state.steps % 20 == 0:
+            print(f"{loss.item():.3f} {state} lr {now:.2f}", flush=True)
+        if state.seconds - saved > 60 * CHECKPOINT_MINUTES:
+            saved = state.seconds
+            content = {"network": network.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}
+            torch.save({**content, "state": state, "rng": rng.bit_generator.state}, out / "checkpoint.new")
+            (out / "checkpoint.new").replace(checkpoint)
+    save(network, out, {**vars(state), "minutes": minutes, "seed": seed, "tokens_of_text": sizes, **corpus.describe()})
+    return network, state
+
+
+def save(network: Network, out: Path, training: dict[str, Any]) -> None:
+    """Writes the checkpoint's files, beside the tokenizer."""
+    weights = {name: tensor.detach().contiguous() for name, tensor in network.state_dict().items()}
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    training = {**training, "torch": torch.__version__}
+    for name, content in (
+        ("config.json", config()),
+        ("tokenizer_config.json", TOKENIZER_CONFIG),
+        ("training.json", training),
+    ):
+        (out / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Read the command line, train, save."""
+    parser = argparse.ArgumentParser(description="Train the larger checkpoint.")
+    parser.add_argument("--minutes", type=float, default=65.0, help="time of the training [%(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data [%(default)s]")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    train(arguments.minutes, arguments.out, arguments.seed)
+    print(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

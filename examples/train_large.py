@@ -23,6 +23,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
-from train import ADAM_LEARNING_RATE, CLIP_NORM, MUON_LEARNING_RATE, TOKENIZER_CONFIG
+from train import CLIP_NORM, TOKENIZER_CONFIG
 
 from converter.scaling.slopes import stock_slopes
 
@@ -47,7 +48,11 @@ TRAINED_LENGTH = 512
 PIECES = 4096
 """Tokens of the vocabulary."""
 TOKENS_PER_STEP = 4096
-EMBEDDING_STD = 0.05
+SHORT_TOKENS_PER_STEP = 1024
+"""While the model learns lookups alone."""
+EMBEDDING_STD, HEAD_STD = 1.0, 0.02
+"""Embeddings are as large as what the layers add to them; smaller ones leave the keys hard to tell apart."""
+MUON_RATE, EMBEDDING_RATE, HEAD_RATE = 0.01, 0.02, 2e-3
 
 SHORT_STAGES = (6, 12, 16, 32)
 """Records in a sequence of lookups alone."""
@@ -142,6 +147,29 @@ def build_tokenizer(corpus: Corpus) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(learnt))
 
 
+def prepare(out: Path) -> tuple[dict[str, Ids], dict[str, Any]]:
+    """Reads the text and learns the pieces, if `out` does not hold them yet.
+
+    Returns:
+        The training text of each kind in tokens, int64 arrays of shape [tokens]; and what the corpus is.
+    """
+    kept = out / "text.npz"
+    if not kept.exists():
+        corpus = read_corpus()
+        tokenizer = build_tokenizer(corpus)
+        tokenizer.save(str(out / "tokenizer.json"))
+        text = {
+            kind: np.concatenate([tokenizer.encode(each).ids for each in files]).astype(np.int64)
+            for kind, files in corpus.training.items()
+        }
+        about = {**corpus.describe(), "tokens_of_text": {kind: len(ids) for kind, ids in text.items()}}
+        (out / "held-out.json").write_text(json.dumps(corpus.held_out), encoding="utf-8")
+        (out / "text.json").write_text(json.dumps(about), encoding="utf-8")
+        np.savez(kept, **text)
+    with np.load(kept) as found:
+        return {kind: found[kind] for kind in SHARES}, json.loads((out / "text.json").read_text(encoding="utf-8"))
+
+
 class Attention(nn.Module):
     """Attention with a bias on its scores."""
 
@@ -196,7 +224,9 @@ class Network(nn.Module):
                 "norm_f": nn.LayerNorm(WIDTH, bias=False),
             }
         )
+        self.lm_head = nn.Linear(WIDTH, vocabulary, bias=False)
         nn.init.normal_(self.transformer["wte"].weight, std=EMBEDDING_STD)
+        nn.init.normal_(self.lm_head.weight, std=HEAD_STD)
         for block in self.transformer["blocks"]:
             nn.init.zeros_(block.attn.out_proj.weight)
             nn.init.zeros_(block.ffn.down_proj.weight)
@@ -207,10 +237,6 @@ class Network(nn.Module):
         for block in self.transformer["blocks"]:
             hidden = block(hidden, bias)
         return self.transformer["norm_f"](hidden)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits of hidden states; the head shares the embeddings."""
-        return F.linear(hidden, self.transformer["wte"].weight)
 
 
 def causal_bias(tokens: int) -> torch.Tensor:
@@ -238,7 +264,7 @@ def config() -> dict[str, Any]:
         "no_bias": True,
         "norm_type": "low_precision_layernorm",
         "pad_token_id": SPECIAL_TOKENS.index("<pad>"),
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": False,
         "torch_dtype": "float32",
         "use_cache": True,
         "vocab_size": PIECES,
@@ -274,16 +300,18 @@ def lookups(rng: np.random.Generator, sequences: int, records: int) -> tuple[Ids
 class Batches:
     """Draws batches: ids and targets of shape [rows, tokens], and which targets are answers."""
 
-    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, rng: np.random.Generator) -> None:
-        self.rng = rng
-        self.text = {
-            kind: np.concatenate([each.ids for each in tokenizer.encode_batch(files)]).astype(np.int64)
-            for kind, files in corpus.training.items()
-        }
+    def __init__(self, out: Path, rng: np.random.Generator) -> None:
+        self.out, self.rng = out, rng
+
+    @cached_property
+    def text(self) -> dict[str, Ids]:
+        """The training text of each kind, which lookups alone do not need."""
+        return prepare(self.out)[0]
 
     def short(self, records: int) -> tuple[Ids, Ids, Flags]:
         """Lookups alone."""
-        ids, targets = lookups(self.rng, TOKENS_PER_STEP // 2 // (3 * records), records)
+        rows = round(SHORT_TOKENS_PER_STEP / (lines_task.TOKENS_PER_LINE * records))
+        ids, targets = lookups(self.rng, rows, records)
         return ids, targets, targets != IGNORE
 
     def long(self) -> tuple[Ids, Ids, Flags]:
@@ -331,20 +359,18 @@ def train(minutes: float, out: Path, seed: int) -> tuple[Network, State]:
     """Trains for so many minutes, and goes on from the checkpoint in `out` if there is one."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    corpus = read_corpus()
-    tokenizer = build_tokenizer(corpus)
-    tokenizer.save(str(out / "tokenizer.json"))
-    batches = Batches(corpus, tokenizer, rng)
-    sizes = {kind: len(ids) for kind, ids in batches.text.items()}
-    print(corpus.describe(), sizes, flush=True)
+    batches = Batches(out, rng)
     network, state = Network(), State()
     matrices = [each for each in network.transformer["blocks"].parameters() if each.ndim == 2]
-    others = [each for name, each in network.named_parameters() if each.ndim == 1 or "wte" in name]
+    embedding = network.transformer["wte"].weight
+    ids_of_others = {id(each) for each in (*matrices, embedding)}
+    others = [each for each in network.parameters() if id(each) not in ids_of_others]
+    groups = [{"params": [embedding], "lr": EMBEDDING_RATE}, {"params": others, "lr": HEAD_RATE}]
     optimizers = [
-        Muon(matrices, lr=MUON_LEARNING_RATE),
-        torch.optim.AdamW(others, lr=ADAM_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+        Muon(matrices, lr=MUON_RATE),
+        torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    rates = [each.param_groups[0]["lr"] for each in optimizers]
+    rates = [group["lr"] for each in optimizers for group in each.param_groups]
     checkpoint = out / "checkpoint.pt"
     if checkpoint.exists():
         kept = torch.load(checkpoint, weights_only=False)
@@ -352,13 +378,14 @@ def train(minutes: float, out: Path, seed: int) -> tuple[Network, State]:
         for optimizer, content in zip(optimizers, kept["optimizers"], strict=True):
             optimizer.load_state_dict(content)
         state, rng.bit_generator.state = kept["state"], kept["rng"]
+    settings = [group for each in optimizers for group in each.param_groups]
     whole_bias = causal_bias(TRAINED_LENGTH)
     saved = state.seconds
     while (share := state.seconds / 60 / minutes) < 1:
         started = time.monotonic()
         now = min(1.0, (state.steps + 1) / WARM_UP_STEPS, (1 - share) / DECAY)
-        for optimizer, rate in zip(optimizers, rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * now
+        for group, rate in zip(settings, rates, strict=True):
+            group["lr"] = rate * now
         short = state.stage < len(SHORT_STAGES)
         ids, targets, answers = batches.short(SHORT_STAGES[state.stage]) if short else batches.long()
         wanted, is_answer = torch.from_numpy(targets), torch.from_numpy(answers)
@@ -366,7 +393,7 @@ def train(minutes: float, out: Path, seed: int) -> tuple[Network, State]:
             tokens = ids.shape[1]
             hidden = network.hidden(torch.from_numpy(ids), whole_bias[:, :tokens, :tokens])
             asked = wanted != IGNORE
-            logits = network.logits(hidden[asked]).float()
+            logits = network.lm_head(hidden[asked]).float()
         losses = F.cross_entropy(logits, wanted[asked], reduction="none")
         of_answers = is_answer[asked]
         loss = losses[of_answers].mean()
@@ -393,7 +420,7 @@ def train(minutes: float, out: Path, seed: int) -> tuple[Network, State]:
             content = {"network": network.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}
             torch.save({**content, "state": state, "rng": rng.bit_generator.state}, out / "checkpoint.new")
             (out / "checkpoint.new").replace(checkpoint)
-    save(network, out, {**vars(state), "minutes": minutes, "seed": seed, "tokens_of_text": sizes, **corpus.describe()})
+    save(network, out, {**vars(state), "minutes": minutes, "seed": seed, **prepare(out)[1]})
     return network, state
 
 

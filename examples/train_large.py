@@ -47,7 +47,7 @@ BIAS_MAX = 6
 TRAINED_LENGTH = 512
 PIECES = 4096
 """Tokens of the vocabulary."""
-TOKENS_PER_STEP = 4096
+TOKENS_PER_STEP = 2048
 SHORT_TOKENS_PER_STEP = 1024
 """While the model learns lookups alone."""
 EMBEDDING_STD, HEAD_STD = 1.0, 0.02
@@ -139,7 +139,9 @@ def build_tokenizer(corpus: Corpus) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((text[:20_000] for kind in corpus.training.values() for text in kind), trainer)
+    tokenizer.train_from_iterator(
+        (text[:20_000] for kind in corpus.training.values() for text in kind), trainer
+    )
     # Once more without the trainer's mark that the words are special: decoding shall show them.
     learnt = json.loads(tokenizer.to_str())
     for entry in learnt["added_tokens"]:
@@ -167,7 +169,9 @@ def prepare(out: Path) -> tuple[dict[str, Ids], dict[str, Any]]:
         (out / "text.json").write_text(json.dumps(about), encoding="utf-8")
         np.savez(kept, **text)
     with np.load(kept) as found:
-        return {kind: found[kind] for kind in SHARES}, json.loads((out / "text.json").read_text(encoding="utf-8"))
+        return {kind: found[kind] for kind in SHARES}, json.loads(
+            (out / "text.json").read_text(encoding="utf-8")
+        )
 
 
 class Attention(nn.Module):
@@ -178,10 +182,14 @@ class Attention(nn.Module):
         self.Wqkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.out_proj = nn.Linear(WIDTH, WIDTH, bias=False)
 
+    def heads(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values, of shape [3, rows, heads, tokens, channels]."""
+        return self.Wqkv(hidden).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+
     def forward(self, hidden: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """Hidden states of shape [rows, tokens, width]; the bias has the shape [heads, tokens, tokens]."""
-        query, key, value = self.Wqkv(hidden).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias.to(query.dtype))
+        query, key, value = self.heads(hidden)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias[None].to(query.dtype))
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -239,13 +247,19 @@ class Network(nn.Module):
         return self.transformer["norm_f"](hidden)
 
 
-def causal_bias(tokens: int) -> torch.Tensor:
-    """ALiBi's bias and minus infinity for keys to come; float32 of shape [heads, tokens, tokens]."""
+def causal_bias(tokens: int, slopes: torch.Tensor | None = None) -> torch.Tensor:
+    """ALiBi's bias and minus infinity for keys to come; float32 of shape [heads, tokens, tokens].
+
+    Args:
+        tokens: the number of tokens.
+        slopes: of each head, or of each head and query, [heads, tokens]; by default the stock slopes.
+    """
     places = torch.arange(tokens)
     distances = places[:, None] - places
-    slopes = torch.tensor(stock_slopes(HEADS, BIAS_MAX))
-    bias = -slopes[:, None, None] * distances
-    return bias.masked_fill(distances < 0, -math.inf)
+    if slopes is None:
+        slopes = torch.tensor(stock_slopes(HEADS, BIAS_MAX))
+    bias = -slopes.reshape(HEADS, -1, 1) * distances
+    return bias.masked_fill_(distances < 0, -math.inf)
 
 
 def config() -> dict[str, Any]:
@@ -417,7 +431,10 @@ def train(minutes: float, out: Path, seed: int) -> tuple[Network, State]:
             print(f"{loss.item():.3f} {state} lr {now:.2f}", flush=True)
         if state.seconds - saved > 60 * CHECKPOINT_MINUTES:
             saved = state.seconds
-            content = {"network": network.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}
+            content = {
+                "network": network.state_dict(),
+                "optimizers": [each.state_dict() for each in optimizers],
+            }
             torch.save({**content, "state": state, "rng": rng.bit_generator.state}, out / "checkpoint.new")
             (out / "checkpoint.new").replace(checkpoint)
     save(network, out, {**vars(state), "minutes": minutes, "seed": seed, **prepare(out)[1]})

@@ -1,0 +1,435 @@
+"""Show what scaling does to a larger model: train it, measure it, write the tables.
+
+    python examples/evidence_large.py             # train and measure what is missing; two hours on one core
+    python examples/evidence_large.py --tables    # write only the tables, from the stored results
+
+The model is that of train_large.py, and is kept in .evidence/. Results are stored after each scaling, in
+examples/evidence/large.json, so a stopped run goes on. Results of another training are thrown away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lines_task
+import numpy as np
+import torch
+import torch.nn.functional as F
+from evidence_design import EXAMPLES, NONE
+from evidence_measure import MODELS_FOLDER, to_text
+from evidence_tables import cell, compared, markdown
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from train_large import BIAS_MAX, HEADS, LAYERS, SHARES, TRAINED_LENGTH, Network, causal_bias, mixed
+from train_large import TOKENS_PER_RECORD as TOKENS_PER_RECORD_OR_QUESTION
+
+from converter.evaluation.evaluate import evaluate
+from converter.evaluation.results import PERPLEXITY, Measurement, Results
+from converter.evaluation.statistics import compare, summarise
+from converter.evaluation.tasks import make_task
+from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
+from converter.scaling.slopes import NATS, stock_slopes
+
+NAME = "large"
+RESULTS = EXAMPLES / "evidence" / f"{NAME}.json"
+DOCUMENT = EXAMPLES / "evidence" / "README.md"
+LENGTHS = tuple(TRAINED_LENGTH * multiple for multiple in (1, 2, 4, 8))
+PROMPTS = {512: 100, 1024: 100, 2048: 100, 4096: 60}
+"""Number of prompts of each length."""
+WINDOWS = 24
+"""Number of windows of text; each has the longest length, and comes from the middle of another file."""
+TOKENS_PER_LINE = 2 * TOKENS_PER_RECORD_OR_QUESTION
+"""In the training, every second record is a question."""
+
+SCALE = 4.0
+RAMP = (TRAINED_LENGTH / 8, TRAINED_LENGTH / 2)
+TEMPERATURES = (0.1, 0.2, 0.3, 0.4, 0.6)
+
+
+def _position(method: Any, temperature: float = 0.0) -> Dynamic:
+    ramp = RAMP if method == "by-parts" else None
+    return Dynamic(method, "position", 1.0, TRAINED_LENGTH, ramp, temperature=temperature)
+
+
+BY_PARTS, NTK = _position("by-parts"), _position("ntk")
+STATIC_BY_PARTS, STATIC_NTK = Static("by-parts", SCALE, RAMP), Static("ntk", SCALE)
+_TEMPERED = {"methods": ("by-parts",), "dynamics": ("position",)}
+RUNS: Mapping[str, Mapping[str, Any]] = {
+    NONE: {"methods": ("none",)},
+    str(BY_PARTS): _TEMPERED,
+    str(_position("by-parts", 0.2)): {**_TEMPERED, "temperatures": (0.2,)},
+    str(NTK): {"methods": ("ntk",), "dynamics": ("position",)},
+    str(STATIC_BY_PARTS): {"methods": ("by-parts",), "scales": (SCALE,)},
+    str(_position("by-parts", 0.4)): {**_TEMPERED, "temperatures": (0.4,)},
+    str(STATIC_NTK): {"methods": ("ntk",), "scales": (SCALE,)},
+    str(Static("linear", SCALE)): {"methods": ("linear",), "scales": (SCALE,)},
+    str(_position("by-parts", 0.1)): {**_TEMPERED, "temperatures": (0.1,)},
+    str(_position("by-parts", 0.6)): {**_TEMPERED, "temperatures": (0.6,)},
+    str(_position("by-parts", 0.3)): {**_TEMPERED, "temperatures": (0.3,)},
+}
+"""Name of a scaling in results -> the arguments of ``evaluate``, the most important first."""
+PAIRS = (
+    (BY_PARTS, NTK),
+    (STATIC_BY_PARTS, STATIC_NTK),
+    *((_position("by-parts", temperature), BY_PARTS) for temperature in TEMPERATURES),
+)
+"""Two scalings to compare on the same prompts and windows."""
+CAP = ", distance to the first token capped"
+FIRST_QUERY = 256
+"""The attention of queries from this place on is averaged: before it, the first token is near."""
+SINK = 0.5
+"""A head with more of its attention on the first token is a sink, as in arXiv 2603.09616."""
+BLOCK = re.compile(
+    r"(?P<start><!-- large (?P<name>[a-z]+): [^\n]*-->\n).*?(?P<end><!-- end of large -->)", re.DOTALL
+)
+
+
+def prompt(rng: np.random.Generator, tokenizer: Tokenizer, text: str, length: int) -> dict[str, Any]:
+    """Lines spread among a piece of a text, and a question about one of them.
+
+    Args:
+        rng: the source of randomness.
+        tokenizer: the model's.
+        text: held-out text of one kind, of at least 8 characters for each token of the prompt.
+        length: the most tokens of the prompt with its answer, of one token.
+    """
+    count = length // TOKENS_PER_LINE
+    keys = rng.permutation(len(lines_task.KEYS))[:count]
+    values = rng.integers(len(lines_task.VALUES), size=count)
+    asked = int(rng.integers(count))
+    start = int(rng.integers(len(text) - 8 * length))
+    piece = tokenizer.encode(text[start : start + 8 * length])
+    # Of all places of lines and pieces of text, in order: how many pieces are before each line.
+    wanted = length - count * lines_task.TOKENS_PER_LINE - lines_task.TOKENS_PER_QUESTION - 1
+    _, of_lines = mixed(np.zeros(wanted, np.int64), np.zeros((count, 3), np.int64), rng)
+    before = np.cumsum(~of_lines)[of_lines][:: lines_task.TOKENS_PER_LINE]
+    lines = [
+        f"<{lines_task.LINE}><{lines_task.KEYS[key]}><{lines_task.VALUES[value]}>"
+        for key, value in zip(keys, values, strict=True)
+    ]
+    answer, over = f"<{lines_task.VALUES[values[asked]]}>", 0
+    while True:  # text that is cut at other places may take more tokens
+        cuts = [
+            0,
+            *(piece.offsets[max(0, each - over)][0] for each in before),
+            piece.offsets[wanted - over][0],
+        ]
+        parts = [text[start + one : start + two] for one, two in zip(cuts, cuts[1:], strict=False)]
+        among = "".join(part + line for part, line in zip(parts, [*lines, ""], strict=True))
+        asking = f"{among}<{lines_task.ASK}><{lines_task.KEYS[keys[asked]]}>"
+        tokens = len(tokenizer.encode(asking).ids) + 1
+        if tokens <= length:
+            depth = round(asked / max(1, count - 1), 2)
+            return {"prompt": asking, "answer": answer, "length": length, "depth": depth}
+        over += tokens - length
+
+
+def write_prompts(folder: Path) -> Path:
+    """Writes the prompts of all lengths, for ``make_task``."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    held_out = {kind: "".join(files) for kind, files in _held_out(folder).items()}
+    rows = []
+    for length, count in PROMPTS.items():
+        rng = np.random.default_rng([0, length])
+        for _ in range(count):
+            text = held_out[str(rng.choice([*SHARES], p=[*SHARES.values()]))]
+            rows.append(json.dumps(prompt(rng, tokenizer, text, length)) + "\n")
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(rows), encoding="utf-8")
+    return file
+
+
+def write_windows(folder: Path) -> Path:
+    """Writes the windows of text one after another, of each kind in turn."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    # A few tokens more than a window has, since those at its ends may join its neighbours'.
+    pieces = [_middle(files, tokenizer, LENGTHS[-1] + 4) for files in _held_out(folder).values()]
+    file = folder / "held-out.txt"
+    text = "".join(
+        piece
+        for _, each in zip(range(WINDOWS // len(pieces)), zip(*pieces, strict=False), strict=False)
+        for piece in each
+    )
+    file.write_text(text, encoding="utf-8", newline="\n")
+    return file
+
+
+def _middle(files: Sequence[str], tokenizer: Tokenizer, tokens: int) -> Iterator[str]:
+    """The middle of each file that is long enough."""
+    for text in files:
+        offsets = tokenizer.encode(text).offsets
+        first = (len(offsets) - tokens) // 2
+        if first > 0:
+            yield text[offsets[first][0] : offsets[first + tokens][0]]
+
+
+def _held_out(folder: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = json.loads((folder / "held-out.json").read_text(encoding="utf-8"))
+    return found
+
+
+def measure(folder: Path) -> None:
+    """Measures what is not stored yet, and stores it after each scaling."""
+    training = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    task, text = make_task("prompts", write_prompts(folder)), write_windows(folder)
+    found = read() if RESULTS.exists() else Results([], {})
+    if found.models.get(NAME, {}).get("training") != training:
+        found = Results([], {})
+    for name, arguments in RUNS.items():
+        if any(each.scaling == name for each in found.measurements):
+            continue
+        new = evaluate(
+            [folder],
+            tasks=[task],
+            text=[text],
+            lengths=LENGTHS,
+            items=max(PROMPTS.values()),
+            progress=sys.stderr.isatty(),
+            **arguments,
+        )
+        [about] = new.models.values()
+        found = Results(
+            [*found.measurements, *(_kept(each, found) for each in new.measurements)],
+            {NAME: {**about, "training": training}},
+            {**new.settings, **found.settings, "items": {"prompts": PROMPTS, "windows": WINDOWS}},
+            found.seconds + new.seconds,
+        )
+        store(found)
+        print(name, round(new.seconds), "s", flush=True)
+
+
+def _kept(new: Measurement, found: Results) -> Measurement:
+    """A measurement with rounded scores, compared with those of no scaling."""
+    new = replace(new, model=NAME, scores=tuple(round(score, 6) for score in new.scores), positions=())
+    return _compared_with_none(new, found)
+
+
+def _compared_with_none(new: Measurement, found: Results) -> Measurement:
+    same = (each for each in found.measurements if (each.metric, each.length) == (new.metric, new.length))
+    unscaled = next((each for each in same if each.scaling == NONE), None)
+    return replace(
+        new, comparison=None if unscaled is None else compare(new.metric, new.scores, unscaled.scores)
+    )
+
+
+def read() -> Results:
+    """The stored results."""
+    return Results.from_json(json.loads(RESULTS.read_text(encoding="utf-8")))
+
+
+def store(results: Results) -> None:
+    """Stores the results, first under another name, so that a stop loses nothing."""
+    new = RESULTS.with_suffix(".new")
+    new.write_text(to_text(results), encoding="utf-8")
+    new.replace(RESULTS)
+
+
+# --- the first token, in the trained network itself, because only there its attention can be seen and changed
+
+
+def load(folder: Path) -> Network:
+    """The trained network."""
+    network = Network()
+    network.load_state_dict(load_file(folder / "model.safetensors"))
+    return network.eval()
+
+
+def scaled_bias(scaling: Scaling, tokens: int, *, capped: bool = False) -> torch.Tensor:
+    """The bias of a scaling without temperature, float32 of shape [heads, tokens, tokens].
+
+    With ``capped``, the distance to the first token is at most the trained length, as with LM-Infinite
+    (arXiv 2308.16137), in the heads that by-parts scales.
+    """
+    stock = stock_slopes(HEADS, BIAS_MAX)
+    slopes = torch.tensor([scaling.slopes(stock, place + 1) for place in range(tokens)]).T
+    bias = causal_bias(tokens, slopes)
+    if capped:
+        changed = torch.tensor(BY_PARTS.slopes(stock, 2 * TRAINED_LENGTH)) != torch.tensor(stock)
+        near = torch.arange(tokens).clamp(max=TRAINED_LENGTH)
+        bias[changed, :, 0] = -slopes[changed] * near
+    return bias
+
+
+@torch.no_grad()
+def first_token(network: Network, windows: torch.Tensor, bias: torch.Tensor) -> list[list[float]]:
+    """The attention on the first token, averaged over windows and queries, of each layer's heads."""
+    found = torch.zeros(LAYERS, HEADS)
+    for layer, block in enumerate(network.transformer["blocks"]):
+
+        def add(module: Any, inputs: tuple[torch.Tensor, torch.Tensor], layer: int = layer) -> None:
+            query, key, _ = module.heads(inputs[0])
+            for head in range(HEADS):
+                scores = query[0, head, FIRST_QUERY:] @ key[0, head].T / query.shape[-1] ** 0.5
+                scores += bias[head, FIRST_QUERY:]
+                found[layer, head] += (scores[:, 0] - scores.logsumexp(-1)).exp().mean()
+
+        block.attn.register_forward_pre_hook(add)
+    for window in windows:
+        network.hidden(window[None], bias)
+    for block in network.transformer["blocks"]:
+        block.attn._forward_pre_hooks.clear()
+    return [[round(float(each), 4) for each in row] for row in found / len(windows)]
+
+
+def read_first_token(folder: Path, count: int = 8) -> None:
+    """Stores the attention on the first token by scaling, length, layer and head."""
+    found, network = read(), load(folder)
+    if "first token" in found.settings:
+        return
+    windows = _windows(folder)[:count]
+    masses = {
+        str(scaling): {
+            length: first_token(network, windows[:, :length], scaled_bias(scaling, length))
+            for length in LENGTHS
+        }
+        for scaling in (UNSCALED, BY_PARTS)
+    }
+    store(replace(found, settings={**found.settings, "first token": masses}))
+
+
+def _windows(folder: Path) -> torch.Tensor:
+    """The windows of text, int64 of shape [windows, longest length]."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode((folder / "held-out.txt").read_text(encoding="utf-8")).ids
+    return torch.tensor(ids[: WINDOWS * LENGTHS[-1]]).reshape(WINDOWS, -1)
+
+
+@torch.no_grad()
+def measure_cap(folder: Path) -> None:
+    """Stores what a capped distance to the first token does, at the longest length."""
+    found, network, length = read(), load(folder), LENGTHS[-1]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if row["length"] == length]
+    for scaling in (UNSCALED, BY_PARTS):
+        name = f"{scaling}{CAP}"
+        if any(each.scaling == name for each in found.measurements):
+            continue
+        bias = scaled_bias(scaling, length, capped=True)
+        losses = [
+            F.cross_entropy(network.lm_head(network.hidden(window[None], bias))[0, :-1], window[1:]).item()
+            for window in _windows(folder)
+        ]
+        scores = []
+        for row in rows:
+            ids = torch.tensor([tokenizer.encode(row["prompt"]).ids])
+            last = network.hidden(ids, bias[:, : ids.shape[1], : ids.shape[1]])[0, -1]
+            scores.append(float(tokenizer.id_to_token(int(network.lm_head(last).argmax())) == row["answer"]))
+        for task, metric, each in (("prompts", "accuracy", scores), (PERPLEXITY, PERPLEXITY, losses)):
+            kept = tuple(round(score, 6) for score in each)
+            new = Measurement(NAME, name, task, metric, length, kept, *summarise(metric, kept))  # type: ignore[arg-type]
+            found = replace(found, measurements=[*found.measurements, _compared_with_none(new, found)])
+        store(found)
+        print(name, flush=True)
+
+
+# --- the tables
+
+
+def rows(results: Results) -> Iterator[list[str]]:
+    """For each scaling: its name, right answers in per cent at each length, and the perplexity at each."""
+    found = {(each.scaling, each.metric, each.length): each for each in results.measurements}
+    order = [NONE, *dict.fromkeys(str(each) for pair in PAIRS for each in reversed(pair))]
+    for scaling in dict.fromkeys([*order, *(each.scaling for each in results.measurements)]):
+        cells = [
+            (found.get((scaling, metric, length)), found[NONE, metric, length])
+            for metric in ("accuracy", PERPLEXITY)
+            for length in LENGTHS
+        ]
+        if any(each for each, _ in cells):
+            yield [scaling, *(cell(each, unscaled) if each else "" for each, unscaled in cells)]
+
+
+HEAD = [
+    "scaling",
+    *(f"{name}, {length // TRAINED_LENGTH}x" for name in ("right", "perplexity") for length in LENGTHS),
+]
+
+
+def pairs(results: Results) -> str:
+    """Pairs of scalings on the same prompts and windows."""
+    lines = []
+    for pair in PAIRS:
+        for metric in ("accuracy", PERPLEXITY):
+            found = {
+                (each.scaling, each.length): [each.scores]
+                for each in results.measurements
+                if each.metric == metric
+            }
+            if all((str(each), LENGTHS[-1]) in found for each in pair):
+                both = [[found[str(each), length] for each in pair] for length in LENGTHS[1:]]
+                name = "{}, against {}".format(*pair)
+                what = "prompts" if metric == "accuracy" else "text"
+                lines.append([name, what, *(compared(metric, *each) for each in both)])
+    return markdown(["compared", "on", *(f"{length // TRAINED_LENGTH}x" for length in LENGTHS[1:])], lines)
+
+
+def sinks(results: Results) -> str:
+    """By head, the mean attention on the first token over the layers, and in how many it is a sink."""
+    masses = results.settings["first token"]
+    lines = []
+    for head, slope in enumerate(stock_slopes(HEADS, BIAS_MAX)):
+        cells = []
+        for by_length in masses.values():
+            for length in LENGTHS:
+                each = [layer[head] for layer in by_length[str(length)]]
+                cells.append(f"{100 * np.mean(each):.0f} % ({sum(mass > SINK for mass in each)})")
+        lines.append([f"{head + 1}, sees {NATS / slope:.0f} tokens", *cells])
+    names = ("none", "by-parts")
+    return markdown(
+        ["head", *(f"{name}, {length // TRAINED_LENGTH}x" for name in names for length in LENGTHS)], lines
+    )
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "results": lambda found: markdown(HEAD, rows(found)),
+    "pairs": pairs,
+    "sinks": sinks,
+}
+
+
+def with_tables(document: str, results: Results) -> str:
+    """The document with the tables between its markers replaced."""
+    return BLOCK.sub(lambda block: block["start"] + TABLES[block["name"]](results) + block["end"], document)
+
+
+def as_csv(results: Results) -> str:
+    """The table of results; a star marks a significant difference from none."""
+    return "".join(
+        ",".join(f'"{each}"' if "," in each else each for each in row) + "\n"
+        for row in [HEAD, *rows(results)]
+    )
+
+
+def main() -> None:
+    """Read the command line; train, measure and write."""
+    parser = argparse.ArgumentParser(description="Produce the evidence about a larger model.")
+    parser.add_argument("--models", type=Path, default=MODELS_FOLDER, help="models' folder [.evidence]")
+    parser.add_argument("--tables", action="store_true", help="only rewrite the tables")
+    arguments = parser.parse_args()
+    if not arguments.tables:
+        folder = arguments.models / NAME
+        if not (folder / "model.safetensors").exists():
+            subprocess.run(
+                [sys.executable, str(EXAMPLES / "train_large.py"), "--out", str(folder)], check=True
+            )
+        torch.set_num_threads(1)
+        measure(folder)
+        read_first_token(folder)
+        measure_cap(folder)
+    results = read()
+    DOCUMENT.write_text(with_tables(DOCUMENT.read_text(encoding="utf-8"), results), encoding="utf-8")
+    RESULTS.with_suffix(".csv").write_text(as_csv(results), encoding="utf-8")
+    print(DOCUMENT)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,9 @@ examples/evidence/large.json, so a stopped run goes on. Results of another train
 from __future__ import annotations
 
 import argparse
+import csv
+import io
+import itertools
 import json
 import re
 import subprocess
@@ -33,7 +36,7 @@ from train_large import TOKENS_PER_RECORD as TOKENS_PER_RECORD_OR_QUESTION
 
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
-from converter.evaluation.statistics import compare, summarise
+from converter.evaluation.statistics import compare
 from converter.evaluation.tasks import make_task
 from converter.scaling.scaling import UNSCALED, Dynamic, Scaling, Static
 from converter.scaling.slopes import NATS, stock_slopes
@@ -41,9 +44,10 @@ from converter.scaling.slopes import NATS, stock_slopes
 NAME = "large"
 RESULTS = EXAMPLES / "evidence" / f"{NAME}.json"
 DOCUMENT = EXAMPLES / "evidence" / "README.md"
-LENGTHS = tuple(TRAINED_LENGTH * multiple for multiple in (1, 2, 4, 8))
-PROMPTS = {512: 100, 1024: 100, 2048: 100, 4096: 60}
+PROMPTS = {512: 100, 1024: 60, 2048: 60, 4096: 60}
 """Number of prompts of each length."""
+LENGTHS = (512, 2048, 4096)
+"""Of text."""
 WINDOWS = 24
 """Number of windows of text; each has the longest length, and comes from the middle of another file."""
 TOKENS_PER_LINE = 2 * TOKENS_PER_RECORD_OR_QUESTION
@@ -59,7 +63,7 @@ def _position(method: Any, temperature: float = 0.0) -> Dynamic:
     return Dynamic(method, "position", 1.0, TRAINED_LENGTH, ramp, temperature=temperature)
 
 
-BY_PARTS, NTK = _position("by-parts"), _position("ntk")
+BY_PARTS, NTK, LINEAR = _position("by-parts"), _position("ntk"), Static("linear", SCALE)
 STATIC_BY_PARTS, STATIC_NTK = Static("by-parts", SCALE, RAMP), Static("ntk", SCALE)
 _TEMPERED = {"methods": ("by-parts",), "dynamics": ("position",)}
 RUNS: Mapping[str, Mapping[str, Any]] = {
@@ -70,7 +74,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     str(STATIC_BY_PARTS): {"methods": ("by-parts",), "scales": (SCALE,)},
     str(_position("by-parts", 0.4)): {**_TEMPERED, "temperatures": (0.4,)},
     str(STATIC_NTK): {"methods": ("ntk",), "scales": (SCALE,)},
-    str(Static("linear", SCALE)): {"methods": ("linear",), "scales": (SCALE,)},
+    str(LINEAR): {"methods": ("linear",), "scales": (SCALE,)},
     str(_position("by-parts", 0.1)): {**_TEMPERED, "temperatures": (0.1,)},
     str(_position("by-parts", 0.6)): {**_TEMPERED, "temperatures": (0.6,)},
     str(_position("by-parts", 0.3)): {**_TEMPERED, "temperatures": (0.3,)},
@@ -82,7 +86,6 @@ PAIRS = (
     *((_position("by-parts", temperature), BY_PARTS) for temperature in TEMPERATURES),
 )
 """Two scalings to compare on the same prompts and windows."""
-CAP = ", distance to the first token capped"
 FIRST_QUERY = 256
 """The attention of queries from this place on is averaged: before it, the first token is near."""
 SINK = 0.5
@@ -122,7 +125,7 @@ def prompt(rng: np.random.Generator, tokenizer: Tokenizer, text: str, length: in
             *(piece.offsets[max(0, each - over)][0] for each in before),
             piece.offsets[wanted - over][0],
         ]
-        parts = [text[start + one : start + two] for one, two in zip(cuts, cuts[1:], strict=False)]
+        parts = [text[start + one : start + two] for one, two in itertools.pairwise(cuts)]
         among = "".join(part + line for part, line in zip(parts, [*lines, ""], strict=True))
         asking = f"{among}<{lines_task.ASK}><{lines_task.KEYS[keys[asked]]}>"
         tokens = len(tokenizer.encode(asking).ids) + 1
@@ -132,33 +135,34 @@ def prompt(rng: np.random.Generator, tokenizer: Tokenizer, text: str, length: in
         over += tokens - length
 
 
-def write_prompts(folder: Path) -> Path:
-    """Writes the prompts of all lengths, for ``make_task``."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    held_out = {kind: "".join(files) for kind, files in _held_out(folder).items()}
-    rows = []
-    for length, count in PROMPTS.items():
-        rng = np.random.default_rng([0, length])
-        for _ in range(count):
-            text = held_out[str(rng.choice([*SHARES], p=[*SHARES.values()]))]
-            rows.append(json.dumps(prompt(rng, tokenizer, text, length)) + "\n")
-    file = folder / "prompts.jsonl"
-    file.write_text("".join(rows), encoding="utf-8")
+def write_prompts(folder: Path, shortest: int = TRAINED_LENGTH) -> Path:
+    """Writes the prompts of a length and of all longer ones, for ``make_task``."""
+    file = folder / f"prompts-{shortest}.jsonl"
+    if not file.exists():
+        tokenizer, held_out = (
+            _tokenizer(folder),
+            {kind: "".join(each) for kind, each in _held_out(folder).items()},
+        )
+        rows = []
+        for length, count in PROMPTS.items():
+            rng = np.random.default_rng([0, length])
+            for _ in range(count if length >= shortest else 0):
+                text = held_out[str(rng.choice([*SHARES], p=[*SHARES.values()]))]
+                rows.append(json.dumps(prompt(rng, tokenizer, text, length)) + "\n")
+        file.write_text("".join(rows), encoding="utf-8")
     return file
 
 
 def write_windows(folder: Path) -> Path:
     """Writes the windows of text one after another, of each kind in turn."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    # A few tokens more than a window has, since those at its ends may join its neighbours'.
-    pieces = [_middle(files, tokenizer, LENGTHS[-1] + 4) for files in _held_out(folder).values()]
     file = folder / "held-out.txt"
-    text = "".join(
-        piece
-        for _, each in zip(range(WINDOWS // len(pieces)), zip(*pieces, strict=False), strict=False)
-        for piece in each
-    )
-    file.write_text(text, encoding="utf-8", newline="\n")
+    if not file.exists():
+        # A few tokens more than a window has, since those at its ends may join its neighbours'.
+        by_kind = [
+            _middle(files, _tokenizer(folder), LENGTHS[-1] + 4) for files in _held_out(folder).values()
+        ]
+        in_turn = itertools.chain.from_iterable(zip(*by_kind, strict=False))
+        file.write_text("".join(itertools.islice(in_turn, WINDOWS)), encoding="utf-8", newline="\n")
     return file
 
 
@@ -171,26 +175,36 @@ def _middle(files: Sequence[str], tokenizer: Tokenizer, tokens: int) -> Iterator
             yield text[offsets[first][0] : offsets[first + tokens][0]]
 
 
+def _tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
 def _held_out(folder: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = json.loads((folder / "held-out.json").read_text(encoding="utf-8"))
     return found
 
 
 def measure(folder: Path) -> None:
-    """Measures what is not stored yet, and stores it after each scaling."""
+    """Measures what is not stored yet, and stores it after each scaling.
+
+    Up to the trained length, scalings by position compute the same as none, so they are not measured there.
+    """
     training = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    task, text = make_task("prompts", write_prompts(folder)), write_windows(folder)
     found = read() if RESULTS.exists() else Results([], {})
     if found.models.get(NAME, {}).get("training") != training:
         found = Results([], {})
     for name, arguments in RUNS.items():
         if any(each.scaling == name for each in found.measurements):
             continue
+        beyond = "dynamics" in arguments
         new = evaluate(
             [folder],
-            tasks=[task],
-            text=[text],
-            lengths=LENGTHS,
+            tasks=[
+                make_task("prompts", write_prompts(folder, 2 * TRAINED_LENGTH if beyond else TRAINED_LENGTH))
+            ],
+            text=[write_windows(folder)],
+            lengths=LENGTHS[beyond:],
+            train_length=TRAINED_LENGTH,
             items=max(PROMPTS.values()),
             progress=sys.stderr.isatty(),
             **arguments,
@@ -279,97 +293,99 @@ def first_token(network: Network, windows: torch.Tensor, bias: torch.Tensor) -> 
     return [[round(float(each), 4) for each in row] for row in found / len(windows)]
 
 
-def read_first_token(folder: Path, count: int = 8) -> None:
-    """Stores the attention on the first token by scaling, length, layer and head."""
-    found, network = read(), load(folder)
-    if "first token" in found.settings:
-        return
-    windows = _windows(folder)[:count]
-    masses = {
+def first_tokens(folder: Path, count: int = 4) -> dict[str, Any]:
+    """The attention on the first token by scaling, length, layer and head, in so many windows."""
+    network, windows = load(folder), _windows(folder)[:count]
+    return {
         str(scaling): {
-            length: first_token(network, windows[:, :length], scaled_bias(scaling, length))
-            for length in LENGTHS
+            str(length): first_token(network, windows[:, :length], scaled_bias(scaling, length))
+            for length in PROMPTS
         }
         for scaling in (UNSCALED, BY_PARTS)
     }
-    store(replace(found, settings={**found.settings, "first token": masses}))
+
+
+@torch.no_grad()
+def capped(folder: Path) -> dict[str, Any]:
+    """What a capped distance to the first token does at the longest length: scores by scaling and metric."""
+    network, tokenizer, length = load(folder), _tokenizer(folder), LENGTHS[-1]
+    prompts = write_prompts(folder, length).read_text(encoding="utf-8").splitlines()
+    found: dict[str, Any] = {}
+    for scaling in (UNSCALED, BY_PARTS):
+        bias = scaled_bias(scaling, length, capped=True)
+        losses, right = [], []
+        for window in _windows(folder):
+            logits = network.lm_head(network.hidden(window[None], bias))[0, :-1]
+            losses.append(round(F.cross_entropy(logits, window[1:]).item(), 6))
+        for row in map(json.loads, prompts):
+            ids = torch.tensor([tokenizer.encode(row["prompt"]).ids])
+            last = network.hidden(ids, bias[:, : ids.shape[1], : ids.shape[1]])[0, -1]
+            right.append(float(tokenizer.id_to_token(int(network.lm_head(last).argmax())) == row["answer"]))
+        found[str(scaling)] = {"accuracy": right, PERPLEXITY: losses}
+        print(scaling, "capped", flush=True)
+    return found
+
+
+def kept(path: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What a file beside the model holds, which is made if it is missing."""
+    if not path.exists():
+        path.write_text(json.dumps(make(path.parent)), encoding="utf-8")
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
 
 
 def _windows(folder: Path) -> torch.Tensor:
     """The windows of text, int64 of shape [windows, longest length]."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    ids = tokenizer.encode((folder / "held-out.txt").read_text(encoding="utf-8")).ids
+    ids = _tokenizer(folder).encode(write_windows(folder).read_text(encoding="utf-8")).ids
     return torch.tensor(ids[: WINDOWS * LENGTHS[-1]]).reshape(WINDOWS, -1)
-
-
-@torch.no_grad()
-def measure_cap(folder: Path) -> None:
-    """Stores what a capped distance to the first token does, at the longest length."""
-    found, network, length = read(), load(folder), LENGTHS[-1]
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if row["length"] == length]
-    for scaling in (UNSCALED, BY_PARTS):
-        name = f"{scaling}{CAP}"
-        if any(each.scaling == name for each in found.measurements):
-            continue
-        bias = scaled_bias(scaling, length, capped=True)
-        losses = [
-            F.cross_entropy(network.lm_head(network.hidden(window[None], bias))[0, :-1], window[1:]).item()
-            for window in _windows(folder)
-        ]
-        scores = []
-        for row in rows:
-            ids = torch.tensor([tokenizer.encode(row["prompt"]).ids])
-            last = network.hidden(ids, bias[:, : ids.shape[1], : ids.shape[1]])[0, -1]
-            scores.append(float(tokenizer.id_to_token(int(network.lm_head(last).argmax())) == row["answer"]))
-        for task, metric, each in (("prompts", "accuracy", scores), (PERPLEXITY, PERPLEXITY, losses)):
-            kept = tuple(round(score, 6) for score in each)
-            new = Measurement(NAME, name, task, metric, length, kept, *summarise(metric, kept))  # type: ignore[arg-type]
-            found = replace(found, measurements=[*found.measurements, _compared_with_none(new, found)])
-        store(found)
-        print(name, flush=True)
 
 
 # --- the tables
 
 
+COLUMNS = [("accuracy", length) for length in PROMPTS] + [(PERPLEXITY, length) for length in LENGTHS]
+NAMES = {"accuracy": "right", PERPLEXITY: PERPLEXITY}
+
+
+def _by_cell(results: Results) -> dict[tuple[str, tuple[str, int]], Measurement]:
+    """Scaling and column of the table -> what was measured."""
+    return {(each.scaling, (each.metric, each.length)): each for each in results.measurements}
+
+
+def _titles(columns: Sequence[tuple[str, int]]) -> list[str]:
+    return [f"{NAMES[metric]}, {length // TRAINED_LENGTH}x" for metric, length in columns]
+
+
 def rows(results: Results) -> Iterator[list[str]]:
-    """For each scaling: its name, right answers in per cent at each length, and the perplexity at each."""
-    found = {(each.scaling, each.metric, each.length): each for each in results.measurements}
-    order = [NONE, *dict.fromkeys(str(each) for pair in PAIRS for each in reversed(pair))]
-    for scaling in dict.fromkeys([*order, *(each.scaling for each in results.measurements)]):
-        cells = [
-            (found.get((scaling, metric, length)), found[NONE, metric, length])
-            for metric in ("accuracy", PERPLEXITY)
-            for length in LENGTHS
-        ]
+    """The head; then for each scaling its name, right answers in per cent, and the perplexity, by length.
+
+    A star marks a significant difference from none.
+    """
+    yield ["scaling", *_titles(COLUMNS)]
+    found = _by_cell(results)
+    order = (UNSCALED, *(each for pair in PAIRS for each in reversed(pair)), LINEAR)
+    for scaling in dict.fromkeys(map(str, order)):
+        cells = [(found.get((scaling, column)), found[NONE, column]) for column in COLUMNS]
         if any(each for each, _ in cells):
             yield [scaling, *(cell(each, unscaled) if each else "" for each, unscaled in cells)]
 
 
-HEAD = [
-    "scaling",
-    *(f"{name}, {length // TRAINED_LENGTH}x" for name in ("right", "perplexity") for length in LENGTHS),
-]
+def table(results: Results) -> str:
+    """The same as Markdown."""
+    head, *lines = rows(results)
+    return markdown(head, lines)
 
 
 def pairs(results: Results) -> str:
     """Pairs of scalings on the same prompts and windows."""
+    found, columns = _by_cell(results), [column for column in COLUMNS if column[1] > TRAINED_LENGTH]
     lines = []
     for pair in PAIRS:
-        for metric in ("accuracy", PERPLEXITY):
-            found = {
-                (each.scaling, each.length): [each.scores]
-                for each in results.measurements
-                if each.metric == metric
-            }
-            if all((str(each), LENGTHS[-1]) in found for each in pair):
-                both = [[found[str(each), length] for each in pair] for length in LENGTHS[1:]]
-                name = "{}, against {}".format(*pair)
-                what = "prompts" if metric == "accuracy" else "text"
-                lines.append([name, what, *(compared(metric, *each) for each in both)])
-    return markdown(["compared", "on", *(f"{length // TRAINED_LENGTH}x" for length in LENGTHS[1:])], lines)
+        both = [[found.get((str(each), column)) for each in pair] for column in columns]
+        cells = [compared(one.metric, [one.scores], [two.scores]) for one, two in both if one and two]
+        if len(cells) == len(columns):
+            lines.append(["{}, against {}".format(*pair), *cells])
+    return markdown(["compared", *_titles(columns)], lines)
 
 
 def sinks(results: Results) -> str:
@@ -377,22 +393,36 @@ def sinks(results: Results) -> str:
     masses = results.settings["first token"]
     lines = []
     for head, slope in enumerate(stock_slopes(HEADS, BIAS_MAX)):
-        cells = []
-        for by_length in masses.values():
-            for length in LENGTHS:
-                each = [layer[head] for layer in by_length[str(length)]]
-                cells.append(f"{100 * np.mean(each):.0f} % ({sum(mass > SINK for mass in each)})")
+        by_layer = [
+            [layer[head] for layer in each] for lengths in masses.values() for each in lengths.values()
+        ]
+        cells = [f"{100 * np.mean(each):.0f} % ({sum(mass > SINK for mass in each)})" for each in by_layer]
         lines.append([f"{head + 1}, sees {NATS / slope:.0f} tokens", *cells])
-    names = ("none", "by-parts")
-    return markdown(
-        ["head", *(f"{name}, {length // TRAINED_LENGTH}x" for name in names for length in LENGTHS)], lines
-    )
+    columns = [f"{name}, {length // TRAINED_LENGTH}x" for name in ("none", "by-parts") for length in PROMPTS]
+    return markdown(["head", *columns], lines)
+
+
+def caps(results: Results) -> str:
+    """What a capped distance to the first token changes at the longest length."""
+    found, length = _by_cell(results), LENGTHS[-1]
+    lines = [
+        [
+            scaling,
+            *(
+                compared(metric, [each[metric]], [found[scaling, (metric, length)].scores])
+                for metric in NAMES
+            ),
+        ]
+        for scaling, each in results.settings["capped"].items()
+    ]
+    return markdown(["scaling", *NAMES.values()], lines)
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
-    "results": lambda found: markdown(HEAD, rows(found)),
+    "results": table,
     "pairs": pairs,
     "sinks": sinks,
+    "caps": caps,
 }
 
 
@@ -402,11 +432,10 @@ def with_tables(document: str, results: Results) -> str:
 
 
 def as_csv(results: Results) -> str:
-    """The table of results; a star marks a significant difference from none."""
-    return "".join(
-        ",".join(f'"{each}"' if "," in each else each for each in row) + "\n"
-        for row in [HEAD, *rows(results)]
-    )
+    """The table of results."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows(results))
+    return text.getvalue()
 
 
 def main() -> None:
@@ -423,8 +452,10 @@ def main() -> None:
             )
         torch.set_num_threads(1)
         measure(folder)
-        read_first_token(folder)
-        measure_cap(folder)
+        more = {"first token": kept(folder / "first-token.json", first_tokens)}
+        more |= {"capped": kept(folder / "capped.json", capped)}
+        found = read()
+        store(replace(found, settings={**found.settings, **more}))
     results = read()
     DOCUMENT.write_text(with_tables(DOCUMENT.read_text(encoding="utf-8"), results), encoding="utf-8")
     RESULTS.with_suffix(".csv").write_text(as_csv(results), encoding="utf-8")

@@ -2,15 +2,16 @@
 
     python examples/train_large.py --minutes 65 --out .evidence/large
 
-The model is an MPT (8 layers x 256, 8 heads, slopes down to 2^-6, 512 trained tokens). A stopped training goes
-on from its last checkpoint.
+The model is an MPT (8 layers x 256, 8 heads, slopes down to 2^-6, 512 trained tokens). A stopped training
+goes on from its last checkpoint.
 
 With text from the start, a model of this size keeps guessing among the values it has seen. So it first learns
 lookups alone, in short sequences, and then half of its sequences are text, and half are text with records and
 questions (`lines_task`) spread among it.
 
-The text is what the machine holds: Python's standard library, documentation in English, and translated messages
-of programs. So another machine has another text, and trains another model; `training.json` has its SHA-256.
+The text is what the machine holds: Python's standard library, documentation in English, and translated
+messages of programs. So another machine has another text, and trains another model; `training.json` has the
+SHA-256 of the text.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from lines_task import IGNORE, SPECIAL_TOKENS, Ids
 from muon import Muon
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from train import CLIP_NORM, TOKENIZER_CONFIG
 
@@ -57,6 +58,8 @@ MUON_RATE, EMBEDDING_RATE, HEAD_RATE = 0.01, 0.02, 2e-3
 SHORT_STAGES = (6, 12, 16, 32)
 """Records in a sequence of lookups alone."""
 PASS_ACCURACY = 0.9
+ANSWER_WEIGHT = 2.0
+"""Of the mean loss of answers, beside that of text."""
 TOKENS_PER_RECORD = 16
 """Of the sequences that have records: every second record is a question, so a line comes every 32 tokens."""
 WARM_UP_STEPS = 50
@@ -412,7 +415,7 @@ def train(minutes: float, out: Path, seed: int) -> tuple[Network, State]:
         of_answers = is_answer[asked]
         loss = losses[of_answers].mean()
         if not short:
-            loss = loss + losses[~of_answers].mean()
+            loss = ANSWER_WEIGHT * loss + losses[~of_answers].mean()
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()

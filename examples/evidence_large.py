@@ -33,8 +33,17 @@ from evidence_tables import _compared as compared
 from evidence_tables import markdown
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from train_large import BIAS_MAX, HEADS, LAYERS, SHARES, TRAINED_LENGTH, Network, causal_bias, mixed
-from train_large import TOKENS_PER_RECORD as TOKENS_PER_RECORD_OR_QUESTION
+from train_large import (
+    BIAS_MAX,
+    HEADS,
+    LAYERS,
+    SHARES,
+    TOKENS_PER_RECORD,
+    TRAINED_LENGTH,
+    Network,
+    causal_bias,
+    mixed,
+)
 
 from converter.evaluation.evaluate import evaluate
 from converter.evaluation.results import PERPLEXITY, Measurement, Results
@@ -52,7 +61,7 @@ LENGTHS = (512, 2048, 4096)
 """Of text."""
 WINDOWS = 24
 """Number of windows of text; each has the longest length, and comes from the middle of another file."""
-TOKENS_PER_LINE = 2 * TOKENS_PER_RECORD_OR_QUESTION
+TOKENS_PER_LINE = 2 * TOKENS_PER_RECORD
 """In the training, every second record is a question."""
 
 SCALE = 4.0
@@ -278,20 +287,15 @@ def scaled_bias(scaling: Scaling, tokens: int, *, capped: bool = False) -> torch
 def first_token(network: Network, windows: torch.Tensor, bias: torch.Tensor) -> list[list[float]]:
     """The attention on the first token, averaged over windows and queries, of each layer's heads."""
     found = torch.zeros(LAYERS, HEADS)
-    for layer, block in enumerate(network.transformer["blocks"]):
-
-        def add(module: Any, inputs: tuple[torch.Tensor, torch.Tensor], layer: int = layer) -> None:
-            query, key, _ = module.heads(inputs[0])
-            for head in range(HEADS):
+    for window in windows:
+        hidden = network.transformer["wte"](window[None])
+        for layer, block in enumerate(network.transformer["blocks"]):
+            query, key, _ = block.heads(hidden)
+            for head in range(HEADS):  # one after another, since the scores of a long window are large
                 scores = query[0, head, FIRST_QUERY:] @ key[0, head].T / query.shape[-1] ** 0.5
                 scores += bias[head, FIRST_QUERY:]
                 found[layer, head] += (scores[:, 0] - scores.logsumexp(-1)).exp().mean()
-
-        block.attn.register_forward_pre_hook(add)
-    for window in windows:
-        network.hidden(window[None], bias)
-    for block in network.transformer["blocks"]:
-        block.attn._forward_pre_hooks.clear()
+            hidden = block(hidden, bias)
     return [[round(float(each), 4) for each in row] for row in found / len(windows)]
 
 

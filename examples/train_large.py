@@ -19,12 +19,13 @@ from __future__ import annotations
 import argparse
 import gettext
 import hashlib
+import itertools
 import json
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
-from train import CLIP_NORM, TOKENIZER_CONFIG
+from train import CLIP_NORM, TOKENIZER_CONFIG, mpt_config
 
 from converter.scaling.slopes import stock_slopes
 
@@ -76,38 +77,21 @@ SHORTEST_FILE, LONGEST_FILE = 4_000, 200_000
 """In characters; of a longer file, the start is read."""
 
 Flags = NDArray[np.bool_]
+Corpus = dict[str, dict[str, list[str]]]
+"""Part, which is ``training`` or ``held out`` -> kind of text -> its files."""
 # The words of lines_task, each one token that does not occur in text. Their ids are those of lines_task.
 WORDS = tuple(f"<{word}>" for word in lines_task.VOCABULARY[len(SPECIAL_TOKENS) :])
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """The files, by kind of text."""
-
-    training: dict[str, list[str]]
-    held_out: dict[str, list[str]]
-
-    def describe(self) -> dict[str, Any]:
-        """Characters by kind and part, and the SHA-256 of all."""
-        parts = {"training": self.training, "held out": self.held_out}
-        digest = hashlib.sha256()
-        for files in parts.values():
-            for kind in files.values():
-                digest.update("\0".join(kind).encode())
-        sizes = {part: {kind: sum(map(len, files[kind])) for kind in files} for part, files in parts.items()}
-        return {"characters": sizes, "text_sha256": digest.hexdigest()}
-
-
 def read_corpus() -> Corpus:
     """Reads the text of the machine; one file in ten is held out, by the hash of its name."""
-    corpus = Corpus({kind: [] for kind in SHARES}, {kind: [] for kind in SHARES})
+    corpus: Corpus = {part: {kind: [] for kind in SHARES} for part in ("training", "held out")}
     seen = set()
     for kind, name, text in _files():
-        if len(text) < SHORTEST_FILE or hash(text) in seen:
-            continue
-        seen.add(hash(text))
-        held_out = hashlib.sha256(name.encode()).digest()[0] % 10 == 0
-        (corpus.held_out if held_out else corpus.training)[kind].append(text[:LONGEST_FILE])
+        if len(text) >= SHORTEST_FILE and text not in seen:
+            seen.add(text)
+            part = "training" if hashlib.sha256(name.encode()).digest()[0] % 10 else "held out"
+            corpus[part][kind].append(text[:LONGEST_FILE])
     return corpus
 
 
@@ -142,9 +126,8 @@ def build_tokenizer(corpus: Corpus) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(
-        (text[:20_000] for kind in corpus.training.values() for text in kind), trainer
-    )
+    files = itertools.chain.from_iterable(corpus["training"].values())
+    tokenizer.train_from_iterator((text[:20_000] for text in files), trainer)
     # Once more without the trainer's mark that the words are special: decoding shall show them.
     learnt = json.loads(tokenizer.to_str())
     for entry in learnt["added_tokens"]:
@@ -165,48 +148,23 @@ def prepare(out: Path) -> tuple[dict[str, Ids], dict[str, Any]]:
         tokenizer.save(str(out / "tokenizer.json"))
         text = {
             kind: np.concatenate([tokenizer.encode(each).ids for each in files]).astype(np.int64)
-            for kind, files in corpus.training.items()
+            for kind, files in corpus["training"].items()
         }
-        about = {**corpus.describe(), "tokens_of_text": {kind: len(ids) for kind, ids in text.items()}}
-        (out / "held-out.json").write_text(json.dumps(corpus.held_out), encoding="utf-8")
+        joined = "".join("\0".join(files) for kinds in corpus.values() for files in kinds.values())
+        about = {
+            "characters": {
+                part: {kind: sum(map(len, files)) for kind, files in kinds.items()}
+                for part, kinds in corpus.items()
+            },
+            "text_sha256": hashlib.sha256(joined.encode()).hexdigest(),
+            "tokens_of_text": {kind: len(ids) for kind, ids in text.items()},
+        }
+        (out / "held-out.json").write_text(json.dumps(corpus["held out"]), encoding="utf-8")
         (out / "text.json").write_text(json.dumps(about), encoding="utf-8")
         np.savez(kept, **text)
     with np.load(kept) as found:
-        return {kind: found[kind] for kind in SHARES}, json.loads(
-            (out / "text.json").read_text(encoding="utf-8")
-        )
-
-
-class Attention(nn.Module):
-    """Attention with a bias on its scores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.Wqkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
-        self.out_proj = nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def heads(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values, of shape [3, rows, heads, tokens, channels]."""
-        return self.Wqkv(hidden).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-
-    def forward(self, hidden: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """Hidden states of shape [rows, tokens, width]; the bias has the shape [heads, tokens, tokens]."""
-        query, key, value = self.heads(hidden)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias[None].to(query.dtype))
-        return self.out_proj(mixed.transpose(1, 2).flatten(2))
-
-
-class FeedForward(nn.Module):
-    """Two layers with a GELU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up_proj = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
-        self.down_proj = nn.Linear(4 * WIDTH, WIDTH, bias=False)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states of shape [rows, tokens, width]."""
-        return self.down_proj(F.gelu(self.up_proj(hidden)))
+        about = json.loads((out / "text.json").read_text(encoding="utf-8"))
+        return {kind: found[kind] for kind in SHARES}, about
 
 
 class Block(nn.Module):
@@ -214,13 +172,24 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        linear = partial(nn.Linear, bias=False)
         self.norm_1, self.norm_2 = (nn.LayerNorm(WIDTH, bias=False) for _ in range(2))
-        self.attn, self.ffn = Attention(), FeedForward()
+        self.attn = nn.ModuleDict({"Wqkv": linear(WIDTH, 3 * WIDTH), "out_proj": linear(WIDTH, WIDTH)})
+        self.ffn = nn.ModuleDict({"up_proj": linear(WIDTH, 4 * WIDTH), "down_proj": linear(4 * WIDTH, WIDTH)})
+
+    def heads(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values, of shape [3, rows, heads, tokens, channels]."""
+        joined: torch.Tensor = self.attn["Wqkv"](self.norm_1(hidden))
+        return joined.unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
 
     def forward(self, hidden: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """As `Attention`."""
-        hidden = hidden + self.attn(self.norm_1(hidden), bias)
-        return hidden + self.ffn(self.norm_2(hidden))
+        """Hidden states of shape [rows, tokens, width]; the bias has the shape [heads, tokens, tokens]."""
+        query, key, value = self.heads(hidden)
+        # With a bias of four dimensions, torch takes its fast path.
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias[None].to(query.dtype))
+        hidden = hidden + self.attn["out_proj"](found.transpose(1, 2).flatten(2))
+        up: torch.Tensor = self.ffn["up_proj"](self.norm_2(hidden))
+        return hidden + self.ffn["down_proj"](F.gelu(up))
 
 
 class Network(nn.Module):
@@ -239,8 +208,8 @@ class Network(nn.Module):
         nn.init.normal_(self.transformer["wte"].weight, std=EMBEDDING_STD)
         nn.init.normal_(self.lm_head.weight, std=HEAD_STD)
         for block in self.transformer["blocks"]:
-            nn.init.zeros_(block.attn.out_proj.weight)
-            nn.init.zeros_(block.ffn.down_proj.weight)
+            nn.init.zeros_(block.attn["out_proj"].weight)
+            nn.init.zeros_(block.ffn["down_proj"].weight)
 
     def hidden(self, ids: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """The last hidden states, of shape [rows, tokens, width], of ids of shape [rows, tokens]."""
@@ -266,24 +235,14 @@ def causal_bias(tokens: int, slopes: torch.Tensor | None = None) -> torch.Tensor
 
 
 def config() -> dict[str, Any]:
-    """The config.json, with the keys of llm-foundry."""
+    """The config.json; special tokens have the ids of `lines_task`."""
     return {
-        "architectures": ["MPTForCausalLM"],
-        "attn_config": {"alibi": True, "alibi_bias_max": BIAS_MAX, "attn_type": "multihead_attention"},
-        "bos_token_id": SPECIAL_TOKENS.index("<s>"),
+        **mpt_config("lines", HEADS, BIAS_MAX),
         "d_model": WIDTH,
-        "eos_token_id": SPECIAL_TOKENS.index("</s>"),
-        "expansion_ratio": 4,
         "max_seq_len": TRAINED_LENGTH,
-        "model_type": "mpt",
-        "n_heads": HEADS,
         "n_layers": LAYERS,
         "no_bias": True,
         "norm_type": "low_precision_layernorm",
-        "pad_token_id": SPECIAL_TOKENS.index("<pad>"),
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "use_cache": True,
         "vocab_size": PIECES,
     }
 

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 import train_large
-from test_evidence import check_cells
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from converter import convert
-from converter.scaling.scaling import UNSCALED, Scaling
+from converter.scaling.scaling import UNSCALED
+from tests.test_evidence import check_cells
 
 TEXT = "Die Zeile enthält Wörter, été и русский текст; a line = words[1:]\n    return None  # end\n" * 400
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_large.build_tokenizer(train_large.Corpus({"python": [TEXT]}, {}))
+    return train_large.build_tokenizer({"training": {"python": [TEXT]}})
 
 
 @pytest.fixture
@@ -53,20 +53,20 @@ def test_the_tables_are_what_the_results_give() -> None:
         check_cells(replace(results, measurements=own), evidence_large.PROMPTS, evidence_large.WINDOWS)
 
 
-@pytest.mark.parametrize("scaling", [UNSCALED, evidence_large.BY_PARTS], ids=["none", "by-parts"])
 def test_the_network_is_the_converted_checkpoint(
-    scaling: Scaling, network: train_large.Network, tokenizer: Tokenizer, tmp_path: Path
+    network: train_large.Network, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Beyond the trained length, with the bias from the scaling; the attention is transformers' too."""
-    train_large.save(network, tmp_path, {})
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    wanted = {"method": "none"} if scaling is UNSCALED else {"method": "by-parts", "dynamic": "position"}
-    convert(tmp_path, tmp_path / "out", train_length=train_large.TRAINED_LENGTH, **wanted)
+    """Within the trained length, where by-parts by position is none, and beyond it; so is its attention."""
+    source = tmp_path / "model"
+    source.mkdir()
+    train_large.save(network, source, {})
+    tokenizer.save(str(source / "tokenizer.json"))
+    convert(source, tmp_path / "out", dynamic="position", train_length=train_large.TRAINED_LENGTH)
     model = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", trust_remote_code=True, attn_implementation="eager"
     ).eval()
     ids = torch.randint(800, (1, 700))
-    bias = evidence_large.scaled_bias(scaling, 700)
+    bias = evidence_large.scaled_bias(evidence_large.BY_PARTS, 700)
     with torch.no_grad():
         theirs = model(ids, output_attentions=True)
         ours = network.lm_head(network.hidden(ids, bias))

@@ -288,8 +288,9 @@ def first_token(network: Network, windows: torch.Tensor, bias: torch.Tensor) -> 
     """The attention on the first token, averaged over windows and queries, of each layer's heads."""
     found = torch.zeros(LAYERS, HEADS)
     for window in windows:
-        hidden = network.transformer["wte"](window[None])
-        for layer, block in enumerate(network.transformer["blocks"]):
+        hidden = network.transformer.wte(window[None])
+        block: Any
+        for layer, block in enumerate(network.transformer.blocks):
             query, key, _ = block.heads(hidden)
             for head in range(HEADS):  # one after another, since the scores of a long window are large
                 scores = query[0, head, FIRST_QUERY:] @ key[0, head].T / query.shape[-1] ** 0.5
@@ -321,11 +322,11 @@ def capped(folder: Path) -> dict[str, Any]:
         bias = scaled_bias(scaling, length, capped=True)
         losses, right = [], []
         for window in _windows(folder):
-            logits = network.lm_head(network.hidden(window[None], bias))[0, :-1]
+            logits = network.lm_head(network.transformer(window[None], bias))[0, :-1]
             losses.append(round(F.cross_entropy(logits, window[1:]).item(), 6))
         for row in map(json.loads, prompts):
             ids = torch.tensor([tokenizer.encode(row["prompt"]).ids])
-            last = network.hidden(ids, bias[:, : ids.shape[1], : ids.shape[1]])[0, -1]
+            last = network.transformer(ids, bias[:, : ids.shape[1], : ids.shape[1]])[0, -1]
             right.append(float(tokenizer.id_to_token(int(network.lm_head(last).argmax())) == row["answer"]))
         found[str(scaling)] = {"accuracy": right, PERPLEXITY: losses}
         print(scaling, "capped", flush=True)

@@ -35,7 +35,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> train_large.Network:
     monkeypatch.setattr(train_large, "WIDTH", 32)
     monkeypatch.setattr(train_large, "PIECES", 800)
     torch.manual_seed(0)
-    network = train_large.Network(800)
+    network = train_large.Network()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return network.eval()
@@ -69,7 +69,7 @@ def test_the_network_is_the_converted_checkpoint(
     bias = evidence_large.scaled_bias(evidence_large.BY_PARTS, 700)
     with torch.no_grad():
         theirs = model(ids, output_attentions=True)
-        ours = network.lm_head(network.hidden(ids, bias))
+        ours = network.lm_head(network.transformer(ids, bias))
     torch.testing.assert_close(ours, theirs.logits, rtol=1e-4, atol=1e-3)
     start = evidence_large.FIRST_QUERY
     first = [layer[0, :, start:, 0].mean(-1).tolist() for layer in theirs.attentions]

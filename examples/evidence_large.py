@@ -17,7 +17,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,35 +66,21 @@ TOKENS_PER_LINE = 2 * TOKENS_PER_RECORD
 
 SCALE = 4.0
 RAMP = (TRAINED_LENGTH / 8, TRAINED_LENGTH / 2)
-TEMPERATURES = (0.1, 0.2, 0.3, 0.4, 0.6)
-
-
-def _position(method: Any, temperature: float = 0.0) -> Dynamic:
-    ramp = RAMP if method == "by-parts" else None
-    return Dynamic(method, "position", 1.0, TRAINED_LENGTH, ramp, temperature=temperature)
-
-
-BY_PARTS, NTK, LINEAR = _position("by-parts"), _position("ntk"), Static("linear", SCALE)
+BY_PARTS = Dynamic("by-parts", "position", 1.0, TRAINED_LENGTH, RAMP)
+NTK = Dynamic("ntk", "position", 1.0, TRAINED_LENGTH)
 STATIC_BY_PARTS, STATIC_NTK = Static("by-parts", SCALE, RAMP), Static("ntk", SCALE)
-_TEMPERED = {"methods": ("by-parts",), "dynamics": ("position",)}
-RUNS: Mapping[str, Mapping[str, Any]] = {
-    NONE: {"methods": ("none",)},
-    str(BY_PARTS): _TEMPERED,
-    str(_position("by-parts", 0.2)): {**_TEMPERED, "temperatures": (0.2,)},
-    str(NTK): {"methods": ("ntk",), "dynamics": ("position",)},
-    str(STATIC_BY_PARTS): {"methods": ("by-parts",), "scales": (SCALE,)},
-    str(_position("by-parts", 0.4)): {**_TEMPERED, "temperatures": (0.4,)},
-    str(STATIC_NTK): {"methods": ("ntk",), "scales": (SCALE,)},
-    str(LINEAR): {"methods": ("linear",), "scales": (SCALE,)},
-    str(_position("by-parts", 0.1)): {**_TEMPERED, "temperatures": (0.1,)},
-    str(_position("by-parts", 0.6)): {**_TEMPERED, "temperatures": (0.6,)},
-    str(_position("by-parts", 0.3)): {**_TEMPERED, "temperatures": (0.3,)},
-}
-"""Name of a scaling in results -> the arguments of ``evaluate``, the most important first."""
+LINEAR = Static("linear", SCALE)
+TEMPERATURES = (0.1, 0.2, 0.3, 0.4, 0.6)
+TEMPERED = {each: replace(BY_PARTS, temperature=each) for each in TEMPERATURES}
+SCALINGS: tuple[Scaling, ...] = (
+    *(UNSCALED, BY_PARTS, TEMPERED[0.2], NTK, STATIC_BY_PARTS, TEMPERED[0.4], STATIC_NTK, LINEAR),
+    *(TEMPERED[0.1], TEMPERED[0.6], TEMPERED[0.3]),
+)
+"""In the order in which they are measured: what a stop should leave comes first."""
 PAIRS = (
     (BY_PARTS, NTK),
     (STATIC_BY_PARTS, STATIC_NTK),
-    *((_position("by-parts", temperature), BY_PARTS) for temperature in TEMPERATURES),
+    *((tempered, BY_PARTS) for tempered in TEMPERED.values()),
 )
 """Two scalings to compare on the same prompts and windows."""
 FIRST_QUERY = 256
@@ -131,11 +117,7 @@ def prompt(rng: np.random.Generator, tokenizer: Tokenizer, text: str, length: in
     ]
     answer, over = f"<{lines_task.VALUES[values[asked]]}>", 0
     while True:  # text that is cut at other places may take more tokens
-        cuts = [
-            0,
-            *(piece.offsets[max(0, each - over)][0] for each in before),
-            piece.offsets[wanted - over][0],
-        ]
+        cuts = [0, *(piece.offsets[max(0, each - over)][0] for each in (*before, wanted))]
         parts = [text[start + one : start + two] for one, two in itertools.pairwise(cuts)]
         among = "".join(part + line for part, line in zip(parts, [*lines, ""], strict=True))
         asking = f"{among}<{lines_task.ASK}><{lines_task.KEYS[keys[asked]]}>"
@@ -150,10 +132,8 @@ def write_prompts(folder: Path, shortest: int = TRAINED_LENGTH) -> Path:
     """Writes the prompts of a length and of all longer ones, for ``make_task``."""
     file = folder / f"prompts-{shortest}.jsonl"
     if not file.exists():
-        tokenizer, held_out = (
-            _tokenizer(folder),
-            {kind: "".join(each) for kind, each in _held_out(folder).items()},
-        )
+        tokenizer = _tokenizer(folder)
+        held_out = {kind: "".join(files) for kind, files in _held_out(folder).items()}
         rows = []
         for length, count in PROMPTS.items():
             rng = np.random.default_rng([0, length])
@@ -169,9 +149,8 @@ def write_windows(folder: Path) -> Path:
     file = folder / "held-out.txt"
     if not file.exists():
         # A few tokens more than a window has, since those at its ends may join its neighbours'.
-        by_kind = [
-            _middle(files, _tokenizer(folder), LENGTHS[-1] + 4) for files in _held_out(folder).values()
-        ]
+        tokenizer, tokens = _tokenizer(folder), LENGTHS[-1] + 4
+        by_kind = [_middle(files, tokenizer, tokens) for files in _held_out(folder).values()]
         in_turn = itertools.chain.from_iterable(zip(*by_kind, strict=False))
         file.write_text("".join(itertools.islice(in_turn, WINDOWS)), encoding="utf-8", newline="\n")
     return file
@@ -204,21 +183,20 @@ def measure(folder: Path) -> None:
     found = read() if RESULTS.exists() else Results([], {})
     if found.models.get(NAME, {}).get("training") != training:
         found = Results([], {})
-    for name, arguments in RUNS.items():
-        if any(each.scaling == name for each in found.measurements):
+    for scaling in SCALINGS:
+        if any(each.scaling == str(scaling) for each in found.measurements):
             continue
-        beyond = "dynamics" in arguments
+        beyond = isinstance(scaling, Dynamic)
+        prompts = write_prompts(folder, 2 * TRAINED_LENGTH if beyond else TRAINED_LENGTH)
         new = evaluate(
             [folder],
-            tasks=[
-                make_task("prompts", write_prompts(folder, 2 * TRAINED_LENGTH if beyond else TRAINED_LENGTH))
-            ],
+            tasks=[make_task("prompts", prompts)],
             text=[write_windows(folder)],
             lengths=LENGTHS[beyond:],
-            train_length=TRAINED_LENGTH,
             items=max(PROMPTS.values()),
+            train_length=TRAINED_LENGTH,
             progress=sys.stderr.isatty(),
-            **arguments,
+            **arguments(scaling),
         )
         [about] = new.models.values()
         found = Results(
@@ -228,21 +206,25 @@ def measure(folder: Path) -> None:
             found.seconds + new.seconds,
         )
         store(found)
-        print(name, round(new.seconds), "s", flush=True)
+        print(scaling, round(new.seconds), "s", flush=True)
+
+
+def arguments(scaling: Scaling) -> dict[str, Any]:
+    """The arguments of ``evaluate`` that ask for a scaling."""
+    found: dict[str, Any] = {"methods": (scaling.method,)}
+    if isinstance(scaling, Static):
+        found["scales"] = (scaling.factor,)
+    if isinstance(scaling, Dynamic):
+        found["dynamics"] = (scaling.dynamic,)
+    return found | ({"temperatures": (scaling.temperature,)} if scaling.temperature else {})
 
 
 def _kept(new: Measurement, found: Results) -> Measurement:
-    """A measurement with rounded scores, compared with those of no scaling."""
+    """A measurement with rounded scores, compared with those of none on the same items."""
     new = replace(new, model=NAME, scores=tuple(round(score, 6) for score in new.scores), positions=())
-    return _compared_with_none(new, found)
-
-
-def _compared_with_none(new: Measurement, found: Results) -> Measurement:
-    same = (each for each in found.measurements if (each.metric, each.length) == (new.metric, new.length))
-    unscaled = next((each for each in same if each.scaling == NONE), None)
-    return replace(
-        new, comparison=None if unscaled is None else compare(new.metric, new.scores, unscaled.scores)
-    )
+    unscaled = _by_cell(found).get((NONE, (new.metric, new.length)))
+    pair = compare(new.metric, new.scores, unscaled.scores) if unscaled else None
+    return replace(new, comparison=pair)
 
 
 def read() -> Results:
@@ -400,9 +382,8 @@ def sinks(results: Results) -> str:
     masses = results.settings["first token"]
     lines = []
     for head, slope in enumerate(stock_slopes(HEADS, BIAS_MAX)):
-        by_layer = [
-            [layer[head] for layer in each] for lengths in masses.values() for each in lengths.values()
-        ]
+        lengths = itertools.chain.from_iterable(each.values() for each in masses.values())
+        by_layer = [[layer[head] for layer in each] for each in lengths]
         cells = [f"{100 * np.mean(each):.0f} % ({sum(mass > SINK for mass in each)})" for each in by_layer]
         lines.append([f"{head + 1}, sees {NATS / slope:.0f} tokens", *cells])
     columns = [f"{name}, {length // TRAINED_LENGTH}x" for name in ("none", "by-parts") for length in PROMPTS]
@@ -411,17 +392,12 @@ def sinks(results: Results) -> str:
 
 def caps(results: Results) -> str:
     """What a capped distance to the first token changes at the longest length."""
-    found, length = _by_cell(results), LENGTHS[-1]
-    lines = [
-        [
-            scaling,
-            *(
-                compared(metric, [each[metric]], [found[scaling, (metric, length)].scores])
-                for metric in NAMES
-            ),
-        ]
-        for scaling, each in results.settings["capped"].items()
-    ]
+    found, lines = _by_cell(results), []
+    for scaling, scores in results.settings["capped"].items():
+        without = (found[scaling, (metric, LENGTHS[-1])] for metric in NAMES)
+        lines.append(
+            [scaling, *(compared(each.metric, [scores[each.metric]], [each.scores]) for each in without)]
+        )
     return markdown(["scaling", *NAMES.values()], lines)
 
 

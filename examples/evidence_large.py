@@ -78,6 +78,7 @@ SCALINGS: tuple[Scaling, ...] = (
 )
 """In the order in which they are measured: what a stop should leave comes first."""
 PAIRS = (
+    (BY_PARTS, UNSCALED),
     (BY_PARTS, NTK),
     (STATIC_BY_PARTS, STATIC_NTK),
     *((tempered, BY_PARTS) for tempered in TEMPERED.values()),

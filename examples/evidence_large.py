@@ -1,6 +1,6 @@
 """Show what scaling does to a larger model: train it, measure it, write the tables.
 
-    python examples/evidence_large.py             # train and measure what is missing; two hours on one core
+    python examples/evidence_large.py             # train and measure what is missing; 2.5 hours on one core
     python examples/evidence_large.py --tables    # write only the tables, from the stored results
 
 The model is that of train_large.py, and is kept in .evidence/. Results are stored after each scaling, in

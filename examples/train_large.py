@@ -1,6 +1,6 @@
 """Train the larger model of the evidence: text of several kinds, and lookups among it.
 
-    python examples/train_large.py --minutes 65 --out .evidence/large
+    python examples/train_large.py --minutes 58 --out .evidence/large
 
 The model is an MPT (8 layers x 256, 8 heads, slopes down to 2^-6, 512 trained tokens). A stopped training
 goes on from its last checkpoint.
@@ -425,7 +425,7 @@ def save(network: Network, out: Path, training: dict[str, Any]) -> None:
 def main() -> None:
     """Read the command line, train, save."""
     parser = argparse.ArgumentParser(description="Train the larger checkpoint.")
-    parser.add_argument("--minutes", type=float, default=65.0, help="time of the training [%(default)s]")
+    parser.add_argument("--minutes", type=float, default=58.0, help="time of the training [%(default)s]")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and data [%(default)s]")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()

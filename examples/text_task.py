@@ -51,7 +51,7 @@ def read_corpus(piece: int = PIECE) -> Corpus:
         piece: characters of each held-out file that has so many.
     """
     training, held_out = [], []
-    for name, path in _files():
+    for name, path in files():
         text = path.read_text(encoding="utf-8").rstrip() + "\n"
         if hashlib.sha256(name.encode()).digest()[0] % 10 > 0:
             training.append(text)
@@ -61,7 +61,8 @@ def read_corpus(piece: int = PIECE) -> Corpus:
     return Corpus("".join(training), "".join(held_out))
 
 
-def _files() -> Iterator[tuple[str, Path]]:
+def files() -> Iterator[tuple[str, Path]]:
+    """Name and path of each of the standard library's files, training and held out."""
     root = Path(sysconfig.get_path("stdlib"))
     names = (path.relative_to(root) for path in root.rglob("*.py"))
     for name in sorted(name.as_posix() for name in names if not _LEFT_OUT & {*name.parts}):

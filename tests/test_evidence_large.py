@@ -1,0 +1,143 @@
+"""The larger model of the evidence: its data, its network, and what the page says of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import evidence_large
+import lines_task
+import numpy as np
+import pytest
+import torch
+import train_large
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from converter import convert
+from converter.scaling.scaling import UNSCALED
+from tests.test_evidence import check_cells
+
+TEXT = "Die Zeile enthält Wörter, été и русский текст; a line = words[1:]\n    return None  # end\n" * 400
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_large.build_tokenizer({"training": {"python": [TEXT]}})
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> train_large.Network:
+    """A small one, whose layers all compute something."""
+    for module in (train_large, evidence_large):
+        monkeypatch.setattr(module, "LAYERS", 2)
+    monkeypatch.setattr(train_large, "WIDTH", 32)
+    monkeypatch.setattr(train_large, "PIECES", 800)
+    torch.manual_seed(0)
+    network = train_large.Network()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return network.eval()
+
+
+def test_the_tables_are_what_the_results_give() -> None:
+    results = evidence_large.read()
+    page = evidence_large.DOCUMENT.read_text(encoding="utf-8")
+    assert evidence_large.with_tables(page, results) == page, "python examples/evidence_large.py --tables"
+    shown = {found["name"] for found in evidence_large.BLOCK.finditer(page)}
+    of_first_token = {"sinks", "caps"} if "capped" in results.settings else set()
+    assert shown == {"results", "pairs"} | of_first_token
+    csv = evidence_large.RESULTS.with_suffix(".csv").read_text(encoding="utf-8")
+    assert evidence_large.as_csv(results) == csv
+    for task in results.tasks():
+        own = [each for each in results.measurements if each.task == task]
+        check_cells(replace(results, measurements=own), evidence_large.PROMPTS, evidence_large.WINDOWS)
+
+
+def test_the_network_is_the_converted_checkpoint(
+    network: train_large.Network, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Within the trained length, where by-parts by position is none, and beyond it; so is its attention."""
+    source = tmp_path / "model"
+    source.mkdir()
+    train_large.save(network, source, {})
+    tokenizer.save(str(source / "tokenizer.json"))
+    convert(source, tmp_path / "out", dynamic="position", train_length=train_large.TRAINED_LENGTH)
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", trust_remote_code=True, attn_implementation="eager"
+    ).eval()
+    ids = torch.randint(800, (1, 700))
+    bias = evidence_large.scaled_bias(evidence_large.BY_PARTS, 700)
+    with torch.no_grad():
+        theirs = model(ids, output_attentions=True)
+        ours = network.lm_head(network.transformer(ids, bias))
+    torch.testing.assert_close(ours, theirs.logits, rtol=1e-4, atol=1e-3)
+    start = evidence_large.FIRST_QUERY
+    first = [layer[0, :, start:, 0].mean(-1).tolist() for layer in theirs.attentions]
+    assert evidence_large.first_token(network, ids, bias) == pytest.approx(np.array(first), abs=1e-4)
+
+
+def test_the_cap_is_on_the_first_token_of_scaled_heads() -> None:
+    bias = evidence_large.scaled_bias(UNSCALED, 1024)
+    capped = evidence_large.scaled_bias(UNSCALED, 1024, capped=True)
+    heads, queries, keys = (capped != bias).nonzero(as_tuple=True)
+    assert set(keys.tolist()) == {0}
+    assert min(queries.tolist()) == train_large.TRAINED_LENGTH + 1
+    # A head is scaled if it sees more than 64 tokens.
+    spans = 5 / np.array(train_large.stock_slopes(8, 6))
+    assert set(heads.tolist()) == set(np.flatnonzero(spans > 64).tolist())
+    assert torch.equal(capped[:, 1000, 0][sorted(set(heads.tolist()))], bias[:, 512, 0][spans > 64])
+
+
+@pytest.mark.parametrize("length", [64, 512, 2048])
+def test_a_prompt_fits_its_length_and_holds_its_answer(length: int, tokenizer: Tokenizer) -> None:
+    for seed in range(5):
+        row = evidence_large.prompt(np.random.default_rng(seed), tokenizer, TEXT, length)
+        tokens = tokenizer.encode(row["prompt"]).ids
+        assert length - 16 <= len(tokens) + 1 <= length
+        lines = re.findall(r"<LINE><([a-z-]+)>(<\d+>)", row["prompt"])
+        assert len(dict(lines)) == len(lines) == length // 32
+        asked = re.search(r"<ASK><([a-z-]+)>$", row["prompt"])
+        assert asked is not None
+        assert dict(lines)[asked[1]] == row["answer"]
+        assert tokenizer.encode(row["answer"]).ids == [lines_task.TOKEN_IDS[row["answer"][1:-1]]]
+        assert row["depth"] == pytest.approx(
+            [key for key, _ in lines].index(asked[1]) / max(1, len(lines) - 1), abs=0.006
+        )
+
+
+def test_the_words_keep_their_ids(tokenizer: Tokenizer) -> None:
+    vocabulary = tokenizer.get_vocab()
+    assert all(vocabulary[word] == lines_task.TOKEN_IDS[word[1:-1]] for word in train_large.WORDS)
+    text = "né LINE amber-otter 17 <b>" + "<LINE><amber-otter><17>"
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids) == text
+    words = [each for each in ids if each < len(lines_task.VOCABULARY)]
+    assert words == [lines_task.TOKEN_IDS[word] for word in ("LINE", "amber-otter", "17")]
+
+
+def test_records_stand_among_text_and_only_answers_and_text_are_targets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = np.arange(10_000, 30_000)  # each place has its own token, so what follows is known
+    monkeypatch.setattr(train_large, "prepare", lambda _: (dict.fromkeys(train_large.SHARES, text), {}))
+    ids, targets, answers = train_large.Batches(tmp_path, np.random.default_rng(0)).long()
+    assert ids.shape == targets.shape == answers.shape == (4, 512)
+    ask = lines_task.TOKEN_IDS[lines_task.ASK]
+    for row, wanted, is_answer in zip(ids.tolist(), targets.tolist(), answers.tolist(), strict=True):
+        known: dict[int, int] = {}
+        for place, (token, target) in enumerate(zip(row, wanted, strict=True)):
+            before = row[place - 1] if place else -1
+            following = row[place + 1] if place + 1 < len(row) else target
+            if is_answer[place]:
+                assert before == ask
+                assert target == known[token]
+            else:
+                assert target == (following if following >= 10_000 else lines_task.IGNORE)
+            if before == lines_task.TOKEN_IDS[lines_task.LINE]:
+                known[token] = following
+        of_text = [each for each in row if each >= 10_000]
+        assert np.array_equal(np.diff(of_text), np.ones(len(of_text) - 1))
+        assert len(of_text) in (512, 512 - 3 * 32)
+    assert answers.any(axis=1).tolist() == [True, False] * 2

@@ -216,7 +216,7 @@ def arguments(scaling: Scaling) -> dict[str, Any]:
     if isinstance(scaling, Static):
         found["scales"] = (scaling.factor,)
     if isinstance(scaling, Dynamic):
-        found["dynamics"] = (scaling.dynamic,)
+        found["dynamic"] = (scaling.dynamic,)
     return found | ({"temperatures": (scaling.temperature,)} if scaling.temperature else {})
 
 

@@ -28,9 +28,7 @@ import torch
 import torch.nn.functional as F
 from evidence_design import EXAMPLES, NONE
 from evidence_measure import MODELS_FOLDER, to_text
-from evidence_tables import _cell as cell
-from evidence_tables import _compared as compared
-from evidence_tables import markdown
+from evidence_tables import cell, compared, markdown
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from train_large import (

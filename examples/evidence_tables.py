@@ -112,12 +112,12 @@ def _rows(results: Results, name: str) -> Iterator[list[str]]:
     order = [*SCALINGS, *dict.fromkeys(scaling for scaling, _ in found)]
     for scaling in dict.fromkeys(each for each in order if (each, TRAINED_LENGTH) in found):
         cells = [found.get((scaling, length)) for length in lengths]
-        yield [scaling, *(_cell(each, found[NONE, each.length]) if each else "" for each in cells)]
+        yield [scaling, *(cell(each, found[NONE, each.length]) if each else "" for each in cells)]
     for form in results.settings.get("nothing", {}).get(name, ()):
         yield [f"fitted, {form}", *["no gain"] * len(lengths)]
 
 
-def _cell(each: Measurement, unscaled: Measurement) -> str:
+def cell(each: Measurement, unscaled: Measurement) -> str:
     pair = compare(each.metric, each.scores, unscaled.scores)
     star = "*" if each.scaling != NONE and pair.p < SIGNIFICANT else ""
     return (f"{each.value:.3f}" if each.metric == PERPLEXITY else f"{100 * each.value:.1f}") + star
@@ -168,7 +168,7 @@ def pairs(results: Results) -> str:
             if not names:
                 continue
             cells = [
-                _compared(metric, *([each[name, length] for name in names] for each in both))
+                compared(metric, *([each[name, length] for name in names] for each in both))
                 for length in LENGTHS[1:]
             ]
             models = names[0] if len(names) == 1 else f"{len(names)} of {names[0].split('-')[0]}"
@@ -176,7 +176,7 @@ def pairs(results: Results) -> str:
     return markdown(["compared", "models", *(f"{multiple}x" for multiple in MULTIPLES[1:])], rows)
 
 
-def _compared(metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> str:
+def compared(metric: str, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> str:
     """How two scalings differ, given the scores of each model."""
     found = _difference(metric, ours, theirs)
     change = (

@@ -2,8 +2,7 @@
 
     python examples/train_large.py --minutes 58 --out .evidence/large
 
-The model is an MPT (8 layers x 256, 8 heads, slopes down to 2^-6, 512 trained tokens). A stopped training
-goes on from its last checkpoint.
+The model is an MPT (8 layers x 256, 8 heads, slopes down to 2^-6, 512 trained tokens).
 
 With text from the start, a model of this size keeps guessing among the values it has seen. So it first learns
 lookups alone, in short sequences, and then half of its sequences are text, and half are text with records and
@@ -66,7 +65,6 @@ TOKENS_PER_RECORD = 16
 WARM_UP_STEPS = 50
 DECAY = 0.5
 """The share of the time in which the learning rates fall to zero."""
-CHECKPOINT_MINUTES = 4.0
 
 DOCUMENTATION = ("doc", "vim", "cmake-*/Help")
 """Folders below /usr/share."""
@@ -338,7 +336,7 @@ class State:
 
 
 def train(minutes: float, out: Path, seed: int) -> tuple[Network, State]:
-    """Trains for so many minutes, and goes on from the checkpoint in `out` if there is one."""
+    """Trains for so many minutes."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     batches = Batches(out, rng)
@@ -353,16 +351,8 @@ def train(minutes: float, out: Path, seed: int) -> tuple[Network, State]:
         torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     rates = [group["lr"] for each in optimizers for group in each.param_groups]
-    checkpoint = out / "checkpoint.pt"
-    if checkpoint.exists():
-        kept = torch.load(checkpoint, weights_only=False)
-        network.load_state_dict(kept["network"])
-        for optimizer, content in zip(optimizers, kept["optimizers"], strict=True):
-            optimizer.load_state_dict(content)
-        state, rng.bit_generator.state = kept["state"], kept["rng"]
     settings = [group for each in optimizers for group in each.param_groups]
     whole_bias = causal_bias(TRAINED_LENGTH)
-    saved = state.seconds
     while (share := state.seconds / 60 / minutes) < 1:
         started = time.monotonic()
         now = min(1.0, (state.steps + 1) / WARM_UP_STEPS, (1 - share) / DECAY)
@@ -397,14 +387,6 @@ def train(minutes: float, out: Path, seed: int) -> tuple[Network, State]:
         state.seconds += time.monotonic() - started
         if state.steps % 20 == 0:
             print(f"{loss.item():.3f} {state} lr {now:.2f}", flush=True)
-        if state.seconds - saved > 60 * CHECKPOINT_MINUTES:
-            saved = state.seconds
-            content = {
-                "network": network.state_dict(),
-                "optimizers": [each.state_dict() for each in optimizers],
-            }
-            torch.save({**content, "state": state, "rng": rng.bit_generator.state}, out / "checkpoint.new")
-            (out / "checkpoint.new").replace(checkpoint)
     save(network, out, {**vars(state), "minutes": minutes, "seed": seed, **prepare(out)[1]})
     return network, state
 

@@ -47,8 +47,8 @@ class Site:
 
     @property
     def folders(self) -> set[Path]:
-        """The folders of the pages that are open."""
-        return set(self.cache.glob("*/"))
+        """The folders of the pages that are open; Gradio has one of its own, with a shorter name."""
+        return set(self.cache.glob("?" * 40))
 
 
 @contextmanager

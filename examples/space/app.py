@@ -210,7 +210,8 @@ def draw(
     try:
         # A factor that grows has this value at the longest input.
         factor = max(1.0, longest / looked.trained)
-        table = inspect(looked.config, method=method, scale=factor, train_length=looked.trained)
+        how: dict[str, Any] = {"method": method, "scale": factor, "train_length": looked.trained}
+        table = inspect(looked.config, **how)
     except ConverterError as error:
         raise refusal(str(error)) from None
     options = looked.options(method, growth, longest).items()

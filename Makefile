@@ -90,7 +90,7 @@ test-vllm: .venv-vllm/ready
 test-ui:
 	@if command -v chromium >/dev/null || (apt-get -qq update && \
 		apt-get -qq --yes --no-install-recommends install chromium) >/dev/null 2>&1; then \
-		$(MAKE) --no-print-directory .venv-ui/ready && .venv-ui/bin/python -m pytest -q tests/ui; \
+		$(MAKE) --no-print-directory .venv-ui/ready && .venv-ui/bin/python -m pytest --reruns $(RERUNS) -q tests/ui; \
 	else echo "test-ui is skipped: it needs chromium, which cannot be installed here"; fi
 
 hostile: .venv/ready
@@ -139,10 +139,11 @@ wheel: .venv/ready
 	.venv-vllm/bin/python -m pip install --quiet --editable ".[onnx]" hypothesis peft pytest
 	touch $@
 
+# Compiling all of it takes longer than installing it, and the tests import little.
 .venv-ui/ready: examples/space/requirements.txt
 	$(PYTHON) -m venv .venv-ui
-	.venv-ui/bin/python -m pip install --quiet --requirement $< hypothesis==6.170.15 playwright==1.65.2 pytest==9.2.0 \
-		pytest-rerunfailures==16.7
+	.venv-ui/bin/python -m pip install --quiet --no-compile --requirement $< hypothesis==6.170.15 \
+		playwright==1.65.2 pytest==9.2.0 pytest-rerunfailures==16.7
 	touch $@
 
 .venv-4.57/ready: pyproject.toml constraints-4.57.txt

@@ -210,7 +210,8 @@ def draw(
     try:
         # A factor that grows has this value at the longest input.
         factor = max(1.0, longest / looked.trained)
-        table = inspect(looked.config, method=method, scale=factor, train_length=looked.trained)
+        how: dict[str, Any] = {"method": method, "scale": factor, "train_length": looked.trained}
+        table = inspect(looked.config, **how)
     except ConverterError as error:
         raise refusal(str(error)) from None
     options = looked.options(method, growth, longest).items()
@@ -276,8 +277,7 @@ def send(
 
 # The page
 
-HEAD = """# ntk-convert
-Makes models with ALiBi attention read longer inputs than they were trained on, without training."""
+PURPOSE = "Makes models with ALiBi attention read longer inputs than they were trained on, without training."
 
 
 def page() -> gr.Blocks:
@@ -285,9 +285,10 @@ def page() -> gr.Blocks:
     with gr.Blocks(title="ntk-convert", analytics_enabled=False, fill_width=True) as demo:
         looked, out, nothing = gr.State(), gr.State(), gr.State()
         with gr.Row(equal_height=False):
-            gr.Markdown(HEAD)
+            gr.Markdown("# ntk-convert")
             if SPACE:
-                gr.LoginButton("Sign in", size="sm", min_width=110, scale=0)
+                gr.LoginButton("Sign in", size="sm", min_width=130, scale=0)
+        gr.Markdown(PURPOSE)
         with gr.Row(equal_height=False):
             with gr.Column(min_width=340):
                 gr.Markdown("### 1. Which model?")
@@ -345,4 +346,6 @@ if __name__ == "__main__":
     # On a Space, a visitor without a login is nobody, and not its owner.
     constants.HF_HUB_DISABLE_IMPLICIT_TOKEN |= SPACE
     theme = gr.themes.Soft(font=["system-ui", "sans-serif"])
+    theme.input_border_width, theme.input_border_color = "1px", "*neutral_200"
+    theme.checkbox_border_color = "*neutral_400"
     page().launch(theme=theme, css_paths=HERE / "style.css", footer_links=["gradio", "settings"])

@@ -74,18 +74,18 @@ def pictures(found: Inspection, longest: float, head: int) -> str:
     trained, scale = found.train_length or 1, found.bias_scale
     if scale is None:
         before, after = found.frequencies.stock, found.frequencies.scaled or found.frequencies.stock
-        turns = [[2 * math.pi / each for each in values] for values in (before, after)]
+        old, new = [[2 * math.pi / each for each in values] for values in (before, after)]
         drawn = {
-            "Tokens in which each pair of channels turns once": _spans(*turns, trained, longest, "pairs")
+            "Tokens in which each pair of channels turns once": _spans(old, new, trained, longest, "pairs")
         }
     else:
         slopes = [
             [each * scale for each in values] for values in (found.slopes.stock, found.slopes.scaled or ())
         ]
-        reach = [[NATS / each for each in values] for values in slopes]
+        old, new = [[NATS / each for each in values] for values in slopes]
         head = min(head, len(slopes[0]) - 1)
         drawn = {
-            "How far each head sees, in tokens": _spans(*reach, trained, longest, "heads"),
+            "How far each head sees, in tokens": _spans(old, new, trained, longest, "heads"),
             f"Bias of head {head} by distance, in nats": _bias(
                 slopes[0][head], slopes[1][head], trained, longest
             ),

@@ -383,11 +383,13 @@ def causal_mask(
     plain = not packed and not cache.compiled and queries in (1, cache.read)
     if name == "sdpa" and plain:
         return None  # while a graph is traced, transformers would write out this mask
+    past = None if packed else cache
     arguments = {
         "config": EAGER if name == "eager" else config,
         EMBEDDINGS: hidden_states if packed else hidden_states[:1],
         "attention_mask": None,
-        "past_key_values": None if packed else cache,
+        "cache": past,  # from transformers 5.24 on
+        "past_key_values": past,  # before
         "position_ids": positions.queries if packed else None,
         "cache_position": cache.slots,
     }

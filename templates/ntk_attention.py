@@ -18,6 +18,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .ntk_alibi import CHANNELS, fold, multiplied
+from .ntk_cache import UPDATES_PAGED
 from .ntk_plan import AttentionPlan
 
 # Older releases of torch have no fused kernel on the CPU for key heads that several query heads share.
@@ -90,6 +91,9 @@ class AlibiAttention(nn.Module):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx, {"cache_position": plan.slots})
             key, value = key[:, :, : plan.key_length], value[:, :, : plan.key_length]
+        keywords = dict(plan.keywords)
+        if UPDATES_PAGED and (paged := keywords.pop("cache", None)) is not None:
+            key, value = paged.update(key, value, self.layer_idx, keywords)  # changes the keywords too
         if plan.fold_cached:
             key, value = fold(key, plan.key_channels), F.pad(value, (0, CHANNELS))
 
@@ -109,7 +113,7 @@ class AlibiAttention(nn.Module):
             plan.mask,
             dropout=self.dropout if self.training else 0.0,
             scaling=self.scaling,
-            **plan.keywords,
+            **keywords,
         )
         return output[..., :size].flatten(2), weights
 

@@ -10,8 +10,14 @@ from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
-__all__ = ["Cache", "GrowingLayer", "grow"]
+__all__ = ["CACHE", "UPDATES_PAGED", "Cache", "GrowingLayer", "grow"]
+
+# The name of a cache in arguments and outputs; transformers 5.24 shortened it.
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
+# Whether the model updates the cache of continuous batching, and not the attention function.
+UPDATES_PAGED = CACHE == "cache"
 
 # Room is made for this part of the tokens, and for no fewer than this number.
 SHARE, LEAST = 16, 128

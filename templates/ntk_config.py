@@ -35,7 +35,7 @@ class NtkConfig(PretrainedConfig):
 class NtkDecoderConfig(NtkConfig):
     """The configuration of a decoder."""
 
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
 
     @property
     def head_dim(self) -> int:

@@ -23,7 +23,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple, logging
 
 from .ntk_alibi import Alibi
-from .ntk_cache import Cache, grow
+from .ntk_cache import CACHE, Cache, grow
 from .ntk_heads import IGNORED, Head, check_keywords, checked_tp_plan, refuse_vllm
 from .ntk_plan import PACKED, check_paged_scaling, plan_attention
 
@@ -39,7 +39,7 @@ class DecoderSupport:
     """Mixin for a family's base class: what transformers may do with the family's models."""
 
     supports_gradient_checkpointing = True
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["cache", "past_key_values"]
     _supports_attention_backend = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -92,7 +92,7 @@ class AlibiDecoder:
 
         Args:
             input_ids: [B, Q] token ids, or None with ``inputs_embeds``.
-            past_key_values: a transformers ``Cache``; a new one is made if ``use_cache``.
+            past_key_values: a transformers ``Cache``, also as ``cache``; a new one is made if ``use_cache``.
             attention_mask: [B, cached + Q], 1 for real and 0 for padded tokens; None for no padding. Or what
                 each token sees, [B or 1, 1, Q, cached + Q], with ``position_ids``: True or 0 where it does,
                 False or a large negative number where it does not.
@@ -116,16 +116,22 @@ class AlibiDecoder:
 
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
-        paged = kwargs.get("cache") is not None  # continuous batching, which has many keywords of its own
-        if not paged:
+        if isinstance(kwargs.get("cache"), Cache):
+            if past_key_values is not None:
+                raise ValueError("pass one of cache and past_key_values")
+            past_key_values = kwargs.pop("cache")
+        # That of continuous batching is no Cache, and comes with many keywords of its own.
+        if kwargs.get("cache") is None:
             check_keywords(self, kwargs, IGNORED | ATTENTION_KEYWORDS)
             kwargs = {name: value for name, value in kwargs.items() if name in ATTENTION_KEYWORDS}
         if past_key_values is not None and not isinstance(past_key_values, Cache):
             kind = type(past_key_values).__name__
             raise ValueError(f"past_key_values must be a transformers Cache, got {kind}")
-        if self.gradient_checkpointing and self.training and use_cache:
+        if self.gradient_checkpointing and self.training and (use_cache or past_key_values is not None):
+            if past_key_values is not None and past_key_values.get_seq_length():
+                raise ValueError("gradient checkpointing does not work with a filled cache; train without one")
             logger.warning_once("gradient checkpointing does not work with use_cache=True; caching is off")
-            use_cache = False
+            use_cache, past_key_values = False, None
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
 
@@ -154,7 +160,7 @@ class AlibiDecoder:
 
         return BaseModelOutputWithPast(
             last_hidden_state=hidden_states,
-            past_key_values=past_key_values if use_cache else None,
+            **{CACHE: past_key_values if use_cache else None},
             hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
             attentions=tuple(all_attentions) if output_attentions else None,
         )
@@ -181,16 +187,16 @@ class CausalLMHead(DecoderHead):
 
     @staticmethod
     def create_masks_for_generate(
-        attention_mask: torch.Tensor | None = None, past_key_values: Cache | None = None, **_: Any
+        attention_mask: torch.Tensor | None = None, **inputs: Any
     ) -> torch.Tensor | None:
         """Keeps the mask two-dimensional, since positions are read from it.
 
         ``generate`` calls this for caches of fixed size. The mask is padded to that size, so compiled
         decoding sees the same shapes at every step.
         """
-        if attention_mask is None or past_key_values is None:
+        if attention_mask is None or (cache := inputs.get(CACHE)) is None:
             return attention_mask
-        return F.pad(attention_mask, (0, past_key_values.layers[0].max_cache_len - attention_mask.shape[1]))
+        return F.pad(attention_mask, (0, cache.layers[0].max_cache_len - attention_mask.shape[1]))
 
     def _prepare_position_ids_for_generation(self, *_: Any) -> None:
         """Leaves the positions to the backbone, which counts them from the mask at every step.
@@ -255,7 +261,7 @@ class CausalLMHead(DecoderHead):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=backbone.past_key_values,
+            **{CACHE: getattr(backbone, CACHE)},
             hidden_states=backbone.hidden_states,
             attentions=backbone.attentions,
         )
@@ -300,7 +306,7 @@ class SequenceClassificationHead(DecoderHead):
         return SequenceClassifierOutputWithPast(
             loss=None if labels is None else self.loss_function(labels, pooled, self.config),
             logits=pooled,
-            past_key_values=backbone.past_key_values,
+            **{CACHE: getattr(backbone, CACHE)},
             hidden_states=backbone.hidden_states,
             attentions=backbone.attentions,
         )

@@ -20,6 +20,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .ntk_alibi import Alibi, key_channels, query_channels
+from .ntk_cache import CACHE, UPDATES_PAGED
 
 # Arguments of attention functions that take rows of several documents.
 PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
@@ -192,7 +193,8 @@ def paged_positions(
     check_paged_scaling(alibi)
     # Other functions would attend to the new tokens only; so would sdpa in transformers 4.57.
     function = ALL_ATTENTION_FUNCTIONS.get(name)  # None for eager
-    if "paged" not in name and (function is None or "cache" not in inspect.signature(function).parameters):
+    takes_cache = function is not None and "cache" in inspect.signature(function).parameters
+    if not (UPDATES_PAGED or takes_cache or "paged" in name):
         paged = ", ".join(key for key in ALL_ATTENTION_FUNCTIONS if "paged" in key)
         raise ValueError(f"{name} does not work with continuous batching here; use one of: {paged}")
     if "eager" in name and hidden_states.dtype != torch.float32:
@@ -388,8 +390,7 @@ def causal_mask(
         "config": EAGER if name == "eager" else config,
         EMBEDDINGS: hidden_states if packed else hidden_states[:1],
         "attention_mask": None,
-        "cache": past,  # from transformers 5.24 on
-        "past_key_values": past,  # before
+        CACHE: past,
         "position_ids": positions.queries if packed else None,
         "cache_position": cache.slots,
     }

@@ -636,7 +636,7 @@ def test_the_bars_say_what_runs(pristine: Pristine, capfd: pytest.CaptureFixture
     said = capfd.readouterr().err
     for title in ("verifying: ", "none: ", "ntk by position: "):
         assert title in said
-    assert "verifying: 100%" in said
+    assert "verified stock model: 100%" in said
 
 
 def test_messages_name_parameters_in_python(pristine: Pristine) -> None:

@@ -83,6 +83,7 @@ def _verify_alibi(repository: ConvertedRepository, source_config: Config, bar: B
             partial(stock.check, source_config=source_config),
         ):
             found.append(check(patched))
+            bar.rename(f"verified {found[-1].name}")
             bar(1)
     return found
 

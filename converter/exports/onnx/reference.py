@@ -217,6 +217,8 @@ VOCABULARY_TENSORS = (
 """Tensors of heads that have a row for each token of the vocabulary."""
 RESULTS = ("last_hidden_state", "logits", "start_logits", "end_logits")
 """Outputs that a model may have, in the order of a graph's outputs."""
+CACHES = ("cache", "past_key_values")
+"""The cache's name; transformers 5.24 shortened it."""
 
 POOLED: dict[str, Callable[[Array], Array]] = {
     "cls": lambda states: states[0],
@@ -319,7 +321,7 @@ class Reference:
             )
         values = stacked([output[name].numpy() for name in RESULTS if name in output], ids.shape[1])
         sentences = pooled(values, mask, self.pooling) if self.pooling else None
-        return Outputs(values, sentences), output.get("past_key_values")
+        return Outputs(values, sentences), next((output[name] for name in CACHES if name in [*output]), None)
 
 
 def squares(values: Array) -> float:

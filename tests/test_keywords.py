@@ -131,7 +131,9 @@ def test_peft_passes_nothing_unknown(converted: Convert) -> None:
     model = with_virtual_tokens(load(folder), PromptTuningConfig)
     ids, mask = batch(rows=2, length=20)
     model(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
-    assert model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=3).shape == (2, 23)
+    # PEFT 0.21 does not know transformers 5.24's name of the cache, and adds its tokens again at each step.
+    made = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=3, use_cache=False)
+    assert made.shape == (2, 23)
     # The keys of a learned prefix have no channels for positions.
     model = with_virtual_tokens(load(folder), PrefixTuningConfig)
     with pytest.raises(ValueError, match="Prefix tuning is not supported; use LoRA or prompt tuning"):

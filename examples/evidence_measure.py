@@ -132,6 +132,18 @@ def replaced(earlier: Results, new: Results, order: Sequence[str]) -> Results:
     )
 
 
+def against_none(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """The measurements of one model with rounded scores, each scaling compared with none."""
+    # Rounded before the comparison, so that the file's scores give the same comparisons.
+    rounded = [replace(each, scores=tuple(round(score, 6) for score in each.scores)) for each in measurements]
+    unscaled = {(each.metric, each.length): each.scores for each in rounded if each.scaling == NONE}
+    pairs = [compare(each.metric, each.scores, unscaled[each.metric, each.length]) for each in rounded]
+    return [
+        replace(each, comparison=None if each.scaling == NONE else pair)
+        for each, pair in zip(rounded, pairs, strict=True)
+    ]
+
+
 def _rounded(value: Any) -> Any:
     """The value with floats rounded to seven digits, and written as integers if they are whole."""
     if isinstance(value, dict):
@@ -206,16 +218,8 @@ class Study:
             training = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
             described[model.name] = {**results.models[model.name], **training}
             settings |= results.settings
-            # Rounded before the comparison, so that the file's scores give the same comparisons.
-            rounded = [
-                replace(each, scores=tuple(round(score, 6) for score in each.scores))
-                for each in results.measurements
-            ]
-            unscaled = {(each.metric, each.length): each.scores for each in rounded if each.scaling == NONE}
-            for each in rounded:
-                pair = compare(each.metric, each.scores, unscaled[each.metric, each.length])
+            for each in against_none(results.measurements):
                 shown = model in self.drawn and each.length > TRAINED_LENGTH
-                each = replace(each, comparison=None if each.scaling == NONE else pair)
                 measurements.append(each if shown else replace(each, depths=(), positions=()))
         if len(found) == len(self.models):
             settings |= self.found(models)

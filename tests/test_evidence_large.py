@@ -13,10 +13,8 @@ import pytest
 import torch
 import train_large
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
 
-from converter import convert
-from converter.scaling.scaling import UNSCALED
+from converter.scaling.scaling import UNSCALED, Scaling
 from tests.test_evidence import check_cells
 
 TEXT = "Die Zeile enthält Wörter, été и русский текст; a line = words[1:]\n    return None  # end\n" * 400
@@ -24,21 +22,20 @@ TEXT = "Die Zeile enthält Wörter, été и русский текст; a line =
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_large.build_tokenizer({"training": {"python": [TEXT]}})
+    return train_large.build_tokenizer({"python": [TEXT]})
 
 
 @pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> train_large.Network:
+def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A small one, whose layers all compute something."""
-    for module in (train_large, evidence_large):
-        monkeypatch.setattr(module, "LAYERS", 2)
-    monkeypatch.setattr(train_large, "WIDTH", 32)
-    monkeypatch.setattr(train_large, "PIECES", 800)
+    for name, value in {"LAYERS": 2, "WIDTH": 32, "PIECES": 800}.items():
+        monkeypatch.setattr(train_large, name, value)
     torch.manual_seed(0)
-    network = train_large.Network()
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return network.eval()
+    with train_large.network() as model:
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        train_large.save(model, tmp_path, {})
+    return tmp_path
 
 
 def test_the_tables_are_what_the_results_give() -> None:
@@ -55,39 +52,43 @@ def test_the_tables_are_what_the_results_give() -> None:
         check_cells(replace(results, measurements=own), evidence_large.PROMPTS, evidence_large.WINDOWS)
 
 
-def test_the_network_is_the_converted_checkpoint(
-    network: train_large.Network, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    """Within the trained length, where by-parts by position is none, and beyond it; so is its attention."""
-    source = tmp_path / "model"
-    source.mkdir()
-    train_large.save(network, source, {})
-    tokenizer.save(str(source / "tokenizer.json"))
-    convert(source, tmp_path / "out", dynamic="position", train_length=train_large.TRAINED_LENGTH)
-    model = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "out", trust_remote_code=True, attn_implementation="eager"
-    ).eval()
+@torch.no_grad()
+def test_the_attention_on_the_first_token_is_that_of_the_scaled_model(trained: Path) -> None:
+    ids, start = torch.randint(800, (2, 700)), evidence_large.FIRST_QUERY
+    with evidence_large.trained(trained, evidence_large.BY_PARTS, "eager") as model:
+        weights = model(ids, output_attentions=True, use_cache=False).attentions
+        expected = [layer[:, :, start:, 0].mean((0, 2)).tolist() for layer in weights]
+        assert evidence_large.first_token(model, ids) == expected
+        assert model.transformer.alibi.dynamic == "position"
+
+
+@torch.no_grad()
+def test_a_cap_is_all_that_changes_the_scores(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.randint(800, (1, 700))
-    bias = evidence_large.scaled_bias(evidence_large.BY_PARTS, 700)
-    with torch.no_grad():
-        theirs = model(ids, output_attentions=True)
-        ours = network.lm_head(network.transformer(ids, bias))
-    torch.testing.assert_close(ours, theirs.logits, rtol=1e-4, atol=1e-3)
-    start = evidence_large.FIRST_QUERY
-    first = [layer[0, :, start:, 0].mean(-1).tolist() for layer in theirs.attentions]
-    assert evidence_large.first_token(network, ids, bias) == pytest.approx(np.array(first), abs=1e-4)
+    with evidence_large.trained(trained, evidence_large.BY_PARTS, "sdpa") as model:
+        expected = model(ids, use_cache=False).logits
+    cap = torch.full((8, 800, 800), -torch.inf).triu(1)
+    monkeypatch.setattr(evidence_large, "cap", lambda *_: cap)
+    with evidence_large.capped(trained, evidence_large.BY_PARTS, 800) as model:
+        torch.testing.assert_close(model(ids, use_cache=False).logits, expected, rtol=1e-4, atol=1e-3)
+        cap[:, 600:, 0] = 100
+        found = model(ids, use_cache=False).logits
+    torch.testing.assert_close(found[:, :600], expected[:, :600], rtol=1e-4, atol=1e-3)
+    assert (found[:, 600:] - expected[:, 600:]).abs().amax(-1).min() > 0.1
 
 
-def test_the_cap_is_on_the_first_token_of_scaled_heads() -> None:
-    bias = evidence_large.scaled_bias(UNSCALED, 1024)
-    capped = evidence_large.scaled_bias(UNSCALED, 1024, capped=True)
-    heads, queries, keys = (capped != bias).nonzero(as_tuple=True)
+@pytest.mark.parametrize("scaling", [UNSCALED, evidence_large.BY_PARTS])
+def test_the_cap_is_on_the_first_token_of_scaled_heads(scaling: Scaling) -> None:
+    cap = evidence_large.cap(scaling, 1024)
+    assert torch.equal(cap.isinf(), torch.ones(1024, 1024, dtype=torch.bool).triu(1).expand(8, -1, -1))
+    heads, queries, keys = (cap.masked_fill(cap.isinf(), 0) != 0).nonzero(as_tuple=True)
     assert set(keys.tolist()) == {0}
     assert min(queries.tolist()) == train_large.TRAINED_LENGTH + 1
     # A head is scaled if it sees more than 64 tokens.
-    spans = 5 / np.array(train_large.stock_slopes(8, 6))
+    spans = 5 / np.array(evidence_large.STOCK)
     assert set(heads.tolist()) == set(np.flatnonzero(spans > 64).tolist())
-    assert torch.equal(capped[:, 1000, 0][sorted(set(heads.tolist()))], bias[:, 512, 0][spans > 64])
+    slope = scaling.slopes(evidence_large.STOCK, 1001)[-1]
+    assert cap[-1, 1000, 0].item() == pytest.approx(slope * (1000 - 512))
 
 
 @pytest.mark.parametrize("length", [64, 512, 2048])
@@ -117,12 +118,10 @@ def test_the_words_keep_their_ids(tokenizer: Tokenizer) -> None:
     assert words == [lines_task.TOKEN_IDS[word] for word in ("LINE", "amber-otter", "17")]
 
 
-def test_records_stand_among_text_and_only_answers_and_text_are_targets(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_records_stand_among_text_and_only_answers_and_text_are_targets() -> None:
     text = np.arange(10_000, 30_000)  # each place has its own token, so what follows is known
-    monkeypatch.setattr(train_large, "prepare", lambda _: (dict.fromkeys(train_large.SHARES, text), {}))
-    ids, targets, answers = train_large.Batches(tmp_path, np.random.default_rng(0)).long()
+    texts = dict.fromkeys(train_large.SHARES, text)
+    ids, targets, answers = train_large.text_batch(np.random.default_rng(0), texts)
     assert ids.shape == targets.shape == answers.shape == (4, 512)
     ask = lines_task.TOKEN_IDS[lines_task.ASK]
     for row, wanted, is_answer in zip(ids.tolist(), targets.tolist(), answers.tolist(), strict=True):

@@ -129,7 +129,9 @@ class AlibiDecoder:
             raise ValueError(f"past_key_values must be a transformers Cache, got {kind}")
         if self.gradient_checkpointing and self.training and (use_cache or past_key_values is not None):
             if past_key_values is not None and past_key_values.get_seq_length():
-                raise ValueError("gradient checkpointing does not work with a filled cache; train without one")
+                raise ValueError(
+                    "gradient checkpointing does not work with a filled cache; train without one"
+                )
             logger.warning_once("gradient checkpointing does not work with use_cache=True; caching is off")
             use_cache, past_key_values = False, None
         if inputs_embeds is None:

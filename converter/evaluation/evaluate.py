@@ -61,7 +61,7 @@ def evaluate(
 
     Args:
         models: one or several local folders or Hub ids, stock or converted.
-        tasks: what to ask: names of tasks that need no file, such as ``passkey``, and results of ``make_task``.
+        tasks: what to ask: names of tasks without a file, such as ``passkey``, and results of ``make_task``.
         text: UTF-8 files for perplexity (in encoders, of masked tokens). Without ``tasks`` and ``text``, the
             tasks without a file that the model's tokenizer can read are measured.
         methods: scaling methods to try on each model, each with all ``scales`` (static factors) and all

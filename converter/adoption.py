@@ -105,6 +105,11 @@ class Saved:
     """The files that belong to the repository -> bytes."""
 
     @property
+    def folder_name(self) -> str:
+        """The folder's own name, which its path may lack."""
+        return self.repository.folder.resolve().name
+
+    @property
     def notes(self) -> list[str]:
         """What users of the model should know."""
         return [*filter(None, [self.tokenizer.note]), *self.model.nested.notes]
@@ -114,7 +119,7 @@ class Saved:
         """What the converted model was made from, and the card that is there."""
         name, folder = self.provenance.source, self.repository.folder
         base_model = name if name and "/" in name and is_repo_id(name) else None
-        name = "/".join(filter(None, (name or folder.name, self.provenance.subfolder)))
+        name = "/".join(filter(None, (name or self.folder_name, self.provenance.subfolder)))
         path, card = folder / CARD, ""
         if path.is_file():
             card = path.read_bytes().decode(errors="surrogateescape")
@@ -125,14 +130,14 @@ class Saved:
         """Commands that lead to the same kind of model, for the card."""
         origin = self.origin
         subfolder = plain_text(self.provenance.subfolder) if self.provenance.subfolder else None
-        source = origin.base_model or f"./{self.provenance.source or self.repository.folder.name}"
+        source = origin.base_model or f"./{self.provenance.source or self.folder_name}"
         revision = origin.commit if origin.base_model else None
         request = request_for(self.repository.scaling, self.repository.train_length)
         more = words(self.provenance.overrides)
         first = command_line(
             source, request, "./converted", revision=revision, subfolder=subfolder, more=more
         )
-        place = f"./{self.repository.folder.name}"
+        place = f"./{self.folder_name}"
         return f"{first}\n# fine-tuned from ./converted, and saved in {place}\nntk-convert adopt {place}"
 
 
@@ -156,7 +161,7 @@ def adopt(folder: str | Path, *, progress: bool = False) -> AdoptionResult:
         Interrupted: the user stopped it; says whether the model is adopted.
     """
     started = time.monotonic()
-    place = Path(folder).resolve()
+    place = Path(folder)
     saved = _open(place)
     if not os.access(place, os.W_OK | os.X_OK):
         raise OutputError(f"no permission to write in {place}; adopt a copy of it")
@@ -173,7 +178,7 @@ def adopt(folder: str | Path, *, progress: bool = False) -> AdoptionResult:
         if waiting:
             raise Interrupted(f"{place} is adopted")
     return AdoptionResult(
-        path=place,
+        path=place.resolve(),
         source=saved.provenance.source,
         model_type=saved.repository.recipe.model_type,
         scaling=saved.repository.scaling,
@@ -326,7 +331,7 @@ def _write(saved: Saved, checks: Sequence[Check], work: Path) -> None:
         sentence_encoder=model.nested.sentence_encoder,
         weights="fine-tuned",
         notes=saved.notes,
-        place=f"./{repository.folder.name}",
+        place=f"./{saved.folder_name}",
         command=saved.command,
         checks=checks,
         picture=scaled,

@@ -14,7 +14,7 @@ from converter.exports.onnx.files import REPORT
 from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.requirements import check_installed
 from converter.model import ModelOptions, open_with_request
-from converter.paths import out_path
+from converter.paths import expand, out_path
 from converter.plan import Plan, Written, prepare, write
 from converter.publish.push import PushOptions, PushResult, preflight, push_result
 from converter.result import manifest
@@ -208,7 +208,7 @@ def convert(
 
             graph = replace(export.write(written.repository, onnx, progress=progress), path=place)
         files = _list_files(folder, written.repository.checkpoint)
-    pushed = push_result(place, target, progress=progress) if target is not None else None
+    pushed = push_result(expand(out), target, progress=progress) if target is not None else None
     return _result(plan, place, files, started, written, checks, graph, pushed)
 
 

@@ -34,6 +34,7 @@ from evidence_design import (
 
 from converter.evaluation.results import PERPLEXITY, SIGNIFICANT, Comparison, Measurement, Results
 from converter.evaluation.statistics import compare
+from converter.scaling.scaling import short_names
 from converter.scaling.slopes import NATS
 
 BLOCK = re.compile(
@@ -102,7 +103,9 @@ def as_csv(results: Results) -> str:
 def of_one(results: Results, model: Model) -> str:
     """The same for one model, as Markdown."""
     head = [f"{multiple}x" for multiple in _multiples(results.measurements)]
-    return markdown(["right answers, %", *head], _rows(results, model.name))
+    rows = [*_rows(results, model.name)]
+    named = short(name for name, *_ in rows)
+    return markdown(["right answers, %", *head], [[named[name], *cells] for name, *cells in rows])
 
 
 def _rows(results: Results, name: str) -> Iterator[list[str]]:
@@ -137,14 +140,20 @@ def spread(results: Results, task: str) -> str:
         return f"{100 * each.value:.0f}"
 
     rows = []
+    named = short(each.scaling for each in found)
     for scaling in dict.fromkeys(each.scaling for each in found):
         ours = [each for each in found if each.scaling == scaling]
         cells = []
         for multiple in _multiples(found):
             values = {text(each) for each in ours if each.length == multiple * TRAINED_LENGTH}
             cells.append(" to ".join(dict.fromkeys((min(values, key=float), max(values, key=float)))))
-        rows.append([scaling, str(len({each.model for each in ours})), *cells])
+        rows.append([named[scaling], str(len({each.model for each in ours})), *cells])
     return markdown(["scaling", "models", *(f"{multiple}x" for multiple in _multiples(found))], rows)
+
+
+def short(scalings: Iterable[str]) -> dict[str, str]:
+    """Full name -> the short one in a table, which always tells a ramp that is not the default one."""
+    return short_names([*scalings, BY_PARTS, STATIC_BY_PARTS])
 
 
 def _multiples(found: Iterable[Measurement]) -> list[int]:
@@ -157,6 +166,8 @@ def pairs(results: Results) -> str:
     A prompt's or window's score is the mean of its scores in the models.
     """
     rows = []
+    measured = {each.scaling for each in results.measurements}
+    named = short(name for pair in PAIRS if measured.issuperset(pair) for name in pair)
     for scaling, other in PAIRS:
         for metric in ("accuracy", PERPLEXITY):
             found = [each for each in results.measurements if each.metric == metric]
@@ -172,7 +183,7 @@ def pairs(results: Results) -> str:
                 for length in LENGTHS[1:]
             ]
             models = names[0] if len(names) == 1 else f"{len(names)} of {names[0].split('-')[0]}"
-            rows.append([f"{scaling}, against {other}", models, *cells])
+            rows.append([f"{named[scaling]}, against {named[other]}", models, *cells])
     return markdown(["compared", "models", *(f"{multiple}x" for multiple in MULTIPLES[1:])], rows)
 
 
@@ -225,8 +236,9 @@ def by_temperature(
 def means(results: Results, scalings: Sequence[str], multiples: Sequence[int]) -> str:
     """Means over all models: right answers in per cent, and perplexity or its change in per cent."""
     rows = []
+    named = short(scalings)
     for scaling in scalings:
-        row = [scaling]
+        row = [named[scaling]]
         for task in ("lines", "text"):
             for multiple in multiples:
                 length = multiple * TRAINED_LENGTH

@@ -272,7 +272,8 @@ def test_errors_name_the_option(run: RunCli, pristine: Pristine, words: str, lin
     ("words", "line"),
     [
         ("export plain/", "error: plain is not converted"),
-        ("adopt ./file", "error: ./file is not a folder"),
+        ("adopt ./file", "error: file is not a folder"),
+        ("push .. a/b", "error: .. has no config.json"),
         ("validate ../here/none", "error: ../here/none is not a folder"),
         ("convert plain --scale 2 --out file/x", "--out file/x lies below file, which"),
         ("inspect plain --slopes ./file", "error: file is not valid JSON"),

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from transformers import AutoModelForCausalLM
 
-from converter import convert
+from converter import convert, tune
 from converter.config import ROTARY, SOURCE_CONFIG
 from converter.errors import ConverterError, SourceError, UsageError
 from converter.evaluation.evaluate import evaluate
@@ -31,7 +31,8 @@ from converter.evaluation.runner import Hardware, choose, complete, losses
 from converter.evaluation.scalings import trials
 from converter.evaluation.statistics import compare, summarise
 from converter.evaluation.subject import Subject, open_subject
-from converter.evaluation.tasks.task import Item
+from converter.evaluation.tasks import make_task
+from converter.evaluation.tasks.task import Item, Task
 from converter.families.templates import templates_folder
 from converter.fitting.samples import next_tokens
 from converter.scaling.request import RAMP, Defaults, Request, TrainLength
@@ -49,8 +50,8 @@ CPU = choose("cpu", "fp32", None)
 
 
 @dataclass(frozen=True)
-class Words:
-    """A task: the first token of the prompt is the answer, as text."""
+class Words(Task):
+    """The first token of the prompt is the answer, as text."""
 
     name: str = "words"
     metric: Any = "accuracy"
@@ -614,7 +615,7 @@ def test_the_command(run: RunCli, tmp_path: Path) -> None:
     cases.write_text("\n".join(map(json.dumps, rows)))
     out = tmp_path / "out"
     words = ["--methods", "none,ntk", "--scales", "2,4", "--prompts", cases, "--tasks", "prompts"]
-    found = run("eval", EXAMPLE, *words, "--train-length", 256, "--out", out)
+    found = run("eval", EXAMPLE, *words, "--out", out)
     assert found.code == 0, found.err
     assert found.out.count("66.7") >= 3
     assert {path.name for path in out.iterdir()} == {
@@ -625,7 +626,7 @@ def test_the_command(run: RunCli, tmp_path: Path) -> None:
     stored = Results.from_json(json.loads((out / "results.json").read_text()))
     assert [(each.length, each.scores) for each in stored.measurements] == [(11, (1.0, 1.0, 0.0))] * 3
     assert stored.report() in found.out
-    refused = run("eval", EXAMPLE, *words, "--train-length", 256, "--out", out)
+    refused = run("eval", EXAMPLE, *words, "--out", out)
     assert refused.code == 1
     assert "--overwrite" in refused.err
 
@@ -637,6 +638,19 @@ def test_the_bars_say_what_runs(pristine: Pristine, capfd: pytest.CaptureFixture
     for title in ("verifying: ", "none: ", "ntk by position: "):
         assert title in said
     assert "verified stock model: 100%" in said
+
+
+def test_tasks_are_given_by_name_too(pristine: Pristine) -> None:
+    model, options = pristine("bloom"), {"lengths": [300], "items": 2}
+    named = [evaluate(model, tasks=given, **options) for given in (["passkey", Words()], "passkey")]
+    assert [each.tasks() for each in named] == [["passkey", "words"], ["passkey"]]
+    made = evaluate(model, tasks=[make_task("passkey")], **options)
+    assert made.measurements == named[1].measurements
+    for wrong, message in (("lime", "no task 'lime'; choose one of passkey"), ("prompts", "or to make_task")):
+        with pytest.raises(UsageError, match=message):
+            evaluate(model, tasks=[wrong], **options)
+        with pytest.raises(UsageError, match=message):
+            tune(model, 300, tasks=[wrong], train_length=64)
 
 
 def test_messages_name_parameters_in_python(pristine: Pristine) -> None:

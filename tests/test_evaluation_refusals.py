@@ -93,6 +93,12 @@ PLACES: dict[str, Callable[[Path], Path]] = {
     ("words", "message", "code"),
     [
         ("eval SOURCE", "the trained length of SOURCE is not known; give --lengths or --train-length", 2),
+        ("eval SOURCE --prompts PROMPTS --text TEXT", "give --lengths or --train-length", 2),
+        (
+            "eval SOURCE --prompts PROMPTS --methods by-parts --scales 2",
+            "--methods by-parts needs the trained length of SOURCE, which is not known; add --train-length N",
+            2,
+        ),
         ("eval SOURCE --tasks perplexity", "--text", 2),
         ("eval SOURCE --tasks trec", "file", 2),
         ("eval SOURCE --tasks nonsense", "is not one of", 2),

@@ -361,6 +361,7 @@ def trec_case(context: str = "Question: a\nType: City", **changes: object) -> di
 def test_prompts_of_longbench(tmp_path: Path, name: str, metric: str, case: object, prompt: str) -> None:
     task = tasks.make_task(name, written(tmp_path, case))
     assert (task.name, task.metric, task.max_new_tokens) == (name, metric, 64)
+    assert not task.own_lengths, "it would be asked at no length where none is known"
     [item] = task.items(BYTES, [1000], 9, 0)[1000]
     assert text_of(item) == prompt
 

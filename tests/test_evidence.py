@@ -28,6 +28,7 @@ from evidence_design import (
     EXAMPLES,
     KINDS,
     LENGTHS,
+    LOW_RAMP,
     MODELS,
     NONE,
     NTK,
@@ -36,6 +37,8 @@ from evidence_design import (
     STATIC_BY_PARTS,
     TEMPERED,
     Model,
+    by_parts,
+    dynamic,
 )
 from evidence_measure import Study, replaced
 from hypothesis import given
@@ -215,8 +218,18 @@ def test_the_rows_of_each_model_and_their_spread() -> None:
     ]
     spread = evidence_tables.spread(found, "lines").splitlines()
     assert spread[2:] == [
-        f"| {BY_PARTS} | 1 | 0 | 0 | 0 | 0 |",
+        "| by-parts by position | 1 | 0 | 0 | 0 | 0 |",
         f"| {NONE} | 2 | 50 to 100 | 50 to 100 | 50 to 100 | 50 to 100 |",
+    ]
+
+
+def test_tables_shorten_names_but_tell_a_ramp_that_is_not_the_default() -> None:
+    names = (NONE, NTK, dynamic("length", 1), by_parts(LOW_RAMP))
+    assert [evidence_tables.short(names)[name] for name in names] == [
+        "none",
+        "ntk, factor 4",
+        "ntk by length",
+        "by-parts by position, ramp 16 to 64 tokens",
     ]
 
 

@@ -326,7 +326,7 @@ def test_the_command_line_and_python_and_the_seed_that_decides(
     assert scaling["factor"] == TARGET / TRAIN_LENGTH
     assert (out / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
     options = {**OPTIONS, "steps": 6, "shared": True, "static": True, "temperatures": True}
-    again, other = (fit(source, TARGET, text=[text], seed=seed, **options).scaling for seed in (0, 1))
+    again, other = (fit(source, TARGET, text=text, seed=seed, **options).scaling for seed in (0, 1))
     assert again.to_json() == scaling != other.to_json()
     convert(source, tmp_path / "again", slopes=out / "slopes.json", verify=False)
     assert config_of(tmp_path / "again")["alibi_scaling"] == scaling

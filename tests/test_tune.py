@@ -317,9 +317,7 @@ def test_a_text_alone_means_perplexity(pristine: Pristine, tmp_path: Path) -> No
     said: list[str] = []
     slopes = tmp_path / "slopes.json"
     slopes.write_text(json.dumps(fitted_scaling(4, 2)))
-    result = tune(
-        pristine("bloom"), 64, text=[text], items=8, train_length=24, slopes=slopes, say=said.append
-    )
+    result = tune(pristine("bloom"), 64, text=text, items=8, train_length=24, slopes=slopes, say=said.append)
     assert [each.measure for each in result.choices] == ["perplexity"]
     assert [each.length for each in result.curve.measurements] == [24, 48, 64] * 2
     # Perplexities of one table are of the same windows, and fitted slopes are one more candidate.

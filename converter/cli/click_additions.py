@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -174,16 +173,6 @@ def write_sections(
             formatter.write_dl(records)
 
 
-def as_typed(message: str, words: Iterable[str]) -> str:
-    """The message with the relative paths among a command's words in place of the absolute ones."""
-    for word in words:
-        if word and not os.path.isabs(word) and "\0" not in word:  # noqa: PTH117 -- most words are no paths
-            with suppress(OSError):  # the current folder may be gone
-                whole = re.escape(os.path.realpath(word))
-                message = word.rstrip("/").join(re.split(rf"{whole}(?![^\s/;:,)])", message))
-    return message
-
-
 class DefaultGroup(click.Group):
     """A group whose first word may be left out: ``ntk-convert MODEL`` means ``ntk-convert convert MODEL``.
 
@@ -196,7 +185,6 @@ class DefaultGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in self.own_options:
             args = [self.default, *args]
-        ctx.meta["words"] = list(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -204,8 +192,7 @@ class DefaultGroup(click.Group):
             _check_current_folder()
             return super().invoke(ctx)
         except (ConverterError, Interrupted) as error:
-            running, words = ctx.invoked_subcommand, ctx.meta["words"]
-            error.args = tuple(as_typed(self._with_options(str(part), running), words) for part in error.args)
+            error.args = tuple(self._with_options(str(part), ctx.invoked_subcommand) for part in error.args)
             raise
 
     def _with_options(self, message: str, running: str | None) -> str:

@@ -18,7 +18,7 @@ from converter.evaluation.runner import choose
 from converter.evaluation.scalings import trials
 from converter.evaluation.statistics import compare
 from converter.evaluation.subject import open_subject
-from converter.evaluation.tasks import AnyTask
+from converter.evaluation.tasks import AnyTask, make_tasks
 from converter.paths import listed
 from converter.progress import token_bar
 from converter.scaling.request import Parts
@@ -37,7 +37,7 @@ PACKAGES = ("torch", "transformers")
 def evaluate(
     models: str | Path | Sequence[str | Path],
     *,
-    tasks: Sequence[AnyTask] = (),
+    tasks: Sequence[AnyTask | str] = (),
     text: str | Path | Sequence[str | Path] = (),
     methods: Sequence[Method] = (),
     scales: Sequence[float] = (),
@@ -61,14 +61,15 @@ def evaluate(
 
     Args:
         models: one or several local folders or Hub ids, stock or converted.
-        tasks: what to ask, see ``make_task``.
+        tasks: what to ask: names of tasks without a file, such as ``passkey``, and results of ``make_task``.
         text: UTF-8 files for perplexity (in encoders, of masked tokens). Without ``tasks`` and ``text``, the
             tasks without a file that the model's tokenizer can read are measured.
         methods: scaling methods to try on each model, each with all ``scales`` (static factors) and all
             ``dynamic`` (each with all ``rates``). Without methods, each model is measured as it is.
         ramps: ramps of ``by-parts`` to try, each in parts of the trained length; by default the model's own.
         temperatures: temperatures of ``ntk`` and ``by-parts`` to try, each from 0, the default, to 1.
-        lengths: tokens of prompts and windows; by default 1, 2 and 4 times the trained length.
+        lengths: tokens of prompts and windows; by default 1, 2 and 4 times the trained length. Tasks with
+            ``own_lengths``, such as ``prompts``, ignore them.
         items: most prompts of each length, and most windows of the longest length.
         seed: the same seed gives the same prompts.
         device: ``cpu`` or ``cuda``; by default CUDA if there is a CUDA device.
@@ -91,17 +92,19 @@ def evaluate(
     if items < 1:
         raise UsageError(f"`items` {items} is out of range; give at least 1")
     requests = trials(methods, scales, dynamic, rates, source.get("train_length"), ramps, temperatures)
+    asked = make_tasks(tasks)
     hardware = choose(device, dtype, batch_size)
     files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files, items=items)
+    fixed = bool(asked) and not (files or lengths) and all(task.own_lengths for task in asked)
     measured: list[tuple[Measurement, Hashable]] = []
     described: dict[str, Mapping[str, Any]] = {}
     for model in listed(models):
         with open_subject(model, hardware, progress=progress, **source) as subject:
             name = _unique(subject.name, described)
             scalings = [subject.resolve(request) for request in requests] or [subject.own_scaling]
-            wanted = default_lengths(name, subject.trained.tokens, lengths)
-            exam = Exam.prepare(subject, tasks, files, wanted, items, seed)
+            wanted = () if fixed else default_lengths(name, subject.trained.tokens, lengths)
+            exam = Exam.prepare(subject, asked, files, wanted, items, seed)
             short = short_names(map(str, scalings))
             with token_bar(name, exam.tokens * len(scalings), show=progress) as bar:
                 for scaling in scalings:

@@ -23,7 +23,7 @@ from converter.evaluation.runner import choose
 from converter.evaluation.scalings import candidates, command, ladder
 from converter.evaluation.statistics import Judgement, compare, judge
 from converter.evaluation.subject import Subject, open_subject
-from converter.evaluation.tasks import AnyTask
+from converter.evaluation.tasks import AnyTask, make_tasks
 from converter.evaluation.tasks.beir import Neighbours
 from converter.paths import listed
 from converter.progress import Bar, token_bar
@@ -117,7 +117,7 @@ def tune(
     model: str | Path,
     target_length: int,
     *,
-    tasks: Sequence[AnyTask] = (),
+    tasks: Sequence[AnyTask | str] = (),
     text: str | Path | Sequence[str | Path] = (),
     items: int = ITEMS,
     slopes: str | Path | None = None,
@@ -149,7 +149,8 @@ def tune(
     """
     if items < 2:
         raise UsageError(f"`items` {items} is out of range; give at least 2, to choose and to judge by")
-    if any(isinstance(task, Neighbours) for task in tasks):
+    asked = make_tasks(tasks)
+    if any(isinstance(task, Neighbours) for task in asked):
         raise UsageError("no scaling can be chosen by the task neighbours; measure it with eval")
     files = [Path(path) for path in listed(text)]
     settings = run_settings(seed, files, items=items)
@@ -160,7 +161,7 @@ def tune(
         scalings = candidates(subject.recipe, trained, target_length)
         if slopes is not None:
             scalings.append(subject.resolve(Request(slopes=read_slopes_file(slopes))))
-        exam = Exam.prepare(subject, tasks, files, ladder(trained, target_length), items, seed)
+        exam = Exam.prepare(subject, asked, files, ladder(trained, target_length), items, seed)
         judging, choosing = _halves(exam, trained, target_length)
         finalists = 1 + bool(exam.tasks) + bool(exam.windows.size)
         work = choosing.tokens * len(scalings) + judging.tokens * finalists

@@ -84,11 +84,11 @@ class Lines:
 def _lines(results: Results, found: Sequence[Measurement], *, several: bool = False) -> Lines:
     """The lines of these measurements; with ``several`` models, labels name the model too."""
     names = short_names(each.scaling for each in results.measurements)
-    lines: dict[tuple[str, str], list[Measurement]] = {}
-    for each in sorted(found, key=lambda each: each.length):
-        lines.setdefault((each.model, each.scaling), []).append(each)
     # In the order of measuring, in which the first is the one that others are compared with.
     order = list(dict.fromkeys((each.model, each.scaling) for each in found))
+    lines: dict[tuple[str, str], list[Measurement]] = {key: [] for key in order}
+    for each in sorted(found, key=lambda each: each.length):
+        lines[each.model, each.scaling].append(each)
     longest = max(each.length for each in found)
 
     def rank(key: tuple[str, str]) -> tuple[bool, float]:

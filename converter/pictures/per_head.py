@@ -98,11 +98,8 @@ def span_panel(axes: Axes, drawn: Positions, nats: float) -> None:
 
 def wavelengths_panel(axes: Axes, drawn: Positions) -> None:
     """``draw_wavelengths`` into existing axes."""
-
-    def wavelengths(frequencies: Values) -> list[float]:
-        return [2 * math.pi / frequency for frequency in frequencies]
-
-    _draw(axes, drawn, wavelengths, "pair of channels", "wavelength, tokens")
+    across, up = "pair of channels", "wavelength, tokens"
+    _draw(axes, drawn, lambda frequencies: [2 * math.pi / each for each in frequencies], across, up)
 
 
 def _note(drawn: Positions) -> str | None:

@@ -21,7 +21,7 @@ from converter.pictures.per_head import draw_slopes, draw_span, draw_wavelengths
 from converter.pictures.positions import Positions, read
 from converter.pictures.style import FORMATS, Format, render
 from converter.result.outputs import check_folder, write_files
-from converter.scaling.request import Parts, Request
+from converter.scaling.request import Parts
 from converter.scaling.scaling import Basis, Method
 from converter.scaling.slopes import NATS
 from converter.source.jsonfile import read_object
@@ -105,10 +105,8 @@ def plot(
             raise UsageError(f"{subject} holds results, not a model; give {Path(subject) / RESULTS}")
         if place.is_relative_to(os.path.realpath(subject)):
             raise OutputError(f"`out` {out} is inside {subject}, which is only read; name another folder")
-        requests: Sequence[Request] = ()
-        if any(scalings.values()):
-            scalings["methods"] = methods or (("ntk",) if scales or dynamic else ())
-            requests = trials(**scalings, train_length=source.get("train_length"))
+        scalings["methods"] = methods or (("ntk",) if scales or dynamic else ())
+        requests = trials(**scalings, train_length=source.get("train_length"))
         model = read(str(subject), requests, **source)
         pictures = _rendered(_of_model(model, heads, NATS if nats is None else nats), form)
     return write_files(place, pictures)

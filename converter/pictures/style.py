@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 from PIL import Image
 
 Format = Literal["png", "svg"]
@@ -101,28 +101,25 @@ def log2_axis(
     """Makes an axis logarithmic, with ticks at the powers of two around ``values`` (all above 0)."""
     shown = [min(max(value, 1 / LARGEST), LARGEST) for value in values]
     low, high = math.floor(math.log2(min(shown))), math.ceil(math.log2(max(shown)))
-    step = max(1, math.ceil((high - low) / (MOST_TICKS - 1)))
-    margin = 2**0.25
-    (axes.set_xlim if which == "x" else axes.set_ylim)(2.0**low / margin, 2.0**high * margin)
-    _log_scale(axes, which)
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(FixedLocator([2.0**power for power in range(low, high + 1, step)]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: text(round(math.log2(value)))))
+    powers = range(low, high + 1, max(1, math.ceil((high - low) / (MOST_TICKS - 1))))
+    _log_axis(axes, which, {2.0**power: text(power) for power in powers}, (2.0**low, 2.0**high), 2**0.25)
 
 
 def length_axis(axes: Axes, lengths: Sequence[int], text: Callable[[int], str]) -> None:
     """Makes the x axis logarithmic, with ticks at the lengths, which must be sorted."""
-    axes.set_xlim(lengths[0] / 2**0.4, lengths[-1] * 2**0.4)
-    _log_scale(axes, "x")
-    every = math.ceil(len(lengths) / MOST_TICKS)
-    axes.xaxis.set_major_locator(FixedLocator(list(lengths)[::every]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text(round(value))))
+    shown = lengths[:: math.ceil(len(lengths) / MOST_TICKS)]
+    _log_axis(axes, "x", {length: text(length) for length in shown}, (lengths[0], lengths[-1]), 2**0.4)
 
 
-def _log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Call this after setting the limits; otherwise matplotlib computes its own from values of any size."""
+def _log_axis(
+    axes: Axes, which: str, ticks: Mapping[float, str], ends: tuple[float, float], margin: float
+) -> None:
+    # The limits first: otherwise matplotlib computes its own, from values of any size.
+    axes.set(**{f"{which}lim": (ends[0] / margin, ends[1] * margin)})
     (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=2)
-    (axes.xaxis if which == "x" else axes.yaxis).set_minor_locator(NullLocator())
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_ticks(list(ticks), labels=list(ticks.values()))
+    axis.set_minor_locator(NullLocator())
 
 
 def power_text(power: int) -> str:

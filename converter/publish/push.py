@@ -110,7 +110,7 @@ def push(
     """
     options = PushOptions(repo_id, private, branch, create_pr, overwrite, token)
     try:
-        return _push(Path(folder).absolute(), options, progress=progress, verified=verified)
+        return _push(Path(folder), options, progress=progress, verified=verified)
     except KeyboardInterrupt as error:
         raise Interrupted(
             f"a push is one commit, so {repo_id} has all of it or nothing; run the same command again, and "

@@ -21,7 +21,7 @@ def check_folder(out: str | Path, *, overwrite: bool) -> Path:
         check_parents(place, out)
         return place
     if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
-        raise OutputError(f"no permission to read and write in {place}; change `out` {out}")
+        raise OutputError(f"no permission to read and write in `out` {out}; name another folder")
     if any(place.iterdir()) and not overwrite:
         raise OutputError(f"`out` {out} exists and is not empty; name another folder or give `overwrite`")
     return place

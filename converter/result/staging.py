@@ -75,7 +75,7 @@ def check_output(out: Path, source: Path, *, overwrite: bool) -> Path:
         raise OutputError(f"`out` {out} exists and is not empty; name another folder or give `overwrite`")
     check_parents(place, out)
     if place.exists() and not os.access(place, os.W_OK | os.X_OK):
-        raise OutputError(f"no permission to write in {place}; change `out` {out}")
+        raise OutputError(f"no permission to write in `out` {out}; name another folder")
     return place
 
 
@@ -217,7 +217,7 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
                         raise
                     if not overwrite:
                         raise OutputError(
-                            f"{place} was filled by another program meanwhile; give `overwrite`"
+                            "`out` was filled by another program meanwhile; give `overwrite`"
                         ) from error
                 shutil.rmtree(aside, ignore_errors=True)
                 with suppress(FileNotFoundError):  # another run moved it first
@@ -231,7 +231,7 @@ def _publish(staging: Path, place: Path, *, overwrite: bool) -> None:
                     aside.rename(place)
         _flush(place.parent)
     if waiting:
-        raise Interrupted(f"{place} is complete")
+        raise Interrupted("`out` is complete")
 
 
 def _flush(path: Path) -> None:

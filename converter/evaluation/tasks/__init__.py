@@ -12,6 +12,7 @@ scores.py     what an answer or a ranking is worth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -31,6 +32,7 @@ __all__ = [
     "Task",
     "TaskType",
     "make_task",
+    "make_tasks",
 ]
 
 AnyTask = Task | Retrieval
@@ -54,7 +56,7 @@ def make_task(name: str, file: str | Path | None = None) -> AnyTask:
     """The task of that name, for ``evaluate``, ``tune`` and ``fit``.
 
     Args:
-        name: as in ``--tasks`` of the command line, such as ``passkey`` or ``prompts``.
+        name: one of ``NAMES``, such as ``passkey`` or ``prompts``.
         file: its test cases, JSON Lines or a folder, for a task that does not generate them.
 
     Raises:
@@ -70,5 +72,11 @@ def make_task(name: str, file: str | Path | None = None) -> AnyTask:
         return task.read(Path(file))
     if task.generate is None:
         what = "a folder" if task.folder else "a file (.jsonl)"
-        raise UsageError(f"the task {name} is read from {what}; give it with {task.option}")
+        raise UsageError(f"the task {name} is read from {what}; give it with {task.option}, or to make_task")
     return task.generate()
+
+
+def make_tasks(given: Sequence[AnyTask | str]) -> list[AnyTask]:
+    """The tasks, with those made that are given by name; raises as ``make_task``."""
+    names = [given] if isinstance(given, str) else given
+    return [make_task(each) if isinstance(each, str) else each for each in names]

@@ -70,6 +70,11 @@ class PromptFile(Task):
     """Continuation, answer -> how well they agree, from 0 to 1."""
     cases: tuple[Case, ...]
 
+    @property
+    def own_lengths(self) -> bool:
+        """Whether prompts are asked as they are; others may be cut."""
+        return self.cases[0].instruction is None
+
     def items(
         self, tokenizer: Any, lengths: Sequence[int], count: int, seed: int
     ) -> Mapping[int, Sequence[Item]]:
@@ -78,7 +83,7 @@ class PromptFile(Task):
         Prompts that may be cut are cut to each length, including those that fit. Others are listed under
         their own ``length``, and those without one under the length of the longest of them.
         """
-        if self.cases[0].instruction is not None:
+        if not self.own_lengths:
             return self._cut(tokenizer, lengths, self.cases[:count])
         groups: dict[int, list[Item]] = {}
         for label in sorted({case.length or 0 for case in self.cases}, reverse=True):

@@ -43,8 +43,8 @@ class Task(ABC):
 
         Args:
             tokenizer: the model's tokenizer, from transformers.
-            lengths: most tokens that prompt and answer (``max_new_tokens``) may take together. A task whose
-                prompts have fixed lengths ignores them.
+            lengths: most tokens that prompt and answer (``max_new_tokens``) may take together; may be empty
+                for a task with ``own_lengths``.
             count: most prompts of each length.
             seed: the same seed gives the same prompts.
 
@@ -55,6 +55,11 @@ class Task(ABC):
             UsageError: a length is too short for a prompt of this task; the message names both.
             SourceError: the tokenizer makes no token of a prompt.
         """
+
+    @property
+    def own_lengths(self) -> bool:
+        """Whether the prompts have fixed lengths, so that ``items`` ignores those that it is given."""
+        return False
 
     @abstractmethod
     def score(self, item: Item, text: str) -> float:
@@ -115,6 +120,7 @@ class Retrieval(ABC):
     metric: Metric
     """The usual name of what ``score`` returns; the result is its mean over the queries."""
     max_new_tokens = 0
+    own_lengths = False
 
     @abstractmethod
     def items(

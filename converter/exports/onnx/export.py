@@ -102,7 +102,7 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         Interrupted: the user stopped it when the graph was in place.
     """
     check_installed(options)
-    return write(open_converted(Path(folder).resolve()), options, progress=progress)
+    return write(open_converted(Path(folder)), options, progress=progress)
 
 
 def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bool = False) -> ExportResult:
@@ -151,7 +151,7 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
         raise Interrupted(f"the export is in place: {', '.join(names)}")
     sizes = {name: (folder / name).stat().st_size for name in names}
     changes = {name: how for name, old in before.items() if (how := difference(old, graphs[name]))}
-    return ExportResult(folder, sizes, report, changes, time.monotonic() - started)
+    return ExportResult(folder.resolve(), sizes, report, changes, time.monotonic() - started)
 
 
 def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Iterable[str], about: str) -> bool:

@@ -53,7 +53,7 @@ def validate(folder: str | Path, *, provider: str | None = None, progress: bool 
     check_installed()
     from converter.exports.onnx.comparison import run
 
-    repository = open_converted(Path(folder).resolve())
+    repository = open_converted(Path(folder))
     check_recipe(repository.recipe, repository.config)
     graphs = graphs_in(repository.folder)
     if not graphs:

@@ -332,7 +332,9 @@ def rows(results: Results) -> Iterator[list[str]]:
     yield ["scaling", *_titles(COLUMNS)]
     found = _by_cell(results)
     for name in map(str, sorted(SCALINGS, key=lambda scaling: scaling.temperature)):
-        cells = [(found.get((name, *column)), found[(NONE, *column)]) for column in COLUMNS]
+        cells = [
+            (found.get((name, metric, length)), found[NONE, metric, length]) for metric, length in COLUMNS
+        ]
         if any(each for each, _ in cells):
             yield [name, *(cell(each, unscaled) if each else "" for each, unscaled in cells)]
 

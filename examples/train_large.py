@@ -69,7 +69,8 @@ Files = dict[str, list[str]]
 
 def read_corpus() -> tuple[Files, Files]:
     """The machine's text: files for the training, and one in ten, by the hash of its name, held out."""
-    training, held_out = ({kind: [] for kind in SHARES} for _ in range(2))
+    training: Files = {kind: [] for kind in SHARES}
+    held_out: Files = {kind: [] for kind in SHARES}
     seen = set()
     for kind, name, text in _files():
         if len(text) >= SHORTEST_FILE and text not in seen:

@@ -501,9 +501,6 @@ def module(path: str, kind: str = "sentence_transformers.models.Pooling") -> dic
     return {"idx": 0, "name": "0", "path": path, "type": kind}
 
 
-ENCODER = module("", "sentence_transformers.models.Transformer")
-
-
 def write(folder: Path, files: dict[str, str]) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -516,48 +513,43 @@ def local(folder: Path) -> Source:
 
 
 def test_what_sentence_transformers_needs_is_copied(make_source: MakeSource, tmp_path: Path) -> None:
+    """What it lacks afterwards is said: code of its own, pickled weights, and what is not there."""
     source = make_source("bloom")
+    named = [module(path) for path in ("1_Pooling", "2_Dense", "3_Gone", "4_Pickled")]
     files = {
-        "modules.json": json.dumps([ENCODER, module("1_Pooling"), module("2_Dense")]),
+        "modules.json": json.dumps([module("", "sentence_transformers.models.Transformer"), *named]),
         "config_sentence_transformers.json": "{}",
         "sentence_bert_config.json": "{}",
         "1_Pooling/config.json": '{"pooling_mode_mean_tokens": true}',
         "2_Dense/config.json": "{}",
         "2_Dense/model.safetensors": "weights",
+        "4_Pickled/config.json": "{}",
         "additional_chat_templates/tools.jinja": "{{ tools }}",
         "chat_template.jinja": "{{ messages }}",
     }
     left = {
         "2_Dense/pytorch_model.bin": "the same weights",
+        "4_Pickled/pytorch_model.bin": "weights",
         "additional_chat_templates/notes.md": "x",
-        "3_Unnamed/config.json": "{}",
+        "5_Unnamed/config.json": "{}",
         "onnx/model.onnx": "x",
     }
     write(source, files | left)
     planned = quick(source, tmp_path / "out", dry_run=True)
     result = quick(source, tmp_path / "out")
-    assert result.notes == []
     assert planned.files.keys() == result.files.keys()
     assert all(size in (None, result.files[name]) for name, size in planned.files.items())
     for name, content in files.items():
         assert (tmp_path / "out" / name).read_text(encoding="utf-8") == content
     assert not any((tmp_path / "out" / name).exists() for name in left)
+    assert "2_Dense" not in " ".join(result.notes)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
     assert tokenizer.chat_template == {"default": "{{ messages }}", "tools": "{{ tools }}"}
 
-
-def test_what_a_sentence_encoder_lacks_is_said(
-    make_source: MakeSource, run: Callable[..., Run], tmp_path: Path
-) -> None:
-    source = make_source("bloom")
-    modules = [module("", "custom_st.Transformer"), module("2_Dense"), module("3_Gone")]
-    pickled = {"2_Dense/pytorch_model.bin": "weights", "2_Dense/config.json": "{}"}
-    write(source, {"modules.json": json.dumps(modules), **pickled})
-    done = run(source, "--scale", "2", "--out", tmp_path / "out", "--no-verify")
-    assert done.code == 0, done.err
-    assert sorted(path.name for path in (tmp_path / "out/2_Dense").iterdir()) == ["config.json"]
-    for said in (done.err, (tmp_path / "out/README.md").read_text(encoding="utf-8")):
-        for part in ("custom_st.Transformer", "2_Dense/pytorch_model.bin", "3_Gone"):
+    write(source, {"modules.json": json.dumps([module("", "custom_st.Transformer"), *named])})
+    result = quick(source, tmp_path / "other")
+    for said in (" ".join(result.notes), (tmp_path / "other/README.md").read_text(encoding="utf-8")):
+        for part in ("custom_st.Transformer", "4_Pickled/pytorch_model.bin", "3_Gone"):
             assert part in said
 
 

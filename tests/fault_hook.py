@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 SHARD = "model-00002-of-00004.safetensors"
-SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT}
+SIGNALS = {
+    **{name: signal.Signals[name] for name in ("SIGKILL", "SIGTERM", "SIGHUP")},
+    "Ctrl-C": signal.SIGINT,
+}
 EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
 GROWS = {"open", "write", "fsync", "os.mkdir", "os.rename", "os.link", "os.symlink"}
 """Events that fail on a broken or full disk."""

@@ -28,6 +28,7 @@ GOLDEN = (5**0.5 - 1) / 2
 """Its multiples modulo 1 are spread evenly, however many there are."""
 OLD = {"config.json": "{}", "model.safetensors": "old", "README.md": "old"}
 LIGHT = ("--no-verify",)
+STOPPED = "error: interrupted; "
 KINDS: dict[str, tuple[str, ...]] = {
     "copy": LIGHT,
     "overwrite": (*LIGHT, "--overwrite"),
@@ -98,7 +99,9 @@ class Trial:
         """Starts one run."""
         words = [str(self.source), "--scale", "2", "--out", str(self.out), *KINDS[self.kind], *more]
         code = (
-            "from tests.fault_hook import install; import os, shutil, subprocess; from pathlib import Path\n"
+            "from tests.fault_hook import install; import os, shutil, signal, subprocess\n"
+            "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # nohup may have started this
+            "from pathlib import Path\n"
             f"from converter import pipeline, plan; from converter.result import staging\n{self.planted}\n"
             f"install({str(self.work)!r}, {log!r}, {at!r}, {fault!r})\n"
             f"from converter.cli import main; main({words!r})"
@@ -164,6 +167,8 @@ class Trial:
             yield "out is neither as before nor complete"
         if code > 0 and not one_line(err):
             yield f"not one line, but {err!r}"
+        if code and fault in SIGNALS and fault != "SIGKILL" and not err.strip().startswith(STOPPED):
+            yield f"not interrupted, but {code} and {err!r}"
         if code > 0 and "nothing was written" in err and now != before and not moved:
             yield "it says that nothing was written, and out is new"
         if code >= 0 and left and not hopeless and "--resume" not in err:

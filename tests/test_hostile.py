@@ -10,16 +10,13 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from converter.config import LARGEST
-from converter.errors import ConverterError, SourceError
-from converter.recipes import of_checkpoint
+from converter.errors import SourceError
 from converter.source.checkpoint import parse_header, weight_files
 from converter.source.jsonfile import parse_object
 from tests.conftest import MakeSource, RunCli
@@ -30,17 +27,15 @@ ROOT = Path(__file__).parent.parent
 
 
 def quick(kind: str) -> list[int]:
-    """Every fourth example and four random cases."""
+    """Every fourth example and some random cases."""
     examples = len(sources.KINDS[kind].examples)
-    return [*range(0, examples, 4), *range(examples, examples + 4)]
+    return [*range(0, examples, 4), *range(examples, examples + 12)]
 
 
 @pytest.mark.parametrize(
     ("kind", "numbers"),
     [
-        *((name, quick(name)) for name, kind in sources.KINDS.items() if not kind.torch),
-        # Each of these starts torch in a process of its own.
-        ("pickles", range(2)),
+        *((name, quick(name)) for name, kind in sources.KINDS.items() if not kind.verify),
         pytest.param("verified", range(2), marks=pytest.mark.slow),
     ],
 )
@@ -48,16 +43,8 @@ def test_hostile_sources(kind: str, numbers: list[int]) -> None:
     done = list(outcomes(kind, numbers))
     assert [case.number for case in done] == list(numbers)
     assert not {case.number: case.problems for case in done if case.problems}
-    # The first example of these is a good source: what is refused beside it is refused for what it is.
-    assert kind not in ("pickles", "indexes", "configs") or done[0].code == 0
-
-
-def test_a_case_is_always_the_same(tmp_path: Path) -> None:
-    def made(number: int, place: str) -> bytes:
-        sources.build("configs", number, tmp_path / place)
-        return (tmp_path / place / "config.json").read_bytes()
-
-    assert made(1000, "a") == made(1000, "b") != made(1001, "c")
+    # The first of these is a good source: what is refused beside it is refused for what it is.
+    assert kind != "configs" or done[0].code == 0
 
 
 # The watch itself
@@ -196,24 +183,17 @@ def test_names_that_cannot_be_printed(
 
 @pytest.mark.parametrize("name", [b"caf\xe9", b"a\nerror: forged\x1b[2J"])
 def test_an_out_that_cannot_be_printed(
-    name: bytes,
-    make_source: MakeSource,
-    refused: Callable[..., str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: bytes, make_source: MakeSource, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     """The folder itself, or one that it is in; it would be printed, and stand in the card."""
     source, place = make_source(), tmp_path / os.fsdecode(name)
     place.mkdir()
-    monkeypatch.chdir(place)
-    for out in (place / "out", "out", place):
+    for out in (place / "out", place):
         for words in ((source, "--scale", "2", "--no-verify"), ("plot", source, "--scales", "2")):
-            assert "has characters that cannot be printed; name another folder" in refused(
-                *words, "--out", out
-            )
+            assert "cannot be printed; name another folder" in refused(*words, "--out", out)
 
 
-# Functions under what chance gives them
+# Headers and indexes that chance gives
 
 JSON = st.recursive(
     st.none() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(sources.NASTY[:30]),
@@ -225,6 +205,8 @@ ENTRY = st.fixed_dictionaries(
     {"dtype": st.sampled_from(["F32", "U8", "BOOL", "F64", "F128"]), "shape": SIZES, "data_offsets": SIZES}
 )
 HEADER = st.dictionaries(st.sampled_from(["a", "b", "__metadata__", "c\n"]), ENTRY | JSON, max_size=3)
+
+
 quickly = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 
 
@@ -245,15 +227,6 @@ def test_any_header_is_refused_or_one_that_the_library_reads(header: dict[str, A
 
 
 @quickly
-@given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_any_bytes_are_an_object_or_refused(raw: bytes) -> None:
-    try:
-        assert isinstance(parse_object(raw, "x"), dict)
-    except SourceError:
-        return
-
-
-@quickly
 @given(st.dictionaries(st.text(max_size=3), st.text(max_size=12) | JSON, max_size=3))
 def test_any_index_names_files_beside_it_or_is_refused(weight_map: dict[str, Any]) -> None:
     try:
@@ -261,17 +234,3 @@ def test_any_index_names_files_beside_it_or_is_refused(weight_map: dict[str, Any
     except SourceError:
         return
     assert all("/" not in file and file.isprintable() for file in found.values())
-
-
-@quickly
-@given(st.integers(0, 10**9), st.sampled_from(sorted(sources.CONFIGS)))
-def test_any_config_is_a_model_or_refused(seed: int, family: str) -> None:
-    config = sources.worse(sources.CONFIGS[family], Random(seed), sources.CONFIG_POOL)
-    try:
-        parsed = parse_object(json.dumps(config).encode(), "config.json")
-        recipe = of_checkpoint(parsed)
-        assert recipe.geometry.num_heads <= LARGEST["heads"]
-        recipe.own_scaling  # noqa: B018
-        recipe.stock({})
-    except ConverterError:
-        return

@@ -1,18 +1,15 @@
 """Everything that is refused: one clear line, the right error, nothing written or changed.
 
-The tables go through the Python API; a few rows go through the command line as well. What makes no sense
-whatever the model is in test_scaling.py.
+The tables go through the Python API; test_cli.py has the command line. What makes no sense whatever the model
+is in test_scaling.py.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +21,8 @@ from safetensors.torch import load_file, save_file
 from converter import convert, inspect
 from converter.errors import ConverterError, UsageError
 from converter.rotary.models import REFUSED
-from tests.conftest import MakeSource, Pristine, Refuses, RunCli, edit_json, into_a_subfolder
+from tests.conftest import MakeSource, Pristine, Refuses, edit_json, into_a_subfolder
 
-ROOT = Path(__file__).parent.parent
 LARGE = 10**30
 
 
@@ -93,11 +89,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("bloom", {"model_type": "gpt2"}, "'gpt2' has learned positions"),
     # Relatives of the families that cannot be converted
     ("bloom", {"model_type": "jais2"}, "unlike the first Jais, Jais 2 has no ALiBi"),
-    (
-        "bloom",
-        {"model_type": "gpt_neox", "pos_emb": "alibi"},
-        "this gpt_neox was trained with ALiBi (pos_emb is 'alibi')",
-    ),
+    ("bloom", {"model_type": "gpt_neox", "pos_emb": "alibi"}, "trained with ALiBi (pos_emb is 'alibi')"),
     (
         "bloom",
         {"model_type": "gpt_neox", "architectures": ["GPTNeoXALiBiForCausalLM"]},
@@ -160,17 +152,9 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
         ("llama", {"model_type": name}, f"{name!r} has rotary positions that cannot be scaled: {reason}")
         for name, reason in sorted(REFUSED.items())
     ),
-    (
-        "llama",
-        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-        "scaled already (rope_scaling has type 'llama3')",
-    ),
+    ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling has type 'llama3'"),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
-    (
-        "llama",
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
-        "rope_parameters has type 'yarn'",
-    ),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "parameters has type 'yarn'"),
     ("llama", {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]}}, "scaled already"),
     (
         "llama",
@@ -206,14 +190,8 @@ CONVERSIONS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {},
         "already converted (model_type 'bloom'); convert its original 'x/y'",
     ),
-    (
-        "llama",
-        {"ntk_convert": {"rotary": {"source_config": {}}}},
-        {},
-        "already converted (model_type 'llama'",
-    ),
-    ("llama", {"architectures": ["MistralForCausalLM"]}, {}, "'MistralForCausalLM'"),
-    ("llama", {"architectures": ["MyForCausalLM"]}, {}, "'MyForCausalLM'"),
+    ("llama", {"ntk_convert": {"rotary": {"source_config": {}}}}, {}, "converted (model_type 'llama'"),
+    *(("llama", {"architectures": [name]}, {}, f"{name!r}") for name in ("MistralForCausalLM", "MyModel")),
     ("llama", {"num_hidden_layers": 1}, {}, "left over"),
     ("llama", {"vocab_size": 98}, {}, "has shape"),
     ("bloom", {"seq_length": 4096}, {"scale": None, "dynamic": "length"}, "4096"),
@@ -296,19 +274,11 @@ FOLDERS: list[tuple[dict[str, Any], Callable[[Path], object], str]] = [
     ({}, config(b""), "not valid JSON"),
     ({}, config(b"[]"), "JSON list"),
     ({}, lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"), "LoRA adapter"),
-    (
-        {},
-        lambda folder: (folder / "config.json").rename(folder / "config.yaml"),
-        "such as emotion2vec (config",
-    ),
-    ({}, lambda folder: drop(folder, "model.safetensors"), "no weights"),
-    (SHARDS, lambda folder: drop(folder, "*-00002-of-*.safetensors"), "-00002-of-"),
+    ({}, lambda folder: (folder / "config.json").rename(folder / "config.yaml"), "such as emotion2vec"),
     (BIN_SHARDS, lambda folder: drop(folder, "*-00002-of-*.bin"), "-00002-of-"),
     ({}, lambda folder: shorten(folder, "*.safetensors"), "model.safetensors"),
-    (SHARDS, lambda folder: shorten(folder, "*.safetensors"), "-00004-of-00004.safetensors"),
     (BIN, lambda folder: shorten(folder, "*.bin"), "pytorch_model.bin"),
     (BIN_SHARDS, lambda folder: shorten(folder, "*.bin"), "-00004-of-00004.bin"),
-    (SHARDS, add_to_index, "'transformer.ghost'"),
     (BIN_SHARDS, add_to_index, "'transformer.ghost'"),
 ]
 
@@ -316,16 +286,8 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 INTEGERS = "in model.safetensors has dtype {}, and weights are floating point"
 # The same for what ``inspect`` refuses in the same words.
 ALIKE: list[tuple[dict[str, Any], Callable[[Path], object], str]] = [
-    (
-        {},
-        write("quantize_config.json", '{"bits": 4}'),
-        "quantised (it has quantize_config.json); convert the",
-    ),
-    (
-        {},
-        write("quant_config.json", "{}"),
-        "quantised (it has quant_config.json); convert the unquantised one",
-    ),
+    ({}, write("quantize_config.json", "{}"), "quantised (it has quantize_config.json); convert the"),
+    ({}, write("quant_config.json", "{}"), "quantised (it has quant_config.json); convert the unquantised"),
     (
         {},
         change_weights(lambda tensors: tensors.update({"h.0.mlp.qweight": torch.zeros(4, 4).int()})),
@@ -335,17 +297,9 @@ ALIKE: list[tuple[dict[str, Any], Callable[[Path], object], str]] = [
     ({}, as_integers(torch.bool), INTEGERS.format("BOOL")),
     ({}, as_integers(torch.int64, "ln_f.bias"), f"'transformer.ln_f.bias' {INTEGERS.format('I64')}"),
     (BIN, write("pytorch_model.bin", ""), "pytorch_model.bin is empty; download it again"),
-    (
-        {},
-        write("model.safetensors", POINTER),
-        "model.safetensors is a git-lfs pointer, not the file itself; run git",
-    ),
+    ({}, write("model.safetensors", POINTER), "safetensors is a git-lfs pointer, not the file itself; run"),
     (BIN, write("pytorch_model.bin", POINTER), "pytorch_model.bin is a git-lfs pointer"),
-    (
-        {},
-        write("config.json", POINTER),
-        "config.json is a git-lfs pointer, not the file itself; run git lfs pull in",
-    ),
+    ({}, write("config.json", POINTER), "config.json is a git-lfs pointer, not the file itself; run git lfs"),
     ({}, add_to_config('"a": 1e999'), "config.json: 'a' is not a finite number; correct it there"),
     ({}, add_to_config('"a": [[NaN]]'), "config.json: 'a' is not a finite number; correct it there"),
     (
@@ -366,6 +320,7 @@ FOLDERS += [
     ({}, write("tokenizer_config.json", POINTER), "tokenizer_config.json is a git-lfs pointer"),
 ]
 
+# MODEL itself, relative to a folder that has a file and an original in GGUF.
 MODELS = [
     ("./no/such/folder", "no folder ./no/such/folder"),
     ("/no/such/folder", "no folder /no/such/folder"),
@@ -373,6 +328,9 @@ MODELS = [
     ("", "neither a folder nor a Hub id"),
     ("bad\nname\x1b[2J", r"'bad\nname\x1b[2J'"),
     ("x" * 5000, "neither a folder nor a Hub id"),
+    *((name, "") for name in ("a\x00b", "~nobody/x", "~a\x00b", "/dev/null", "a/" * 3000, "http://x/y", "-")),
+    ("config.json", "is a file"),
+    ("q4.gguf", "has q4.gguf: GGUF files cannot be converted; give the repository"),
 ]
 
 
@@ -429,6 +387,7 @@ OUTPUTS: list[tuple[Callable[[Path], object], str, dict[str, Any], str]] = [
     (lambda _: None, "source", {"overwrite": True}, "overlap"),
     (lambda _: None, "source/out", {"overwrite": True}, "overlap"),
     (lambda _: None, ".", {"overwrite": True}, "overlap"),
+    (lambda place: os.chdir(place / "empty"), "empty", {}, "current folder"),
     (lambda place: (place / "link").symlink_to("source"), "link", {"overwrite": True}, "overlap"),
     (weights_elsewhere, "store", {"overwrite": True}, "overlap"),
     pytest.param(
@@ -487,17 +446,13 @@ def test_folders(
 
 
 @pytest.mark.parametrize(("model", "words"), MODELS)
-def test_models(model: str, words: str, refuses: Refuses) -> None:
+def test_models(
+    model: str, words: str, refuses: Refuses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("config.json", "q4.gguf"):
+        (tmp_path / name).write_text("{}")
     refuses(model, words)
-
-
-def test_a_file(make_source: MakeSource, refuses: Refuses) -> None:
-    refuses(make_source() / "config.json", "is a file")
-
-
-def test_a_gguf_file(refuses: Refuses, tmp_path: Path) -> None:
-    (tmp_path / "q4.gguf").write_bytes(b"GGUF")
-    refuses(tmp_path / "q4.gguf", "has q4.gguf: GGUF files cannot be converted; give the repository")
 
 
 @pytest.mark.parametrize(("prepare", "out", "options", "words"), OUTPUTS)
@@ -509,19 +464,13 @@ def test_outputs(
     make_source: MakeSource,
     refuses: Refuses,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # and back
     source = make_source()
+    (tmp_path / "empty").mkdir()
     prepare(tmp_path)
     refuses(source, words, out=tmp_path / out, **options)
-
-
-def test_the_current_folder(
-    make_source: MakeSource, refuses: Refuses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = make_source()
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    refuses(source, "current folder", out=Path())
 
 
 def test_a_disk_that_is_full(
@@ -531,48 +480,6 @@ def test_a_disk_that_is_full(
     usage = shutil.disk_usage(source)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     refuses(source, "has 1.0 kB free, and the result needs ")
-
-
-# Through the command line
-
-
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.delattr(os, "copy_file_range", raising=False)
-    monkeypatch.setattr(os, "write", full)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words", "prepare", "code", "line"),
-    [
-        # An error of the options, of the source, and of the system; an option that click reads; a long value
-        ({}, (), None, 2, "the default scaling needs the trained length of source"),
-        ({"n_head": 0}, ("--scale", "2"), None, 1, "config.json: n_head is 0, expected an integer from 1"),
-        ({}, ("--scale", "2", "--no-verify"), full_disk, 1, "out); free some space or change --out"),
-        ({}, ("--scale", "two"), None, 2, "'two'"),
-        ({"n_layer": "x" * 100_000}, ("--scale", "2"), None, 1, "n_layer is 'xxx"),
-    ],
-)
-def test_the_command_line(
-    changes: dict[str, Any],
-    words: tuple[str, ...],
-    prepare: Callable[[pytest.MonkeyPatch], None] | None,
-    code: int,
-    line: str,
-    make_source: MakeSource,
-    refused: Callable[..., str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One line of bounded length on stderr, the exit code, and nothing is written."""
-    source = make_source("bloom", changes)
-    if prepare:
-        prepare(monkeypatch)
-    shown = refused(source, "--out", tmp_path / "out", *words, code=code)
-    assert line in shown
-    assert len(shown) < 1100
 
 
 @pytest.mark.parametrize("command", ["export", "validate", "convert"])
@@ -587,34 +494,6 @@ def test_graphs_of_rotary_models_are_for_optimum(
     else:
         convert(source, tmp_path / "out", scale=2)
         assert "optimum-cli export onnx" in refused(command, tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("model", "command"),
-    [("nobody/no-such-model", ["convert", "--scale", "2", "--out", "out"]), ("no-such-model", ["inspect"])],
-)
-def test_model_not_found_offline(model: str, command: list[str], tmp_path: Path) -> None:
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        [sys.executable, "-m", "converter", command[0], model, *command[1:]],
-        capture_output=True,
-        text=True,
-        env=os.environ | offline,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"error: {model} is not a local folder, and the Hub cannot be reached")
-    assert result.stderr.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_token_that_cannot_be_one_is_not_shown(run: RunCli, tmp_path: Path) -> None:
-    for token in ("hf_ secret", "hf_sécret", "hf_secret\n"):
-        result = run("nobody/no-such-model", "--scale", "2", "--out", tmp_path / "out", "--token", token)
-        assert result.code == 2
-        assert "--token is not an access token" in result.err
-        assert "cret" not in result.err
 
 
 # What is not refused

@@ -257,14 +257,22 @@ def test_special_tokens_in_a_text(name: str, load: Callable[..., Any], models: d
 
 
 @pytest.mark.parametrize(
-    ("add_bos_token", "add_eos_token"), [(False, False), (True, False), (False, True), (True, True)]
+    ("asked", "start", "end"),
+    [
+        ((False, False), [], []),
+        ((True, False), [1], []),
+        ((False, True), [], [2]),
+        ((True, True), [1], [2]),
+        ((None, None), [1], []),  # the original's defaults
+    ],
 )
 def test_baichuan_starts_and_ends_as_asked(
-    load: Callable[..., Any], models: dict[str, bytes], add_bos_token: bool, add_eos_token: bool
+    load: Callable[..., Any], models: dict[str, bytes], tmp_path: Path, asked: Any, start: Any, end: Any
 ) -> None:
-    tokenizer = load("baichuan", {"add_bos_token": add_bos_token, "add_eos_token": add_eos_token})
+    """Also after it was changed and saved."""
+    settings = {"add_bos_token": asked[0], "add_eos_token": asked[1]}
+    tokenizer = load("baichuan", settings)
     model = processor("baichuan", models)
-    start, end = [1] * add_bos_token, [2] * add_eos_token
 
     def whole(text: str) -> list[int]:
         return [*start, *model.encode(text), *end]
@@ -275,46 +283,34 @@ def test_baichuan_starts_and_ends_as_asked(
     assert pair["input_ids"] == whole("a word") + whole("another")
     assert pair["special_tokens_mask"] == [int(token in (1, 2)) for token in pair["input_ids"]]
     assert pair["token_type_ids"] == [0] * len(whole("a word")) + [1] * len(whole("another"))
-    assert tokenizer.num_special_tokens_to_add() == add_bos_token + add_eos_token
+    assert tokenizer.num_special_tokens_to_add() == len(start) + len(end)
     short = tokenizer("a few words more", truncation=True, max_length=4)["input_ids"]
     assert short == [*start, *model.encode("a few words more")[: 4 - len(start) - len(end)], *end]
 
-
-@pytest.mark.parametrize("start", [True, False])
-def test_baichuan_starts_the_same_once_it_was_saved(
-    load: Callable[..., Any], tmp_path: Path, start: bool
-) -> None:
-    tokenizer = load("baichuan", {"add_bos_token": not start})
-    tokenizer.add_bos_token, tokenizer.add_eos_token = start, not start
+    tokenizer.add_bos_token, tokenizer.add_eos_token = not start, not end
     tokenizer.save_pretrained(tmp_path / "saved")
     again = type(tokenizer).from_pretrained(tmp_path / "saved")
-    assert (again.add_bos_token, again.add_eos_token) == (start, not start)
-    assert again("word")["input_ids"] == tokenizer("word")["input_ids"]
-    other = type(tokenizer).from_pretrained(tmp_path / "saved", add_bos_token=not start)
-    assert other.add_bos_token is not start
+    assert again("a word")["input_ids"] == tokenizer("a word")["input_ids"] != whole("a word")
+    other = type(tokenizer).from_pretrained(tmp_path / "saved", add_bos_token=bool(start))
+    assert other.add_bos_token is bool(start)
 
 
-def test_baichuan_by_default_starts_with_bos(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
-    source = make_tokenizer("baichuan")
-    edit_json(source / "tokenizer_config.json", {"add_bos_token": None, "add_eos_token": None})
-    quick(source, tmp_path / "out")
-    ids = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)("word")["input_ids"]
-    assert (ids[0], ids.count(1), ids.count(2)) == (1, 1, 0)
-
-
-def test_baichuan_decodes_special_tokens_as_text(load: Callable[..., Any]) -> None:
-    """A space is added before the text that precedes them, as in the original tokenizer."""
-    tokenizer = load("baichuan")
-    ids = tokenizer("hello</s>")["input_ids"]
-    assert tokenizer.decode(ids) == " hello</s>"
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "hello"
-    assert tokenizer.decode([1, 2, *ids]) == "<s></s> hello</s>"
-
-
-def test_replit_decodes_special_tokens_to_nothing(load: Callable[..., Any]) -> None:
-    tokenizer = load("replit")
-    ids = tokenizer("hello<|endoftext|><|pad|>x")["input_ids"]
-    assert tokenizer.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True) == "hellox"
+@pytest.mark.parametrize(
+    ("name", "text", "decoded", "skipped"),
+    [
+        # A space is added before the text that precedes special tokens, as in the original tokenizer.
+        ("baichuan", "hello</s>", " hello</s>", "hello"),
+        ("baichuan", "<s></s>hello</s>", "<s></s> hello</s>", "hello"),
+        ("replit", "hello<|endoftext|><|pad|>x", "hellox", "hellox"),
+    ],
+)
+def test_decoding_of_special_tokens(
+    load: Callable[..., Any], name: str, text: str, decoded: str, skipped: str
+) -> None:
+    tokenizer = load(name)
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == decoded
+    assert tokenizer.decode(ids, skip_special_tokens=True) == skipped
 
 
 @pytest.mark.parametrize(("name", "side"), [("baichuan", "right"), ("baichuan", "left"), ("replit", "right")])
@@ -324,14 +320,12 @@ def test_padding(name: str, side: str, load: Callable[..., Any], models: dict[st
     pad = model.piece_to_id(KINDS[name].special["pad_token"])
     assert (tokenizer.padding_side, tokenizer.pad_token_id) == (side, pad)
     rows = [model.encode(text) for text in ("a", "a few words")]
-    missing = len(rows[1]) - len(rows[0])
+    fill, ones = [pad] * (len(rows[1]) - len(rows[0])), [1] * len(rows[0])
+    zeros = [0] * len(fill)
     batch = tokenizer(["a", "a few words"], padding=True, return_tensors="pt")
-    before, after = (missing, 0) if side == "left" else (0, missing)
-    assert batch["input_ids"].tolist() == [[pad] * before + rows[0] + [pad] * after, rows[1]]
-    assert batch["attention_mask"].tolist() == [
-        [0] * before + [1] * len(rows[0]) + [0] * after,
-        [1] * len(rows[1]),
-    ]
+    left = side == "left"
+    assert batch["input_ids"].tolist() == [fill + rows[0] if left else rows[0] + fill, rows[1]]
+    assert batch["attention_mask"].tolist() == [zeros + ones if left else ones + zeros, [1] * len(rows[1])]
     assert set(batch) == {"input_ids", "attention_mask"}
 
 
@@ -417,37 +411,53 @@ def test_the_class_may_be_named_by_config_json(make_tokenizer: MakeTokenizer, tm
     assert (type(tokenizer).__name__, tokenizer.eos_token) == ("NtkReplitTokenizer", "<|endoftext|>")
 
 
-@pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json"])
-def test_an_unknown_class_stays_with_its_source(
-    where: str, make_source: MakeSource, run: Callable[..., Run], tmp_path: Path
+THEIRS = "remote code of the source"
+
+
+@pytest.mark.parametrize(
+    ("family", "where", "code", "parts"),
+    [
+        *(
+            ("mpt", where, ["mine.My](http://x)Tokenizer", None], [THEIRS, "My__http_//x_Tokenizer"])
+            for where in ("tokenizer_config.json", "config.json")
+        ),
+        # A rotary result holds no code, so also no tokenizer that we know.
+        ("llama", "tokenizer_config.json", ["x.BaichuanTokenizer", None], [THEIRS]),
+        # The repository of the code, or the file that a known class lacks.
+        ("mpt", "tokenizer_config.json", [None, "org/other--mine.FastOne"], ["FastOne", "org/other"]),
+        ("mpt", "tokenizer_config.json", ["x.ReplitLMTokenizer", None], ["no spiece.model"]),
+    ],
+)
+def test_a_class_that_stays_with_its_source(
+    family: str,
+    where: str,
+    code: Any,
+    parts: list[str],
+    make_source: MakeSource,
+    models: dict[str, bytes],
+    run: Callable[..., Run],
+    tmp_path: Path,
 ) -> None:
-    source = make_source("mpt")
+    source = make_source(family)
+    if family == "llama":
+        (source / "tokenizer.model").write_bytes(models["baichuan"])
     edit_json(source / "tokenizer_config.json", {"tokenizer_class": None, "note": "kept"})
-    edit_json(source / where, {"auto_map": {"AutoTokenizer": ["mine.My](http://x)Tokenizer", None]}})
+    edit_json(source / where, {"auto_map": {"AutoTokenizer": code}})
     words = (source, "--scale", "2", "--out", tmp_path / "out", "--no-verify")
     planned, done = run(*words, "--dry-run"), run(*words)
     assert done.code == 0, done.err
     assert "tokenizer_class" not in read(tmp_path / "out/config.json")
     card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
     for said in (planned.out, done.err, card):
-        assert "remote code of the source" in said
-        assert "load it from source " in said
-        assert "My__http_//x_Tokenizer" in said
-    assert 'AutoTokenizer.from_pretrained("source", trust_remote_code=True)' in card
+        assert all(part in said for part in parts)
     # Without its class, transformers would read its files in another way.
-    assert not list((tmp_path / "out").glob("tokenizer*"))
-
-
-@pytest.mark.parametrize("code", ["org/other--mine.FastOne", None])
-def test_what_a_note_names(code: str | None, make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
-    """The repository of the code, or the file that a known class lacks."""
-    source = make_tokenizer("replit", {"auto_map": {"AutoTokenizer": [None, code]}} if code else None)
-    (source / "spiece.model").unlink()
-    result = quick(source, tmp_path / "out")
-    [note] = result.notes
-    assert all(part in note for part in (("FastOne", "org/other") if code else ("no spiece.model",)))
-    assert TEMPLATE not in result.files
-    assert "AutoTokenizer" not in (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    assert not list((tmp_path / "out").glob("tokeniz*"))
+    assert family != "llama" or not list((tmp_path / "out").glob("*.py"))
+    if THEIRS in parts:
+        assert "load it from source " in card
+        assert 'AutoTokenizer.from_pretrained("source", trust_remote_code=True)' in card
+    else:
+        assert "AutoTokenizer" not in card
 
 
 @pytest.mark.parametrize("family", ["mosaic_bert", "bloom"])
@@ -463,26 +473,6 @@ def test_no_tokenizer_stays_no_tokenizer(family: str, make_source: MakeSource, t
     assert "tokenizer_class" not in read(tmp_path / "out/config.json")
     with pytest.raises((ValueError, OSError)):
         AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
-
-
-def test_a_tokenizer_of_transformers_needs_no_words(make_source: MakeSource, tmp_path: Path) -> None:
-    source = make_source()
-    result = quick(source, tmp_path / "out")
-    assert result.notes == []
-    name = "tokenizer_config.json"
-    assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
-
-
-def test_a_rotary_result_holds_no_code(
-    make_source: MakeSource, models: dict[str, bytes], tmp_path: Path
-) -> None:
-    source = make_source("llama")
-    (source / "tokenizer.model").write_bytes(models["baichuan"])
-    mapped = {"AutoTokenizer": ["x.BaichuanTokenizer", None]}
-    edit_json(source / "tokenizer_config.json", {"auto_map": mapped})
-    result = quick(source, tmp_path / "out")
-    assert "remote code of the source" in result.notes[0]
-    assert not list((tmp_path / "out").glob("*.py"))
 
 
 def test_a_fine_tuned_model_names_our_class_in_its_folder(
@@ -511,9 +501,6 @@ def module(path: str, kind: str = "sentence_transformers.models.Pooling") -> dic
     return {"idx": 0, "name": "0", "path": path, "type": kind}
 
 
-ENCODER = module("", "sentence_transformers.models.Transformer")
-
-
 def write(folder: Path, files: dict[str, str]) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -526,88 +513,75 @@ def local(folder: Path) -> Source:
 
 
 def test_what_sentence_transformers_needs_is_copied(make_source: MakeSource, tmp_path: Path) -> None:
+    """What it lacks afterwards is said: code of its own, pickled weights, and what is not there."""
     source = make_source("bloom")
+    named = [module(path) for path in ("1_Pooling", "2_Dense", "3_Gone", "4_Pickled")]
     files = {
-        "modules.json": json.dumps([ENCODER, module("1_Pooling"), module("2_Dense")]),
+        "modules.json": json.dumps([module("", "sentence_transformers.models.Transformer"), *named]),
         "config_sentence_transformers.json": "{}",
         "sentence_bert_config.json": "{}",
         "1_Pooling/config.json": '{"pooling_mode_mean_tokens": true}',
         "2_Dense/config.json": "{}",
         "2_Dense/model.safetensors": "weights",
+        "4_Pickled/config.json": "{}",
         "additional_chat_templates/tools.jinja": "{{ tools }}",
         "chat_template.jinja": "{{ messages }}",
     }
     left = {
         "2_Dense/pytorch_model.bin": "the same weights",
+        "4_Pickled/pytorch_model.bin": "weights",
         "additional_chat_templates/notes.md": "x",
-        "3_Unnamed/config.json": "{}",
+        "5_Unnamed/config.json": "{}",
         "onnx/model.onnx": "x",
     }
     write(source, files | left)
     planned = quick(source, tmp_path / "out", dry_run=True)
     result = quick(source, tmp_path / "out")
-    assert result.notes == []
     assert planned.files.keys() == result.files.keys()
     assert all(size in (None, result.files[name]) for name, size in planned.files.items())
     for name, content in files.items():
         assert (tmp_path / "out" / name).read_text(encoding="utf-8") == content
     assert not any((tmp_path / "out" / name).exists() for name in left)
+    assert "2_Dense" not in " ".join(result.notes)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
     assert tokenizer.chat_template == {"default": "{{ messages }}", "tools": "{{ tools }}"}
 
-
-def test_what_a_sentence_encoder_lacks_is_said(
-    make_source: MakeSource, run: Callable[..., Run], tmp_path: Path
-) -> None:
-    source = make_source("bloom")
-    modules = [module("", "custom_st.Transformer"), module("2_Dense"), module("3_Gone")]
-    pickled = {"2_Dense/pytorch_model.bin": "weights", "2_Dense/config.json": "{}"}
-    write(source, {"modules.json": json.dumps(modules), **pickled})
-    done = run(source, "--scale", "2", "--out", tmp_path / "out", "--no-verify")
-    assert done.code == 0, done.err
-    assert sorted(path.name for path in (tmp_path / "out/2_Dense").iterdir()) == ["config.json"]
-    for said in (done.err, (tmp_path / "out/README.md").read_text(encoding="utf-8")):
-        for part in ("custom_st.Transformer", "2_Dense/pytorch_model.bin", "3_Gone"):
+    write(source, {"modules.json": json.dumps([module("", "custom_st.Transformer"), *named])})
+    result = quick(source, tmp_path / "other")
+    for said in (" ".join(result.notes), (tmp_path / "other/README.md").read_text(encoding="utf-8")):
+        for part in ("custom_st.Transformer", "4_Pickled/pytorch_model.bin", "3_Gone"):
             assert part in said
-
-
-@pytest.mark.parametrize("content", ["{}", "[1]", "no JSON"])
-def test_a_damaged_list_of_modules(content: str, tmp_path: Path) -> None:
-    write(tmp_path, {"modules.json": content, "1_Pooling/config.json": "{}"})
-    found = nested_files(local(tmp_path))
-    assert found.files == {}
-    assert len(found.notes) == 1
 
 
 OUTSIDE = ("..", "../beside", ".", "1_Pooling/..", "/etc", ".git", "a/b", "a\\b", "~", "", "link", "1\n2")
 
 
-@pytest.mark.parametrize("path", [*OUTSIDE, 5, ["a"]])
-def test_no_path_leads_out(path: Any, tmp_path: Path) -> None:
-    root, beside = tmp_path / "root", tmp_path / "beside"
+@pytest.mark.parametrize(
+    ("content", "found", "note"),
+    [
+        *((json.dumps([module(path)]), {}, "") for path in (*OUTSIDE, 5, ["a"])),
+        *((content, {}, "modules.json") for content in ("{}", "[1]", "no JSON")),
+        # A link out of the checkpoint is ignored; one into the store of the Hub's cache counts as a file.
+        (json.dumps([module("1_Pooling"), module("2_Other")]), {"1_Pooling/config.json": 2}, "2_Other"),
+    ],
+)
+def test_no_path_leads_out(content: str, found: dict[str, int], note: str, tmp_path: Path) -> None:
+    root, beside = tmp_path / "models--a--b/snapshots/0123", tmp_path / "models--a--b/snapshots/beside"
     write(beside, {"config.json": "secret"})
-    write(root, {"modules.json": json.dumps([module(path)]), ".git/config.json": "x", "a/b/config.json": "x"})
+    write(tmp_path, {"models--a--b/blobs/1": "{}"})
+    write(root, {"modules.json": content, ".git/config.json": "x", "a/b/config.json": "x"})
     (root / "link").symlink_to(beside)
-    assert nested_files(local(root)).files == {}
-    hub = dict.fromkeys(
-        ("../beside/config.json", "/etc/config.json", "a/b/config.json", "a/../config.json"), 1
-    )
-    source = local(root)
-    listed = Source(source.name, source.folder, source.files, nested=hub)
-    assert nested_files(listed).files == {}
-
-
-def test_a_file_that_is_a_link(tmp_path: Path) -> None:
-    """A link out of the checkpoint is ignored; one into the store of the Hub's cache counts as a file."""
-    root = tmp_path / "models--a--b/snapshots/0123"
-    write(root, {"modules.json": json.dumps([module("1_Pooling"), module("2_Other")])})
-    write(tmp_path, {"secret.json": "secret", "models--a--b/blobs/1": "{}"})
-    for folder, target in (("1_Pooling", "models--a--b/blobs/1"), ("2_Other", "secret.json")):
+    blob, secret = tmp_path / "models--a--b/blobs/1", beside / "config.json"
+    for folder, target in (("1_Pooling", blob), ("2_Other", secret)):
         (root / folder).mkdir()
-        (root / folder / "config.json").symlink_to(tmp_path / target)
-    found = nested_files(local(root))
-    assert found.files == {"1_Pooling/config.json": 2}
-    assert "2_Other" in found.notes[0]
+        (root / folder / "config.json").symlink_to(target)
+    made = nested_files(local(root))
+    assert made.files == found
+    assert note in " ".join(made.notes)
+    outside = ("../beside/config.json", "/etc/config.json", "a/b/config.json", "a/../config.json")
+    source = local(root)
+    listed = Source(source.name, source.folder, source.files, nested=dict.fromkeys(outside, 1))
+    assert nested_files(listed).files == {}
 
 
 def test_an_evaluation_reads_it_before_and_after_the_conversion(

@@ -26,7 +26,7 @@ from converter.errors import ConverterError, OutputError, SourceError, Unfinishe
 from converter.source.checkpoint import ITEM_BYTES, read_checkpoint, read_header
 from converter.weights import files, journal, worker
 from converter.weights import transfer as transfer_module
-from converter.weights.files import copy_file, link_file
+from converter.weights.files import link_file
 from converter.weights.journal import JOURNAL
 from converter.weights.transfer import Order, transfer
 from converter.weights.worker import START, Job
@@ -84,77 +84,61 @@ def test_hard_links(make_source: Pristine, run: Command, tmp_path: Path) -> None
     assert fingerprint(source) == before
 
 
-def test_link_where_the_disk_can_or_cannot(pristine: Pristine, run: Command, tmp_path: Path) -> None:
-    """On btrfs or XFS the blocks are shared; elsewhere the files are copied, and the output says so."""
-    source, out = pristine("bloom"), tmp_path / "out"
-    size = (source / "model.safetensors").stat().st_size
-    can = link_file(source / "model.safetensors", tmp_path / "probe", size, "reflink")
-    (tmp_path / "probe").unlink(missing_ok=True)
-    done = run(source, "--scale", "2", "--out", out, "--link", "--no-verify", "--json")
-    assert done.json["weights"] == {"shared" if can else "not shared": 1}
-    assert (out / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
-    assert not (out / "model.safetensors").samefile(source / "model.safetensors")
-    assert names(tmp_path) == ["out"]
-    done = run(source, "--scale", "2", "--out", out, "--link", "--no-verify", "--overwrite")
-    assert ("reflink" if can else "cannot share disk space (--hard-link") in done.err
+def clone(target: int, request: int, source: int) -> int:
+    """In place of the ioctl: copies all of the file's bytes, as if the file system could share."""
+    assert request == files.FICLONE
+    os.pwrite(target, os.pread(source, os.fstat(source).st_size, 0), 0)
+    return 0
 
 
-@pytest.fixture
-def reflinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the ioctl by one that copies all of the file's bytes, as if the file system could share."""
-
-    def clone(target: int, request: int, source: int) -> int:
-        assert request == files.FICLONE
-        os.pwrite(target, os.pread(source, os.fstat(source).st_size, 0), 0)
-        return 0
-
-    monkeypatch.setattr("fcntl.ioctl", clone)
+def forbidden(*_: object) -> None:
+    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
 
-@pytest.mark.usefixtures("reflinks")
-def test_shared_blocks_need_no_space(pristine: Pristine, run: Command, tmp_path: Path) -> None:
-    source, out = pristine("bloom", sharded=True), tmp_path / "out"
-    needed: list[int] = []
-    (tmp_path / "folder").mkdir()
-    transfer(read_checkpoint(source), source, tmp_path / "folder", Order(link="reflink"), space=needed.append)
-    assert needed == [0]
-    done = run(source, "--scale", "2", "--out", out, "--link", "--no-verify", "--json")
-    assert done.json["weights"] == {"shared": len(list(source.glob("*.safetensors")))}
-    for name in source.glob("*.safetensors"):
-        assert (out / name.name).read_bytes() == name.read_bytes()
-
-
-@pytest.mark.parametrize(("link", "can"), [("reflink", True), ("hard", True), ("hard", False)])
-def test_a_file_that_changed_is_not_shared(
-    tmp_path: Path, link: Any, can: bool, request: pytest.FixtureRequest
+@pytest.mark.parametrize(
+    ("word", "name", "function", "made", "told"),
+    [
+        ("--link", "fcntl.ioctl", clone, "shared", "reflink"),
+        ("--link", "fcntl.ioctl", forbidden, "not shared", "cannot share disk space (--hard-link"),
+        ("--hard-link", "os.link", forbidden, "not linked", "cannot be linked"),
+    ],
+)
+def test_shared_blocks_need_no_space_and_copies_do(
+    pristine: Pristine,
+    run: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    word: str,
+    name: str,
+    function: Callable[..., object],
+    made: str,
+    told: str,
 ) -> None:
-    if can:
-        request.getfixturevalue("reflinks")
+    """On btrfs or XFS the blocks are shared; elsewhere the files are copied, and the output says so."""
+    monkeypatch.setattr(name, function)
+    source, out, needed = pristine("bloom", sharded=True), tmp_path / "out", []
+    checkpoint = read_checkpoint(source)
+    (tmp_path / "folder").mkdir()
+    order = Order(link="reflink" if word == "--link" else "hard")
+    transfer(checkpoint, source, tmp_path / "folder", order, space=needed.append)
+    assert needed == [0 if made == "shared" else checkpoint.total_bytes]
+    words = (source, "--scale", "2", "--out", out, word, "--no-verify")
+    assert run(*words, "--json").json["weights"] == {made: len(checkpoint.files)}
+    assert told in run(*words, "--overwrite").err
+    for file in checkpoint.files:
+        assert (out / file).read_bytes() == (source / file).read_bytes()
+        assert not (out / file).samefile(source / file)
+
+
+@pytest.mark.parametrize("link", ["reflink", "hard"])
+def test_a_file_that_changed_is_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: Any
+) -> None:
+    monkeypatch.setattr("fcntl.ioctl", clone if link == "reflink" else forbidden)
     (tmp_path / "a").write_bytes(b"12345")
     with pytest.raises(SourceError, match="a changed while it was read"):
         link_file(tmp_path / "a", tmp_path / "b", 4, link)
     assert not (tmp_path / "b").exists()
-
-
-@pytest.mark.parametrize("reason", [errno.EXDEV, errno.EPERM])
-def test_a_hard_link_that_cannot_be_made(
-    pristine: Pristine, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
-) -> None:
-    """To another disk, or to another user's file: it is a copy, needs free space, and the output says so."""
-
-    def forbidden(*_: object) -> None:
-        raise OSError(reason, os.strerror(reason))
-
-    monkeypatch.setattr(os, "link", forbidden)
-    source, needed = pristine("bloom"), []
-    checkpoint = read_checkpoint(source)
-    (tmp_path / "folder").mkdir()
-    transfer(checkpoint, source, tmp_path / "folder", Order(link="hard"), space=needed.append)
-    assert needed == [checkpoint.total_bytes]
-    done = run(source, "--scale", "2", "--out", tmp_path / "out", "--hard-link", "--no-verify", "--json")
-    assert done.json["weights"] == {"not linked": 1}
-    made, original = (folder / "model.safetensors" for folder in (tmp_path / "out", source))
-    assert made.read_bytes() == original.read_bytes()
 
 
 # Another dtype
@@ -362,18 +346,23 @@ def job(source: Path, target: Path, **options: Any) -> Job:
     return Job(str(source), str(target), source.stat().st_size, "", rewrite=True, **options)
 
 
+class Hungry:
+    """A pickle that takes ten terabytes when it is read."""
+
+    def __reduce__(self) -> Any:
+        return bytearray, (10**13,)
+
+
+def hungry(job: Job) -> int:
+    torch.save({"a": Hungry()}, job.source)
+    return Path(job.source).stat().st_size
+
+
 @pytest.fixture
 def simple(tmp_path: Path) -> Job:
     """A small file to convert."""
     torch.save({"a": torch.ones(2)}, tmp_path / "a.bin")
     return job(tmp_path / "a.bin", tmp_path / "a")
-
-
-@pytest.fixture
-def endless(tmp_path: Path) -> Job:
-    """A job that waits until its process is killed: nobody writes to its pipe."""
-    os.mkfifo(tmp_path / "pipe.bin")
-    return job(tmp_path / "pipe.bin", tmp_path / "never")
 
 
 @pytest.fixture
@@ -399,6 +388,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (lambda job, folder: {"target": str(folder / "none/a")}, OSError, "No such file or directory"),
         (lambda job, _: {"expected": ["b"]}, SourceError, "lists the tensor 'b', but a.bin does not have"),
         (lambda job, _: {"dtype": "no dtype"}, RuntimeError, "^KeyError: 'no dtype'$"),
+        (lambda job, _: {"size": hungry(job)}, SourceError, "a.bin takes far more memory than its size"),
     ],
 )
 def test_errors_of_a_worker_are_those_of_the_run(
@@ -428,36 +418,36 @@ def test_a_file_that_kills_its_reader(tmp_path: Path, dtype: str | None) -> None
 
 
 @pytest.mark.parametrize(
-    ("sent", "message"),
+    ("sent", "error", "message"),
     [
-        (signal.SIGKILL, "the process that rewrote pipe.bin was killed, perhaps for lack of memory"),
-        (signal.SIGBUS, "pipe.bin was cut off while it was read"),
-        (signal.SIGSEGV, "pipe.bin is damaged: the process that read it ended with code -11"),
+        (signal.SIGKILL, SourceError, "the process that rewrote pipe.bin was killed, perhaps for lack of"),
+        (signal.SIGBUS, SourceError, "pipe.bin was cut off while it was read"),
+        (signal.SIGSEGV, SourceError, "pipe.bin is damaged: the process that read it ended with code -11"),
+        (None, KeyboardInterrupt, ""),
     ],
 )
-def test_a_worker_that_is_killed(
-    simple: Job, endless: Job, started: list[Any], sent: signal.Signals, message: str
+def test_a_run_that_is_stopped_ends_its_workers(
+    tmp_path: Path, simple: Job, started: list[Any], sent: Any, error: type[BaseException], message: str
 ) -> None:
-    def kill() -> None:
+    """One worker is done; the other waits until it is killed, since nobody writes to its pipe."""
+    os.mkfifo(tmp_path / "pipe.bin")
+    endless = job(tmp_path / "pipe.bin", tmp_path / "never")
+
+    def stop() -> None:
         if Path(simple.target).exists():
+            if sent is None:
+                raise KeyboardInterrupt
             started[0].send_signal(sent)
 
-    with pytest.raises(SourceError, match=message):
-        worker.run([simple, endless], 1, kill)
-
-
-def test_an_interruption_ends_the_workers(simple: Job, endless: Job, started: list[Any]) -> None:
-    def interrupt() -> None:
-        if Path(simple.target).exists():
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        worker.run([endless, simple], 2, interrupt)
+    with pytest.raises(error, match=message):
+        worker.run([endless, simple], 2, stop)
     assert None not in [process.poll() for process in started]
 
 
-def test_a_worker_ends_with_its_run(endless: Job) -> None:
+def test_a_worker_ends_with_its_run(tmp_path: Path) -> None:
     """Even when the run is killed, or ended before the worker began."""
+    os.mkfifo(tmp_path / "pipe.bin")
+    endless = job(tmp_path / "pipe.bin", tmp_path / "never")
     code = (
         "import os, subprocess, sys; from converter.weights import worker\n"
         f"made = worker.{endless!r}\n"
@@ -496,7 +486,7 @@ def alive(pid: int) -> bool:
     [
         ("/bin/false", "it ended with code 1"),
         ("/no/such/program", "No such file or directory"),
-        (None, "does not know its own path"),
+        (None, "Permission denied|No such file"),
     ],
 )
 @pytest.mark.usefixtures("fresh_workers")
@@ -513,30 +503,22 @@ def test_a_worker_that_cannot_be_started(
 
 
 @pytest.mark.usefixtures("fresh_workers")
-def test_what_others_say_in_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simple: Job) -> None:
-    """Other output is ignored, a flood of it too."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nprint('[\"SourceError\"]')\nsys.stderr.write('noise\\n' * 100_000)\n"
-        "print('one', end='')\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    other = replace(simple, target=str(tmp_path / "other"), expected=["b"])
-    with pytest.raises(SourceError, match="lists the tensor 'b'"):
-        worker.run([simple, other], 1)
-    assert load_file(simple.target)["a"].tolist() == [1, 1]
-
-
-@pytest.mark.usefixtures("fresh_workers")
-def test_no_module_of_the_current_folder_is_run(
+def test_a_worker_runs_only_our_code(
     make_source: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hostile source may hold a ``torch.py``, and it may be the user's current folder."""
+    """A hostile source may hold a ``torch.py`` and be the current folder. Other output is ignored."""
     source = make_source("bloom", fmt="bin")
     for name in ("torch", "json", "converter", "safetensors"):
         (source / f"{name}.py").write_text(f"open({str(tmp_path / 'it-ran')!r}, 'w')")
+    noise = "print('[\"SourceError\"]', 'noise\\n' * 100_000, 'one', end='')"
+    (tmp_path / "sitecustomize.py").write_text(noise)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(source)
     convert(source, tmp_path / "out", scale=2, verify=False)
     assert not (tmp_path / "it-ran").exists()
+    wrong = job(source / "pytorch_model.bin", tmp_path / "never", expected=["b"])
+    with pytest.raises(SourceError, match="lists the tensor 'b'"):
+        worker.run([wrong], 1)
 
 
 # Resuming after a stop
@@ -620,6 +602,9 @@ def test_a_stopped_run_goes_on(
     assert ours == theirs
 
 
+# What happens to one of two finished files, and its source's -> how many are kept.
+
+
 def set_back(path: Path) -> None:
     """Changes a file and says that it was not changed."""
     before, data = path.stat(), bytearray(path.read_bytes())
@@ -641,71 +626,47 @@ def exchange(path: Path) -> None:
     path.with_name("other").rename(other)
 
 
-def strange_journal(path: Path) -> None:
-    lines = ["null", "{", '{"file": 3}', '{"file": "../../source/config.json"}', "\0\udcff", "[" * 100_000]
-    (path.parent / JOURNAL).write_text("\n".join(lines) + "\n", errors="surrogateescape")
-
-
-def damage_line(path: Path) -> None:
+def cut_off(path: Path) -> None:
+    """The line of one file ends in the middle, as on a full disk."""
     lines = (path.parent / JOURNAL).read_text().splitlines()
-    lines = [line[:-20] if path.name in line else line for line in lines]
-    (path.parent / JOURNAL).write_text("\n".join(lines))
+    (path.parent / JOURNAL).write_text("\n".join(line[:-20] if path.name in line else line for line in lines))
 
 
-# What happens to one of two finished files, and its source's -> how many are kept.
-SPOILED: dict[str, tuple[Callable[[Path, Path], object], int]] = {
-    "another byte": (lambda made, source: set_back(made), 1),
-    "another source": (lambda made, source: set_back(source), 1),
-    "not there": (lambda made, source: made.unlink(), 1),
-    "a link": (lambda made, source: swap(made), 1),
-    "exchanged": (lambda made, source: exchange(made), 0),
-    "a damaged line": (lambda made, source: damage_line(made), 1),
-    "a strange journal": (lambda made, source: strange_journal(made), 0),
-}
-
-
-@pytest.mark.parametrize("case", SPOILED)
+@pytest.mark.parametrize(
+    ("spoil", "options", "kept"),
+    [
+        # What happens to one of two finished files, or to its source's.
+        (lambda made, source: set_back(made), {}, 1),
+        (lambda made, source: set_back(source), {}, 1),
+        (lambda made, source: made.unlink(), {}, 1),
+        (lambda made, source: swap(made), {}, 1),
+        (lambda made, source: exchange(made), {}, 0),
+        (lambda made, source: cut_off(made), {}, 1),
+        # A run without --resume, in another dtype, or one that reads values that were not read.
+        (None, {"resume": False}, 0),
+        (None, {"dtype": "bf16"}, 0),
+        (None, {"verify": True}, 0),
+    ],
+)
 def test_what_is_not_as_it_was_is_done_again(
-    make_source: Callable[..., Path], tmp_path: Path, stopped: Callable[..., Path], case: str
+    make_source: Callable[..., Path],
+    tmp_path: Path,
+    stopped: Callable[..., Path],
+    spoil: Callable[[Path, Path], object] | None,
+    options: dict[str, Any],
+    kept: int,
 ) -> None:
-    spoil, kept = SPOILED[case]
     source = make_source("bloom", sharded=True)
     folder = stopped(source, KeyboardInterrupt())
     name = min(journal.finished(folder))
-    spoil(folder / name, source / name)
-    result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True)
+    if spoil is not None:
+        spoil(folder / name, source / name)
+    how = {"verify": False, "resume": True, **options}
+    result = convert(source, tmp_path / "out", scale=2, **how)
     assert result.weights.get("kept", 0) == kept
-    for path in source.glob("*.safetensors"):
-        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
-        assert not (tmp_path / "out" / path.name).is_symlink()
-    assert not staging_folders(tmp_path)
-
-
-@pytest.mark.parametrize("options", [{}, {"resume": True, "dtype": "bf16"}, {"resume": True, "verify": True}])
-def test_another_run_keeps_nothing(
-    pristine: Pristine, tmp_path: Path, stopped: Callable[..., Path], options: dict[str, Any]
-) -> None:
-    """One without --resume, in another dtype, or one that reads values that were not read."""
-    source = pristine("bloom", sharded=True)
-    stopped(source, KeyboardInterrupt())
-    result = convert(source, tmp_path / "out", scale=2, **{"verify": False, **options})
-    assert "kept" not in result.weights
-    assert names(tmp_path) == ["out"]
     stored = "BF16" if "dtype" in options else "F32"
     assert {tensor.dtype for tensor in read_checkpoint(tmp_path / "out").tensors.values()} == {stored}
-
-
-def test_of_two_leftovers_the_one_with_more_is_gone_on_from(
-    pristine: Pristine, tmp_path: Path, stopped: Callable[..., Path]
-) -> None:
-    source = pristine("bloom", sharded=True)
-    folder = stopped(source, KeyboardInterrupt())
-    name = max(journal.finished(folder))
-    entry = journal.finished(folder)[name]
-    for other in (".out.ntk-convert-00", ".out.ntk-convert-zz"):
-        (tmp_path / other).mkdir()
-        copy_file(folder / name, tmp_path / other / name)
-        journal.add(tmp_path / other / name, entry.source, entry.sha256)
-    result = convert(source, tmp_path / "out", scale=2, verify=False, resume=True)
-    assert result.weights["kept"] == 2
-    assert names(tmp_path) == ["out"]
+    for path in source.glob("*.safetensors"):
+        assert not (tmp_path / "out" / path.name).is_symlink()
+        assert stored == "BF16" or (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+    assert not staging_folders(tmp_path)

@@ -55,7 +55,7 @@ STATUS = {
 }
 ERRORS = {
     **NOT_A_HUB,
-    **dict.fromkeys(("XetError", "XetAuthenticationError"), XET),
+    **dict.fromkeys(("XetError", "XetAuthenticationError"), LOST),
     **dict.fromkeys(("TransportError", "ConnectionError", "TimeoutError"), LOST),
 }
 """Name of an error's class, as in ``source.hub`` -> what is said of it."""
@@ -232,8 +232,7 @@ class Hub:
 
 def _line(cause: BaseException, status: int | None) -> str | None:
     """What is said of an error of the client; None if it has nothing to do with the Hub."""
-    # hf_xet gives the status in words.
-    if re.search("/xet-write-token/|HTTP status client error", str(cause)):
+    if "/xet-write-token/" in str(cause):
         return XET
     found = template_for(cause, ERRORS)
     if found is None and status is not None:

@@ -164,11 +164,11 @@ def workspace(place: Path, *, resume: bool = False) -> Iterator[Path]:
 def remove_leftovers(place: Path, *, resume: bool = False) -> tuple[Path, int] | None:
     """Removes what killed runs to the same place left beside it, or puts back what they had moved aside.
 
-    With ``resume``, returns the folder with most finished weight files, and the descriptor that locks it.
+    With ``resume``, returns the first folder with finished weight files, and the descriptor that locks it.
     """
     restore(place)
     kept = None
-    for folder, lock in sorted(_leftovers(place), key=lambda found: -len(journal.finished(found[0]))):
+    for folder, lock in _leftovers(place):
         if resume and kept is None and _can_go_on(folder):
             journal.prune(folder)
             kept = folder, lock

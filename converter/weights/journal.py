@@ -41,16 +41,14 @@ def add(file: Path, source: str, sha256: str) -> None:
 
 
 def entries(folder: Path) -> dict[str, Finished]:
-    """The files that the journal of a folder names; damaged lines are ignored."""
+    """The files that the journal of a folder names; a line that was cut off is ignored."""
     found: dict[str, Finished] = {}
     path = folder / JOURNAL
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
-        try:
+        with suppress(ValueError):  # a full disk or a crash cut it off
             values = json.loads(line)
-            name = Path(values.pop("file")).name
+            name = values.pop("file")
             found[name] = Finished(**values)
-        except (TypeError, ValueError, AttributeError, KeyError, RecursionError):
-            continue
     return found
 
 

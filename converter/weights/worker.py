@@ -127,11 +127,9 @@ class _Worker:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.jobs, self.output = jobs, b""
-        if not sys.executable:
-            raise _not_started("Python does not know its own path: sys.executable is not set")
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", START, str(os.getpid()), *sys.path],
+                [sys.executable or "", "-c", START, str(os.getpid()), *sys.path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

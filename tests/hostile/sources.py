@@ -7,12 +7,9 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
-
-from tests.hostile import pickles
 
 CONFIGS: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))
@@ -34,7 +31,7 @@ SETTINGS: dict[str, Any] = {
 # Code that no run may execute.
 CODE = "import sys\nsys.audit('hostile.executed')\nopen('../outside/ran', 'w')\nclass Model: pass\n"
 CODE_FILES = ("modeling_evil.py", "tokenization_evil.py", "configuration_evil.py", "evil.py", "setup.py")
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
 NAME = "wte.weight"
 HEADER: dict[str, Any] = {
     "__metadata__": {"format": "pt"},
@@ -44,8 +41,8 @@ HEADER: dict[str, Any] = {
 }
 GOOD, BYTES = json.dumps(HEADER).encode(), 48
 
-Made = str | list[str] | None
-"""A text that replaces MODEL, or all words of a command line, of which the last may be one of ``STREAMS``."""
+Made = list[str] | None
+"""All words of a command line; None for a usual one."""
 Make = Callable[[Path], Made]
 Vary = Callable[[Path, Random], Made]
 
@@ -56,14 +53,12 @@ class Kind:
 
     examples: Sequence[Make]
     vary: Vary
-    torch: bool = False
-    """Whether its cases run torch, in this process or in one that it starts."""
     verify: bool = False
     """Whether results are verified, which builds and runs the model."""
 
 
 def build(kind: str, number: int, folder: Path) -> Made:
-    """Makes a case's source in ``folder``; returns what its command line is, or None for a usual one."""
+    """Makes a case's source in ``folder``; returns its command line."""
     write(folder)
     made, examples = KINDS[kind], KINDS[kind].examples
     if number < len(examples):
@@ -233,74 +228,6 @@ def vary_header(folder: Path, rng: Random) -> None:
     put(WEIGHTS, content)(folder)
 
 
-# Indexes of shards
-
-
-def shards(folder: Path, place: object = ..., index: object = ...) -> None:
-    """Splits the weights into two shards.
-
-    Args:
-        folder: the source's.
-        place: where the index places the first tensor.
-        index: the whole index instead, as for ``put``.
-    """
-    (folder / WEIGHTS).unlink()
-    files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    first = {NAME: HEADER[NAME]}
-    second = {
-        name: {"dtype": "F32", "shape": [2], "data_offsets": [at, at + 8]}
-        for at, name in ((0, "h.0.ln.weight"), (8, "ln_f.bias"))
-    }
-    for file, header, size in zip(files, (first, second), (32, 16), strict=True):
-        put(file, framed(json.dumps(header).encode(), size))(folder)
-    weight_map = {NAME: files[0] if place is ... else place, **dict.fromkeys(second, files[1])}
-    value = {"metadata": {"total_size": BYTES}, "weight_map": weight_map} if index is ... else index
-    put(INDEX, value)(folder)
-
-
-def linked_shard(folder: Path) -> None:
-    shards(folder)
-    path = folder / "model-00001-of-00002.safetensors"
-    path.rename(folder.parent / "outside/shard.safetensors")
-    path.symlink_to("../outside/shard.safetensors")
-
-
-def linked_index(folder: Path) -> None:
-    shards(folder, "x.safetensors")
-    (folder / "x.safetensors").symlink_to(INDEX)
-
-
-INDEXES: list[Make] = [
-    *(
-        partial(shards, place=place)
-        for place in (
-            *(..., "../outside/secret.safetensors", "/outside/x.safetensors", "..\\outside\\x.safetensors"),
-            *("a\x00.safetensors", "\ud800.safetensors", "x" * 300 + ".safetensors", ".safetensors"),
-            *("./model-00001-of-00002.safetensors", "modeling_evil.py", "pytorch_model.bin"),
-        )
-    ),
-    *(
-        partial(shards, index=index)
-        for index in (
-            *(b"\xff\xfe{}", b'{"weight_map": {}, "weight_map": {"a": "b"}}'),
-            {"weight_map": {f"t{number}": f"{number}.safetensors" for number in range(100_000)}},
-            b'{"weight_map":' * 100_000,
-        )
-    ),
-    linked_shard,
-    linked_index,
-]
-
-
-def vary_index(folder: Path, rng: Random) -> None:
-    shards(folder)
-    index = json.loads((folder / INDEX).read_bytes())
-    put(INDEX, worse_json(index, rng, [("weight_map", {}), (NAME, "../outside/secret.json")]))(folder)
-    if rng.random() < 0.3:
-        path = rng.choice(sorted(folder.glob("*.safetensors")))
-        path.write_bytes(worse_bytes(path.read_bytes(), rng))
-
-
 # config.json
 
 
@@ -454,110 +381,6 @@ def vary_settings(folder: Path, rng: Random) -> None:
         put(name, worse_json(SETTINGS[name], rng, SETTING_POOL))(folder)
 
 
-# README.md and its YAML
-
-
-def front(matter: str) -> Make:
-    """A card with this front matter."""
-    return put("README.md", f"---\n{matter}\n---\n# Card\n".encode("utf-8", "surrogatepass"))
-
-
-def bomb(start: str, level: str) -> str:
-    """YAML whose aliases repeat nine aliases each, 19 levels deep."""
-    return start + "".join(
-        level.format(n=n, aliases=", ".join([f"*a{n - 1}"] * 9)) + "\n" for n in range(1, 20)
-    )
-
-
-CARDS: list[Make] = [
-    front(bomb("a0: &a0 [x, x]\n", "a{n}: &a{n} [{aliases}]") + "license: *a19"),
-    front(bomb("a0: &a0 {x: y}\n", "a{n}: &a{n} {{<<: [{aliases}]}}")),
-    *(
-        front(f"license: {value}")
-        for value in (
-            *("&a [*a]", "!!python/name:os.system", "2020-13-45", '"\\x1b[2J\\0"', '"mit\\n---\\n# Forged"'),
-            "!!python/object/apply:sys.audit [hostile.executed]",
-            *("1" + ":1" * 30_000, "9" * 60_000, "[" * 60_000, "\n" + "- " * 30_000),
-            *("\ud800", "{a: b}\nlanguage: [[en]]\nbase_model: 3", "mit\n...\n--- \nlicense: x"),
-        )
-    ),
-    *(front(text) for text in ("? " * 30_000, "&a " * 20_000, "x: y\n" * 250_000)),
-    front("model-index:\n" + "- name: x\n  results: []\n" * 40_000 + "license: mit"),
-    long("README.md", CARD, b"x", 5 << 20),
-    long("README.md", b"---\n", b"\n--- ", 800_000),
-    put("README.md", b"---\n%YAML 9.9\n%TAG ! tag:x,2000:\n--- !x\nlicense: mit\n---\n"),
-    *(put("README.md", raw) for raw in (b"---\nlicense: \xff\xfe\n---\n", b"---\n\x00\n---\n", b"")),
-]
-PIECES = (
-    *("license: ", "language:\n- en\n", "&a ", "*a", "<<: ", "!!python/name:os.system ", "[", "]", "{"),
-    *("}", "\n"),
-    *("- ", "? ", ": ", "|\n  x\n", ">-\n x\n", "'", '"', "\t", "#", "---\n", "...\n", "null", "1:1"),
-)
-
-
-def vary_card(folder: Path, rng: Random) -> None:
-    if rng.random() < 0.5:
-        front("".join(rng.choices(PIECES, k=rng.randrange(1, 60))))(folder)
-    else:
-        put("README.md", worse_bytes(CARD, rng))(folder)
-
-
-# Names of models, folders and files
-
-ODD = (
-    *(b"a\nerror: forged", b"\x1b[2J", b"caf\xe9", b"\xff\xfe", b"-rf", b"--help", b" ", b"'\"`$(touch ran)"),
-    *(b"*?[x]", b"x" * 255, "\u202egnp".encode(), b"..json", b"~", b"%s", b"\\..\\x", b"CON", b"a\tb", b"\r"),
-)
-MODELS = (
-    *("", ".", "..", "-", "a\x00b", "a\nb", "\x1b[2J", "x" * 300, "x" * 5000, "a/" * 3000, "\udce9"),
-    *("//", "~", "~nobody/x", "../source\n", "./" * 2000, "file:///etc/passwd", "http://x/y", "a/b/../c"),
-    *("~/", "~a\x00b", "/dev/null", "/proc/self/mem"),
-)
-
-
-def folder_named(name: bytes, *, inside: bool) -> Make:
-    """A source in a folder with this name; MODEL is its path, or ``.`` inside the folder."""
-
-    def make(folder: Path) -> str:
-        elsewhere, place = folder.rename(folder.with_name("named")), folder / os.fsdecode(name)
-        folder.mkdir()
-        elsewhere.rename(place)
-        if inside:
-            os.chdir(place)
-        return "." if inside else str(place)
-
-    return make
-
-
-def files_named(name: bytes) -> Make:
-    """Adds files with this name to the source."""
-
-    def make(folder: Path) -> None:
-        for end in (b"", b".json", b".txt", b".safetensors", b".py"):
-            (folder / os.fsdecode((name + end)[-255:])).write_bytes(b"{}")
-
-    return make
-
-
-NAMES: list[Make] = [
-    *(lambda _, text=text: text for text in MODELS),
-    *(folder_named(name, inside=inside) for name in ODD for inside in (False, True)),
-    *map(files_named, ODD),
-]
-
-
-def vary_name(folder: Path, rng: Random) -> str | None:
-    name = bytes(rng.choices(b"ab./\\-~\n\r\t\x1b\x7f\xff\xc3\xa9\x00 %'\"$`*?[]{}", k=rng.randrange(1, 40)))
-    if rng.random() < 0.3:
-        text = os.fsdecode(name)
-        return text if not text.startswith("-") else f"./{text}"
-    name = name.replace(b"/", b"_").replace(b"\x00", b"_")
-    if not name.strip(b"."):
-        name = b"x"
-    choice = rng.randrange(3)
-    return files_named(name)(folder) if choice == 2 else folder_named(name, inside=bool(choice))(folder)
-
-
 # Links, pipes and folders in place of files
 
 TARGETS = (
@@ -600,48 +423,12 @@ def vary_place(folder: Path, rng: Random) -> None:
         (link(name, rng.choice(TARGETS)) if make is None else instead(name, make))(folder)
 
 
-# Options, and what the caller of a run gives it
+# Options
 
-FULL = ">/dev/full"
-STREAMS: dict[str, tuple[str, str | None]] = {
-    ">&-": ("stdout", None),
-    "2>&-": ("stderr", None),
-    FULL: ("stdout", "/dev/full"),
-    "2>/dev/full": ("stderr", "/dev/full"),
-}
-"""Word of a shell -> a stream, and what it is: None if it is closed."""
-PIPES = ("model.onnx", "genai_config.json", "tokenizer.json", "ntk_alibi.py", "config.json", WEIGHTS)
-"""Files of a converted folder; nobody writes to a pipe in the place of one."""
-WRONG: list[Make] = [
-    *(instead(name, os.mkfifo) for name in PIPES),
-    put("adapter_config.json", {"peft_type": "LORA"}),
-    put("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["nobody/evil--evil.Tokenizer", None]}}),
-]
-NUMBERS = (
-    *("1e308", "-1e308", "nan", "inf", "1e-320", "0", "-0.0", "2147483648", "2147483649", "9" * 400, "1e999"),
-    *("x", "", "\x1b[2J", "\ud800"),
-)
 UNPRINTABLE = ("a\nerror: forged", "\x1b[2J\x07", "caf\udce9", "\u202egnp", "out\n")
-STRENGTHS: tuple[tuple[str, ...], ...] = (
-    ("--scale={}",),
-    ("--target-length={}", "--train-length=64"),
-    ("--scale=2", "--train-length={}"),
-    ("--dynamic=position", "--train-length=64", "--rate={}"),
-    ("--dynamic=length", "--train-length=64", "--rate={}"),
-    ("--method=by-parts", "--scale=2", "--train-length=64", "--ramp", "{}", "2147483648"),
-    ("--method=by-parts", "--scale=2", "--train-length=64", "--ramp", "0.1", "{}"),
-    ("--scale=2", "--temperature={}"),
-)
-"""Options of a scaling, of which one has an absurd number."""
 TEXTS = (
-    "--out={}",
-    "--base-model={}",
-    "--set={}",
-    "--set=note={}",
-    "--slopes={}",
-    "--revision={}",
-    "--subfolder={}",
-    "--dtype={}",
+    *("--out={}", "--base-model={}", "--set={}", "--set=note={}", "--slopes={}", "--revision={}"),
+    *("--subfolder={}", "--dtype={}", "--scale={}", "--target-length={}", "--rate={}", "--temperature={}"),
 )
 
 
@@ -655,72 +442,18 @@ def options(*words: str, text: str = "") -> Make:
     return make
 
 
-def converted(change: Make, command: str) -> Make:
-    """A command for a converted folder in which something is wrong."""
-
-    def make(folder: Path) -> list[str]:
-        from converter.families.templates import templates_folder
-
-        own = {"AutoModelForCausalLM": "modeling_ntk_bloom.NtkBloomForCausalLM"}
-        config("converted", auto_map=own)(folder)
-        for path in templates_folder().glob("*.py"):
-            put(path.name, path.read_bytes())(folder)
-        change(folder)
-        return [command, str(folder)]
-
-    return make
-
-
 OPTIONS: list[Make] = [
-    *(options("--scale=2", word) for word in STREAMS),
-    *(converted(change, command) for change in WRONG for command in ("export", "validate", "adopt")),
     *(options("--scale=2", word) for word in ("--set=n_head=2", "--set=vocab_size=7", "--set=n_layer=1")),
     *(options("--scale=2", word, text=text) for word in TEXTS for text in UNPRINTABLE),
-    *(options(*words, text=number) for words in STRENGTHS for number in NUMBERS),
 ]
 
 
 def vary_options(folder: Path, rng: Random) -> Made:
-    number = rng.choice(
-        (*NUMBERS, str(rng.random()), f"{rng.choice('-+')}{rng.random()}e{rng.randrange(400)}")
-    )
-    words = rng.choice(STRENGTHS)
-    if rng.random() < 0.2:
-        words = ("--scale=2", rng.choice(TEXTS))
-        number = rng.choice(UNPRINTABLE)
-    return options(*words, text=number)(folder)
+    start = "".join(rng.choices("ab./\\-~ %'\"$`*?[]{}=0123456789", k=rng.randrange(20)))
+    return options("--scale=2", rng.choice(TEXTS), text=start + rng.choice(UNPRINTABLE))(folder)
 
 
-# Pickles, and configs whose results are verified, so transformers builds and runs the model
-
-
-def pickled(content: bytes, name: str = "pytorch_model.bin") -> Make:
-    """A pickle with this content instead of safetensors."""
-
-    def make(folder: Path) -> None:
-        (folder / WEIGHTS).unlink(missing_ok=True)
-        put(name, content)(folder)
-
-    return make
-
-
-PICKLES = [
-    *(pickled(content) for content in pickles.FILES),
-    *(pickled(content, "checkpoint.ckpt") for content in pickles.TRAINING),
-]
-
-
-def vary_pickle(folder: Path, rng: Random) -> None:
-    payloads = pickles.PAYLOADS
-    content = rng.choice(
-        (
-            worse_bytes(pickles.GOOD, rng),
-            pickles.zipped(worse_bytes(pickles.stored(rng.choice(payloads)), rng)),
-            pickles.zipped(pickles.stored(b"".join(rng.choices(payloads, k=3)))),
-            worse_bytes(pickles.legacy(pickles.tensor()), rng),
-        )
-    )
-    pickled(content, rng.choice(["pytorch_model.bin", "checkpoint.ckpt"]))(folder)
+# Configs whose results are verified, so transformers builds and runs the model
 
 
 def run_config(folder: Path) -> dict[str, Any]:
@@ -760,13 +493,9 @@ def vary_run(folder: Path, rng: Random) -> None:
 
 KINDS: dict[str, Kind] = {
     "headers": Kind(HEADERS, vary_header),
-    "indexes": Kind(INDEXES, vary_index),
     "configs": Kind(CONFIG_EXAMPLES, vary_config),
     "settings": Kind(SETTING_EXAMPLES, vary_settings),
-    "cards": Kind(CARDS, vary_card),
-    "names": Kind(NAMES, vary_name),
     "options": Kind(OPTIONS, vary_options),
     "places": Kind(PLACE_EXAMPLES, vary_place),
-    "pickles": Kind(PICKLES, vary_pickle, torch=True),
-    "verified": Kind([verified(*pair) for pair in RUN_POOL], vary_run, torch=True, verify=True),
+    "verified": Kind([verified(*pair) for pair in RUN_POOL], vary_run, verify=True),
 }

@@ -28,7 +28,7 @@ from typing import Any
 
 from tests.hostile.guard import Guard
 from tests.hostile.outcomes import Outcome
-from tests.hostile.sources import CODE_FILES, FULL, KINDS, STREAMS, build
+from tests.hostile.sources import CODE_FILES, KINDS, build
 
 LIMIT = 6 << 30
 """Bytes of memory that the process may allocate, torch included."""
@@ -79,8 +79,8 @@ def run(kind: str, number: int, guard: Guard) -> Outcome:
             (root / folder).mkdir()
         (root / "outside/secret.json").write_text(json.dumps({"outside": SECRET}))
         os.chdir(root / "work")
-        made = build(kind, number, root / "source") or str(root / "source")
-        words = made if isinstance(made, list) else _words(kind, number, made, root / "work/out")
+        made = build(kind, number, root / "source")
+        words = made or _words(kind, number, str(root / "source"), root / "work/out")
         return _observed(kind, number, words, root, guard)
     finally:
         os.chdir(before)
@@ -89,8 +89,8 @@ def run(kind: str, number: int, guard: Guard) -> Outcome:
 
 def _words(kind: str, number: int, model: str, out: Path) -> list[str]:
     convert, ending = ["convert", model, "--out", str(out)], Random(number)
-    if KINDS[kind].torch:
-        return [*convert, "--scale", "2", *([] if KINDS[kind].verify else ["--no-verify"])]
+    if KINDS[kind].verify:
+        return [*convert, "--scale", "2"]
     choice = ending.random()
     if choice < 0.2:
         return ["inspect", model, *ending.choice(([], ["--scale", "2"]))]
@@ -104,7 +104,7 @@ def _words(kind: str, number: int, model: str, out: Path) -> list[str]:
 def _observed(kind: str, number: int, words: list[str], root: Path, guard: Guard) -> Outcome:
     out, around = root / "work/out", (root / "source", root / "outside")
     before = [_fingerprint(folder) for folder in around]
-    writable = [out, root / "work/.out.ntk-convert-*", Path(os.environ["HF_HOME"]), Path("/dev/full")]
+    writable = [out, root / "work/.out.ntk-convert-*", Path(os.environ["HF_HOME"])]
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # sets this process's peak to what it uses now
     start_memory = _peak_memory()
@@ -116,7 +116,7 @@ def _observed(kind: str, number: int, words: list[str], root: Path, guard: Guard
     problems += [
         f"write {path} changed" for path, old in zip(around, before, strict=True) if _fingerprint(path) != old
     ]
-    converted = (code == 0 or FULL in words) and words[0] == "convert" and "--dry-run" not in words
+    converted = code == 0 and words[0] == "convert" and "--dry-run" not in words
     left = sorted(path.name for path in (root / "work").iterdir())
     if left != ["out"] * converted:
         problems.append(f"write left {left} behind with exit code {code}")
@@ -141,10 +141,7 @@ def _main(words: list[str]) -> tuple[int | None, str, str]:
         contextlib.redirect_stderr(io.TextIOWrapper(err, "utf-8", "backslashreplace", write_through=True)),
     ):
         try:
-            if words[-1] in STREAMS:
-                stream, path = STREAMS[words[-1]]
-                setattr(sys, stream, path and Path(path).open("w"))  # noqa: SIM115
-            main([word for word in words if word not in STREAMS])
+            main(words)
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         except BaseException:

@@ -51,18 +51,6 @@ def test_nothing_is_written_to_what_is_there(
     assert (fingerprint(source), fingerprint(others)) == before
 
 
-@pytest.mark.parametrize(
-    ("dtype", "name"), [("int8", "model_quantized.onnx"), ("w8a8", "model_int8.onnx"), ("fp16", "")]
-)
-def test_a_file_s_name_that_says_another_dtype_is_explained(
-    pristine: Callable[..., Path], run: Command, tmp_path: Path, dtype: str, name: str
-) -> None:
-    convert(pristine("jina_bert"), tmp_path / "out", scale=2, verify=False)
-    done = run("export", tmp_path / "out", "--onnx-standalone", "--onnx-dtype", dtype, "--no-validate")
-    [line] = [line for line in done.out.splitlines() if line.startswith("onnx/") and "_data" not in line]
-    assert (f"onnx/{name} " in line and f"({dtype}; " in line) == bool(name)
-
-
 @pytest.fixture
 def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, signal.Signals], None]:
     """``signalled(name, number)``: the process gets the signal just before a file is put in place."""

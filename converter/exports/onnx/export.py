@@ -19,7 +19,6 @@ from converter.exports.onnx.files import (
     FLOAT32_GRAPH,
     GENAI,
     GRAPH,
-    NAMED_OTHERWISE,
     REPORT,
     STANDALONE,
     graphs_in,
@@ -56,15 +55,11 @@ class ExportResult:
     """File, relative to it -> bytes."""
     report: ValidationReport | None
     """None without validation."""
-    changes: Mapping[str, str]
-    """Graph that was there before -> how the new one differs from it, if its options do."""
     seconds: float
 
     def summary(self) -> str:
         """What was written and what validation found, for people."""
-        other = {standalone_graph(dtype): f"  ({dtype}; transformers.js' name)" for dtype in NAMED_OTHERWISE}
-        lines = [f"{name}  {bytes_text(size)}{other.get(name, '')}" for name, size in self.files.items()]
-        lines += [f"{name} replaces a graph with other options: {how}" for name, how in self.changes.items()]
+        lines = [f"{name}  {bytes_text(size)}" for name, size in self.files.items()]
         lines += [self.report.summary() if self.report else "not validated"]
         return "\n".join([*lines, f"in {self.seconds:.1f} s"])
 
@@ -73,7 +68,6 @@ class ExportResult:
         return {
             "path": str(self.path),
             "files": self.files,
-            "changes": dict(self.changes),
             "validation": self.report.to_json() if self.report else None,
             "seconds": round(self.seconds, 3),
         }
@@ -117,7 +111,7 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
     with workspace(folder / STANDALONE) as work:
         graphs = write_graphs(repository, options, pooling, work, progress=progress)
         names = [*graphs, *(f"{name}_data" for name in graphs if (work / f"{name}_data").exists())]
-        others, before = check_others(repository, names)
+        others = check_others(repository, names)
         # An older graph of this name may have had its weights beside it.
         obsolete += [f"{name}_data" for name in graphs if options.copies_weights]
         if options.validate:
@@ -150,8 +144,7 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
     if stopped:
         raise Interrupted(f"the export is in place: {', '.join(names)}")
     sizes = {name: (folder / name).stat().st_size for name in names}
-    changes = {name: how for name, old in before.items() if (how := difference(old, graphs[name]))}
-    return ExportResult(folder, sizes, report, changes, time.monotonic() - started)
+    return ExportResult(folder, sizes, report, time.monotonic() - started)
 
 
 def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Iterable[str], about: str) -> bool:
@@ -235,36 +228,26 @@ def as_json(content: Any) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def difference(old: Description, new: Description) -> str:
-    """The options of a graph that changed, such as "dtype fp16 -> fp32"."""
-    names = ("dtype", "profile", "task", "last_logits")
-    changed = [name for name in names if getattr(old, name) != getattr(new, name)]
-    return ", ".join(f"{name} {getattr(old, name)} -> {getattr(new, name)}" for name in changed)
+def check_others(repository: ConvertedRepository, names: Iterable[str]) -> dict[str, Description]:
+    """This tool's graphs that stay when files of these names are written.
 
-
-def check_others(
-    repository: ConvertedRepository, names: Iterable[str]
-) -> tuple[dict[str, Description], dict[str, Description]]:
-    """This tool's graphs that stay when files of these names are written, and those that are replaced.
-
-    Raises ``OutputError`` for a graph of such a name that this tool did not write.
+    Raises ``OutputError`` for a graph of such a name that this tool did not write, or of another scaling.
     """
     from converter.exports.onnx.describe import read_graph
 
-    others, replaced = {}, {}
+    others = {}
     for name, path in graphs_in(repository.folder).items():
         found = read_graph(path)
-        if name in names:
-            if found is None:
-                raise OutputError(f"{path} was not written by ntk-convert; move it away first")
-            replaced[name] = found[1]
-        elif found is not None:
-            others[name] = found[1]
-            if others[name].alibi_scaling != repository.config.get("alibi_scaling"):
-                raise OutputError(
-                    f"{path} was made for another alibi_scaling than config.json has; remove it first"
-                )
-    return others, replaced
+        if name in names and found is None:
+            raise OutputError(f"{path} was not written by ntk-convert; move it away first")
+        if name in names or found is None:
+            continue
+        others[name] = found[1]
+        if others[name].alibi_scaling != repository.config.get("alibi_scaling"):
+            raise OutputError(
+                f"{path} was made for another alibi_scaling than config.json has; remove it first"
+            )
+    return others
 
 
 def check_no_links(repository: ConvertedRepository, options: OnnxOptions) -> None:

@@ -62,13 +62,13 @@ def build_graph(
         "convert_weights": made.standalone and not quantised,
         "weights": weights,
     }
+    if quantised:
+        from converter.exports.onnx.quantise import Quantiser
+
+        parts["quantiser"] = Quantiser(graph, made.dtype, fused=parts["fused"], calibrated=calibrated)
     network = network_class(family)(graph, **parts)
     if repository.decoder:
         network.build(scaling, repository.head, last_logits=made.last_logits, pooling=made.pools)
     else:
         network.build(scaling, repository.head, made.pools)
-    if quantised:
-        from converter.exports.onnx.quantise import quantise
-
-        quantise(graph.main, made.dtype, fused=made.profile == "ort", calibrated=calibrated)
     return graph

@@ -41,9 +41,8 @@ class Decoder(Network, ABC):
     def layer(self, residual: Residual, prefix: str, attend: Attend) -> None:
         """One layer; the names of its tensors start with ``prefix``, ``attend(q, k, v)`` is its attention."""
 
-    def project(self, logits: Value, head: Value) -> Value:
-        """The last step to the logits; ``head`` is the weight [vocabulary, hidden] that gave them."""
-        del head
+    def project(self, logits: Value) -> Value:
+        """The last step to the logits."""
         return logits
 
     def final(self, residual: Residual, head: str) -> Value:
@@ -126,15 +125,18 @@ class Decoder(Network, ABC):
         hidden = self.final(residual, "ForCausalLM")
         tied = self.config.get("tie_word_embeddings", True)
         table = f"{self.token_embedding}.weight" if tied else "lm_head.weight"
-        head = self.parameter(table, self.vocabulary, self.hidden)
+        size = self.vocabulary, self.hidden
         per_row = graph.constant([1]) if last_logits else tokens.new
         shape = graph.op("Concat", tokens.rows, per_row, graph.constant([-1]), axis=0)
         if self.fused:
             # The product has its final shape: reshaping all logits at the graph's end would copy them.
             hidden = graph.op("Reshape", hidden, shape)
-            logits = self.project(graph.op("FusedMatMul", hidden, head, domain=ORT, transB=1), head)
+        if self.fused and self.quantiser is None:
+            logits = graph.op("FusedMatMul", hidden, self.parameter(table, *size), domain=ORT, transB=1)
         else:
-            logits = self.project(graph.op("Gemm", hidden, head, transB=1), head)
+            logits = self.product(hidden, table, size)
+        logits = self.project(logits)
+        if not self.fused:
             logits = graph.op("Reshape", logits, shape)
         bfloat16 = graph.dtype == ir.DataType.BFLOAT16  # which NumPy and samplers do not have
         logits = graph.wide(logits) if bfloat16 else logits

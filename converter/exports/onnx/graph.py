@@ -22,8 +22,6 @@ OPSET = 21
 IR_VERSION = 10
 EMBEDDINGS, HEAD = "embeddings", "head"
 """Scopes of the nodes before the layers and after them."""
-OUTER = (f"/{EMBEDDINGS}/", f"/{HEAD}/")
-"""How the names of these nodes begin."""
 ORT = "com.microsoft"
 """Domain of the operators that only onnxruntime has."""
 
@@ -59,6 +57,11 @@ class Graph:
             yield
         finally:
             self._scopes.pop()
+
+    @property
+    def outer(self) -> bool:
+        """Whether the open scope is outside the layers."""
+        return not {EMBEDDINGS, HEAD}.isdisjoint(self._scopes)
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> Value:
         """Declares an input of the graph; a string as a dimension names a dynamic one."""

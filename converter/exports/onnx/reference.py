@@ -57,9 +57,9 @@ class Extent:
     """How much of a model is run, and on how many tokens."""
 
     layers: int
-    total_layers: int
     vocabulary: int
-    full_vocabulary: int
+    whole: bool
+    """Whether these are all layers and all tokens of the vocabulary."""
     at: int
     """Trained length in tokens, or the length that replaces it."""
     beyond: int
@@ -69,10 +69,6 @@ class Extent:
     starts to act, or earlier."""
     note: str
     """What was cut and why; empty if nothing was cut."""
-
-    @property
-    def whole(self) -> bool:
-        return self.layers == self.total_layers and self.vocabulary == self.full_vocabulary
 
 
 def extent(repository: ConvertedRepository) -> Extent:
@@ -107,7 +103,8 @@ def extent(repository: ConvertedRepository) -> Extent:
     layers = min(geometry.num_layers, fitting)
     if layers < geometry.num_layers:
         notes.append(f"first {layers} of {geometry.num_layers} layers")
-    return Extent(layers, geometry.num_layers, vocabulary, full, at, beyond, joint, ", ".join(notes))
+    whole = (layers, vocabulary) == (geometry.num_layers, full)
+    return Extent(layers, vocabulary, whole, at, beyond, joint, ", ".join(notes))
 
 
 def ends_by_id(repository: ConvertedRepository) -> bool:
@@ -115,20 +112,9 @@ def ends_by_id(repository: ConvertedRepository) -> bool:
     return repository.decoder and repository.head == "ForSequenceClassification"
 
 
-class Answer(NamedTuple):
-    """The logits of one step that are compared with the other side's."""
-
-    last: Array
-    """[B, vocabulary]: the logits of each row's last real token."""
-    spread: Array | None
-    """[at most KEPT, vocabulary]: logits of real tokens all over the step; None if unknown."""
-    sentences: Array | None
-    """[B, any]: one vector of each text; None for a model that does not pool."""
-
-
 @dataclass(frozen=True)
 class Case:
-    """Steps over one cache, and the logits that are compared."""
+    """Steps over one cache."""
 
     name: str
     steps: Sequence[Array]
@@ -136,20 +122,24 @@ class Case:
     mask: Array
     """int64 [B, all steps' tokens]."""
 
-    def run(self, engine: Engine) -> list[Answer]:
-        """The logits of each step that are compared."""
+    def run(self, engine: Engine) -> list[Outputs]:
+        """What is compared of each step, values as [any, vocabulary].
+
+        First those of each row's last real token. An engine that has the others adds at most ``KEPT``, all
+        over the step.
+        """
         results, past, seen = [], None, 0
         for ids in self.steps:
             mask = self.mask[:, : seen + ids.shape[1]]
-            (logits, sentences), past = engine.step(ids, mask, past)
-            new = mask[:, seen:].astype(bool)
-            last, spread = logits[:, 0], None
-            if logits.shape[1] == ids.shape[1]:
-                last = logits[np.arange(len(ids)), ids.shape[1] - 1 - new[:, ::-1].argmax(axis=1)]
+            (values, sentences), past = engine.step(ids, mask, past)
+            kept = values[:, 0]
+            if values.shape[1] == ids.shape[1]:
+                new = mask[:, seen:].astype(bool)
+                last = values[np.arange(len(ids)), ids.shape[1] - 1 - new[:, ::-1].argmax(axis=1)]
                 rows, columns = new.nonzero()
-                kept = np.unique(np.linspace(0, len(rows) - 1, KEPT).astype(int))
-                spread = logits[rows[kept], columns[kept]]
-            results.append(Answer(last, spread, sentences))
+                spread = np.unique(np.linspace(0, len(rows) - 1, KEPT).astype(int))
+                kept = np.concatenate([last, values[rows[spread], columns[spread]]])
+            results.append(Outputs(kept, sentences))
             seen += ids.shape[1]
         return results
 
@@ -346,7 +336,7 @@ class Expected(NamedTuple):
 
     scope: Extent
     cases: Sequence[Case]
-    answers: Mapping[str, Sequence[Answer]]
+    answers: Mapping[str, Sequence[Outputs]]
     """Name of a case -> the results of its steps."""
     greedy: tuple[Array, Array] | None
     """A decoder's greedy tokens, int64 [count], and the logits they were chosen from, float32 [count,
@@ -357,8 +347,7 @@ class Expected(NamedTuple):
     @property
     def results(self) -> list[Array]:
         """The results of all cases, without vectors of texts."""
-        steps = [step for steps in self.answers.values() for step in steps]
-        return [array for step in steps for array in (step.last, step.spread) if array is not None]
+        return [step.values for steps in self.answers.values() for step in steps]
 
 
 def run_torch(
@@ -380,14 +369,13 @@ def run_torch(
         return Expected(scope, cases, found, chosen, loss)
 
 
-def loss_of_weights(results: Sequence[Answer], before: Sequence[Answer]) -> GraphCheck:
+def loss_of_weights(results: Sequence[Outputs], before: Sequence[Outputs]) -> GraphCheck:
     """What quantising the weights changes in a model's results.
 
     Only a loss of all information is a failure: zeros would differ from the results by 1.
     """
-    pairs = [(answer.last, right.last) for answer, right in zip(results, before, strict=True)]
-    right = max(mean_square([b for _, b in pairs]), TINY)
-    difference = math.sqrt(mean_square([a - b for a, b in pairs]) / right)
+    errors = [found.values - right.values for found, right in zip(results, before, strict=True)]
+    difference = math.sqrt(mean_square(errors) / max(mean_square([step.values for step in before]), TINY))
     detail = f"change the results by {difference:.1e} of their root mean square"
     if not difference < 1:
         detail += ": nothing is left of them; choose another dtype"

@@ -89,19 +89,6 @@ def test_an_export_that_is_stopped_in_the_end_is_whole(
     assert run("validate", folder).code == 0
 
 
-def test_a_validation_that_is_stopped_in_the_end_is_whole(
-    repository: Make, run: Command, signalled: Callable[[str, signal.Signals], None]
-) -> None:
-    folder = repository()
-    graph = export(folder, OnnxOptions(validate=False)).path / "model.onnx"
-    edit(graph, MUTATIONS["epsilon"][2])
-    signalled(REPORT, signal.SIGINT)
-    result = run("validate", folder)
-    assert result.err.lstrip("\n") == f"error: interrupted; {REPORT} is written\n"
-    assert (folder / REPORT).is_file()
-    assert not graph.exists()
-
-
 def test_a_conversion_that_is_stopped_then_says_nothing_of_graphs(
     pristine: Callable[..., Path],
     run: Command,

@@ -29,8 +29,8 @@ from converter.verification.patched import Patched, build
 
 Array = NDArray[Any]
 
-SHORT, STEPS, GREEDY = 48, 8, 32
-"""Tokens of a short prompt, decoding steps, greedy tokens."""
+SHORT, STEPS = 48, 8
+"""Tokens of a short prompt, decoding steps."""
 KEPT = 256
 """Positions of a long prompt whose logits are compared: spread over it, always including the last."""
 LONGEST = 16384
@@ -65,8 +65,8 @@ class Extent:
     beyond: int
     """A length beyond it, in tokens."""
     joint: int
-    """Where chunks and greedy decoding continue a prompt: at the trained length, where a dynamic scaling
-    starts to act, or earlier."""
+    """Where chunks continue a prompt: at the trained length, where a dynamic scaling starts to act, or
+    earlier."""
     note: str
     """What was cut and why; empty if nothing was cut."""
 
@@ -97,7 +97,7 @@ def extent(repository: ConvertedRepository) -> Extent:
         if repository.family.below(name).startswith(prefix)
     )
     joint = at if isinstance(repository.scaling, Dynamic) else min(at, JOINT)
-    lengths = (at, beyond, joint, joint)
+    lengths = (at, beyond, joint)
     operations = sum(2 * layer * length + 4 * hidden * length**2 for length in lengths)
     fitting = max(2, int(min(OPERATIONS // operations, ELEMENTS // max(layer, 1))))
     layers = min(geometry.num_layers, fitting)
@@ -175,22 +175,6 @@ def padded(rows: int, length: int) -> Array:
     """A mask of rows that end together; each starts later than the row before."""
     starts = np.arange(rows)[:, None] * (length // (2 * rows))
     return (np.arange(length)[None] >= starts).astype(np.int64)
-
-
-def greedy(engine: Engine, run: Extent) -> tuple[Array, Array]:
-    """Continues a prompt that ends just before ``joint``, always with the most likely token.
-
-    Returns the tokens, [GREEDY], and the logits they were chosen from, [GREEDY, vocabulary].
-    """
-    length = max(run.joint - GREEDY // 2, 4)
-    ids = np.random.default_rng(1).integers(0, run.vocabulary, size=(1, length))
-    chosen, scores, past = [], [], None
-    for count in range(length, length + GREEDY):
-        (logits, _), past = engine.step(ids, np.ones((1, count), dtype=np.int64), past)
-        scores.append(logits[0, -1])
-        chosen.append(int(scores[-1].argmax()))
-        ids = np.array([[chosen[-1]]])
-    return np.array(chosen), np.stack(scores)
 
 
 # The torch model
@@ -338,9 +322,6 @@ class Expected(NamedTuple):
     cases: Sequence[Case]
     answers: Mapping[str, Sequence[Outputs]]
     """Name of a case -> the results of its steps."""
-    greedy: tuple[Array, Array] | None
-    """A decoder's greedy tokens, int64 [count], and the logits they were chosen from, float32 [count,
-    vocabulary]; None for an encoder."""
     loss: Sequence[GraphCheck]
     """What quantised weights change, if they are quantised."""
 
@@ -356,8 +337,7 @@ def run_torch(
     """Runs the torch model and frees it; with a quantised graph, on the values that it stores."""
     scope = extent(repository)
     padding = repository.config["pad_token_id"] if ends_by_id(repository) else None
-    cached = repository.has_cache
-    cases = list(choose_cases(scope, cached=cached, padding=padding))
+    cases = list(choose_cases(scope, cached=repository.has_cache, padding=padding))
     with Reference.load(repository, scope, pooling) as reference:
         loss = []
         if quantised is not None:
@@ -365,8 +345,7 @@ def run_torch(
             before = several.run(reference)
             loss = [reference.quantise(quantised), loss_of_weights(several.run(reference), before)]
         found = {case.name: case.run(reference) for case in cases}
-        chosen = greedy(reference, scope) if cached else None
-        return Expected(scope, cases, found, chosen, loss)
+        return Expected(scope, cases, found, loss)
 
 
 def loss_of_weights(results: Sequence[Outputs], before: Sequence[Outputs]) -> GraphCheck:

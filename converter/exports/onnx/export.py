@@ -111,7 +111,7 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
     with workspace(folder / STANDALONE) as work:
         graphs = write_graphs(repository, options, pooling, work, progress=progress)
         names = [*graphs, *(f"{name}_data" for name in graphs if (work / f"{name}_data").exists())]
-        others = check_others(repository, names)
+        others = check_others(folder, names)
         # An older graph of this name may have had its weights beside it.
         obsolete += [f"{name}_data" for name in graphs if options.copies_weights]
         if options.validate:
@@ -228,25 +228,20 @@ def as_json(content: Any) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def check_others(repository: ConvertedRepository, names: Iterable[str]) -> dict[str, Description]:
+def check_others(folder: Path, names: Iterable[str]) -> dict[str, Description]:
     """This tool's graphs that stay when files of these names are written.
 
-    Raises ``OutputError`` for a graph of such a name that this tool did not write, or of another scaling.
+    Raises ``OutputError`` for a graph of such a name that this tool did not write.
     """
     from converter.exports.onnx.describe import read_graph
 
     others = {}
-    for name, path in graphs_in(repository.folder).items():
+    for name, path in graphs_in(folder).items():
         found = read_graph(path)
         if name in names and found is None:
             raise OutputError(f"{path} was not written by ntk-convert; move it away first")
-        if name in names or found is None:
-            continue
-        others[name] = found[1]
-        if others[name].alibi_scaling != repository.config.get("alibi_scaling"):
-            raise OutputError(
-                f"{path} was made for another alibi_scaling than config.json has; remove it first"
-            )
+        if name not in names and found is not None:
+            others[name] = found[1]
     return others
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from converter.bytesize import bytes_text
-from converter.errors import OutputError, ValidationError
+from converter.errors import OutputError, SourceError, ValidationError
 from converter.exports.onnx.card import TITLE, section
 from converter.exports.onnx.choices import INTEGER
 from converter.exports.onnx.files import (
@@ -21,6 +21,7 @@ from converter.exports.onnx.files import (
     GRAPH,
     REPORT,
     STANDALONE,
+    STORED,
     graphs_in,
     in_one_file,
     served_by_genai,
@@ -179,10 +180,15 @@ def write_graphs(
     progress: bool,
 ) -> dict[str, Description]:
     """Writes the graphs into a folder, under the names that they will have in the repository."""
-    from converter.exports.onnx.build import build_graph, dtype_of
+    from converter.exports.onnx.build import build_graph
     from converter.exports.onnx.describe import Description
 
-    dtype = dtype_of(repository) if options.dtype == "native" else options.dtype
+    dtype = options.dtype
+    if dtype == "native":
+        stored = repository.checkpoint.dtypes[0]
+        if stored not in STORED:
+            raise SourceError(f"the weights are {stored}; graphs are built over {', '.join(STORED)}")
+        dtype = STORED[stored]
     description = Description(
         profile=options.profile,
         dtype=dtype,

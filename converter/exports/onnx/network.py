@@ -50,7 +50,9 @@ class Network:
     weights: Weights
     convert_weights: bool
     """Convert weights to the graph's dtype when they are written, not when they are loaded."""
-    quantiser: Quantiser | None = None
+    last_logits: bool
+    """Compute the logits of each row's last token only."""
+    quantiser: Quantiser | None
     """What quantises the weights of linear layers, heads and tables."""
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ from converter.exports.onnx.files import (
 from converter.exports.onnx.options import OnnxOptions
 from converter.exports.onnx.requirements import check_installed, for_task, graph_pooling
 from converter.families.family import TASKS
-from converter.interrupts import Interrupted, held
+from converter.interrupts import held
 from converter.result import manifest
 from converter.result.card import with_section
 from converter.result.converted import ConvertedRepository, open_converted
@@ -94,7 +94,6 @@ def export(folder: str | Path, options: OnnxOptions = DEFAULT, *, progress: bool
         OutputError: there is a graph of the same name that this tool did not write.
         ValidationError: the graph is wrong; nothing was put in place.
         ProviderError: the execution provider is not available.
-        Interrupted: the user stopped it when the graph was in place.
     """
     check_installed(options)
     return write(open_converted(Path(folder).resolve()), options, progress=progress)
@@ -141,17 +140,16 @@ def write(repository: ConvertedRepository, options: OnnxOptions, *, progress: bo
         else:
             obsolete.append(REPORT)  # it is about a graph that is replaced now
         about = section({**graphs, **others}, report, served)
-        stopped = put_in_place(folder, work, names, set(obsolete).difference(names), about)
-    if stopped:
-        raise Interrupted(f"the export is in place: {', '.join(names)}")
+        put_in_place(folder, work, names, set(obsolete).difference(names), about)
     sizes = {name: (folder / name).stat().st_size for name in names}
     return ExportResult(folder, sizes, report, time.monotonic() - started)
 
 
-def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Iterable[str], about: str) -> bool:
+def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Iterable[str], about: str) -> None:
     """Moves finished files into a repository, last to first: a file comes before those that it needs.
 
-    ``obsolete`` files are removed, and ``about`` becomes the card's section. Returns whether a signal came.
+    ``obsolete`` files are removed, and ``about`` becomes the card's section. A signal does not stop it: it is
+    the last step, and takes no time.
     """
     digests = {name: sha256(work / name) for name in names if name != REPORT}
     moved = list(reversed(names))
@@ -161,14 +159,13 @@ def put_in_place(folder: Path, work: Path, names: Sequence[str], obsolete: Itera
         text = with_section(text, TITLE, about)
         (work / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
         moved.append(CARD)
-    with held() as waiting:
+    with held():
         for name in moved:
             (folder / name).parent.mkdir(exist_ok=True)
             (work / name).replace(folder / name)
         for name in obsolete:
             (folder / name).unlink(missing_ok=True)
         manifest.update(folder, digests)
-    return bool(waiting)
 
 
 def write_graphs(

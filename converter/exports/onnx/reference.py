@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from converter.exports.onnx.quantise import QuantisedGraph
 from converter.exports.onnx.report import GraphCheck
 from converter.exports.onnx.rounding import BAND
-from converter.exports.onnx.session import Outputs, stacked
+from converter.exports.onnx.session import Outputs, Session, stacked
 from converter.result.converted import ConvertedRepository
 from converter.scaling.scaling import Dynamic, first_layers
 from converter.source.sentence_transformers import Pooling
@@ -42,14 +42,6 @@ OPERATIONS, ELEMENTS = 1e12, 350_000_000
 the number of layers is cut to fit."""
 UNKNOWN_LENGTH, JOINT = 512, 256
 """Tokens: used if the trained length is not known; length of a prompt that is continued."""
-
-
-class Engine(Protocol):
-    """A model that runs tokens over a cache."""
-
-    def step(self, ids: Array, mask: Array, past: Any = None) -> tuple[Outputs, Any]:
-        """New tokens [B, S] under a mask [B, T]; returns what the model computes, and the cache."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -122,7 +114,7 @@ class Case:
     mask: Array
     """int64 [B, all steps' tokens]."""
 
-    def run(self, engine: Engine) -> list[Outputs]:
+    def run(self, engine: Session | Reference) -> list[Outputs]:
         """What is compared of each step, values as [any, vocabulary].
 
         First those of each row's last real token. An engine that has the others adds at most ``KEPT``, all

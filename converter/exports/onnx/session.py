@@ -144,7 +144,7 @@ def denormals_as_zero() -> Iterator[None]:
 
 
 class Session:
-    """One graph, a file or its bytes, on one provider; an ``Engine`` of the cases.
+    """One graph, a file or its bytes, on one provider.
 
     ``folder``: of the weights, for bytes. ``profile``: folder for a record of what ran where, for ``ran``.
     ``check_available`` comes first. Raises ``ProviderError`` if onnxruntime fell back to the CPU.

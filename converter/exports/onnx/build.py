@@ -21,11 +21,13 @@ def build_graph(
     *,
     part: tuple[int, int] | None = None,
     calibrated: Mapping[str, Path] | None = None,
+    widened: bool = False,
 ) -> Graph:
     """The graph of a repository's model, or of its first layers and tokens (``part``).
 
-    ``calibrated``: stored name of a weight -> file with its numbers. Raises ``SourceError`` for a tensor that
-    is missing or does not fit the config, ``UnsupportedModel`` for an option that graphs do not support.
+    ``calibrated``: stored name of a weight -> file with its numbers. ``widened``: see ``Graph``. Raises
+    ``SourceError`` for a tensor that is missing or does not fit the config, ``UnsupportedModel`` for an
+    option that graphs do not support.
     """
     config, geometry, scaling = repository.config, repository.geometry, repository.scaling
     quantised, fused = made.dtype in QUANTISED, made.profile == "ort"
@@ -35,7 +37,7 @@ def build_graph(
         vocabulary = int(config["vocab_size"])
         config = {**config, "vocab_size": tokens}
         geometry, scaling = replace(geometry, num_layers=layers), first_layers(scaling, layers)
-    graph, quantiser = Graph(COMPUTE[made.computes_in]), None
+    graph, quantiser = Graph(COMPUTE[made.computes_in], widened=widened), None
     if quantised:
         from converter.exports.onnx.quantise import Quantiser
 

@@ -217,11 +217,10 @@ class GraphRun:
             # A graph that is not in place yet points to weights of the folder where it will be.
             source = path if path.parent == folder else path.read_bytes()
             return Session(source, provider, folder=folder, profile=profile)
-        model = build_graph(self.view, self.made, part=(scope.layers, scope.vocabulary)).model()
+        part = scope.layers, scope.vocabulary
+        model = build_graph(self.view, self.made, part=part, widened=widened).model()
         if self.made.standalone:
             take_weights(model.graph, ir.load(path).graph)
-        if widened:
-            in_float32(model.graph)
         return Session(ir.to_proto(model).SerializeToString(), provider, folder=folder, profile=profile)
 
     def compare_sentences(self, steps: Sequence[tuple[Outputs, Outputs]], tolerance: float) -> GraphCheck:
@@ -307,30 +306,3 @@ def take_weights(graph: ir.Graph, stored: ir.Graph) -> None:
         else:
             kept = np.ascontiguousarray(own.numpy()[: int(shape.numpy()[0])])
             value.const_value = ir.tensor(kept, dtype=own.dtype, name=name)
-
-
-def in_float32(graph: ir.Graph) -> None:
-    """Makes a bfloat16 graph compute in float32, casting its weights as they load.
-
-    The CPU provider has no bfloat16 kernels; this way it can run everything except their rounding.
-    """
-    for node in ir.traversal.RecursiveGraphIterator(graph):
-        if node.op_type == "Cast" and node.attributes.get_int("to") == ir.DataType.BFLOAT16:
-            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
-    for value in (*graph.inputs, *graph.outputs):
-        if value.dtype == ir.DataType.BFLOAT16:
-            value.dtype = ir.DataType.FLOAT
-    for value in list(graph.initializers.values()):
-        tensor = value.const_value
-        if tensor is None or tensor.dtype != ir.DataType.BFLOAT16:
-            continue
-        if not isinstance(tensor, ir.ExternalTensor):
-            value.const_value = ir.tensor(tensor.numpy().astype("float32"), name=tensor.name)
-            value.dtype = ir.DataType.FLOAT
-            continue
-        users = list(value.uses())
-        cast = ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)}, name=f"/float32/{value.name}")
-        cast.outputs[0].name = f"/float32/{value.name}_output"
-        graph.insert_before(graph[0], cast)
-        for node, index in users:
-            node.replace_input_with(index, cast.outputs[0])

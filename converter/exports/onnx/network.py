@@ -78,7 +78,7 @@ class Network:
         """A weight in the graph's dtype."""
         if name not in self._parameters:
             stored = self.stored(name, shape)
-            same = stored.dtype == self.graph.dtype
+            same = stored.dtype == self.graph.real(self.graph.dtype)
             self._parameters[name] = stored if same else self.graph.cast(stored)
         return self._parameters[name]
 
@@ -88,7 +88,7 @@ class Network:
             return self.quantiser.rows(self.weights.external(name, (count, self.hidden)), indices)
         stored = self.stored(name, (count, self.hidden))
         rows = self.graph.op("Gather", stored, indices)
-        return rows if stored.dtype == self.graph.dtype else self.graph.cast(rows)
+        return rows if stored.dtype == self.graph.real(self.graph.dtype) else self.graph.cast(rows)
 
     def stored(self, name: str, shape: tuple[int, ...]) -> Value:
         """A weight as it is stored, or in the graph's dtype with ``convert_weights``."""

@@ -53,5 +53,5 @@ def build_graph(
         last_logits=made.last_logits,
         quantiser=quantiser,
     )
-    network.build(scaling, repository.head, made.pools)
+    network.build(scaling, repository.head, made.pooling)
     return graph

@@ -55,5 +55,5 @@ def _described(made: Description) -> str:
     parts += ["calibrated on a text (GPTQ)"] * made.calibrated
     parts += ["logits of each row's last token only"] * made.last_logits
     parts += ["with its own weights" if made.standalone else "over the weights in the safetensors"]
-    parts += [f"the output `{SENTENCES}` is one vector of each text: {made.pools}"] if made.pools else []
+    parts += [f"the output `{SENTENCES}` is one vector of each text: {made.pooling}"] if made.pooling else []
     return ", ".join(parts)

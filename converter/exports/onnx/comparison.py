@@ -146,7 +146,7 @@ class GraphRun:
         self.view = for_task(repository, made.task)
         """The repository with the class that computes the graph's task."""
         self.structure = check_structure(model, made, self.view)
-        self.pooling = made.pools if self.structure.passed else None
+        self.pooling = made.pooling if self.structure.passed else None
         self.quantised: QuantisedGraph | None = None
         if made.dtype in QUANTISED:
             self.quantised = QuantisedGraph(model.graph.initializers, calibrated=made.calibrated)

@@ -191,7 +191,7 @@ def write_graphs(
         dtype=dtype,
         task=TASKS.get(repository.head),
         last_logits=options.last_logits,
-        pooling=pooling.to_json() if pooling else None,
+        pooling=pooling,
         standalone=options.copies_weights,
         calibrated=bool(options.calibrate),
         alibi_scaling=repository.config.get("alibi_scaling"),

@@ -293,7 +293,10 @@ def largest(arrays: Sequence[Array]) -> float:
 def take_weights(graph: ir.Graph, stored: ir.Graph) -> None:
     """Gives a graph the weights that another one stores, of the tables the first rows."""
     for name, value in graph.initializers.items():
-        right, own = value.const_value, stored.initializers[name].const_value
+        right = value.const_value
+        if isinstance(right, ir.Tensor):
+            continue  # a constant: those of a widened graph have other dtypes and numbers
+        own = stored.initializers[name].const_value
         assert right is not None
         assert own is not None
         size, shape = int(own.shape.numpy()[0]) if own.shape else 0, right.shape

@@ -180,8 +180,8 @@ class Quantiser:
         def padded() -> NDArray[np.float32]:
             return np.pad(scales(), (0, width - outputs))
 
-        packed = _Streamed(f"{stored.name}_Q8", numbers, ir.DataType.INT8, stored.inputs, width)
-        packed = graph.initialiser(packed)
+        streamed = _Streamed(f"{stored.name}_Q8", numbers, ir.DataType.INT8, stored.inputs, width)
+        packed = graph.initialiser(streamed)
         by_output = graph.initialiser(_lazy(f"{stored.name}_scales", padded, ir.DataType.FLOAT, width))
         rows, by_token = self._rounded(states)
         middle = graph.constant(MIDDLE, ir.DataType.UINT8)
